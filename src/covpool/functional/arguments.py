@@ -1,0 +1,73 @@
+"""Checks of what the caller passed. Every message names the argument and says what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+from torch import Tensor
+
+
+def check_choice(name: str, value: object, choices: Collection[object]) -> None:
+    """Raise unless ``value`` is one of ``choices``."""
+    if value not in choices:
+        listed = ", ".join(repr(choice) for choice in choices)
+        raise ValueError(f"{name} must be one of {listed}; got {value!r}")
+
+
+def check_steps(steps: object) -> None:
+    """Raise unless ``steps`` is a whole number of at least one."""
+    if not isinstance(steps, int) or isinstance(steps, bool):
+        raise TypeError(f"steps must be an int; got {type(steps).__name__}")
+    if steps < 1:
+        raise ValueError(f"steps must be at least 1 (the paper uses 5); got {steps}")
+
+
+def check_floating(name: str, x: object) -> None:
+    """Raise unless ``x`` is a real floating-point tensor."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor; got {type(x).__name__}")
+    if not x.is_floating_point():
+        raise TypeError(f"{name} must be a real floating-point tensor; got {x.dtype}: pass {name}.float()")
+
+
+def check_features(x: Tensor) -> None:
+    """Raise unless ``x`` is ``(..., C, n)`` with at least one channel and one position."""
+    check_floating("x", x)
+    if x.ndim < 2:
+        raise ValueError(
+            f"x must be (..., C, n), channels before positions; got shape {tuple(x.shape)}: "
+            "flatten a feature map with x.flatten(-2), transpose tokens with x.mT"
+        )
+    if x.shape[-1] == 0 or x.shape[-2] == 0:
+        raise ValueError(
+            f"x must have at least one channel and one position in (..., C, n); got {tuple(x.shape)}"
+        )
+
+
+def check_square(name: str, a: Tensor) -> None:
+    """Raise unless ``a`` is ``(..., m, m)``."""
+    check_floating(name, a)
+    if a.ndim < 2 or a.shape[-1] != a.shape[-2] or a.shape[-1] == 0:
+        raise ValueError(
+            f"{name} must be square matrices (..., m, m); got shape {tuple(a.shape)}: "
+            "covpool.functional.covariance makes them from features"
+        )
+
+
+def check_weights(weights: Tensor, x: Tensor) -> None:
+    """Raise unless ``weights`` is bool or floating and ``(..., n)`` for ``x`` of ``(..., C, n)``."""
+    if not isinstance(weights, Tensor):
+        raise TypeError(f"weights must be a torch.Tensor; got {type(weights).__name__}")
+    if weights.dtype != torch.bool and not weights.is_floating_point():
+        raise TypeError(
+            f"weights must be bool or floating point; got {weights.dtype}: pass weights.bool() for a mask"
+        )
+    expected = (*x.shape[:-2], x.shape[-1])
+    if tuple(weights.shape) != expected:
+        raise ValueError(
+            f"weights must be {expected}, one number for each position of x {tuple(x.shape)}; "
+            f"got shape {tuple(weights.shape)}: use weights.expand(...) if one mask serves the whole batch"
+        )
+    if weights.device != x.device:
+        raise ValueError(f"weights is on {weights.device} but x is on {x.device}: move one of them")

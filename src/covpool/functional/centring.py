@@ -1,0 +1,148 @@
+"""Features to a centred, scaled factor: ``X`` to ``M`` with ``Σ = s² M Mᵀ``, whatever the scale of X.
+
+Shapes: x ``(B, C, n)``, weights ``(B, n)``; per-image numbers are ``(B, 1, 1)``.
+
+Three things a plain ``x - x.mean()`` gets wrong are settled here once, for every operator above:
+
+* scale: M is divided by ``s = max - min`` of the image's liveliest channel, so that activations of
+  1e-12 and 1e12 are the same problem. s is a constant of the derivative: the operators built on M
+  undo it exactly.
+* offset: each channel is first shifted by its own minimum, which is exact where it matters (a
+  channel that varies little around a large value), and then centred.
+* flatness: a channel whose spread is within four rounding units of its magnitude carries rounding,
+  not signal. It is zero in M and receives zero gradient.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from covpool.functional.differentiable import may_overwrite
+
+FLAT_ULPS = 4.0
+# How far, in spreads, a feature at a zero-weight position may lie before it is clipped. Such a feature
+# never reaches the value; it only tells the derivative with respect to its weight.
+OUTLIER_SPREADS = 1e3
+
+
+def centre(x: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return ``(m, s)`` with ``m mᵀ · s²`` the (weighted) covariance of ``x``."""
+    if weights is None:
+        if x.requires_grad and torch.is_grad_enabled():
+            m, s, _ = _centring_function().apply(x)
+        else:
+            m, s, _ = _uniform(x)
+        return m, s / x.shape[-1] ** 0.5
+    return _weighted(x, weights)
+
+
+def _uniform(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    low, high = x.amin(-1, keepdim=True), x.amax(-1, keepdim=True)
+    scale, s = _scale(low, high)
+    shifted = x - low
+    return shifted.sub_(shifted.mean(-1, keepdim=True)).mul_(scale), s, scale
+
+
+def _scale(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    """The factor ``1/s`` of each channel, zero where it is flat, and s itself, ``(B, 1, 1)``.
+
+    A flat image has s = 0 and factors 0: its M is zero. NaN and Inf pass into s, hence into the whole
+    image, and into no other.
+    """
+    spread = high - low
+    magnitude = torch.maximum(high.abs(), low.abs())
+    flat = spread <= FLAT_ULPS * torch.finfo(spread.dtype).eps * magnitude
+    spread = spread.masked_fill(flat, 0.0)
+    s = spread.amax(-2, keepdim=True)
+    inverse = torch.where(s == 0, 0.0, 1.0 / s)
+    return inverse.masked_fill(flat, 0.0), s
+
+
+class _Centring(Function):
+    """x to (m, s, scale). Linear in x, so its gradient and its tangent are the same map."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return _uniform(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor, Tensor]) -> None:
+        _, s, scale = output
+        ctx.mark_non_differentiable(s, scale)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(scale)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Tensor | None:
+        (scale,) = ctx.saved_tensors
+        grad = grads[0]
+        if grad is None:
+            return None
+        mean = grad.mean(-1, keepdim=True)
+        if may_overwrite(grad, scale):
+            # m never leaves the operators of this package, so nobody else holds its gradient.
+            return grad.sub_(mean).mul_(scale)
+        return (grad - mean) * scale
+
+
+class _CentringWithJvp(_Centring):
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor, Tensor]) -> None:
+        _Centring.setup_context(ctx, inputs, output)
+        ctx.save_for_forward(output[2])
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor) -> tuple[Tensor, None, None]:
+        (scale,) = ctx.saved_tensors
+        return (tangent - tangent.mean(-1, keepdim=True)) * scale, None, None
+
+
+def _centring_function() -> type[_Centring]:
+    # A Function with a jvp cannot be traced by torch.compile; the same one without it can.
+    return _Centring if torch.compiler.is_compiling() else _CentringWithJvp
+
+
+def _weighted(x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """The same with positions weighted: plain operations, differentiable in x and in the weights."""
+    w = normalized_weights(weights, x.dtype).unsqueeze(-2)
+    keep = w > 0
+    low = x.detach().masked_fill(~keep, torch.inf).amin(-1, keepdim=True)
+    high = x.detach().masked_fill(~keep, -torch.inf).amax(-1, keepdim=True)
+    empty = low > high  # no position kept at all
+    low, high = low.masked_fill(empty, 0.0), high.masked_fill(empty, 0.0)
+    scale, s = _scale(low, high)
+    # What is masked may be NaN, Inf or 1e38: none of it may meet a product, not even times zero.
+    shifted = torch.where(keep, x - low, _tame(x - low, OUTLIER_SPREADS * s))
+    mean = (shifted * w).sum(-1, keepdim=True)
+    return (shifted - mean) * scale * _differentiable_root(w, weights), s
+
+
+def normalized_weights(weights: Tensor, dtype: torch.dtype) -> Tensor:
+    """Weights divided by their sum; all zero where all are zero; NaN where one is negative."""
+    w = weights.to(dtype)
+    w = torch.where(w < 0, torch.nan, w)
+    total = w.sum(-1, keepdim=True)
+    return torch.where(total == 0, 0.0, w / torch.where(total == 0, 1.0, total))
+
+
+def _tame(x: Tensor, limit: Tensor) -> Tensor:
+    x = torch.where(x.isfinite(), x, 0.0)
+    return torch.minimum(torch.maximum(x, -limit), limit)
+
+
+def _differentiable_root(w: Tensor, weights: Tensor) -> Tensor:
+    """√w whose derivative at w = 0 stays finite and true.
+
+    The floor is so small that no product notices it (its square is eps²/n), yet the gradient that
+    comes back to it is proportional to it, so that the quotient is the derivative at zero.
+    """
+    if not weights.is_floating_point():
+        return w.sqrt()
+    floor = torch.finfo(w.dtype).eps ** 2 / w.shape[-1]
+    return torch.where(w > 0, w, w + floor).sqrt()

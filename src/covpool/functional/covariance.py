@@ -1,0 +1,52 @@
+"""Second-order pooling: the covariance of features over positions (section 3.1 of the paper)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from covpool.functional.arguments import check_features, check_weights
+from covpool.functional.centring import centre
+from covpool.functional.precision import at_least_float32, autocast_off
+
+
+def covariance(x: Tensor, *, weights: Tensor | None = None) -> Tensor:
+    r"""Covariance of n features of C channels.
+
+    .. math::
+        \Sigma = X \bar I X^T, \qquad \bar I = \tfrac1n (I - \tfrac1n \mathbf 1)
+
+    It divides by n, as the paper does, and never forms the n×n matrix :math:`\bar I`. With weights
+    w (divided by their sum), :math:`\Sigma = \sum_p w_p (x_p - \mu)(x_p - \mu)^T` with
+    :math:`\mu = \sum_p w_p x_p`.
+
+    Args:
+        x: features ``(..., C, n)``: channels, then positions.
+        weights: ``(..., n)``, a bool mask or numbers >= 0. Positions of weight zero may hold anything,
+            NaN included.
+
+    Returns:
+        ``(..., C, C)``, in float32 for half-precision input. Channels that are constant to within
+        rounding give exact zeros.
+
+    Example:
+        >>> x = torch.tensor([[1.0, 3.0], [2.0, 2.0]])
+        >>> covariance(x)
+        tensor([[1., 0.],
+                [0., 0.]])
+    """
+    check_features(x)
+    if weights is not None:
+        check_weights(weights, x)
+    with autocast_off(x):
+        x_BCn, weights_Bn = as_batch(x, weights)
+        m_BCn, s = centre(x_BCn, weights_Bn)
+        sigma_BCC = torch.bmm(m_BCn, m_BCn.mT) * (s * s)
+        return sigma_BCC.reshape(*x.shape[:-1], x.shape[-2])
+
+
+def as_batch(x: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """All leading dimensions as one, in float32 at least: ``(B, C, n)`` and ``(B, n)``."""
+    x = at_least_float32(x)
+    x_BCn = x.reshape(-1, *x.shape[-2:]) if x.ndim != 3 else x
+    return x_BCn, None if weights is None else weights.reshape(-1, weights.shape[-1])

@@ -1,0 +1,49 @@
+"""What the hand-written derivatives share: when to rebuild what was saved, when to reuse memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import repeat
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+
+def needs_graph(*tensors: Tensor) -> bool:
+    """Whether someone will differentiate what is being computed inside a backward or a jvp.
+
+    Saved iterates carry no derivative of their own. Reusing them then would give second derivatives
+    that are wrong without an error, so they must be computed anew from tensors that do carry one.
+    """
+    return torch.is_grad_enabled() or any(map(_is_dual, tensors))
+
+
+def may_overwrite(*tensors: Tensor) -> bool:
+    """Whether temporaries may be reused in place: eager mode, nobody recording, no vmap, no tangents.
+
+    Fresh memory is what the elementwise passes between two products spend most of their time on.
+    """
+    if torch.compiler.is_compiling() or torch.is_grad_enabled():
+        return False
+    return not any(_is_batched(tensor) or _is_dual(tensor) for tensor in tensors)
+
+
+def _is_dual(tensor: Tensor) -> bool:
+    return forward_ad.unpack_dual(tensor).tangent is not None
+
+
+def _is_batched(tensor: Tensor) -> bool:
+    # There is no public way to ask whether a tensor is wrapped by vmap; these are what torch asks.
+    functorch = torch._C._functorch
+    return functorch.is_functorch_wrapped_tensor(tensor) or functorch.is_legacy_batchedtensor(tensor)
+
+
+def buffers(like: Tensor, count: int, *others: Tensor) -> Iterator[Tensor | None]:
+    """``count`` tensors shaped as ``like`` for ``out=``, out of one allocation; None where forbidden.
+
+    One allocation, because a process pays for every fresh page once more at each training step.
+    """
+    if not may_overwrite(like, *others):
+        return repeat(None)
+    return iter(like.new_empty(count, *like.shape).unbind())

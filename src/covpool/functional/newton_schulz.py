@@ -1,0 +1,203 @@
+"""The coupled Newton-Schulz iteration: value, gradient and tangent, on plain tensors.
+
+This file is section 3.2 (Eqn. 2) and section 3.3 (Eqns. 6-7) of the iSQRT-COV paper. Nothing here
+knows about autograd: :mod:`covpool.functional.matrix_sqrt` and
+:mod:`covpool.functional.isqrt_cov` wrap it. The paper's N, the number of steps, is K here.
+
+The iteration, from ``Y_0 = A`` and ``Z_0 = I``:
+
+.. math::
+    T_k = \\tfrac12 (3I - Z_k Y_k), \\qquad Y_{k+1} = Y_k T_k, \\qquad Z_{k+1} = T_k Z_k .
+
+``Y_K`` tends to :math:`A^{1/2}` and ``Z_K`` to :math:`A^{-1/2}` on the range of A.
+
+Letters: B batch, m the size of the matrices. Every tensor named here is ``(B, m, m)`` and symmetric;
+every iterate is a polynomial in A, so all of them commute, which is what makes the gradient lean.
+
+Products (K >= 2), the whole cost: value ``3K - 3``, gradient ``4K - 4``, tangent ``7K - 8``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import repeat
+
+import torch
+from torch import Tensor
+
+from covpool.functional.differentiable import buffers, may_overwrite
+
+
+@dataclass(frozen=True)
+class Iterates:
+    """What the value leaves behind for the gradient: ``Y_0 .. Y_{K-1}`` and ``Z_2 .. Z_{K-1}``.
+
+    ``Z_0`` is I, and ``Z_1 = ½(3I − Y_0)`` is cheaper to make again than to keep.
+    """
+
+    ys: tuple[Tensor, ...]
+    zs: tuple[Tensor, ...]
+
+    @property
+    def flat(self) -> tuple[Tensor, ...]:
+        """All of them in one tuple, the way autograd stores tensors."""
+        return (*self.ys, *self.zs)
+
+    @classmethod
+    def from_flat(cls, tensors: tuple[Tensor, ...]) -> Iterates:
+        """Undo :attr:`flat`: K tensors ``Y`` come first, then K - 2 tensors ``Z`` (none for K = 1)."""
+        steps = max(1, (len(tensors) + 2) // 2)
+        return cls(tensors[:steps], tensors[steps:])
+
+    def pairs(self) -> list[tuple[Tensor, Tensor]]:
+        """``(Y_k, Z_k)`` for k = 1 .. K-1."""
+        if len(self.ys) == 1:
+            return []
+        return list(zip(self.ys[1:], (_half_three_minus_first(self.ys[0]), *self.zs), strict=True))
+
+
+def newton_schulz(
+    a: Tensor, steps: int, inverse: bool = False, keep: bool = False
+) -> tuple[Tensor, Iterates]:
+    """Run Eqn. (2) and return ``Y_K`` (or ``Z_K`` for ``inverse``) with the iterates before it.
+
+    The first step needs one product instead of three because ``Z_0 = I``, the last two because only
+    one of the pair is asked for. ``keep`` says that the iterates will be: they then share one
+    allocation.
+    """
+    out = buffers(a, 2 * steps - 3) if keep and steps > 1 else repeat(None)
+    t = _half_three_minus_first(a)
+    t_out = next(buffers(a, 1)) if steps > 1 else None  # the same memory for every T_k
+    y, z = a, t
+    ys, zs = [a], []
+    for k in range(1, steps):
+        y = torch.bmm(y, t, out=next(out))
+        ys.append(y)
+        if k > 1:
+            z = torch.bmm(t, z, out=next(out))
+            zs.append(z)
+        t = _half_three_minus(z, y, out=t_out)
+    if inverse:
+        result = torch.bmm(t, z) if steps > 1 else t
+    else:
+        result = torch.bmm(y, t)
+    return result, Iterates(tuple(ys), tuple(zs))
+
+
+def newton_schulz_backward(grad: Tensor, iterates: Iterates, inverse: bool = False) -> Tensor:
+    r"""Gradient with respect to A, given the symmetric gradient of ``Y_K`` (or of ``Z_K``).
+
+    With ``G`` and ``H`` the gradients of ``Y_{k+1}`` and ``Z_{k+1}``, Eqn. (6) reads, because Y and Z
+    commute,
+
+    .. math::
+        G' &= \tfrac12 (3G - GYZ - ZYG - ZHZ) \\
+        H' &= \tfrac12 (3H - HZY - YZH - YGY) .
+
+    Both are symmetric, so each is ``N + Nᵀ`` of one half of its terms, and the halves share their
+    inner products: with ``E = YG`` and ``F = HZ``,
+
+    .. math::
+        G' = N_G + N_G^T, \quad N_G = \tfrac34 G - \tfrac12 Z (E + \tfrac12 F), \qquad
+        H' = N_H + N_H^T, \quad N_H = \tfrac34 H - \tfrac12 (F + \tfrac12 E) Y .
+
+    Four products a step where Eqn. (6) written out takes ten. ``grad`` is consumed: it may be
+    overwritten.
+    """
+    a, pairs = iterates.ys[0], iterates.pairs()
+    if not pairs:
+        return grad * -0.5 if inverse else _backward_first(grad, None, a)
+    out = buffers(grad, 4)
+    y, z = pairs.pop()
+    g, h, e, f = _backward_last(grad, y, z, inverse, out)
+    p = next(out)
+    reuse = p is not None
+    for y, z in reversed(pairs):
+        e, f = torch.bmm(y, g, out=e), torch.bmm(h, z, out=f)
+        e_half_f = torch.add(e, f, alpha=0.5, out=p)
+        f_half_e = torch.add(f, e, alpha=0.5, out=f if reuse else None)
+        g, e = _symmetric_sum(g, z, e_half_f, out=e if reuse else None)
+        h, f = _symmetric_sum(h, f_half_e, y, out=f if reuse else None)
+    return _backward_first(g, h, a)
+
+
+def newton_schulz_jvp(tangent: Tensor, iterates: Iterates, inverse: bool = False) -> Tensor:
+    """Directional derivative of ``Y_K`` (or ``Z_K``) along a symmetric ``tangent`` of A."""
+    y, dy = iterates.ys[0], tangent
+    t, dt = _half_three_minus_first(y), tangent * -0.5
+    z, dz = t, dt
+    for k, (next_y, next_z) in enumerate(iterates.pairs()):
+        dy = torch.bmm(dy, t) + torch.bmm(y, dt)
+        if k > 0:
+            dz = torch.bmm(dt, z) + torch.bmm(t, dz)
+        y, z = next_y, next_z
+        t = _half_three_minus(z, y)
+        dt = (torch.bmm(dz, y) + torch.bmm(z, dy)) * -0.5
+    if not inverse:
+        return torch.bmm(dy, t) + torch.bmm(y, dt)
+    return torch.bmm(dt, z) + torch.bmm(t, dz) if len(iterates.ys) > 1 else dt
+
+
+def _backward_last(
+    grad: Tensor, y: Tensor, z: Tensor, inverse: bool, out: Iterator[Tensor | None]
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Eqn. (6) at k = K, where one of the two incoming gradients is zero: three products.
+
+    Returns G, H and two tensors that are free to be overwritten.
+    """
+    inner_out, one_sided_out, symmetric_out = next(out), next(out), next(out)
+    if inverse:
+        f = torch.bmm(grad, z, out=inner_out)
+        g = _scaled_product(z, f, -0.5, out=one_sided_out)
+        h, spare = _symmetric_sum(grad, f, y, out=symmetric_out)
+    else:
+        e = torch.bmm(y, grad, out=inner_out)
+        h = _scaled_product(e, y, -0.5, out=one_sided_out)
+        g, spare = _symmetric_sum(grad, z, e, out=symmetric_out)
+    return g, h, inner_out, spare
+
+
+def _symmetric_sum(
+    g: Tensor, x: Tensor, y: Tensor, out: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """``N + Nᵀ`` with ``N = ¾g − ½xy``, and the memory of g, which is free afterwards."""
+    n = accumulate(g, x, y, beta=0.75, alpha=-0.5)
+    return torch.add(n, n.mT, out=out), None if out is None else n
+
+
+def _backward_first(g: Tensor, h: Tensor | None, a: Tensor) -> Tensor:
+    """Eqn. (7), the gradient of A itself: one product."""
+    if h is None:
+        n = accumulate(g.clone(), g, a, beta=0.75, alpha=-0.5)
+        return n + n.mT
+    n = accumulate(h, g, a, beta=-0.25, alpha=-0.5)
+    overwrite = may_overwrite(n, g)
+    n = torch.add(n, g, alpha=0.75, out=n if overwrite else None)
+    return torch.add(n, n.mT, out=g if overwrite else None)
+
+
+def _half_three_minus_first(a: Tensor, out: Tensor | None = None) -> Tensor:
+    """½(3I − A): ``T_0``, which is also ``Z_1``."""
+    t = torch.mul(a, -0.5, out=out)
+    t.diagonal(dim1=-2, dim2=-1).add_(1.5)
+    return t
+
+
+def _half_three_minus(z: Tensor, y: Tensor, out: Tensor | None = None) -> Tensor:
+    """½(3I − ZY): ``T_k``. The factor rides on the product, so only the diagonal is touched again."""
+    t = _scaled_product(z, y, -0.5, out=out)
+    t.diagonal(dim1=-2, dim2=-1).add_(1.5)
+    return t
+
+
+def _scaled_product(x: Tensor, y: Tensor, alpha: float, out: Tensor | None = None) -> Tensor:
+    """``alpha · xy`` in one product and no elementwise pass (``beta=0`` ignores the first operand)."""
+    return torch.baddbmm(x.new_zeros(()), x, y, beta=0, alpha=alpha, out=out)
+
+
+def accumulate(total: Tensor, x: Tensor, y: Tensor, *, beta: float, alpha: float) -> Tensor:
+    """``beta · total + alpha · xy``, into ``total`` itself where that is allowed."""
+    if may_overwrite(total, x, y):
+        return total.baddbmm_(x, y, beta=beta, alpha=alpha)
+    return torch.baddbmm(total, x, y, beta=beta, alpha=alpha)

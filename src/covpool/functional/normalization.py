@@ -1,0 +1,73 @@
+"""Pre-normalisation and post-compensation (Eqns. 3-5 and 8-10 of the paper), value and gradient.
+
+Newton-Schulz converges for ``‖A‖ <= 1``, so Σ is first divided by ``t``, its trace or its Frobenius
+norm, and the root is multiplied by ``√t`` afterwards. Shapes: matrices ``(B, m, m)``; ``t`` is
+``(B, 1, 1)``.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from covpool.functional.differentiable import may_overwrite
+
+Normalization = Literal["trace", "frobenius"]
+Compensation = Literal["matched", "none"]
+NORMALIZATIONS = ("trace", "frobenius")
+COMPENSATIONS = ("matched", "none")
+
+
+def norm_of(a: Tensor, normalization: Normalization) -> Tensor:
+    """``tr(A)`` or ``‖A‖_F`` of each matrix, ``(B, 1, 1)``."""
+    if normalization == "trace":
+        return a.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
+    return torch.linalg.vector_norm(a, dim=(-2, -1), keepdim=True)
+
+
+def reciprocal_or_zero(t: Tensor) -> Tensor:
+    """``1/t``, and 0 where t is 0: what makes the zero matrix a zero and not a NaN."""
+    return torch.where(t == 0, 0.0, 1.0 / torch.where(t == 0, 1.0, t))
+
+
+def scaled(x: Tensor, factor: Tensor) -> Tensor:
+    """``x · factor``, in x itself where that is allowed: x is consumed."""
+    return x.mul_(factor) if may_overwrite(x, factor) else x * factor
+
+
+def normalization_backward(
+    grad_a: Tensor, a: Tensor, t: Tensor, inner: Tensor, power: float, normalization: Normalization
+) -> Tensor:
+    r"""Gradient of ``l = f(t^p · R(S/t))`` with respect to S, times t: Eqns. (5), (8), (9) and (10) in one.
+
+    .. math::
+        t \frac{\partial l}{\partial S} = \frac{\partial l}{\partial A}
+            + \Big(p \langle \tfrac{\partial l}{\partial C}, C\rangle
+            - \langle \tfrac{\partial l}{\partial A}, A\rangle\Big) \frac{\partial t}{\partial S}
+
+    with :math:`\partial t/\partial S = I` for the trace and ``A`` for the Frobenius norm.
+
+    Args:
+        grad_a: gradient of ``A = S/t``; consumed.
+        a: A itself.
+        t: the norm, ``(B, 1, 1)``.
+        inner: ``⟨∂l/∂C, C⟩``, ``(B, 1, 1)``.
+        power: p, the exponent of t in the compensation: ½ for the root, −½ for the inverse root, 0 for none.
+        normalization: which norm t is.
+    """
+    along = power * inner - (grad_a * a).sum((-2, -1), keepdim=True)
+    if normalization == "trace":
+        # The sum of a dense matrix and a multiple of I, without making the multiple of I.
+        total = grad_a if may_overwrite(grad_a, along) else grad_a.clone()
+        total.diagonal(dim1=-2, dim2=-1).add_(along.squeeze(-1))
+        return total
+    return torch.addcmul(grad_a, a, along)
+
+
+def norm_jvp(tangent: Tensor, a: Tensor, normalization: Normalization) -> Tensor:
+    """Directional derivative of t along ``tangent``, given ``A = S/t``."""
+    if normalization == "trace":
+        return norm_of(tangent, "trace")
+    return (tangent * a).sum((-2, -1), keepdim=True)
