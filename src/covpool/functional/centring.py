@@ -33,7 +33,7 @@ def centre(x: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return ``(m, s)`` with ``m mᵀ · s²`` the (weighted) covariance of ``x``."""
     if weights is None:
         if x.requires_grad and torch.is_grad_enabled():
-            m, s, _ = _centring_function().apply(x)
+            m, s, _ = _centring_function().apply(x)  # type: ignore[no-untyped-call]
         else:
             m, s, _ = _uniform(x)
         return m, s / x.shape[-1] ** 0.5
@@ -80,7 +80,7 @@ class _Centring(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Tensor | None:
-        (scale,) = ctx.saved_tensors
+        scale: Tensor = ctx.saved_tensors[0]
         grad = grads[0]
         if grad is None:
             return None

@@ -86,7 +86,9 @@ def isqrt_cov(
         if torch.is_grad_enabled() and m_BCn.requires_grad:
             # A Function with a jvp cannot be traced by torch.compile; the same one without it can.
             function = _IsqrtCov if torch.compiler.is_compiling() else _IsqrtCovWithJvp
-            c_BCC = function.apply(m_BCn, s, options, backward == "saved")[0]
+            c_BCC: Tensor = function.apply(  # type: ignore[no-untyped-call]
+                m_BCn, s, options, backward == "saved"
+            )[0]
         else:
             c_BCC = sides.value(m_BCn, s, options).c
         return c_BCC.reshape(*x.shape[:-1], x.shape[-2])
@@ -163,9 +165,7 @@ def _kept(output: tuple[Tensor, ...], options: sides.Options, save: bool) -> tup
     return output[1:] if options.positions else output
 
 
-def _restore(
-    m: Tensor, s: Tensor, saved: list[Tensor], options: sides.Options, rebuild: bool
-) -> sides.Value:
+def _restore(m: Tensor, s: Tensor, saved: list[Tensor], options: sides.Options, rebuild: bool) -> sides.Value:
     if rebuild or not saved:
         return sides.value(m, s, options, keep=True)
     if options.positions:

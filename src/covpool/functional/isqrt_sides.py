@@ -103,18 +103,14 @@ def value_backward(grad: Tensor, m: Tensor, value: Value, options: Options) -> T
     return _channels_backward(g, x, m.dtype, value, options)
 
 
-def _channels_backward(
-    g: Tensor, x: Tensor, dtype: torch.dtype, value: Value, options: Options
-) -> Tensor:
+def _channels_backward(g: Tensor, x: Tensor, dtype: torch.dtype, value: Value, options: Options) -> Tensor:
     inner = _dot(g, value.kernel) * reciprocal_or_zero(value.factor)
     grad_a = newton_schulz_backward(g, value.iterates).to(dtype)
     d = _gram_backward(grad_a, inner, options.power, value, options)
     return torch.bmm(d.to(options.dtype), x).to(dtype)
 
 
-def _positions_backward(
-    g: Tensor, x: Tensor, dtype: torch.dtype, value: Value, options: Options
-) -> Tensor:
+def _positions_backward(g: Tensor, x: Tensor, dtype: torch.dtype, value: Value, options: Options) -> Tensor:
     gx = torch.bmm(g, x)
     h = torch.bmm(x.mT, gx)
     grad_x = torch.bmm(gx, value.kernel)
@@ -124,9 +120,7 @@ def _positions_backward(
     return accumulate(grad_x, x, d.to(options.dtype), beta=1.0, alpha=1.0).to(dtype)
 
 
-def _gram_backward(
-    grad_a: Tensor, inner: Tensor, power: float, value: Value, options: Options
-) -> Tensor:
+def _gram_backward(grad_a: Tensor, inner: Tensor, power: float, value: Value, options: Options) -> Tensor:
     a = value.iterates.ys[0].to(grad_a.dtype)
     d = normalization_backward(grad_a, a, value.t, inner, power, options.normalization)
     return scaled(d, value.factor * reciprocal_or_zero(value.t))

@@ -121,7 +121,9 @@ def _root(a: Tensor, options: _Options, backward: Backward) -> Tensor:
         if torch.is_grad_enabled() and a_Bmm.requires_grad:
             # A Function with a jvp cannot be traced by torch.compile; the same one without it can.
             function = _MatrixRoot if torch.compiler.is_compiling() else _MatrixRootWithJvp
-            root_Bmm = function.apply(a_Bmm, options, backward == "saved")[0]
+            root_Bmm: Tensor = function.apply(  # type: ignore[no-untyped-call]
+                a_Bmm, options, backward == "saved"
+            )[0]
         else:
             root_Bmm = _value(a_Bmm, options).root
         return root_Bmm.reshape(a.shape)

@@ -1,4 +1,4 @@
-"""The coupled Newton-Schulz iteration: value, gradient and tangent, on plain tensors.
+r"""The coupled Newton-Schulz iteration: value, gradient and tangent, on plain tensors.
 
 This file is section 3.2 (Eqn. 2) and section 3.3 (Eqns. 6-7) of the iSQRT-COV paper. Nothing here
 knows about autograd: :mod:`covpool.functional.matrix_sqrt` and
@@ -7,7 +7,7 @@ knows about autograd: :mod:`covpool.functional.matrix_sqrt` and
 The iteration, from ``Y_0 = A`` and ``Z_0 = I``:
 
 .. math::
-    T_k = \\tfrac12 (3I - Z_k Y_k), \\qquad Y_{k+1} = Y_k T_k, \\qquad Z_{k+1} = T_k Z_k .
+    T_k = \tfrac12 (3I - Z_k Y_k), \qquad Y_{k+1} = Y_k T_k, \qquad Z_{k+1} = T_k Z_k .
 
 ``Y_K`` tends to :math:`A^{1/2}` and ``Z_K`` to :math:`A^{-1/2}` on the range of A.
 
@@ -158,9 +158,7 @@ def _backward_last(
     return g, h, inner_out, spare
 
 
-def _symmetric_sum(
-    g: Tensor, x: Tensor, y: Tensor, out: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
+def _symmetric_sum(g: Tensor, x: Tensor, y: Tensor, out: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """``N + Nᵀ`` with ``N = ¾g − ½xy``, and the memory of g, which is free afterwards."""
     n = accumulate(g, x, y, beta=0.75, alpha=-0.5)
     return torch.add(n, n.mT, out=out), None if out is None else n

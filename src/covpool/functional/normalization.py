@@ -24,7 +24,8 @@ def norm_of(a: Tensor, normalization: Normalization) -> Tensor:
     """``tr(A)`` or ``‖A‖_F`` of each matrix, ``(B, 1, 1)``."""
     if normalization == "trace":
         return a.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
-    return torch.linalg.vector_norm(a, dim=(-2, -1), keepdim=True)
+    norm: Tensor = torch.linalg.vector_norm(a, dim=(-2, -1), keepdim=True)
+    return norm
 
 
 def reciprocal_or_zero(t: Tensor) -> Tensor:

@@ -53,4 +53,4 @@ def triu_unvec(v: Tensor) -> Tensor:
     row = torch.arange(d, device=v.device).unsqueeze(-1)
     low, high = torch.minimum(row, row.mT), torch.maximum(row, row.mT)
     position = low * d - low * (low - 1) // 2 + high - low
-    return v.index_select(-1, position.flatten()).unflatten(-1, (d, d))
+    return v.index_select(-1, position.flatten()).reshape(*v.shape[:-1], d, d)
