@@ -1,0 +1,17 @@
+"""Setup shared by the tests and by the doctests of src/."""
+
+import pytest
+import torch
+
+# The workers of pytest-xdist share the cores: with torch's default, each would start a thread per core.
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _doctest_names(doctest_namespace: dict[str, object]) -> None:
+    doctest_namespace["torch"] = torch

@@ -1,0 +1,187 @@
+"""The suite ``isqrt_cov``: the operator against everything one would use in its place."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from covpool.bench.accuracy import Reference, float64_reference, relative_errors
+from covpool.bench.contenders import CONTENDERS, MEASURES, OURS, Contender, Prepared
+from covpool.bench.machine import describe_machine
+from covpool.bench.memory import bytes_kept_for_backward
+from covpool.bench.problem import Problem, Size, chosen_sizes
+from covpool.bench.products import recorded_products
+from covpool.bench.provenance import describe_source, describe_versions
+from covpool.bench.results import Results, differences, read_results, results_path, write_results
+from covpool.bench.timing import Schedule, Spread, Timing, time_interleaved
+
+log = logging.getLogger(__name__)
+
+
+def run_isqrt_cov(
+    out: str | Path = "results",
+    *,
+    sizes: Iterable[str | Size] | None = None,
+    batch: int | None = None,
+    steps: int = 5,
+    contenders: Collection[str] | None = None,
+    schedule: Schedule | None = None,
+    device: str = "cpu",
+    seed: int = 0,
+    resume: bool = False,
+) -> Path:
+    """Measure, and write the results size by size as they come.
+
+    Args:
+        out: folder of results; the file is ``<out>/<version>/isqrt_cov--<machine>--<device>.json``.
+        sizes: names of :data:`covpool.bench.SIZES`, ``"C:n"``, or sizes themselves; all the named
+            ones if None.
+        batch: images in a batch; each size's own if None.
+        steps: Newton-Schulz steps.
+        contenders: names of :data:`covpool.bench.CONTENDERS`; all if None. ``"ours"`` is always there.
+        schedule: rounds, warm-up and what counts as slow.
+        device: ``"cpu"`` or ``"cuda"``.
+        seed: of the features, the upstream gradient and the order within rounds.
+        resume: keep the sizes that an earlier run has finished, if it measured the same code with the
+            same arguments; raise if it did not.
+
+    Returns:
+        The path of the JSON file.
+    """
+    wanted = chosen_sizes(sizes, batch)
+    schedule = schedule or Schedule()
+    selected = _selected(contenders)
+    results = _header(wanted, steps, selected, schedule, device, seed)
+    path = results_path(out, results)
+    if resume and path.exists():
+        results["sizes"] = _finished(path, results)
+    for size in wanted:
+        if _same_shape(results["sizes"].get(size.name), size):
+            log.info("%s: already there", size.name)
+            continue
+        log.info("%s: %d channels, %d positions", size.name, size.channels, size.positions)
+        problem = Problem(size, steps=steps, seed=seed, device=device)
+        results["sizes"][size.name] = measure(problem, selected, schedule)
+        write_results(path, results)
+    return path
+
+
+def measure(problem: Problem, contenders: list[Contender], schedule: Schedule) -> dict[str, Any]:
+    """Everything about one size."""
+    prepared = {contender.name: contender.prepare(problem) for contender in contenders}
+    exact = float64_reference(problem)
+    found = {
+        contender.name: _untimed(contender, prepared[contender.name], problem, exact)
+        for contender in contenders
+    }
+    for what in MEASURES:
+        runs = {name: getattr(ready, what) for name, ready in prepared.items()}
+        timings = time_interleaved(
+            runs, reference=OURS.name, schedule=schedule, seed=problem.seed, device=problem.device
+        )
+        for name, timing in timings.items():
+            found[name][what] = _timing(timing)
+            log.info(
+                "  %s %s: %.1f ms, %.2f times ours",
+                what,
+                name,
+                timing.seconds.median * 1e3,
+                timing.ratio.median,
+            )
+    size = problem.size
+    return {
+        "channels": size.channels,
+        "positions": size.positions,
+        "batch": size.batch,
+        "contenders": found,
+    }
+
+
+def _selected(names: Collection[str] | None) -> list[Contender]:
+    unknown = set(names or ()) - set(CONTENDERS)
+    if unknown:
+        listed = ", ".join(CONTENDERS)
+        raise ValueError(f"contenders must be among {listed}; got {', '.join(sorted(unknown))}")
+    return [
+        contender
+        for name, contender in CONTENDERS.items()
+        if names is None or name in names or contender is OURS
+    ]
+
+
+def _header(
+    sizes: list[Size], steps: int, contenders: list[Contender], schedule: Schedule, device: str, seed: int
+) -> Results:
+    return {
+        "schema_version": 1,
+        "suite": "isqrt_cov",
+        "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "seed": seed,
+        "source": describe_source(),
+        "versions": describe_versions(),
+        "machine": describe_machine(device),
+        "device": device,
+        "arguments": {
+            "sizes": [size.name for size in sizes],
+            "contenders": [contender.name for contender in contenders],
+            "steps": steps,
+            "dtype": "float32",
+            "schedule": asdict(schedule),
+        },
+        "sizes": {},
+    }
+
+
+def _finished(path: Path, now: Results) -> dict[str, Any]:
+    earlier = read_results(path)
+    changed = differences(earlier, now)
+    if changed:
+        raise ValueError(
+            f"cannot resume {path}: {', '.join(changed)} changed since; run without resume to start again"
+        )
+    sizes: dict[str, Any] = earlier["sizes"]
+    return sizes
+
+
+def _same_shape(found: dict[str, Any] | None, size: Size) -> bool:
+    shape = {"channels": size.channels, "positions": size.positions, "batch": size.batch}
+    return found is not None and {name: found[name] for name in shape} == shape
+
+
+def _untimed(contender: Contender, ready: Prepared, problem: Problem, exact: Reference) -> dict[str, Any]:
+    """What needs no clock: products, memory, error."""
+    products = kept = error = None
+    if contender.dispatches_products:
+        products = {what: len(recorded_products(getattr(ready, what))) for what in MEASURES}
+    if ready.pool is not None:
+        kept = bytes_kept_for_backward(ready.pool, problem.features) / problem.size.batch
+        if contender.same_iteration:
+            error = relative_errors(ready.pool, problem, exact)
+            error = {name: _rounded(value) for name, value in error.items()}
+    return {
+        "summary": contender.summary,
+        "products": products,
+        "bytes_kept_per_image": kept,
+        "error": error,
+    }
+
+
+def _timing(timing: Timing) -> dict[str, Any]:
+    return {
+        "seconds": _spread(timing.seconds),
+        "ratio": _spread(timing.ratio),
+        "rounds": timing.seconds.count,
+        "calls_per_sample": timing.calls_per_sample,
+    }
+
+
+def _spread(spread: Spread) -> dict[str, float]:
+    return {name: _rounded(getattr(spread, name)) for name in ("median", "q1", "q3")}
+
+
+def _rounded(number: float) -> float:
+    return float(f"{number:.5g}")

@@ -1,0 +1,34 @@
+"""Memory that autograd keeps between a value and its gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+def bytes_kept_for_backward(pool: Callable[[Tensor], Tensor], features: Tensor) -> int:
+    """Bytes held for the gradient of ``pool(features)``, the features themselves left out.
+
+    Every tensor that autograd saves passes through a hook. Tensors that share a storage are counted
+    once, with the whole storage, because the whole storage is what stays in memory.
+    """
+    leaf = features.detach().requires_grad_()
+    # The tensors are held, so that no storage is freed and its address given to another.
+    saved: list[Tensor] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        saved.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, _same):
+        result = pool(leaf)
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in saved}
+    storages.pop(leaf.untyped_storage().data_ptr(), None)
+    del result
+    return sum(storages.values())
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor

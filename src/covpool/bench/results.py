@@ -1,0 +1,60 @@
+"""Results on disk: a JSON file for each suite, machine and device, checked against schema.json."""
+
+from __future__ import annotations
+
+import json
+import os
+from importlib import import_module, resources
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from covpool.bench.machine import machine_name
+
+Results = dict[str, Any]
+
+
+def results_path(out: str | Path, results: Results) -> Path:
+    """``<out>/<version>/<suite>--<machine>--<device>.json``."""
+    name = f"{results['suite']}--{machine_name(results['machine'])}--{results['device']}.json"
+    return Path(out) / str(results["versions"]["covpool"]) / name
+
+
+def read_results(path: str | Path) -> Results:
+    """Read and check a file of results."""
+    results: Results = json.loads(Path(path).read_text(encoding="utf-8"))
+    check_schema(results)
+    return results
+
+
+def write_results(path: Path, results: Results) -> None:
+    """Check and write in one move: a reader, or a crash, never meets half a file."""
+    check_schema(results)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(".json.unfinished")
+    unfinished.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    os.replace(unfinished, path)
+
+
+def schema() -> dict[str, Any]:
+    """The JSON schema of results, which is part of the package."""
+    text = resources.files("covpool.bench").joinpath("schema.json").read_text(encoding="utf-8")
+    loaded: dict[str, Any] = json.loads(text)
+    return loaded
+
+
+def check_schema(results: Results) -> None:
+    """Raise if the results do not follow the schema; needs jsonschema, and passes without it."""
+    if find_spec("jsonschema") is not None:
+        import_module("jsonschema").validate(results, schema())
+
+
+def differences(earlier: Results, now: Results) -> list[str]:
+    """What keeps results of an earlier run from being continued by this one, by name.
+
+    The sizes asked for may differ: that is what continuing is for.
+    """
+    named = ("schema_version", "suite", "seed", "source", "versions", "machine", "device")
+    arguments = ("contenders", "steps", "dtype", "schedule")
+    found = [name for name in named if earlier[name] != now[name]]
+    return found + [name for name in arguments if earlier["arguments"][name] != now["arguments"][name]]

@@ -1,0 +1,155 @@
+"""Results as Markdown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from covpool.bench.contenders import MEASURES
+from covpool.bench.results import Results
+from covpool.bench.targets import MIB, TARGETS
+
+_MEASURE_TITLES = {"value_and_gradient": "Value and gradient", "value": "Value alone (no gradient kept)"}
+_EXPLANATION = (
+    "Times ours: the contender's time over that of `ours`, taken within each round, so that above 1 ours is "
+    "faster and below 1 slower. Medians, with quartiles in brackets."
+)
+
+
+def markdown(results: Results, plot: str | None = None) -> str:
+    """The whole report: where it comes from, the plot, targets, times, products, memory, error."""
+    parts = [f"# {results['suite']} on {_machine_words(results)}", _origin(results)]
+    if plot is not None:
+        parts.append(f"![Time of each contender as a multiple of ours]({plot})")
+    parts += ["## Targets", _targets(results)]
+    for measure in reversed(MEASURES):
+        parts += [f"## {_MEASURE_TITLES[measure]}", _EXPLANATION, _ratios(results, measure)]
+    parts += ["## Products, memory, error", _untimed(results)]
+    parts += ["## Times in full", _times(results), "## Contenders", _contenders(results)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _machine_words(results: Results) -> str:
+    machine = results["machine"]
+    if machine["gpu"] is not None:
+        return str(machine["gpu"])
+    amx = " with AMX" if "amx_tile" in machine["flags"] else ""
+    return f"{machine['cores']} core{'s' if machine['cores'] > 1 else ''} of {machine['cpu']}{amx}"
+
+
+def _origin(results: Results) -> str:
+    source, versions, arguments = results["source"], results["versions"], results["arguments"]
+    commit = source["commit"][:12] if source["commit"] else "none"
+    changed = " with uncommitted changes" if source["dirty"] else ""
+    return (
+        f"covpool {versions['covpool']} (commit {commit}{changed}), torch {versions['torch']}, "
+        f"{results['machine']['threads']} threads, {arguments['dtype']}, {arguments['steps']} steps, "
+        f"seed {results['seed']}, {results['date'][:10]}."
+    )
+
+
+def _targets(results: Results) -> str:
+    rows = []
+    for target in TARGETS:
+        measured = target.measured(results["sizes"][target.size]) if target.size in results["sizes"] else None
+        if measured is None:
+            rows.append([target.size, target.label, target.bound_text, "", "not measured"])
+            continue
+        verdict = "met" if target.met(measured[0]) else "**not met**"
+        rows.append([target.size, target.label, target.bound_text, _with_quartiles(*measured), verdict])
+    stated = "Stated for value and gradient on 2 CPU cores in float32 with 5 steps; judged by the median."
+    return f"{stated}\n\n{_table(['size', 'figure', 'target', 'measured', ''], rows)}"
+
+
+def _ratios(results: Results, measure: str) -> str:
+    """A row a size, a column a contender."""
+    rivals = [name for name in results["arguments"]["contenders"] if name != "ours"]
+    rows = []
+    for name, size in results["sizes"].items():
+        timings = {contender: found[measure] for contender, found in size["contenders"].items()}
+        milliseconds = {key: value * 1e3 for key, value in timings["ours"]["seconds"].items()}
+        ratios = [
+            _with_quartiles(**timings[contender]["ratio"]) if contender in timings else ""
+            for contender in rivals
+        ]
+        rows.append([_size_words(name, size), _with_quartiles(**milliseconds), *ratios])
+    return _table(["size", "ours, ms a batch", *rivals], rows)
+
+
+def _times(results: Results) -> str:
+    """Milliseconds of everything, and from how many rounds."""
+    rows = []
+    for name, size in results["sizes"].items():
+        for contender, found in size["contenders"].items():
+            cells = []
+            for measure in MEASURES:
+                milliseconds = {key: value * 1e3 for key, value in found[measure]["seconds"].items()}
+                cells += [_with_quartiles(**milliseconds), str(found[measure]["rounds"])]
+            rows.append([_size_words(name, size), contender, *cells])
+    titles = ["size", "contender", "value, ms a batch", "rounds", "with gradient, ms a batch", "rounds"]
+    return _table(titles, _without_repeats(rows))
+
+
+def _untimed(results: Results) -> str:
+    rows = []
+    for name, size in results["sizes"].items():
+        for contender, found in size["contenders"].items():
+            products, kept, error = found["products"], found["bytes_kept_per_image"], found["error"]
+            rows.append(
+                [
+                    _size_words(name, size),
+                    contender,
+                    f"{products['value']} / {products['value_and_gradient']}" if products else "",
+                    "" if kept is None else f"{kept / MIB:.2f}",
+                    f"{error['value']:.1e}" if error else "",
+                    f"{error['gradient']:.1e}" if error else "",
+                ]
+            )
+    titles = [
+        "size",
+        "contender",
+        "products (value / with gradient)",
+        "MiB kept an image",
+        "error of value",
+        "error of gradient",
+    ]
+    return (
+        "Error is the largest difference from `isqrt_cov` in float64, relative to the largest entry.\n\n"
+        + _table(titles, _without_repeats(rows))
+    )
+
+
+def _contenders(results: Results) -> str:
+    summaries = {
+        name: found["summary"]
+        for size in results["sizes"].values()
+        for name, found in size["contenders"].items()
+    }
+    return "\n".join(f"- `{name}`: {summary}" for name, summary in summaries.items())
+
+
+def _size_words(name: str, size: dict[str, Any]) -> str:
+    return f"{name} ({size['channels']}×{size['positions']}, batch {size['batch']})"
+
+
+def _with_quartiles(median: float, q1: float, q3: float) -> str:
+    if q1 == q3:
+        return _number(median)
+    return f"{_number(median)} [{_number(q1)}, {_number(q3)}]"
+
+
+def _number(value: float) -> str:
+    """Three significant digits, without an exponent."""
+    if value >= 100:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def _without_repeats(rows: list[list[str]]) -> list[list[str]]:
+    """The size only in the first of its rows."""
+    before = [None, *(row[0] for row in rows)]
+    return [["", *row[1:]] if row[0] == last else row for row, last in zip(rows, before, strict=False)]
+
+
+def _table(titles: list[str], rows: list[list[str]]) -> str:
+    lines = [titles, ["---"] * len(titles), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

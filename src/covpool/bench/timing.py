@@ -1,0 +1,166 @@
+"""A clock for contenders that share a noisy machine.
+
+Contenders are not timed one after the other but in rounds: a round runs each of them once, in shuffled
+order. What disturbs a round disturbs all of it, so that the ratio of two contenders within a round is
+steadier than either time; ratios are taken within rounds, and only then summarised.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+Run = Callable[[], object]
+Round = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How often everything runs.
+
+    Attributes:
+        rounds: how many rounds are timed.
+        warmup: untimed calls of each contender before the first round.
+        slow_seconds: a contender that takes longer than this for a call
+        slow_rounds: takes part in this many rounds only, spread evenly.
+        sample_seconds: a contender that takes less is called as often as fills this time.
+    """
+
+    rounds: int = 30
+    warmup: int = 2
+    slow_seconds: float = 1.0
+    slow_rounds: int = 7
+    sample_seconds: float = 0.02
+
+    def rounds_for(self, call_seconds: float) -> int:
+        """In how many rounds a contender takes part."""
+        slow = call_seconds > self.slow_seconds
+        return min(self.rounds, self.slow_rounds) if slow else self.rounds
+
+    def calls_for(self, call_seconds: float) -> int:
+        """How many calls make one sample."""
+        return max(1, round(self.sample_seconds / max(call_seconds, 1e-9)))
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median and quartiles."""
+
+    median: float
+    q1: float
+    q3: float
+    count: int
+
+    @classmethod
+    def of(cls, samples: Iterable[float]) -> Spread:
+        """Summarise samples; at least one."""
+        values = list(samples)
+        if len(values) == 1:
+            return cls(values[0], values[0], values[0], 1)
+        q1, median, q3 = statistics.quantiles(values, n=4, method="inclusive")
+        return cls(median, q1, q3, len(values))
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What the clock says of one contender: seconds a call, and times the reference's seconds."""
+
+    seconds: Spread
+    ratio: Spread
+    calls_per_sample: int
+
+
+def time_interleaved(
+    runs: Mapping[str, Run], *, reference: str, schedule: Schedule, seed: int, device: str = "cpu"
+) -> dict[str, Timing]:
+    """Time every run against ``runs[reference]``."""
+    warm = {name: _warm_up(run, schedule.warmup, device) for name, run in runs.items()}
+    calls = {name: schedule.calls_for(seconds) for name, seconds in warm.items()}
+    rounds_of = {name: schedule.rounds_for(seconds) for name, seconds in warm.items()}
+    # A ratio needs both in the same round, so the reference is in all of them.
+    rounds_of[reference] = schedule.rounds
+
+    def sample(name: str) -> float:
+        return seconds_per_call(runs[name], calls[name], device)
+
+    with _garbage_collector_off():
+        rounds = list(interleaved_rounds(sample, rounds_of, schedule.rounds, random.Random(seed)))
+    return {name: _timing(name, reference, rounds, calls[name]) for name in runs}
+
+
+def interleaved_rounds(
+    sample: Callable[[str], float], rounds_of: Mapping[str, int], rounds: int, shuffler: random.Random
+) -> Iterator[Round]:
+    """Rounds of one sample of each contender in shuffled order.
+
+    A contender with fewer rounds than all of them sits out the rest, evenly spread.
+    """
+    for index in range(rounds):
+        names = [name for name, share in rounds_of.items() if index * share % rounds < share]
+        shuffler.shuffle(names)
+        yield {name: sample(name) for name in names}
+
+
+def seconds_per_call(run: Run, calls: int, device: str) -> float:
+    """Mean seconds of a few calls in a row, after one that is not timed.
+
+    The call that is not timed brings caches and allocator back from whichever contender ran before.
+    """
+    run()
+    if device == "cuda":
+        return _cuda_seconds(run, calls) / calls
+    start = time.perf_counter()
+    for _ in range(calls):
+        run()
+    return (time.perf_counter() - start) / calls
+
+
+def _cuda_seconds(run: Run, calls: int) -> float:
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    start.record()
+    for _ in range(calls):
+        run()
+    end.record()
+    torch.cuda.synchronize()
+    return float(start.elapsed_time(end)) / 1e3
+
+
+def _warm_up(run: Run, calls: int, device: str) -> float:
+    """Seconds of the quickest warm-up call: the first may compile."""
+    seconds = []
+    for _ in range(max(1, calls)):
+        start = time.perf_counter()
+        run()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
+
+
+def _timing(name: str, reference: str, rounds: list[Round], calls: int) -> Timing:
+    took_part = [times for times in rounds if name in times]
+    return Timing(
+        seconds=Spread.of(times[name] for times in took_part),
+        ratio=Spread.of(times[name] / times[reference] for times in took_part),
+        calls_per_sample=calls,
+    )
+
+
+@contextmanager
+def _garbage_collector_off() -> Iterator[None]:
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

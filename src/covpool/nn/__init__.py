@@ -1,0 +1,14 @@
+"""Modules around the mathematics: one pooling layer, one interface, a file a method."""
+
+from covpool.nn.cov_pool import CovPool, methods
+from covpool.nn.reduction import Reduction
+from covpool.nn.structured import NewtonSchulz, PostCompensation, PreNormalization
+
+__all__ = [
+    "CovPool",
+    "NewtonSchulz",
+    "PostCompensation",
+    "PreNormalization",
+    "Reduction",
+    "methods",
+]

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import pytest
+import scipy.linalg
+import torch
+
+from covpool.bench.contenders import CONTENDERS, MEASURES
+from covpool.bench.contenders.contender import value_and_gradient
+from covpool.bench.contenders.decompositions import eigh_root_of_covariance, svd_root_of_covariance
+from covpool.bench.contenders.plain import plain_isqrt_cov
+from covpool.bench.problem import SIZES, Problem, Size, chosen_sizes
+from covpool.bench.products import recorded_products
+from covpool.functional import isqrt_cov
+
+TINY = Problem(Size("tiny", 16, 9, batch=2))
+WIDE = Problem(Size("wide", 4, 60, batch=2))
+
+
+def exact_roots(problem: Problem) -> torch.Tensor:
+    """The roots of the covariances by scipy, ``(B, C, C)``."""
+    roots = []
+    for x in problem.features.double():
+        centred = x - x.mean(-1, keepdim=True)
+        roots.append(torch.from_numpy(scipy.linalg.sqrtm((centred @ centred.mT / x.shape[-1]).numpy()).real))
+    return torch.stack(roots)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5, 7])
+@pytest.mark.parametrize("problem", [TINY, WIDE], ids=lambda problem: problem.size.name)
+def test_plain_equations_give_the_value_and_gradient_of_isqrt_cov(problem: Problem, steps: int) -> None:
+    features, upstream = problem.features.double(), problem.upstream.double()
+    plain = value_and_gradient(lambda x: plain_isqrt_cov(x, steps=steps), features, upstream)
+    ours = value_and_gradient(lambda x: isqrt_cov(x, steps=steps, side="channels"), features, upstream)
+    torch.testing.assert_close(plain, ours, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("pool", [eigh_root_of_covariance, svd_root_of_covariance])
+@pytest.mark.parametrize("problem", [TINY, WIDE], ids=lambda problem: problem.size.name)
+def test_decompositions_give_the_root(pool, problem: Problem) -> None:
+    root = pool(problem.features.double())
+    torch.testing.assert_close(root, exact_roots(problem), rtol=1e-6, atol=1e-6)
+
+
+def test_newton_schulz_contenders_tend_to_the_root() -> None:
+    features, root = WIDE.features.double(), exact_roots(WIDE)
+    for pool in (isqrt_cov, plain_isqrt_cov):
+        torch.testing.assert_close(pool(features, steps=25), root, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("pool", [eigh_root_of_covariance, svd_root_of_covariance])
+def test_gradient_of_decompositions_is_that_of_the_root_at_full_rank(pool) -> None:
+    features, upstream = WIDE.features.double(), WIDE.upstream.double()
+    gradient = value_and_gradient(pool, features, upstream)[1]
+    ours = value_and_gradient(lambda x: isqrt_cov(x, steps=25), features, upstream)[1]
+    torch.testing.assert_close(gradient, ours, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", [name for name in CONTENDERS if name not in ("compiled", "bare")])
+def test_every_contender_is_finite_for_a_singular_covariance(name: str) -> None:
+    pool = CONTENDERS[name].prepare(TINY).pool
+    assert pool is not None
+    for tensor in value_and_gradient(pool, TINY.features, TINY.upstream):
+        assert tensor.isfinite().all()
+
+
+def test_plain_takes_the_products_of_the_public_code() -> None:
+    plain = CONTENDERS["plain"].prepare(TINY)
+    value = len(recorded_products(plain.value))
+    assert value == 12 + 2
+    assert len(recorded_products(plain.value_and_gradient)) - value == 38 + 2
+
+
+@pytest.mark.parametrize("problem", [TINY, WIDE], ids=lambda problem: problem.size.name)
+@pytest.mark.parametrize("measure", MEASURES)
+def test_bare_engine_replays_the_products_of_ours(problem: Problem, measure: str) -> None:
+    ours = recorded_products(getattr(CONTENDERS["ours"].prepare(problem), measure))
+    bare = recorded_products(getattr(CONTENDERS["bare"].prepare(problem), measure))
+    assert [layout(product) for product in bare] == [layout(product) for product in ours]
+    assert sharing(bare) == sharing(ours)
+
+
+def layout(product) -> list[tuple]:
+    return [(factor.shape, factor.stride) for factor in (product.left, product.right)]
+
+
+def sharing(products) -> list[int]:
+    """Which factors are the same tensor, numbered by first appearance."""
+    seen: dict[int, int] = {}
+    factors = [factor for product in products for factor in (product.left, product.right)]
+    return [seen.setdefault(factor.memory, len(seen)) for factor in factors]
+
+
+def test_bare_engine_does_not_use_one_hot_buffer() -> None:
+    bare = recorded_products(CONTENDERS["bare"].prepare(TINY).value_and_gradient)
+    assert len(set(sharing(bare))) > len(bare) / 2
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+def test_compiled_gives_the_value_and_gradient_of_eager() -> None:
+    pool = CONTENDERS["compiled"].prepare(TINY).pool
+    assert pool is not None
+    compiled = value_and_gradient(pool, TINY.features, TINY.upstream)
+    eager = value_and_gradient(isqrt_cov, TINY.features, TINY.upstream)
+    torch.testing.assert_close(compiled, eager, rtol=1e-4, atol=1e-5)
+
+
+def test_sizes_are_named_or_given_as_channels_and_positions() -> None:
+    assert chosen_sizes(None) == list(SIZES.values())
+    assert chosen_sizes(["7x7", "64:49"], batch=3) == [Size("7x7", 256, 49, 3), Size("64:49", 64, 49, 3)]
+    with pytest.raises(ValueError, match="sizes must be among"):
+        chosen_sizes(["8by8"])
+
+
+def test_problem_is_the_same_every_time() -> None:
+    again = Problem(TINY.size)
+    assert torch.equal(again.features, TINY.features)
+    assert torch.equal(again.upstream, TINY.upstream)
+    assert not torch.equal(Problem(TINY.size, seed=1).features, TINY.features)

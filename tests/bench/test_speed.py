@@ -1,0 +1,52 @@
+"""The figures of :mod:`covpool.bench.targets`, asserted at the real sizes.
+
+Timing needs the machine to itself: these are left out under pytest-xdist, where other tests run beside them.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from covpool.bench import TARGETS
+from covpool.bench.machine import describe_machine
+from covpool.bench.results import Results, read_results
+from covpool.bench.targets import Target
+
+ROUNDS = 15
+# How far beside a target the median of a run of this length falls by noise alone. Memory has no noise.
+MARGIN = 0.05
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        "PYTEST_XDIST_WORKER" in os.environ, reason="timing needs the machine: run without -n"
+    ),
+    pytest.mark.skipif(describe_machine("cpu")["cores"] < 2, reason="targets are stated for two cores"),
+]
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """A run in a process of its own: the tests' process is held to one thread."""
+    out = tmp_path_factory.mktemp("speed")
+    command = [sys.executable, "-m", "covpool.bench", "isqrt_cov", "--out", str(out)]
+    done = subprocess.run(
+        [*command, "--repetitions", str(ROUNDS)], check=True, capture_output=True, text=True, timeout=3600
+    )
+    return read_results(Path(done.stdout.splitlines()[0]))
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: f"{target.size}-{target.label}")
+def test_target(measured: Results, target: Target) -> None:
+    figures = target.measured(measured["sizes"][target.size])
+    assert figures is not None
+    margin = 0.0 if target.quantity == "memory" else MARGIN
+    assert target.met(figures[0], margin), (
+        f"{target.label} at {target.size}: {figures[0]:.3g} [{figures[1]:.3g}, {figures[2]:.3g}], "
+        f"wanted {target.bound_text}"
+    )

@@ -1,0 +1,159 @@
+"""Lean: what is kept for the gradient, at the size the paper uses (d = 256, a 14×14 map)."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from covpool.functional import inverse_matrix_sqrt, isqrt_cov, matrix_sqrt
+
+MIB = 2**20
+MATRIX = 256 * 256 * 4  # bytes an image, in float32
+FEATURES = 256 * 196 * 4
+GRAM = 196 * 196 * 4
+SMALL = 4096  # a few numbers for each channel
+
+sides = pytest.mark.parametrize("side", ["channels", "positions"])
+backwards = pytest.mark.parametrize("backward", ["saved", "recompute"])
+
+
+def kept_bytes(function: Callable[[Tensor], Tensor], x: Tensor) -> int:
+    """Bytes an image that the graph holds for backward, the input itself not counted."""
+    x = x.clone().requires_grad_()
+    storages: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        storages[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = function(x)
+    assert result.requires_grad
+    storages.pop(x.untyped_storage().data_ptr(), None)
+    return sum(storages.values()) // x.shape[0]
+
+
+class Allocations(TorchDispatchMode):
+    """All memory allocated inside, held weakly: what is still alive afterwards, somebody else holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: list[tuple[StorageWeakRef, int]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                storage = leaf.untyped_storage()
+                self._made.append((StorageWeakRef(storage), storage.nbytes()))
+        return result
+
+    @property
+    def alive_bytes(self) -> int:
+        return sum({ref.cdata: size for ref, size in self._made if not ref.expired()}.values())
+
+
+@pytest.fixture
+def no_garbage_collector() -> Iterator[None]:
+    """So that a reference cycle shows as memory held."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.fixture(scope="module")
+def x() -> Tensor:
+    return torch.randn(2, 256, 196)
+
+
+@pytest.fixture(scope="module")
+def small() -> Tensor:
+    return torch.randn(2, 8, 9)
+
+
+@pytest.fixture(scope="module")
+def a() -> Tensor:
+    half = torch.randn(2, 256, 300)
+    return half @ half.mT
+
+
+def test_saved(x: Tensor) -> None:
+    """At most 1.9 MiB an image, and not by throwing the iterates away."""
+    kept = kept_bytes(isqrt_cov, x)
+    assert kept <= 1.9 * MIB
+    assert kept > 8 * GRAM
+
+
+def test_recompute(x: Tensor) -> None:
+    """At most 0.5 MiB an image: the centred features and no matrix."""
+    kept = kept_bytes(partial(isqrt_cov, backward="recompute"), x)
+    assert kept <= 0.5 * MIB
+    assert kept <= FEATURES + SMALL
+
+
+@backwards
+def test_each_side_keeps_nothing_of_the_size_of_the_other(x: Tensor, backward: str) -> None:
+    """No n×n matrix on the channels side (the centring matrix!), no C×C matrix on the other."""
+    few_positions = x[..., :16].contiguous()
+    assert kept_bytes(partial(isqrt_cov, side="positions", backward=backward), few_positions) < MATRIX
+    few_channels = x[:, :16].contiguous()
+    assert kept_bytes(partial(isqrt_cov, side="channels", backward=backward), few_channels) < GRAM
+
+
+@pytest.mark.parametrize("root", [matrix_sqrt, inverse_matrix_sqrt])
+def test_roots(root: Callable[..., Tensor], a: Tensor) -> None:
+    """Eight iterates and the root itself saved; at most the root when recomputed."""
+    assert kept_bytes(root, a) <= 9 * MATRIX + SMALL
+    assert kept_bytes(partial(root, backward="recompute"), a) <= MATRIX + SMALL
+
+
+@sides
+@backwards
+@pytest.mark.parametrize(("requires_grad", "enabled"), [(True, False), (False, True), (False, False)])
+@pytest.mark.usefixtures("no_garbage_collector")
+def test_nothing_without_grad(
+    small: Tensor, side: str, backward: str, requires_grad: bool, enabled: bool
+) -> None:
+    """Under no_grad, and for an input that needs none: no graph, and no iterate outlives the call."""
+    leaf = small.clone().requires_grad_(requires_grad)
+    with torch.set_grad_enabled(enabled), Allocations() as allocations:
+        result = isqrt_cov(leaf, side=side, backward=backward)
+    assert result.grad_fn is None
+    assert allocations.alive_bytes == result.untyped_storage().nbytes() == 2 * 8 * 8 * 4
+
+
+@sides
+@backwards
+@pytest.mark.usefixtures("no_garbage_collector")
+def test_graph_dies_with_the_result(small: Tensor, side: str, backward: str) -> None:
+    """No cycle holds the iterates until the garbage collector comes round."""
+    leaf = small.clone().requires_grad_()
+    with Allocations() as allocations:
+        result = isqrt_cov(leaf, side=side, backward=backward)
+    assert allocations.alive_bytes > 2 * 8 * 8 * 4
+    del result
+    assert allocations.alive_bytes == 0
+
+
+@sides
+@backwards
+@pytest.mark.usefixtures("no_garbage_collector")
+def test_backward_frees_the_iterates(small: Tensor, side: str, backward: str) -> None:
+    """After backward only the result is left, though it still has its graph."""
+    leaf = small.clone().requires_grad_()
+    with Allocations() as allocations:
+        result = isqrt_cov(leaf, side=side, backward=backward)
+    torch.autograd.grad(result, leaf, torch.ones_like(result))
+    assert result.grad_fn is not None
+    assert allocations.alive_bytes == 2 * 8 * 8 * 4

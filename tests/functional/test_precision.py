@@ -1,0 +1,76 @@
+"""Which dtype comes out, what autocast may change (nothing), and that no global flag is touched."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from covpool.functional import covariance, isqrt_cov, matrix_sqrt
+from tests.functional.pooling import DTYPES, SIDES, Pooling
+
+sides = pytest.mark.parametrize("side", SIDES)
+
+
+@sides
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("autocast", [False, True])
+def test_dtype_policy(side: str, dtype: torch.dtype, autocast: bool) -> None:
+    """Half in, float32 out; float32 and float64 stay; each gradient in the dtype of its input."""
+    x = torch.randn(2, 4, 5).to(dtype)
+    expected = torch.promote_types(dtype, torch.float32)
+    weights = torch.rand(2, 5) + 0.1
+    for weights_dtype in DTYPES:
+        c, grads = Pooling(side=side, autocast=autocast).value_and_gradients(
+            x, weights.to(weights_dtype), torch.ones(2, 4, 4)
+        )
+        assert c.dtype == expected
+        assert [grad.dtype for grad in grads] == [dtype, weights_dtype]
+
+
+@sides
+def test_autocast_changes_nothing(side: str) -> None:
+    """The products run in float32 inside autocast, forward and backward, to the last bit."""
+    x, upstream = torch.randn(2, 4, 5), torch.randn(2, 4, 4)
+    off = Pooling(side=side).value_and_gradients(x, None, upstream)
+    on = Pooling(side=side, autocast=True).value_and_gradients(x, None, upstream)
+    assert torch.equal(off[0], on[0])
+    assert torch.equal(off[1][0], on[1][0])
+
+
+def precision_flags() -> dict[str, Any]:
+    """Everything global that decides how a product is computed."""
+    return {
+        "matmul": torch.get_float32_matmul_precision(),
+        "cuda": torch.backends.cuda.matmul.allow_tf32,
+        "cuda fp16": torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction,
+        "cuda bf16": torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
+        "cudnn": torch.backends.cudnn.allow_tf32,
+        "benchmark": torch.backends.cudnn.benchmark,
+        "mkldnn": torch.backends.mkldnn.enabled,
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "denormal": torch.tensor(1e-40).mul(1.0).item(),
+        "dtype": torch.get_default_dtype(),
+        "threads": torch.get_num_threads(),
+        "autocast": torch.is_autocast_enabled("cpu"),
+        "grad": torch.is_grad_enabled(),
+    }
+
+
+@pytest.mark.parametrize("compute_dtype", [None, torch.bfloat16])
+def test_no_global_flag_is_touched(
+    compute_dtype: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither left changed, nor changed for a while: the setters are not called at all."""
+
+    def forbidden(*_: Any, **__: Any) -> None:
+        raise AssertionError("a global flag was set")
+
+    before = precision_flags()
+    for setter in ("set_float32_matmul_precision", "use_deterministic_algorithms", "set_default_dtype"):
+        monkeypatch.setattr(torch, setter, forbidden)
+    x = torch.randn(2, 4, 5, requires_grad=True)
+    isqrt_cov(x, compute_dtype=compute_dtype).sum().backward()
+    matrix_sqrt(covariance(x)).sum().backward()
+    assert precision_flags() == before

@@ -1,0 +1,84 @@
+"""Weights of positions: what they mean, and their derivative where they are zero."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from covpool.functional import isqrt_cov
+from tests.functional.samples import features, positive_weights
+from tests.functional.tolerances import assert_close
+
+sides = pytest.mark.parametrize("side", ["channels", "positions"])
+
+
+@sides
+@pytest.mark.parametrize("value", [1.0, 0.2, 1e-3, 300.0])
+def test_uniform_weights_are_no_weights(side: str, value: float) -> None:
+    """Weights are divided by their sum, so their size does not matter either."""
+    x = features(2, 4, 5).requires_grad_()
+    upstream = torch.randn(2, 4, 4, dtype=torch.float64)
+    without = isqrt_cov(x, side=side)
+    uniform = isqrt_cov(x, weights=torch.full((2, 5), value, dtype=torch.float64), side=side)
+    assert_close(uniform.detach(), without.detach())
+    (expected,) = torch.autograd.grad(without, x, upstream)
+    (actual,) = torch.autograd.grad(uniform, x, upstream)
+    assert_close(actual, expected)
+
+
+@sides
+def test_whole_weights_are_repeated_positions(side: str) -> None:
+    x, counts = features(4, 3), torch.tensor([1, 3, 2])
+    repeated = isqrt_cov(x.repeat_interleave(counts, dim=-1), side=side)
+    assert_close(isqrt_cov(x, weights=counts.double(), side=side), repeated)
+
+
+@sides
+@pytest.mark.parametrize("kind", ["bool", "float"])
+def test_mask_drops_positions(side: str, kind: str) -> None:
+    """A mask is as if the positions were not there; their gradient is zero, and they may hold anything."""
+    mask = torch.tensor([True, False, True, True, False])
+    x = features(4, 5)
+    leaf = x.clone()
+    leaf[:, 1], leaf[:, 4] = torch.nan, torch.inf
+    leaf.requires_grad_()
+    kept = x[:, mask].requires_grad_()
+    upstream = torch.randn(4, 4, dtype=torch.float64)
+    masked = isqrt_cov(leaf, weights=mask if kind == "bool" else mask.double(), side=side)
+    dropped = isqrt_cov(kept, side=side)
+    assert_close(masked.detach(), dropped.detach())
+    (grad,) = torch.autograd.grad(masked, leaf, upstream)
+    (expected,) = torch.autograd.grad(dropped, kept, upstream)
+    assert_close(grad[:, mask], expected)
+    assert torch.equal(grad[:, ~mask], torch.zeros(4, 2, dtype=torch.float64))
+
+
+@sides
+@pytest.mark.parametrize("normalization", ["trace", "frobenius"])
+@pytest.mark.parametrize("compensation", ["matched", "none"])
+def test_gradient_of_a_weight_at_zero(side: str, normalization: str, compensation: str) -> None:
+    """The square root of the weight inside has no derivative at zero; the result does: one-sided."""
+    x, weights = features(1, 4, 5), positive_weights(1, 5)
+    weights[0, 2] = 0.0
+    upstream = torch.randn(1, 4, 4, dtype=torch.float64)
+    options = {"normalization": normalization, "compensation": compensation, "side": side}
+
+    def f(weights: Tensor) -> Tensor:
+        return (isqrt_cov(x, weights=weights, **options) * upstream).sum()
+
+    step = torch.zeros_like(weights)
+    step[0, 2] = 1e-5
+    # Forward differences, extrapolated twice: the error is of third order in the step.
+    first, second, third = ((f(weights + step / k) - f(weights)) * k / 1e-5 for k in (1, 2, 4))
+    expected = (8 * third - 6 * second + first) / 3
+    leaf = weights.clone().requires_grad_()
+    (grad,) = torch.autograd.grad(f(leaf), leaf)
+    assert_close(grad[0, 2], expected, 1e-6)
+    assert abs(expected) > 1e-3, "a zero would prove nothing"
+
+    small = weights.float().requires_grad_()
+    result = isqrt_cov(x.float(), weights=small, **options)
+    (grad32,) = torch.autograd.grad(result, small, upstream.float())
+    assert grad32.isfinite().all()
+    assert_close(grad32, grad.float(), 1e-3)

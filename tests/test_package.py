@@ -1,0 +1,148 @@
+"""The shape of the package: who imports whom, what importing it costs, and its version."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import covpool
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "covpool"
+
+# A room imports only itself and rooms above it in this list.
+ROOMS = (
+    "functional",
+    "nn",
+    "models",
+    "data",
+    "train",
+    "recipes",
+    "evaluate",
+    "explain",
+    "export",
+    "bench",
+    "reproduce",
+    "cli",
+)
+# What `import covpool` reaches, so torch and nothing else, not even inside a function.
+TORCH_ONLY = ("functional", "nn")
+
+
+def imported_modules(tree: ast.AST) -> Iterator[str]:
+    """Every module a file imports, wherever in it; a name taken from covpool itself counts as its module."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, "relative imports hide which room is imported"
+            if node.module == "covpool":
+                yield from (f"covpool.{alias.name}" for alias in node.names)
+            else:
+                assert node.module
+                yield node.module
+
+
+def imports_of_room(room: str) -> list[tuple[str, str]]:
+    """Pairs of a file of the room and a module it imports."""
+    return [
+        (str(path.relative_to(SOURCE)), module)
+        for path in sorted((SOURCE / room).rglob("*.py"))
+        for module in imported_modules(ast.parse(path.read_text(encoding="utf-8")))
+    ]
+
+
+def forbidden_rooms(room: str, module: str) -> bool:
+    top, _, rest = module.partition(".")
+    if top != "covpool" or rest == "__version__":
+        return False
+    # `import covpool` alone gives every room, so it is no room above.
+    return rest.partition(".")[0] not in ROOMS[: ROOMS.index(room) + 1]
+
+
+def rooms_that_exist() -> list[str]:
+    return [path.name for path in sorted(SOURCE.iterdir()) if path.is_dir() and path.name != "__pycache__"]
+
+
+def test_every_folder_is_a_known_room() -> None:
+    assert set(rooms_that_exist()) <= set(ROOMS)
+
+
+@pytest.mark.parametrize("room", rooms_that_exist())
+def test_room_imports_only_rooms_above_it(room: str) -> None:
+    wrong = [pair for pair in imports_of_room(room) if forbidden_rooms(room, pair[1])]
+    assert not wrong
+
+
+@pytest.mark.parametrize("room", TORCH_ONLY)
+def test_room_imports_torch_and_nothing_else(room: str) -> None:
+    allowed = {"covpool", "torch", *sys.stdlib_module_names}
+    wrong = [pair for pair in imports_of_room(room) if pair[1].partition(".")[0] not in allowed]
+    assert not wrong
+
+
+@pytest.mark.parametrize(
+    ("room", "module", "forbidden"),
+    [
+        ("functional", "covpool.functional.triu", False),
+        ("functional", "covpool.nn", True),
+        ("functional", "covpool", True),
+        ("nn", "covpool.functional", False),
+        ("nn", "covpool.bench.timing", True),
+        ("bench", "covpool.nn", False),
+        ("bench", "covpool.__version__", False),
+        ("bench", "covpool.reproduce", True),
+        ("bench", "torch", False),
+    ],
+)
+def test_the_rule_itself(room: str, module: str, forbidden: bool) -> None:
+    assert forbidden_rooms(room, module) is forbidden
+
+
+def test_imports_are_found_wherever_they_are() -> None:
+    source = """
+import torch.nn as nn
+from covpool import functional, __version__
+def f():
+    from covpool.bench.timing import time
+"""
+    found = sorted(imported_modules(ast.parse(source)))
+    assert found == ["covpool.__version__", "covpool.bench.timing", "covpool.functional", "torch.nn"]
+
+
+def test_import_covpool_imports_only_torch() -> None:
+    # In a fresh process, after torch: what torch itself brings along is not ours to count.
+    script = """
+import json, sys
+import torch
+before = set(sys.modules)
+import covpool
+print(json.dumps(sorted(set(sys.modules) - before)))
+"""
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    modules = json.loads(result.stdout)
+    assert "covpool.functional" in modules
+    assert "covpool.nn" in modules
+    packages = {module.partition(".")[0] for module in modules}
+    assert packages - {"torch"} - sys.stdlib_module_names == {"covpool"}
+
+
+def test_torch_is_the_only_requirement() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["dependencies"] == ["torch>=2.10"]
+
+
+def test_version_is_that_of_the_installed_package() -> None:
+    try:
+        installed = metadata.version("covpool")
+    except metadata.PackageNotFoundError:
+        pytest.skip("covpool is on the path but not installed")
+    assert covpool.__version__ == installed
