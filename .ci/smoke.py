@@ -5,10 +5,10 @@ import warnings
 from importlib import resources
 from pathlib import Path
 
-import torch
-
 # numpy is not a requirement: that torch warns of its absence is as intended.
 warnings.filterwarnings("ignore", "Failed to initialize NumPy")
+
+import torch  # noqa: E402  it warns while it is imported
 
 loaded_by_torch = set(sys.modules)
 

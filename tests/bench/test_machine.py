@@ -17,7 +17,12 @@ from covpool.bench.machine import describe_machine, machine_name
     ],
 )
 def test_cpu_names_are_short(cpu: str, flags: list[str], cores: int, name: str) -> None:
-    assert machine_name({"cpu": cpu, "flags": flags, "cores": cores, "gpu": None}) == name
+    assert machine_name({"cpu": cpu, "flags": flags, "cores": cores, "threads": cores, "gpu": None}) == name
+
+
+def test_a_machine_held_to_fewer_threads_is_named_after_them() -> None:
+    machine = {"cpu": "Xeon", "flags": [], "cores": 2, "threads": 1, "gpu": None}
+    assert machine_name(machine) == "xeon-1c"
 
 
 def test_gpu_gives_its_name() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from covpool.bench import SIZES, render
+from covpool.bench import SIZES, render, summary_into
 from covpool.bench.plot import draw
 from covpool.bench.results import Results
 from covpool.bench.table import markdown
@@ -83,3 +83,31 @@ def test_plot_shows_losses_below_one(named_sizes: Results, tmp_path: Path) -> No
         draw(named_sizes, tmp_path / "plot.svg")
     assert (tmp_path / "plot.svg").stat().st_size > 0
     assert sum(height == pytest.approx(-0.1) for height in bars) == len(named_sizes["sizes"])
+
+
+def test_summary_goes_between_the_marks_and_nowhere_else(results_file: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("above\n<!-- benchmark:begin -->\nold\n<!-- benchmark:end -->\nbelow\n", encoding="utf-8")
+    text = summary_into(page, results_file).read_text(encoding="utf-8")
+    assert text.startswith("above\n<!-- benchmark:begin -->\nValue and gradient")
+    assert text.endswith("<!-- benchmark:end -->\nbelow\n")
+    assert "old" not in text
+    assert "| tiny (16×9, batch 2) |" in text
+
+
+def test_a_page_without_marks_is_refused(results_file: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("nothing here\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="benchmark:begin"):
+        summary_into(page, results_file)
+
+
+def test_the_front_page_shows_the_committed_results(tmp_path: Path) -> None:
+    """No figure in the README is typed in: rendering the committed results again changes nothing."""
+    root = Path(__file__).parents[2]
+    committed = sorted(root.glob("results/*/isqrt_cov--*--cpu.json"))
+    if not committed:
+        pytest.skip("no results beside the tests")
+    page = Path(shutil.copy(root / "README.md", tmp_path / "README.md"))
+    summary_into(page, committed[-1])
+    assert page.read_text(encoding="utf-8") == (root / "README.md").read_text(encoding="utf-8")

@@ -9,8 +9,8 @@ or from Python: ``covpool.bench.render(covpool.bench.run_isqrt_cov("results"))``
 from covpool.bench.contenders import CONTENDERS
 from covpool.bench.isqrt_cov import run_isqrt_cov
 from covpool.bench.problem import SIZES, Size
-from covpool.bench.report import render
+from covpool.bench.report import render, summary_into
 from covpool.bench.targets import TARGETS
 from covpool.bench.timing import Schedule
 
-__all__ = ["CONTENDERS", "SIZES", "TARGETS", "Schedule", "Size", "render", "run_isqrt_cov"]
+__all__ = ["CONTENDERS", "SIZES", "TARGETS", "Schedule", "Size", "render", "run_isqrt_cov", "summary_into"]

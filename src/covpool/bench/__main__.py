@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
-from covpool.bench import CONTENDERS, SIZES, Schedule, render, run_isqrt_cov
+from covpool.bench import CONTENDERS, SIZES, Schedule, render, run_isqrt_cov, summary_into
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,7 +42,10 @@ def _measure(options: argparse.Namespace) -> list[str]:
 
 
 def _render(options: argparse.Namespace) -> list[str]:
-    return [str(written) for written in render(options.file)]
+    written = render(options.file)
+    if options.page is not None:
+        written.append(summary_into(options.page, options.file))
+    return [str(path) for path in written]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -59,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     suite.add_argument("--resume", action="store_true", help="keep the sizes that are already there")
     drawing = commands.add_parser("render", help="redraw table and plot from a JSON of results")
     drawing.add_argument("file")
+    drawing.add_argument("--page", help="a Markdown page with benchmark marks to write the summary into")
     return parser
 
 

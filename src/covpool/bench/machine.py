@@ -46,7 +46,9 @@ def machine_name(machine: dict[str, Any]) -> str:
         return _slug(machine["gpu"])
     amx = ["amx"] if "amx_tile" in machine["flags"] else []
     model = _slug(_NOISE_WORDS.sub(" ", machine["cpu"])) or _slug(machine["cpu"]) or "cpu"
-    return "-".join([model, *amx, f"{machine['cores']}c"])
+    # Held to fewer threads than it has cores, a machine is in effect a smaller one.
+    used = min(machine["cores"], machine["threads"])
+    return "-".join([model, *amx, f"{used}c"])
 
 
 def _slug(words: str) -> str:

@@ -28,6 +28,30 @@ def markdown(results: Results, plot: str | None = None) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def summary(results: Results) -> str:
+    """The few figures for a front page: value and gradient, our speed over each rival."""
+    rows = []
+    for name, size in results["sizes"].items():
+        ratios = {
+            contender: found["value_and_gradient"]["ratio"] for contender, found in size["contenders"].items()
+        }
+        speeds = [f"{_number(ratios[rival]['median'])}x" for rival in ("plain", "eigh", "svd")]
+        overhead = f"{_number(1 / ratios['bare']['median'])}x"
+        rows.append([_size_words(name, size), *speeds, overhead])
+    titles = [
+        "features (channels × positions)",
+        "the paper's equations, written out",
+        "`eigh` and its gradient",
+        "`svd` and its gradient",
+        "our time over its bare products",
+    ]
+    return (
+        "Value and gradient of `isqrt_cov`: how many times faster than the same by other means, and how far "
+        f"above the matrix products it cannot do without. {_machine_words(results)}. {_origin(results)}\n\n"
+        + _table(titles, rows)
+    )
+
+
 def _machine_words(results: Results) -> str:
     machine = results["machine"]
     if machine["gpu"] is not None:

@@ -177,15 +177,19 @@ def _backward_first(g: Tensor, h: Tensor | None, a: Tensor) -> Tensor:
 
 def _half_three_minus_first(a: Tensor, out: Tensor | None = None) -> Tensor:
     """½(3I − A): ``T_0``, which is also ``Z_1``."""
-    t = torch.mul(a, -0.5, out=out)
-    t.diagonal(dim1=-2, dim2=-1).add_(1.5)
-    return t
+    return _plus_identity(torch.mul(a, -0.5, out=out), 1.5)
 
 
 def _half_three_minus(z: Tensor, y: Tensor, out: Tensor | None = None) -> Tensor:
     """½(3I − ZY): ``T_k``. The factor rides on the product, so only the diagonal is touched again."""
-    t = _scaled_product(z, y, -0.5, out=out)
-    t.diagonal(dim1=-2, dim2=-1).add_(1.5)
+    return _plus_identity(_scaled_product(z, y, -0.5, out=out), 1.5)
+
+
+def _plus_identity(t: Tensor, value: float) -> Tensor:
+    """``t + value · I``, in t itself: it is consumed."""
+    if torch.compiler.is_exporting():  # what is written through a view does not decompose for ONNX
+        return t + value * torch.eye(t.shape[-1], dtype=t.dtype, device=t.device)
+    t.diagonal(dim1=-2, dim2=-1).add_(value)
     return t
 
 

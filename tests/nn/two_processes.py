@@ -1,0 +1,99 @@
+"""What each of two gloo processes runs: a few steps of training under DDP or FSDP2.
+
+Everything is in float64, so that the one process on the whole batch and the two on its halves agree
+to rounding.
+"""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from covpool.nn import CovPool
+
+BATCH, STEPS, RATE = 6, 3, 0.1
+# Input shape of an image, input channels, options of the layer. BatchNorm is in eval mode: in training
+# its statistics are those of a process, not of the whole batch.
+CASES = {
+    "map": ((7, 4, 5), 7, {"dim": 4}),
+    "map without reduction": ((7, 2, 2), 7, {"dim": None, "backward": "recompute"}),
+    "tokens, reduction auto": ((9, 7), 7, {"dim": 4}),
+    "tokens, reduction linear": ((9, 7), 7, {"dim": 4, "reduction": "linear", "side": "positions"}),
+}
+WRAPPERS = ("ddp", "fsdp2")
+
+
+def make_model(case: str) -> nn.Module:
+    _, channels, options = CASES[case]
+    torch.manual_seed(1)
+    pool = CovPool(channels, **options)
+    model = nn.Sequential(pool, nn.Linear(pool.out_features, 3)).double()
+    if pool.reduction is not None and pool.reduction.norm is not None:
+        pool.reduction.norm.eval()
+    return model
+
+
+def make_batches(case: str) -> list[tuple[Tensor, Tensor]]:
+    shape, _, _ = CASES[case]
+    generator = torch.Generator().manual_seed(2)
+    return [
+        (
+            torch.randn(BATCH, *shape, generator=generator, dtype=torch.float64),
+            torch.randint(3, (BATCH,), generator=generator),
+        )
+        for _ in range(STEPS)
+    ]
+
+
+def train(model: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+    """Gradients of the first step and parameters after the last, whole tensors."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    result = {}
+    for step, (x, target) in enumerate(batches):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), target).backward()
+        if step == 0:
+            result = {f"{name}.grad": _whole(p.grad) for name, p in model.named_parameters()}
+        optimizer.step()
+    return result | {name: _whole(p) for name, p in model.named_parameters()}
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    tensor = tensor.detach()
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.clone()
+
+
+def run(rank: int, folder: str) -> None:
+    """Train every case under every wrapper; rank 0 leaves what it got in ``folder``."""
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/rendezvous",
+        rank=rank,
+        world_size=2,
+        timeout=datetime.timedelta(seconds=120),
+    )
+    results = {}
+    for wrapper in WRAPPERS:
+        for case in CASES:
+            model = make_model(case)
+            if wrapper == "ddp":
+                model = DistributedDataParallel(model)
+            else:
+                mesh = init_device_mesh("cpu", (2,))
+                fully_shard(model[0], mesh=mesh)
+                fully_shard(model, mesh=mesh)
+            halves = [(x.chunk(2)[rank], target.chunk(2)[rank]) for x, target in make_batches(case)]
+            got = train(model, halves)
+            results[wrapper, case] = {name.removeprefix("module."): value for name, value in got.items()}
+    if rank == 0:
+        torch.save(results, Path(folder) / "results.pt")
+    dist.destroy_process_group()
