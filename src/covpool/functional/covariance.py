@@ -32,8 +32,8 @@ def covariance(x: Tensor, *, weights: Tensor | None = None) -> Tensor:
     Example:
         >>> x = torch.tensor([[1.0, 3.0], [2.0, 2.0]])
         >>> covariance(x)
-        tensor([[1., 0.],
-                [0., 0.]])
+        tensor([[1.0000, 0.0000],
+                [0.0000, 0.0000]])
     """
     check_features(x)
     if weights is not None:

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from covpool.functional.differentiable import may_overwrite
 from covpool.functional.newton_schulz import (
     Iterates,
     accumulate,
@@ -48,7 +49,6 @@ class Options(NamedTuple):
     positions: bool
     dtype: torch.dtype
 
-    @property
     def power(self) -> float:
         """p, the exponent of t in the result."""
         return 0.5 if self.compensation == "matched" else 0.0
@@ -106,7 +106,7 @@ def value_backward(grad: Tensor, m: Tensor, value: Value, options: Options) -> T
 def _channels_backward(g: Tensor, x: Tensor, dtype: torch.dtype, value: Value, options: Options) -> Tensor:
     inner = _dot(g, value.kernel) * reciprocal_or_zero(value.factor)
     grad_a = newton_schulz_backward(g, value.iterates).to(dtype)
-    d = _gram_backward(grad_a, inner, options.power, value, options)
+    d = _gram_backward(grad_a, inner, options.power(), value, options)
     return torch.bmm(d.to(options.dtype), x).to(dtype)
 
 
@@ -116,8 +116,9 @@ def _positions_backward(g: Tensor, x: Tensor, dtype: torch.dtype, value: Value, 
     grad_x = torch.bmm(gx, value.kernel)
     inner = _dot(h, value.kernel) * reciprocal_or_zero(value.factor)
     grad_a = newton_schulz_backward(h, value.iterates, inverse=True).to(dtype)
-    d = _gram_backward(grad_a, inner, options.power - 1, value, options)
-    return accumulate(grad_x, x, d.to(options.dtype), beta=1.0, alpha=1.0).to(dtype)
+    d = _gram_backward(grad_a, inner, options.power() - 1, value, options)
+    overwrite = may_overwrite(grad_x, d)
+    return accumulate(grad_x, x, d.to(options.dtype), beta=1.0, alpha=1.0, overwrite=overwrite).to(dtype)
 
 
 def _gram_backward(grad_a: Tensor, inner: Tensor, power: float, value: Value, options: Options) -> Tensor:
@@ -138,8 +139,8 @@ def value_jvp(tangent: Tensor, m: Tensor, value: Value, options: Options) -> Ten
     da = ((dgram - a * dt) * over_t).to(options.dtype)
     droot = newton_schulz_jvp(da, value.iterates, inverse=options.positions).to(m.dtype)
     if not options.positions:
-        return droot * value.factor + value.kernel * (options.power * dt * over_t)
-    dkernel = droot * value.factor + value.kernel * ((options.power - 1) * dt * over_t)
+        return droot * value.factor + value.kernel * (options.power() * dt * over_t)
+    dkernel = droot * value.factor + value.kernel * ((options.power() - 1) * dt * over_t)
     middle = torch.bmm(torch.bmm(x, dkernel.to(options.dtype)), x.mT)
     outer = torch.bmm(torch.bmm(dx, value.kernel), x.mT)
     return (middle + outer + outer.mT).to(m.dtype)

@@ -68,8 +68,8 @@ def matrix_sqrt(
     Example:
         >>> a = torch.diag(torch.tensor([4.0, 1.0]))
         >>> matrix_sqrt(a, steps=10)
-        tensor([[2., 0.],
-                [0., 1.]])
+        tensor([[2.0000, 0.0000],
+                [0.0000, 1.0000]])
     """
     return _root(a, _Options(steps, normalization, compensation, False), backward)
 
@@ -102,7 +102,6 @@ class _Options(NamedTuple):
     compensation: Compensation
     inverse: bool
 
-    @property
     def power(self) -> float:
         """The exponent of t in the compensation."""
         if self.compensation == "none":
@@ -138,7 +137,7 @@ class _Value(NamedTuple):
 
 def _value(a: Tensor, options: _Options, keep: bool = False) -> _Value:
     """The specification, in plain operations."""
-    # A power of the largest entry is taken out first and put back, so that no square overflows; the
+    # The largest entry is taken out first and put back, so that no square overflows; the
     # result does not depend on it, hence it is a constant of the derivative.
     scale = a.detach().abs().amax((-2, -1), keepdim=True)
     symmetric = (a + a.mT) * (0.5 * reciprocal_or_zero(scale))
@@ -223,7 +222,7 @@ def _value_backward(grad: Tensor, value: _Value, options: _Options) -> Tensor:
         factor = factor * compensation
         inner = inner * reciprocal_or_zero(compensation)
     grad_a = newton_schulz_backward(grad, value.iterates, options.inverse)
-    return normalization_backward(grad_a, a, t, inner, options.power, options.normalization) * factor
+    return normalization_backward(grad_a, a, t, inner, options.power(), options.normalization) * factor
 
 
 def _value_jvp(tangent: Tensor, value: _Value, options: _Options) -> Tensor:
@@ -234,4 +233,4 @@ def _value_jvp(tangent: Tensor, value: _Value, options: _Options) -> Tensor:
     droot = newton_schulz_jvp((tangent - a * dt) * over_t, value.iterates, options.inverse)
     if options.compensation == "matched":
         droot = droot * _compensation(t, value.scale, options)
-    return droot + value.root * (options.power * dt * over_t)
+    return droot + value.root * (options.power() * dt * over_t)

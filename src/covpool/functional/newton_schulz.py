@@ -26,7 +26,7 @@ from itertools import repeat
 import torch
 from torch import Tensor
 
-from covpool.functional.differentiable import buffers, may_overwrite
+from covpool.functional.differentiable import buffers
 
 
 @dataclass(frozen=True)
@@ -107,19 +107,19 @@ def newton_schulz_backward(grad: Tensor, iterates: Iterates, inverse: bool = Fal
     """
     a, pairs = iterates.ys[0], iterates.pairs()
     if not pairs:
-        return grad * -0.5 if inverse else _backward_first(grad, None, a)
+        return grad * -0.5 if inverse else _backward_first(grad, None, a, reuse=False)
     out = buffers(grad, 4)
-    y, z = pairs.pop()
-    g, h, e, f = _backward_last(grad, y, z, inverse, out)
     p = next(out)
     reuse = p is not None
+    y, z = pairs.pop()
+    g, h, e, f = _backward_last(grad, y, z, inverse, out)
     for y, z in reversed(pairs):
         e, f = torch.bmm(y, g, out=e), torch.bmm(h, z, out=f)
         e_half_f = torch.add(e, f, alpha=0.5, out=p)
         f_half_e = torch.add(f, e, alpha=0.5, out=f if reuse else None)
         g, e = _symmetric_sum(g, z, e_half_f, out=e if reuse else None)
         h, f = _symmetric_sum(h, f_half_e, y, out=f if reuse else None)
-    return _backward_first(g, h, a)
+    return _backward_first(g, h, a, reuse)
 
 
 def newton_schulz_jvp(tangent: Tensor, iterates: Iterates, inverse: bool = False) -> Tensor:
@@ -160,19 +160,18 @@ def _backward_last(
 
 def _symmetric_sum(g: Tensor, x: Tensor, y: Tensor, out: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """``N + Nᵀ`` with ``N = ¾g − ½xy``, and the memory of g, which is free afterwards."""
-    n = accumulate(g, x, y, beta=0.75, alpha=-0.5)
+    n = accumulate(g, x, y, beta=0.75, alpha=-0.5, overwrite=out is not None)
     return torch.add(n, n.mT, out=out), None if out is None else n
 
 
-def _backward_first(g: Tensor, h: Tensor | None, a: Tensor) -> Tensor:
+def _backward_first(g: Tensor, h: Tensor | None, a: Tensor, reuse: bool) -> Tensor:
     """Eqn. (7), the gradient of A itself: one product."""
     if h is None:
-        n = accumulate(g.clone(), g, a, beta=0.75, alpha=-0.5)
-        return n + n.mT
-    n = accumulate(h, g, a, beta=-0.25, alpha=-0.5)
-    overwrite = may_overwrite(n, g)
-    n = torch.add(n, g, alpha=0.75, out=n if overwrite else None)
-    return torch.add(n, n.mT, out=g if overwrite else None)
+        n = torch.baddbmm(g, g, a, beta=0.75, alpha=-0.5)
+    else:
+        n = accumulate(h, g, a, beta=-0.25, alpha=-0.5, overwrite=reuse)
+        n = torch.add(n, g, alpha=0.75, out=n if reuse else None)
+    return torch.add(n, n.mT, out=g if reuse else None)
 
 
 def _half_three_minus_first(a: Tensor, out: Tensor | None = None) -> Tensor:
@@ -198,8 +197,8 @@ def _scaled_product(x: Tensor, y: Tensor, alpha: float, out: Tensor | None = Non
     return torch.baddbmm(x.new_zeros(()), x, y, beta=0, alpha=alpha, out=out)
 
 
-def accumulate(total: Tensor, x: Tensor, y: Tensor, *, beta: float, alpha: float) -> Tensor:
+def accumulate(total: Tensor, x: Tensor, y: Tensor, *, beta: float, alpha: float, overwrite: bool) -> Tensor:
     """``beta · total + alpha · xy``, into ``total`` itself where that is allowed."""
-    if may_overwrite(total, x, y):
+    if overwrite:
         return total.baddbmm_(x, y, beta=beta, alpha=alpha)
     return torch.baddbmm(total, x, y, beta=beta, alpha=alpha)
