@@ -43,7 +43,9 @@ def test_features_that_are_no_tensor(f: Operator, x: Any) -> None:
 
 
 @of_features
-@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool, torch.complex64])
+@pytest.mark.parametrize(
+    "dtype", [torch.int64, torch.uint8, torch.bool, torch.complex64, torch.float8_e4m3fn]
+)
 def test_features_that_are_not_real_numbers(f: Operator, dtype: torch.dtype) -> None:
     with refuses(TypeError, "x must be a real floating-point tensor", str(dtype), "x.float()"):
         f(X.to(dtype))

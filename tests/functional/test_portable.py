@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.autograd import grad
+from torch.autograd import gradcheck
 from torch.utils.checkpoint import checkpoint
 
 from covpool.functional import covariance, inverse_matrix_sqrt, isqrt_cov, matrix_sqrt, triu_unvec, triu_vec
+from tests.functional.portability import (
+    Function,
+    check_compiled,
+    check_exported,
+    check_onnx,
+    value_and_gradients,
+)
 from tests.functional.tolerances import assert_close
-
-Operator = Callable[[Tensor], Tensor]
 
 # Tracing and code generation warn of code of torch's own.
 pytestmark = [
@@ -24,60 +28,313 @@ pytestmark = [
 ]
 
 
-def of_covariance(operator: Operator, **options: object) -> Operator:
-    """Features to an operator on matrices, through products alone."""
+def of_products(operator: Function, **options: object) -> Function:
+    """Features to an operator on matrices."""
     return lambda x: operator(x @ x.mT / x.shape[-1], **options)
 
 
-OPERATORS: dict[str, Operator] = {
+def weighted(operator: Function, **options: object) -> Function:
+    return lambda x, weights: operator(x, weights=weights, **options)
+
+
+OPERATORS: dict[str, Function] = {
     "covariance": covariance,
-    "matrix_sqrt": of_covariance(matrix_sqrt),
-    "matrix_sqrt frobenius recompute": of_covariance(
+    "matrix_sqrt": of_products(matrix_sqrt),
+    "matrix_sqrt, frobenius, recompute": of_products(
         matrix_sqrt, normalization="frobenius", backward="recompute"
     ),
-    "inverse_matrix_sqrt": of_covariance(inverse_matrix_sqrt, steps=3),
-    "isqrt_cov channels": partial(isqrt_cov, side="channels"),
-    "isqrt_cov positions": partial(isqrt_cov, side="positions"),
-    "isqrt_cov positions frobenius recompute": partial(
+    "inverse_matrix_sqrt": of_products(inverse_matrix_sqrt, steps=3),
+    "isqrt_cov, channels": partial(isqrt_cov, side="channels"),
+    "isqrt_cov, positions": partial(isqrt_cov, side="positions"),
+    "isqrt_cov, positions, frobenius, recompute": partial(
         isqrt_cov, side="positions", normalization="frobenius", backward="recompute"
     ),
-    "isqrt_cov one step none": partial(isqrt_cov, side="positions", steps=1, compensation="none"),
-    "triu": lambda x: triu_unvec(triu_vec(x @ x.mT)),
+    "isqrt_cov, one step, not compensated": partial(isqrt_cov, steps=1, compensation="none"),
 }
-BOTH_SIDES = ("isqrt_cov channels", "isqrt_cov positions")
+SIDES = ("channels", "positions")
+
+
+def sizes(*shapes: tuple[int, int, int]) -> list[tuple[Tensor]]:
+    """Features of each shape; the first image of each is constant, where the result is zero."""
+    inputs = []
+    for shape in shapes:
+        x = torch.randn(shape)
+        x[0] = 7.7
+        inputs.append((x,))
+    return inputs
 
 
 def both_sides(x: Tensor) -> Tensor:
-    """Every kernel of the two sides in one graph, for compiling takes a second a kernel."""
-    channels, positions = (OPERATORS[name](x) for name in BOTH_SIDES)
-    return torch.stack([channels, positions])
+    """The two sides in one graph: they share most kernels, and a kernel takes seconds to compile."""
+    return torch.stack([isqrt_cov(x, side="channels"), isqrt_cov(x, side="positions")])
 
 
-def assert_same_value_and_gradient(one: Operator, other: Operator, *inputs: Tensor) -> None:
-    results = []
-    for function in (one, other):
-        leaves = [x.detach().clone().requires_grad_(x.is_floating_point()) for x in inputs]
-        y = function(*leaves)
-        upstream = torch.sin(torch.arange(y.numel(), dtype=y.dtype)).reshape(y.shape)
-        wanted = [leaf for leaf in leaves if leaf.requires_grad]
-        results.append([y.detach(), *grad(y, wanted, upstream)])
-    for a, b in zip(*results, strict=True):
-        assert_close(a, b)
+def named(*fast: str) -> pytest.MarkDecorator:
+    """All operators by name, in the fast part those given alone: each takes seconds."""
+    return pytest.mark.parametrize(
+        "name", [pytest.param(name, marks=() if name in fast else pytest.mark.slow) for name in OPERATORS]
+    )
 
 
-def check_compiled(function: Operator, backend: str) -> None:
-    """One graph, forward and backward, that serves two sizes without being made again."""
-    torch.compiler.reset()
-    compiled = torch.compile(function, fullgraph=True, dynamic=True, backend=backend)
-    assert_same_value_and_gradient(compiled, function, torch.randn(3, 12, 9))
-    with torch.compiler.set_stance("fail_on_recompile"):
-        assert_same_value_and_gradient(compiled, function, torch.randn(5, 14, 11))
+# torch.compile.
 
 
-@pytest.mark.parametrize("name", OPERATORS)
+@named("isqrt_cov, positions, frobenius, recompute")
 def test_traces_whole_and_dynamic(name: str) -> None:
-    check_compiled(OPERATORS[name], "aot_eager")
+    check_compiled(OPERATORS[name], "aot_eager", *sizes((3, 12, 9), (5, 14, 11)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("side", SIDES)
+def test_weights_trace_whole_and_dynamic(side: str) -> None:
+    inputs = [(torch.randn(b, c, n), torch.rand(b, n)) for b, c, n in ((3, 12, 9), (5, 14, 11))]
+    check_compiled(weighted(isqrt_cov, side=side), "aot_eager", *inputs)
 
 
 def test_compiled_by_inductor() -> None:
-    check_compiled(both_sides, "inductor")
+    check_compiled(both_sides, "inductor", *sizes((3, 12, 9), (5, 14, 11)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OPERATORS)
+def test_each_compiled_by_inductor(name: str) -> None:
+    check_compiled(OPERATORS[name], "inductor", *sizes((3, 12, 9), (5, 14, 11)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("kind", ["bool", "float"])
+def test_weights_compiled_by_inductor(side: str, kind: str) -> None:
+    inputs = []
+    for b, c, n in ((3, 12, 9), (5, 14, 11)):
+        weights = torch.rand(b, n) if kind == "float" else torch.rand(b, n) > 0.3
+        inputs.append((torch.randn(b, c, n), weights))
+    check_compiled(weighted(isqrt_cov, side=side), "inductor", *inputs)
+
+
+@pytest.mark.slow
+def test_the_side_is_chosen_anew_for_another_size() -> None:
+    # One callable for both: a size that calls for the other side is compiled, not computed on the wrong one.
+    torch.compiler.reset()
+    compiled = torch.compile(isqrt_cov, fullgraph=True, dynamic=True)
+    for shape in ((3, 24, 6), (3, 8, 40)):
+        x = torch.randn(shape)
+        for a, b in zip(
+            value_and_gradients(compiled, (x,)), value_and_gradients(isqrt_cov, (x,)), strict=True
+        ):
+            assert_close(a, b, relative=1e-5)
+
+
+def test_two_calls_in_one_graph() -> None:
+    def function(x: Tensor) -> Tensor:
+        return isqrt_cov(x) + matrix_sqrt(covariance(2 * x)) + covariance(3 * x)
+
+    check_compiled(function, "aot_eager", *sizes((3, 12, 9), (5, 14, 11)))
+
+
+@pytest.mark.slow
+def test_triangles_trace_whole() -> None:
+    # Their size is a constant of the graph: torch.triu_indices takes no symbolic one.
+    check_compiled(
+        lambda c: triu_unvec(triu_vec(c)), "aot_eager", *((torch.randn(b, 12, 12),) for b in (3, 5))
+    )
+
+
+@pytest.mark.slow
+def test_compiled_without_gradient() -> None:
+    torch.compiler.reset()
+    compiled = torch.compile(both_sides, fullgraph=True, dynamic=True, backend="aot_eager")
+    (x,) = sizes((3, 12, 9))[0]
+    with torch.no_grad():
+        assert_close(compiled(x), both_sides(x), relative=1e-5)
+
+
+@pytest.mark.slow
+def test_compiled_under_autocast() -> None:
+    torch.compiler.reset()
+    compiled = torch.compile(both_sides, fullgraph=True, dynamic=True, backend="aot_eager")
+    (x,) = sizes((3, 12, 9))[0]
+    expected = value_and_gradients(both_sides, (x,))
+    with torch.autocast("cpu", torch.bfloat16):
+        for a, b in zip(value_and_gradients(compiled, (x,)), expected, strict=True):
+            assert_close(a, b, relative=1e-5)
+
+
+# torch.export and ONNX.
+
+
+class Apply(nn.Module):
+    """A function as the module that an exporter wants."""
+
+    def __init__(self, function: Function) -> None:
+        super().__init__()
+        self.function = function
+        self.eval()
+
+    def forward(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
+        return self.function(x) if weights is None else self.function(x, weights)
+
+
+@named("matrix_sqrt", "isqrt_cov, channels", "isqrt_cov, positions")
+def test_exported_with_a_dynamic_batch(name: str) -> None:
+    example, other = sizes((3, 12, 9), (5, 12, 9))
+    check_exported(Apply(OPERATORS[name]), example, [other, (torch.randn(1, 12, 9),)])
+
+
+@named("isqrt_cov, channels", "isqrt_cov, positions")
+def test_onnx_with_a_dynamic_batch(name: str, tmp_path: Path) -> None:
+    example, other = sizes((3, 12, 9), (5, 12, 9))
+    check_onnx(Apply(OPERATORS[name]), tmp_path / "operator.onnx", example, [other, (torch.randn(1, 12, 9),)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("side", SIDES)
+def test_onnx_with_weights(side: str, tmp_path: Path) -> None:
+    example, *others = [(torch.randn(b, 12, 9), torch.rand(b, 9)) for b in (3, 1, 5)]
+    check_onnx(Apply(weighted(isqrt_cov, side=side)), tmp_path / "weighted.onnx", example, others)
+
+
+# torch.func.
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("in_dim", [0, 1])
+def test_vmap_is_a_batch(side: str, in_dim: int) -> None:
+    x = torch.randn(4, 3, 12, 9)
+    mapped = torch.func.vmap(partial(isqrt_cov, side=side), in_dims=in_dim, out_dims=in_dim)(x)
+    assert_close(mapped, isqrt_cov(x, side=side))
+
+
+@pytest.mark.parametrize("operator", [matrix_sqrt, inverse_matrix_sqrt])
+def test_vmap_of_roots_is_a_batch(operator: Function) -> None:
+    a = covariance(torch.randn(4, 3, 6, 20))
+    assert_close(torch.func.vmap(operator)(a), operator(a), relative=1e-4)
+
+
+def test_vmap_over_weights_alone() -> None:
+    x, weights = torch.randn(12, 9), torch.rand(4, 9)
+    mapped = torch.func.vmap(lambda w: isqrt_cov(x, weights=w))(weights)
+    assert_close(mapped, isqrt_cov(x.expand(4, 12, 9), weights=weights))
+
+
+def test_vmap_of_triangles_is_a_batch() -> None:
+    c = covariance(torch.randn(4, 3, 6, 20))
+    assert torch.equal(torch.func.vmap(triu_vec)(c), triu_vec(c))
+    assert torch.equal(torch.func.vmap(triu_unvec)(triu_vec(c)), c)
+
+
+def loss(x: Tensor, operator: Function = isqrt_cov, **options: object) -> Tensor:
+    """A number that depends on every entry of the result in its own way."""
+    y = operator(x, **options)
+    return (y * torch.sin(torch.arange(y.numel(), dtype=y.dtype)).reshape(y.shape)).sum() + y.square().sum()
+
+
+@pytest.mark.parametrize("options", [{"side": "channels"}, {"side": "positions", "backward": "recompute"}])
+def test_grad_and_gradients_of_each_sample(options: dict[str, str]) -> None:
+    x = torch.randn(4, 12, 9)
+    each = torch.func.vmap(torch.func.grad(partial(loss, **options)))(x)
+    for i in range(4):
+        leaf = x[i].clone().requires_grad_()
+        (expected,) = torch.autograd.grad(loss(leaf, **options), leaf)
+        assert_close(each[i], expected)
+        assert_close(torch.func.grad(partial(loss, **options))(x[i]), expected)
+
+
+SMALL: dict[str, Function] = {
+    "isqrt_cov, channels": partial(isqrt_cov, side="channels", steps=3),
+    "isqrt_cov, positions": partial(isqrt_cov, side="positions", steps=3),
+    "isqrt_cov, recompute": partial(isqrt_cov, side="positions", steps=3, backward="recompute"),
+    "matrix_sqrt": of_products(matrix_sqrt, steps=3),
+    "inverse_matrix_sqrt": of_products(inverse_matrix_sqrt, steps=3),
+    "covariance": covariance,
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_jacobians_and_tangents_agree_and_are_true(name: str) -> None:
+    function, x = SMALL[name], torch.randn(2, 4, 3, dtype=torch.float64)
+    backward, forward = torch.func.jacrev(function)(x), torch.func.jacfwd(function)(x)
+    assert_close(forward, backward)
+    direction = torch.randn_like(x)
+    value, tangent = torch.func.jvp(function, (x,), (direction,))
+    assert_close(value, function(x))
+    assert_close(tangent, torch.tensordot(backward, direction, 3))
+    step = 1e-6 * direction
+    assert_close(tangent, (function(x + step) - function(x - step)) / 2e-6, relative=1e-7)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_hessian_is_the_derivative_of_the_gradient(name: str) -> None:
+    function = partial(loss, operator=SMALL[name])
+    x = torch.randn(4, 3, dtype=torch.float64)
+    second = torch.func.hessian(function)(x).reshape(12, 12)
+    assert_close(second, second.mT)
+    assert_close(torch.func.jacrev(torch.func.jacrev(function))(x).reshape(12, 12), second)
+    direction = torch.randn_like(x)
+    step, gradient = 1e-6 * direction, torch.func.grad(function)
+    slope = (gradient(x + step) - gradient(x - step)) / 2e-6
+    assert_close((second @ direction.flatten()).reshape(4, 3), slope, relative=1e-6)
+
+
+def test_tangent_of_weights() -> None:
+    x, weights = torch.randn(2, 4, 6).double(), torch.rand(2, 6).double()
+    direction = torch.randn_like(weights)
+
+    def function(weights: Tensor) -> Tensor:
+        return isqrt_cov(x, weights=weights)
+
+    _, tangent = torch.func.jvp(function, (weights,), (direction,))
+    step = 1e-6 * direction
+    assert_close(tangent, (function(weights + step) - function(weights - step)) / 2e-6, relative=1e-7)
+
+
+# Checkpointing and flags.
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("side", SIDES)
+def test_checkpoint_gives_the_same_gradient(side: str, use_reentrant: bool) -> None:
+    function = partial(isqrt_cov, side=side)
+    plain, again = (torch.randn(3, 12, 9, generator=torch.Generator().manual_seed(0)) for _ in range(2))
+    loss(plain.requires_grad_(), function).backward()
+    loss(again.requires_grad_(), lambda x: checkpoint(function, x, use_reentrant=use_reentrant)).backward()
+    assert plain.grad.any()
+    assert torch.equal(again.grad, plain.grad)
+
+
+def test_gradcheck_through_a_checkpoint() -> None:
+    x = torch.randn(2, 4, 3, dtype=torch.float64, requires_grad=True)
+    assert gradcheck(lambda x: checkpoint(isqrt_cov, x, use_reentrant=False), x)
+
+
+def flags() -> dict[str, object]:
+    matmul, cudnn, mkldnn = torch.backends.cuda.matmul, torch.backends.cudnn, torch.backends.mkldnn
+    return {
+        "matmul precision": torch.get_float32_matmul_precision(),
+        "default dtype": torch.get_default_dtype(),
+        "cuda matmul tf32": matmul.allow_tf32,
+        "cuda reduced bf16": matmul.allow_bf16_reduced_precision_reduction,
+        "cudnn tf32": cudnn.allow_tf32,
+        "mkldnn matmul": mkldnn.matmul.fp32_precision,
+        "autocast": torch.is_autocast_enabled("cpu"),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "grad": torch.is_grad_enabled(),
+    }
+
+
+@pytest.mark.parametrize("precision", ["highest", "medium"])
+def test_no_global_flag_is_touched_nor_has_a_say(precision: str) -> None:
+    x = torch.randn(3, 12, 9)
+    expected = value_and_gradients(both_sides, (x,))
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision(precision)
+        told = flags()
+        got = value_and_gradients(both_sides, (x,))
+        value_and_gradients(partial(isqrt_cov, compute_dtype=torch.bfloat16), (x,))
+        assert flags() == told
+    finally:
+        torch.set_float32_matmul_precision(before)
+    if precision == before:
+        for a, b in zip(got, expected, strict=True):
+            assert torch.equal(a, b)

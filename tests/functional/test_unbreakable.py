@@ -63,6 +63,28 @@ def test_every_scale(exponent: int, side: str, normalization: str) -> None:
 
 @sides
 @normalizations
+@pytest.mark.parametrize("size", [1e-38, 1e-40, 1e-45])
+def test_subnormal_numbers(size: float, side: str, normalization: str) -> None:
+    """Their reciprocal is infinite. They count as zero, beside an image that does not."""
+    x = torch.stack([torch.rand(4, 6) * size, torch.randn(4, 6)])
+    c, (grad,) = Pooling(normalization=normalization, side=side).value_and_gradients(
+        x, None, torch.ones(2, 4, 4)
+    )
+    assert torch.equal(c[0], torch.zeros(4, 4))
+    assert torch.equal(grad[0], torch.zeros(4, 6))
+    assert c[1].abs().max() > 0
+    for root in (matrix_sqrt, inverse_matrix_sqrt):
+        for compensation in ("matched", "none"):
+            a = (torch.eye(3) * size).requires_grad_()
+            result = root(a, normalization=normalization, compensation=compensation)
+            result.sum().backward()
+            assert torch.equal(result, torch.zeros(3, 3))
+            assert a.grad is not None
+            assert torch.equal(a.grad, torch.zeros(3, 3))
+
+
+@sides
+@normalizations
 @pytest.mark.parametrize(("c", "n"), [(1, 1), (1, 6), (6, 1), (2, 1), (1, 2)])
 def test_one_channel_or_one_position(c: int, n: int, side: str, normalization: str) -> None:
     x = torch.randn(2, c, n)

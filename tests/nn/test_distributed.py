@@ -11,6 +11,8 @@ from torch import Tensor
 from tests.functional.tolerances import assert_close
 from tests.nn import two_processes
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], dict[str, Tensor]]:

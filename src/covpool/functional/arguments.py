@@ -27,7 +27,7 @@ def check_floating(name: str, x: object) -> None:
     """Raise unless ``x`` is a real floating-point tensor."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor; got {type(x).__name__}")
-    if not x.is_floating_point():
+    if not x.is_floating_point() or x.dtype.itemsize < 2:  # float8 stores numbers, it does not compute
         raise TypeError(f"{name} must be a real floating-point tensor; got {x.dtype}: pass {name}.float()")
 
 

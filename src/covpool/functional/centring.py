@@ -23,10 +23,12 @@ from torch.autograd import Function
 
 from covpool.functional.differentiable import may_overwrite
 
-FLAT_ULPS = 4.0
+# Whole numbers are constants to torch.compile; a float of a module becomes an input of the graph, and a
+# second call in the same graph then fails.
+FLAT_ULPS = 4
 # How far, in spreads, a feature at a zero-weight position may lie before it is clipped. Such a feature
 # never reaches the value; it only tells the derivative with respect to its weight.
-OUTLIER_SPREADS = 1e3
+OUTLIER_SPREADS = 1000
 
 
 def centre(x: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -55,7 +57,9 @@ def _scale(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
     """
     spread = high - low
     magnitude = torch.maximum(high.abs(), low.abs())
-    flat = spread <= FLAT_ULPS * torch.finfo(spread.dtype).eps * magnitude
+    finfo = torch.finfo(spread.dtype)
+    # A spread below the smallest normal number has no reciprocal: flat as well.
+    flat = spread <= (FLAT_ULPS * finfo.eps * magnitude).clamp_min(finfo.tiny)
     spread = spread.masked_fill(flat, 0.0)
     s = spread.amax(-2, keepdim=True)
     inverse = torch.where(s == 0, 0.0, 1.0 / s)

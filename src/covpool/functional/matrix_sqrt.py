@@ -140,6 +140,7 @@ def _value(a: Tensor, options: _Options, keep: bool = False) -> _Value:
     # The largest entry is taken out first and put back, so that no square overflows; the
     # result does not depend on it, hence it is a constant of the derivative.
     scale = a.detach().abs().amax((-2, -1), keepdim=True)
+    scale = scale.masked_fill(scale < torch.finfo(a.dtype).tiny, 0.0)  # subnormal: it has no reciprocal
     symmetric = (a + a.mT) * (0.5 * reciprocal_or_zero(scale))
     t = norm_of(symmetric, options.normalization)
     root, iterates = newton_schulz(

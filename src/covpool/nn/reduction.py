@@ -19,8 +19,9 @@ ReductionKind = Literal["auto", "convolution", "linear"]
 REDUCTIONS = ("auto", "convolution", "linear")
 
 # A feature at a position of weight zero that is this many times larger than every feature that counts
-# is cut out before it meets a product: Inf and NaN would come out of it, and spread.
-OUTLIER = 1e3
+# is cut out before it meets a product: Inf and NaN would come out of it, and spread. (A whole number, for
+# torch.compile takes a float of a module as an input of the graph.)
+OUTLIER = 1000
 
 
 class Reduction(nn.Module):
@@ -86,7 +87,7 @@ class Reduction(nn.Module):
 
     def _linear(self, x: Tensor) -> Tensor:
         weight = self.projection.weight.flatten(1)
-        if self.norm is not None and self.training and torch.is_grad_enabled():
+        if self.norm is not None and torch.is_grad_enabled():
             # DistributedDataParallel waits for a gradient of every parameter: BatchNorm's get a zero.
             weight = weight + 0.0 * (self.norm.weight.sum() + self.norm.bias.sum())
         return F.linear(x.movedim(1, -1), weight).movedim(-1, 1)
