@@ -82,3 +82,18 @@ def test_gradient_of_a_weight_at_zero(side: str, normalization: str, compensatio
     (grad32,) = torch.autograd.grad(result, small, upstream.float())
     assert grad32.isfinite().all()
     assert_close(grad32, grad.float(), 1e-3)
+
+
+def test_weights_whose_sum_overflows() -> None:
+    x = torch.randn(1, 3, 4)
+    assert_close(isqrt_cov(x, weights=torch.full((1, 4), 2e38)), isqrt_cov(x))
+
+
+@sides
+def test_an_outlier_of_hardly_any_weight_costs_no_digits(side: str) -> None:
+    x = torch.randn(1, 4, 5)
+    x[..., 0] = -1e6
+    weights = torch.tensor([[1e-20, 1.0, 0.5, 2.0, 1.0]])
+    actual = isqrt_cov(x, weights=weights, side=side).double()
+    expected = isqrt_cov(x.double(), weights=weights.double(), side=side)
+    assert (actual - expected).abs().max() <= 1e-5 * expected.abs().max()

@@ -7,8 +7,9 @@ Three things a plain ``x - x.mean()`` gets wrong are settled here once, for ever
 * scale: M is divided by ``s = max - min`` of the image's liveliest channel, so that activations of
   1e-12 and 1e12 are the same problem. s is a constant of the derivative: the operators built on M
   undo it exactly.
-* offset: each channel is first shifted by its own minimum, which is exact where it matters (a
-  channel that varies little around a large value), and then centred.
+* offset: each channel is first shifted by one of its own features (its minimum; under weights the
+  heaviest), which is exact where it matters (a channel that varies little around a large value), and
+  then centred.
 * flatness: a channel whose spread is within four rounding units of its magnitude carries rounding,
   not signal. It is zero in M and receives zero gradient.
 """
@@ -119,10 +120,13 @@ def _weighted(x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     low = x.detach().masked_fill(~keep, torch.inf).amin(-1, keepdim=True)
     high = x.detach().masked_fill(~keep, -torch.inf).amax(-1, keepdim=True)
     empty = low > high  # no position kept at all
-    low, high = low.masked_fill(empty, 0.0), high.masked_fill(empty, 0.0)
-    scale, s = _scale(low, high)
+    scale, s = _scale(low.masked_fill(empty, 0.0), high.masked_fill(empty, 0.0))
+    # Shifted not by the minimum but by the feature that weighs most: an outlier of hardly any weight may
+    # be the minimum, and would cost the others their digits.
+    heaviest = w.argmax(-1, keepdim=True).expand(-1, x.shape[-2], -1)
+    shift = x.detach().gather(-1, heaviest).masked_fill(empty, 0.0)
     # What is masked may be NaN, Inf or 1e38: none of it may meet a product, not even times zero.
-    shifted = torch.where(keep, x - low, _tame(x - low, OUTLIER_SPREADS * s))
+    shifted = torch.where(keep, x - shift, _tame(x - shift, OUTLIER_SPREADS * s))
     mean = (shifted * w).sum(-1, keepdim=True)
     return (shifted - mean) * scale * _differentiable_root(w, weights), s
 
@@ -131,6 +135,9 @@ def normalized_weights(weights: Tensor, dtype: torch.dtype) -> Tensor:
     """Weights divided by their sum; all zero where all are zero; NaN where one is negative."""
     w = weights.to(dtype)
     w = torch.where(w < 0, torch.nan, w)
+    # By the largest first, which the derivative may ignore, so that no sum overflows.
+    largest = w.detach().amax(-1, keepdim=True)
+    w = w / torch.where(largest == 0, 1.0, largest)
     total = w.sum(-1, keepdim=True)
     return torch.where(total == 0, 0.0, w / torch.where(total == 0, 1.0, total))
 
