@@ -11,6 +11,7 @@ from covpool.bench.contenders.plain import plain_isqrt_cov
 from covpool.bench.problem import SIZES, Problem, Size, chosen_sizes
 from covpool.bench.products import recorded_products
 from covpool.functional import isqrt_cov
+from covpool.functional.isqrt_cov import cheaper_side
 
 TINY = Problem(Size("tiny", 16, 9, batch=2))
 WIDE = Problem(Size("wide", 4, 60, batch=2))
@@ -93,6 +94,21 @@ def sharing(products) -> list[int]:
 def test_bare_engine_does_not_use_one_hot_buffer() -> None:
     bare = recorded_products(CONTENDERS["bare"].prepare(TINY).value_and_gradient)
     assert len(set(sharing(bare))) > len(bare) / 2
+
+
+def test_bare_engine_reads_the_iterates_where_the_gradient_reads_them_again() -> None:
+    """Counted by hand for five steps on the positions side.
+
+    Value: M, A, T₀, one place for T₁..T₄, Y₁..Y₄, Z₂..Z₄, the kernel and M·kernel. Gradient: besides
+    those, the symmetric gradient, its product with M, that again with Mᵀ, Z₁ made anew, and the
+    work space of the iteration.
+    """
+    problem = Problem(Size("hand", 16, 9, batch=2))
+    assert cheaper_side(16, 9, 5) == "positions"
+    recorded = recorded_products(CONTENDERS["bare"].prepare(problem).value_and_gradient)
+    value, gradient = recorded[:15], recorded[15:]
+    assert len(set(sharing(value))) == 13
+    assert len(set(sharing(gradient + value))) <= 13 + 4 + 5
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from tests.functional.tolerances import assert_close
 Function = Callable[..., Tensor]
 Inputs = tuple[Tensor, ...]
 
-BATCH = {0: torch.export.Dim("batch")}
+BATCH = {0: torch.export.Dim.DYNAMIC}
 
 
 def value_and_gradients(function: Function, inputs: Inputs) -> list[Tensor]:

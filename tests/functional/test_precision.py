@@ -74,3 +74,12 @@ def test_no_global_flag_is_touched(
     isqrt_cov(x, compute_dtype=compute_dtype).sum().backward()
     matrix_sqrt(covariance(x)).sum().backward()
     assert precision_flags() == before
+
+
+def test_shapes_on_the_meta_device() -> None:
+    """Frameworks ask for shapes without numbers; there is no autocast to switch off there."""
+    x = torch.empty(2, 8, 5, device="meta", requires_grad=True)
+    c = isqrt_cov(x)
+    assert c.shape == (2, 8, 8)
+    (grad,) = torch.autograd.grad(c.sum(), x)
+    assert grad.shape == x.shape

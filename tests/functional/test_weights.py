@@ -57,10 +57,18 @@ def test_mask_drops_positions(side: str, kind: str) -> None:
 @sides
 @pytest.mark.parametrize("normalization", ["trace", "frobenius"])
 @pytest.mark.parametrize("compensation", ["matched", "none"])
-def test_gradient_of_a_weight_at_zero(side: str, normalization: str, compensation: str) -> None:
-    """The square root of the weight inside has no derivative at zero; the result does: one-sided."""
+@pytest.mark.parametrize("flat_elsewhere", [False, True])
+def test_gradient_of_a_weight_at_zero(
+    side: str, normalization: str, compensation: str, flat_elsewhere: bool
+) -> None:
+    """The square root of the weight inside has no derivative at zero; the result does: one-sided.
+
+    Also where a channel is alive under the zero weight alone.
+    """
     x, weights = features(1, 4, 5), positive_weights(1, 5)
     weights[0, 2] = 0.0
+    if flat_elsewhere:
+        x[0, 1] = torch.tensor([1.0, 1.0, 3.0, 1.0, 1.0])
     upstream = torch.randn(1, 4, 4, dtype=torch.float64)
     options = {"normalization": normalization, "compensation": compensation, "side": side}
 

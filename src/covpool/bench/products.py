@@ -24,16 +24,20 @@ _FACTORS = {
 
 @dataclass(frozen=True)
 class Operand:
-    """A factor of a product: how it is laid out, and which values of which memory it reads.
+    """A factor of a product: how it is laid out, and which memory it reads.
 
-    Two operands with the same ``memory`` are the same tensor, or one is a view of the other.
+    Two operands with the same ``memory`` start at the same place: the same tensor, its transpose, or
+    another one written over it.
     """
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
-    offset: int
     memory: int
-    memory_elements: int
+
+    @property
+    def elements(self) -> int:
+        """How much memory it spans."""
+        return 1 + sum((length - 1) * step for length, step in zip(self.shape, self.stride, strict=True))
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,7 @@ class _ProductRecorder(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.products: list[Product] = []
-        self._memories: dict[tuple[int, int], int] = {}
+        self._memories: dict[int, int] = {}
         # Held until the end: freed memory would come back under the same address as another tensor.
         self._held: list[Tensor] = []
 
@@ -78,10 +82,6 @@ class _ProductRecorder(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def _operand(self, tensor: Tensor) -> Operand:
-        storage = tensor.untyped_storage()
         self._held.append(tensor)
-        # The version tells values written in place over older ones apart from them.
-        key = (storage.data_ptr(), tensor._version)
-        memory = self._memories.setdefault(key, len(self._memories))
-        elements = storage.nbytes() // tensor.element_size()
-        return Operand(tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()), memory, elements)
+        memory = self._memories.setdefault(tensor.data_ptr(), len(self._memories))
+        return Operand(tuple(tensor.shape), tensor.stride(), memory)

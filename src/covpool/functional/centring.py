@@ -53,8 +53,8 @@ def _uniform(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def _scale(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
     """The factor ``1/s`` of each channel, zero where it is flat, and s itself, ``(B, 1, 1)``.
 
-    A flat image has s = 0 and factors 0: its M is zero. NaN and Inf pass into s, hence into the whole
-    image, and into no other.
+    A flat image has s = 0 and factors 0: its M is zero. NaN and Inf make the whole image NaN, and no
+    other.
     """
     spread = high - low
     magnitude = torch.maximum(high.abs(), low.abs())
@@ -63,8 +63,11 @@ def _scale(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
     flat = spread <= (FLAT_ULPS * finfo.eps * magnitude).clamp_min(finfo.tiny)
     spread = spread.masked_fill(flat, 0.0)
     s = spread.amax(-2, keepdim=True)
-    inverse = torch.where(s == 0, 0.0, 1.0 / s)
-    return inverse.masked_fill(flat, 0.0), s
+    return _reciprocal_or_zero(s).masked_fill(flat, 0.0), s
+
+
+def _reciprocal_or_zero(s: Tensor) -> Tensor:
+    return torch.where(s == 0, 0.0, 1.0 / s)
 
 
 class _Centring(Function):
@@ -91,7 +94,7 @@ class _Centring(Function):
             return None
         mean = grad.mean(-1, keepdim=True)
         if may_overwrite(grad, scale):
-            # m never leaves the operators of this package, so nobody else holds its gradient.
+            # m never leaves the operators of this package: its gradient was made for this call alone.
             return grad.sub_(mean).mul_(scale)
         return (grad - mean) * scale
 
@@ -128,6 +131,9 @@ def _weighted(x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     # What is masked may be NaN, Inf or 1e38: none of it may meet a product, not even times zero.
     shifted = torch.where(keep, x - shift, _tame(x - shift, OUTLIER_SPREADS * s))
     mean = (shifted * w).sum(-1, keepdim=True)
+    # A channel that is flat where it counts may still be lively under a zero weight, and then decides
+    # the derivative with respect to that weight: only what counts is silenced.
+    scale = torch.where(keep, scale, _reciprocal_or_zero(s))
     return (shifted - mean) * scale * _differentiable_root(w, weights), s
 
 

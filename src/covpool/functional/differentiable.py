@@ -39,11 +39,11 @@ def _is_batched(tensor: Tensor) -> bool:
     return functorch.is_functorch_wrapped_tensor(tensor) or functorch.is_legacy_batchedtensor(tensor)
 
 
-def buffers(like: Tensor, count: int, *others: Tensor) -> Iterator[Tensor | None]:
+def buffers(like: Tensor, count: int) -> Iterator[Tensor | None]:
     """``count`` tensors shaped as ``like`` for ``out=``, out of one allocation; None where forbidden.
 
     One allocation, because a process pays for every fresh page once more at each training step.
     """
-    if not may_overwrite(like, *others):
+    if not may_overwrite(like):
         return repeat(None)
     return iter(like.new_empty(count, *like.shape).unbind())

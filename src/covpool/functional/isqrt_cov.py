@@ -55,11 +55,11 @@ def isqrt_cov(
         side: ``"channels"``, ``"positions"``, or ``"auto"`` for the one with fewer multiplications.
         backward: ``"saved"`` keeps the iterates for the gradient, ``"recompute"`` only the centred
             features.
-        compute_dtype: ``torch.bfloat16`` runs the products in bfloat16 (about 1 % off); everything
-            else stays in float32. No global precision flag is read or changed.
+        compute_dtype: ``torch.bfloat16`` runs the iteration and its gradient in bfloat16, about 1 % off;
+            centring, norm and compensation stay in float32. No global precision flag is read or changed.
 
     Returns:
-        ``(..., C, C)``, symmetric, in float32 for half-precision input. Zero, with zero gradient,
+        ``(..., C, C)``, symmetric to rounding, in float32 for half-precision input. Zero, with zero gradient,
         where the covariance is zero.
 
     Example:
@@ -90,7 +90,7 @@ def isqrt_cov(
                 m_BCn, s, options, backward == "saved"
             )[0]
         else:
-            c_BCC = sides.value(m_BCn, s, options).c
+            c_BCC = sides.result(m_BCn, sides.value(m_BCn, s, options), options)
         return c_BCC.reshape(*x.shape[:-1], x.shape[-2])
 
 
@@ -114,10 +114,11 @@ class _IsqrtCov(Function):
     def forward(m: Tensor, s: Tensor, options: sides.Options, save: bool) -> tuple[Tensor, ...]:
         with autocast_off(m):
             value = sides.value(m, s, options, keep=save)
+            c = sides.result(m, value, options)
         if not save:
-            return (value.c,)
+            return (c,)
         kernel = (value.kernel,) if options.positions else ()
-        return (value.c, value.t, value.factor, *kernel, *value.iterates.flat)
+        return (c, value.t, value.factor, *kernel, *value.iterates.flat)
 
     @staticmethod
     def setup_context(
@@ -172,4 +173,4 @@ def _restore(m: Tensor, s: Tensor, saved: list[Tensor], options: sides.Options, 
         t, factor, kernel, *iterates = saved
     else:
         kernel, t, factor, *iterates = saved
-    return sides.Value(kernel, t, factor, kernel, Iterates.from_flat(tuple(iterates)))
+    return sides.Value(t, factor, kernel, Iterates.from_flat(tuple(iterates)))

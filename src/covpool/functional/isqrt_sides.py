@@ -55,13 +55,12 @@ class Options(NamedTuple):
 
 
 class Value(NamedTuple):
-    """The result and what its derivatives need.
+    """All but the result: what it is made from, and what its derivatives need.
 
     ``kernel`` is C itself on the channels side, and the scaled ``Z_K`` with ``C = M kernel Mᵀ`` on
-    the positions side; ``factor`` is what the last product was multiplied by.
+    the positions side; ``factor`` is what it was multiplied by.
     """
 
-    c: Tensor
     t: Tensor
     factor: Tensor
     kernel: Tensor
@@ -69,7 +68,7 @@ class Value(NamedTuple):
 
 
 def value(m: Tensor, s: Tensor, options: Options, keep: bool = False) -> Value:
-    """``C`` of centred features m, ``(B, C, n)``; ``keep`` says that a gradient will want the iterates."""
+    """The iteration on centred features m, ``(B, C, n)``; ``keep``: a gradient will want the iterates."""
     x = m.to(options.dtype)
     gram = torch.bmm(x.mT, x) if options.positions else torch.bmm(x, x.mT)
     gram = gram.to(m.dtype)
@@ -80,11 +79,18 @@ def value(m: Tensor, s: Tensor, options: Options, keep: bool = False) -> Value:
     factor = _factor(t, s, options)
     if options.positions:
         factor = factor * over_t
-        kernel = scaled(root.to(m.dtype), factor).to(options.dtype)
-        c = torch.bmm(torch.bmm(x, kernel), x.mT).to(m.dtype)
-        return Value(c, t, factor, kernel, iterates)
-    c = scaled(root.to(m.dtype), factor)
-    return Value(c, t, factor, c, iterates)
+    kernel = scaled(root.to(m.dtype), factor)
+    if options.positions:
+        kernel = kernel.to(options.dtype)
+    return Value(t, factor, kernel, iterates)
+
+
+def result(m: Tensor, value: Value, options: Options) -> Tensor:
+    """C itself: two products more on the positions side."""
+    if not options.positions:
+        return value.kernel
+    x = m.to(options.dtype)
+    return torch.bmm(torch.bmm(x, value.kernel), x.mT).to(m.dtype)
 
 
 def _factor(t: Tensor, s: Tensor, options: Options) -> Tensor:
@@ -104,7 +110,7 @@ def value_backward(grad: Tensor, m: Tensor, value: Value, options: Options) -> T
 
 
 def _channels_backward(g: Tensor, x: Tensor, dtype: torch.dtype, value: Value, options: Options) -> Tensor:
-    inner = _dot(g, value.kernel) * reciprocal_or_zero(value.factor)
+    inner = _dot(g, value.kernel, dtype) * reciprocal_or_zero(value.factor)
     grad_a = newton_schulz_backward(g, value.iterates).to(dtype)
     d = _gram_backward(grad_a, inner, options.power(), value, options)
     return torch.bmm(d.to(options.dtype), x).to(dtype)
@@ -114,7 +120,7 @@ def _positions_backward(g: Tensor, x: Tensor, dtype: torch.dtype, value: Value, 
     gx = torch.bmm(g, x)
     h = torch.bmm(x.mT, gx)
     grad_x = torch.bmm(gx, value.kernel)
-    inner = _dot(h, value.kernel) * reciprocal_or_zero(value.factor)
+    inner = _dot(h, value.kernel, dtype) * reciprocal_or_zero(value.factor)
     grad_a = newton_schulz_backward(h, value.iterates, inverse=True).to(dtype)
     d = _gram_backward(grad_a, inner, options.power() - 1, value, options)
     overwrite = may_overwrite(grad_x, d)
@@ -123,7 +129,7 @@ def _positions_backward(g: Tensor, x: Tensor, dtype: torch.dtype, value: Value, 
 
 def _gram_backward(grad_a: Tensor, inner: Tensor, power: float, value: Value, options: Options) -> Tensor:
     a = value.iterates.ys[0].to(grad_a.dtype)
-    d = normalization_backward(grad_a, a, value.t, inner, power, options.normalization)
+    d = normalization_backward(grad_a, a, inner, power, options.normalization)
     return scaled(d, value.factor * reciprocal_or_zero(value.t))
 
 
@@ -146,5 +152,5 @@ def value_jvp(tangent: Tensor, m: Tensor, value: Value, options: Options) -> Ten
     return (middle + outer + outer.mT).to(m.dtype)
 
 
-def _dot(a: Tensor, b: Tensor) -> Tensor:
-    return (a.to(b.dtype) * b).sum((-2, -1), keepdim=True)
+def _dot(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    return (a.to(dtype) * b.to(dtype)).sum((-2, -1), keepdim=True)

@@ -176,10 +176,10 @@ class _MatrixRoot(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, _Options, bool], output: tuple[Tensor, ...]) -> None:
-        a, ctx.options, _ = inputs
+        a, ctx.options, save = inputs
         ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(a, *output)
+        ctx.save_for_backward(a, *(output if save else ()))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, None, None]:
@@ -196,18 +196,21 @@ class _MatrixRootWithJvp(_MatrixRoot):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, _Options, bool], output: tuple[Tensor, ...]) -> None:
         _MatrixRoot.setup_context(ctx, inputs, output)
-        ctx.save_for_forward(inputs[0], *output)
+        a, _, save = inputs
+        ctx.extra_outputs = len(output) - 1
+        ctx.save_for_forward(a, *(output if save else ()))
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: None) -> tuple[Tensor | None, ...]:
         a, *saved = ctx.saved_tensors
         with autocast_off(a):
             value = _restore(a, saved, ctx.options, rebuild=needs_graph(a, tangent))
-            return _value_jvp(tangent, value, ctx.options), *(None for _ in saved[1:])
+            droot = _value_jvp(tangent, value, ctx.options)
+        return droot, *(None for _ in range(ctx.extra_outputs))
 
 
 def _restore(a: Tensor, saved: list[Tensor], options: _Options, rebuild: bool) -> _Value:
-    if rebuild or len(saved) == 1:
+    if rebuild or not saved:
         return _value(a, options, keep=True)
     root, t, scale, *iterates = saved
     return _Value(root, t, scale, Iterates.from_flat(tuple(iterates)))
@@ -223,7 +226,7 @@ def _value_backward(grad: Tensor, value: _Value, options: _Options) -> Tensor:
         factor = factor * compensation
         inner = inner * reciprocal_or_zero(compensation)
     grad_a = newton_schulz_backward(grad, value.iterates, options.inverse)
-    return normalization_backward(grad_a, a, t, inner, options.power(), options.normalization) * factor
+    return normalization_backward(grad_a, a, inner, options.power(), options.normalization) * factor
 
 
 def _value_jvp(tangent: Tensor, value: _Value, options: _Options) -> Tensor:

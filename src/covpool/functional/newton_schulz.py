@@ -14,7 +14,7 @@ The iteration, from ``Y_0 = A`` and ``Z_0 = I``:
 Letters: B batch, m the size of the matrices. Every tensor named here is ``(B, m, m)`` and symmetric;
 every iterate is a polynomial in A, so all of them commute, which is what makes the gradient lean.
 
-Products (K >= 2), the whole cost: value ``3K - 3``, gradient ``4K - 4``, tangent ``7K - 8``.
+Products (K >= 2), the whole cost: value ``3K - 3``, gradient ``4K - 4``, tangent ``7K - 7``.
 """
 
 from __future__ import annotations

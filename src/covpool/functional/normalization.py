@@ -39,7 +39,7 @@ def scaled(x: Tensor, factor: Tensor) -> Tensor:
 
 
 def normalization_backward(
-    grad_a: Tensor, a: Tensor, t: Tensor, inner: Tensor, power: float, normalization: Normalization
+    grad_a: Tensor, a: Tensor, inner: Tensor, power: float, normalization: Normalization
 ) -> Tensor:
     r"""Gradient of ``l = f(t^p · R(S/t))`` with respect to S, times t: Eqns. (5), (8), (9) and (10) in one.
 
@@ -53,8 +53,7 @@ def normalization_backward(
     Args:
         grad_a: gradient of ``A = S/t``; consumed.
         a: A itself.
-        t: the norm, ``(B, 1, 1)``.
-        inner: ``⟨∂l/∂C, C⟩``, ``(B, 1, 1)``.
+        inner: ``⟨∂l/∂C, C⟩``, ``(B, 1, 1)``, in the unit of ``grad_a``: the result is linear in the two.
         power: p, the exponent of t in the compensation: ½ for the root, −½ for the inverse root, 0 for none.
         normalization: which norm t is.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -18,4 +18,6 @@ def autocast_off(x: Tensor) -> AbstractContextManager[object]:
 
     ``torch.amp.custom_fwd`` would be the usual tool; it does not work with ``setup_context``.
     """
+    if x.device.type == "meta":  # shapes alone: there is nothing to cast, and autocast does not know it
+        return nullcontext()
     return torch.autocast(x.device.type, enabled=False)
