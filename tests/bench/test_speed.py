@@ -52,7 +52,11 @@ def test_target(measured: Results, target: Target) -> None:
     figures = target.measured(measured["sizes"][target.size])
     assert figures is not None
     margin = 0.0 if target.quantity == "memory" else MARGIN
-    assert target.met(figures[0], margin), (
+    verdict = (
         f"{target.label} at {target.size}: {figures[0]:.3g} [{figures[1]:.3g}, {figures[2]:.3g}], "
         f"wanted {target.bound_text}"
     )
+    print(verdict)
+    if target.limit and not target.met(figures[0], margin):
+        pytest.xfail(f"{verdict}; {target.limit}")
+    assert target.met(figures[0], margin), verdict

@@ -57,6 +57,19 @@ def test_options_reach_the_function(options: dict[str, object]) -> None:
     assert torch.equal(CovPool(C, dim=None, **options)(x), expected)
 
 
+def test_recompute_keeps_less() -> None:
+    def kept(backward: str) -> int:
+        sizes: list[int] = []
+        pool, x = CovPool(C, dim=None, backward=backward), torch.randn(B, C, 3, 5, requires_grad=True)
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda saved: (sizes.append(saved.numel()), saved)[1], lambda saved: saved
+        ):
+            pool(x)
+        return sum(sizes)
+
+    assert kept("recompute") < 0.5 * kept("saved")
+
+
 @pytest.mark.parametrize("normalization", ["trace", "frobenius"])
 def test_batchnorm_takes_the_place_of_the_compensation(normalization: str) -> None:
     pool = CovPool(C, dim=None, compensation="batchnorm", normalization=normalization)
@@ -162,9 +175,11 @@ def test_autocast_does_not_reach_the_pooling() -> None:
 
 @pytest.mark.parametrize("compensation", ["matched", "batchnorm"])
 @pytest.mark.parametrize("training", [True, False])
-def test_a_layer_in_bfloat16_gives_float32(compensation: str, training: bool) -> None:
+@pytest.mark.parametrize("mask", [False, True], ids=["whole", "masked"])
+def test_a_layer_in_bfloat16_gives_float32(compensation: str, training: bool, mask: bool) -> None:
     pool = CovPool(C, dim=D, compensation=compensation).to(torch.bfloat16).train(training)
-    y = pool(torch.randn(B, C, 3, 5).bfloat16())
+    weights = torch.rand(B, 15) > 0.3 if mask else None
+    y = pool(torch.randn(B, C, 3, 5).bfloat16(), weights)
     y.square().sum().backward()
     assert y.dtype == torch.float32
     assert all(p.grad.isfinite().all() for p in pool.parameters())

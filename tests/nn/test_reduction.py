@@ -113,10 +113,12 @@ def masked(shape: tuple[int, ...] = (B, C, 4, 6)) -> tuple[Tensor, Tensor]:
     return torch.randn(shape), keep
 
 
-def test_equal_weights_are_batch_norm_itself() -> None:
+# At the small scale the variance is that of BatchNorm's epsilon.
+@pytest.mark.parametrize("scale", [1.0, 1e-3])
+def test_equal_weights_are_batch_norm_itself(scale: float) -> None:
     weighted, plain = CovPool(C, dim=D), CovPool(C, dim=D)
     plain.load_state_dict(weighted.state_dict())
-    x = torch.randn(B, C, 4, 6)
+    x = scale * torch.randn(B, C, 4, 6)
     a, b = weighted(x, torch.full((B, 4, 6), 0.3)), plain(x)
     assert_close(a, b)
     grads = [torch.autograd.grad(y.square().sum(), p.parameters()) for y, p in ((a, weighted), (b, plain))]
@@ -219,3 +221,33 @@ def test_synchronised_batch_norm_with_weights_is_refused_with_the_fix() -> None:
     x, keep = masked()
     with pytest.raises(TypeError, match=r"weights in training need torch\.nn\.BatchNorm2d.*eval mode"):
         pool(x, keep)
+
+
+@pytest.mark.parametrize("kind", ["convolution", "linear", "auto"])
+@pytest.mark.parametrize("shape", [(0, 6, 3, 2), (0, 6, 5)])
+def test_no_images(kind: str, shape: tuple[int, ...]) -> None:
+    reduction = Reduction(6, 4, kind).eval()
+    assert reduction(torch.zeros(shape)).shape == (0, 4, *shape[2:])
+
+
+def test_an_infinity_under_a_zero_weight_stays_hidden_in_float16() -> None:
+    """A thousand times a kept feature of 100 is more than float16 holds."""
+    x = torch.randn(2, 6, 3, 2)
+    x[1, 0, 0, 0] = 100.0
+    x[1, :, 2, 1] = torch.inf
+    weights = torch.ones(2, 6)
+    weights[1, 5] = 0.0
+    reduction = Reduction(6, 4, "convolution").half()
+    assert reduction(x.half(), weights).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape"), [("linear", (2, 6, 5)), ("auto", (2, 6, 5)), ("auto", (2, 6, 3, 2))]
+)
+def test_the_projection_is_called_as_a_module(kind: str, shape: tuple[int, ...]) -> None:
+    """Hooks, FSDP2's unsharding and replaced layers hang on the call, not on the weight."""
+    calls = []
+    reduction = Reduction(6, 4, kind)
+    reduction.projection.register_forward_hook(lambda *_: calls.append(1))
+    reduction(torch.randn(shape))
+    assert calls == [1]

@@ -73,8 +73,9 @@ def test_gradient_of_each_layer(normalization: str) -> None:
 
 
 @pytest.mark.parametrize("normalization", ["trace", "frobenius"])
-def test_zero_gives_zero_with_zero_gradient(normalization: str) -> None:
-    sigma = torch.zeros(2, 4, 4, requires_grad=True)
+@pytest.mark.parametrize("size", [0.0, 1e-42])
+def test_zero_gives_zero_with_zero_gradient(normalization: str, size: float) -> None:
+    sigma = (torch.eye(4).expand(2, 4, 4) * size).requires_grad_()
     c = composed(sigma, 5, normalization)
     c.sum().backward()
     assert not c.any()

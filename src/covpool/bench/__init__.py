@@ -3,7 +3,11 @@
     python -m covpool.bench isqrt_cov
     python -m covpool.bench render results/<version>/isqrt_cov--<machine>--<device>.json
 
-or from Python: ``covpool.bench.render(covpool.bench.run_isqrt_cov("results"))``.
+or from Python::
+
+    import covpool.bench
+
+    covpool.bench.render(covpool.bench.run_isqrt_cov("results"))
 """
 
 from covpool.bench.contenders import CONTENDERS

@@ -9,6 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from covpool.bench.accuracy import Reference, float64_reference, relative_errors
 from covpool.bench.contenders import CONTENDERS, MEASURES, OURS, Contender, Prepared
 from covpool.bench.machine import describe_machine
@@ -55,6 +57,8 @@ def run_isqrt_cov(
     wanted = chosen_sizes(sizes, batch)
     schedule = schedule or Schedule()
     selected = _selected(contenders)
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device is cuda, but torch sees no GPU here: pass cpu")
     results = _header(wanted, steps, selected, schedule, device, seed)
     path = results_path(out, results)
     if resume and path.exists():

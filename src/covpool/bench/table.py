@@ -30,6 +30,9 @@ def markdown(results: Results, plot: str | None = None) -> str:
 
 def summary(results: Results) -> str:
     """The few figures for a front page: value and gradient, our speed over each rival."""
+    absent = {"plain", "eigh", "svd", "bare"} - set(results["arguments"]["contenders"])
+    if absent:
+        raise ValueError(f"the summary needs contenders that these results do not have: {sorted(absent)}")
     rows = []
     for name, size in results["sizes"].items():
         ratios = {
@@ -78,7 +81,9 @@ def _targets(results: Results) -> str:
         if measured is None:
             rows.append([target.size, target.label, target.bound_text, "", "not measured"])
             continue
-        verdict = "met" if target.met(measured[0]) else "**not met**"
+        verdict = (
+            "met" if target.met(measured[0]) else f"**not met**{': ' if target.limit else ''}{target.limit}"
+        )
         rows.append([target.size, target.label, target.bound_text, _with_quartiles(*measured), verdict])
     stated = "Stated for value and gradient on 2 CPU cores in float32 with 5 steps; judged by the median."
     return f"{stated}\n\n{_table(['size', 'figure', 'target', 'measured', ''], rows)}"

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from covpool.functional.differentiable import may_overwrite
+from covpool.functional.normalization import reciprocal_or_zero
 
 # Whole numbers are constants to torch.compile; a float of a module becomes an input of the graph, and a
 # second call in the same graph then fails.
@@ -63,11 +64,7 @@ def _scale(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
     flat = spread <= (FLAT_ULPS * finfo.eps * magnitude).clamp_min(finfo.tiny)
     spread = spread.masked_fill(flat, 0.0)
     s = spread.amax(-2, keepdim=True)
-    return _reciprocal_or_zero(s).masked_fill(flat, 0.0), s
-
-
-def _reciprocal_or_zero(s: Tensor) -> Tensor:
-    return torch.where(s == 0, 0.0, 1.0 / s)
+    return reciprocal_or_zero(s).masked_fill(flat, 0.0), s
 
 
 class _Centring(Function):
@@ -133,7 +130,7 @@ def _weighted(x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     mean = (shifted * w).sum(-1, keepdim=True)
     # A channel that is flat where it counts may still be lively under a zero weight, and then decides
     # the derivative with respect to that weight: only what counts is silenced.
-    scale = torch.where(keep, scale, _reciprocal_or_zero(s))
+    scale = torch.where(keep, scale, reciprocal_or_zero(s))
     return (shifted - mean) * scale * _differentiable_root(w, weights), s
 
 

@@ -30,7 +30,8 @@ def norm_of(a: Tensor, normalization: Normalization) -> Tensor:
 
 def reciprocal_or_zero(t: Tensor) -> Tensor:
     """``1/t``, and 0 where t is 0: what makes the zero matrix a zero and not a NaN."""
-    return torch.where(t == 0, 0.0, 1.0 / torch.where(t == 0, 1.0, t))
+    # Through 1/Inf rather than a choice after 1/0, whose derivative would be NaN.
+    return t.masked_fill(t == 0, torch.inf).reciprocal()
 
 
 def scaled(x: Tensor, factor: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Fewer channels before the covariance, whose size grows with their square.
 
-Shapes: x ``(B, C, *positions)``, weights ``(B, n)``, result ``(B, d, *positions)``.
+Shapes: x ``(B, C, *positions)`` or ``(B, C, n)``, weights ``(B, n)``, result with d channels for C.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from covpool.functional.arguments import check_choice
 from covpool.functional.centring import normalized_weights
-from covpool.functional.precision import at_least_float32, autocast_off
+from covpool.functional.precision import at_least_float32
 
 ReductionKind = Literal["auto", "convolution", "linear"]
 REDUCTIONS = ("auto", "convolution", "linear")
@@ -58,7 +58,7 @@ class Reduction(nn.Module):
             self.projection = nn.Linear(in_channels, dim, bias=False)
             self.norm = None
         else:
-            self.projection = nn.Conv2d(in_channels, dim, 1, bias=False)
+            self.projection = PointwiseConv2d(in_channels, dim, 1, bias=False)
             self.norm = nn.BatchNorm2d(dim)
         self.reset_parameters()
 
@@ -73,28 +73,55 @@ class Reduction(nn.Module):
 
     def forward(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
         """Reduce. Positions of weight zero have no say, not even in BatchNorm's statistics."""
+        x_BCn = x.flatten(2)
         if weights is not None:
-            x = without_outliers(x, weights)
-        if self.norm is None or (self.kind == "auto" and x.ndim == 3):
-            return self._linear(x)
-        x_BCPQ = x.unsqueeze(2) if x.ndim == 3 else x.flatten(2, -2)
-        y_BdPQ = self.projection(x_BCPQ)
-        if weights is not None and self.norm.training:
-            y_BdPQ = weighted_batch_norm(self.norm, y_BdPQ, weights)
+            x_BCn = without_outliers(x_BCn, weights)
+        if self.norm is None:
+            y_Bdn = self.projection(x_BCn.mT).mT
         else:
-            y_BdPQ = self.norm(y_BdPQ)
-        return F.relu(y_BdPQ, inplace=True).reshape(x.shape[0], -1, *x.shape[2:])
-
-    def _linear(self, x: Tensor) -> Tensor:
-        weight = self.projection.weight.flatten(1)
-        if self.norm is not None and torch.is_grad_enabled():
-            # DistributedDataParallel waits for a gradient of every parameter: BatchNorm's get a zero.
-            weight = weight + 0.0 * (self.norm.weight.sum() + self.norm.bias.sum())
-        return F.linear(x.movedim(1, -1), weight).movedim(-1, 1)
+            y_Bdn = self.projection(x_BCn.unsqueeze(2)).squeeze(2)
+            if self.kind == "auto" and x.ndim == 3:
+                y_Bdn = _with_idle_parameters(y_Bdn, self.norm)
+            else:
+                y_Bdn = F.relu(_normalize(y_Bdn, self.norm, weights), inplace=True)
+        result: Tensor = y_Bdn.unflatten(2, x.shape[2:])
+        return result
 
     def extra_repr(self) -> str:
         """Kind alone: the children tell the rest."""
         return f"kind={self.kind!r}"
+
+
+class PointwiseConv2d(nn.Conv2d):
+    """A 1x1 convolution as one product, with memory left in the order it has.
+
+    The product is of three dimensions: inductor fails on the views of four that torch's own
+    convolution would have to keep for its gradient.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """``(B, C, H, W)`` to ``(B, d, H, W)``."""
+        x_BCn, weight_dC = input.flatten(2), self.weight.flatten(1)
+        if x_BCn.stride(1) == 1:
+            y_Bdn = F.linear(x_BCn.mT, weight_dC).mT
+        else:
+            y_Bdn = F.conv1d(x_BCn, weight_dC.unsqueeze(2))
+        result: Tensor = y_Bdn.unflatten(2, input.shape[2:])
+        return result
+
+
+def _normalize(y_Bdn: Tensor, norm: nn.BatchNorm2d, weights: Tensor | None) -> Tensor:
+    if weights is not None and norm.training:
+        return weighted_batch_norm(norm, y_Bdn, weights)
+    normalized: Tensor = norm(y_Bdn.unsqueeze(2))
+    return normalized.squeeze(2)
+
+
+def _with_idle_parameters(y: Tensor, norm: nn.BatchNorm2d) -> Tensor:
+    """``y``; DistributedDataParallel waits for a gradient of every parameter: these get a zero."""
+    if not torch.is_grad_enabled():
+        return y
+    return y + 0.0 * (norm.weight.sum() + norm.bias.sum()).to(y.dtype)
 
 
 def without_outliers(x: Tensor, weights: Tensor) -> Tensor:
@@ -103,12 +130,12 @@ def without_outliers(x: Tensor, weights: Tensor) -> Tensor:
     Under weights that are numbers, a feature of ordinary size stays, since the derivative with respect
     to its weight depends on it.
     """
-    hidden = (weights == 0).reshape(x.shape[0], 1, *x.shape[2:])
+    hidden_B1n = (weights == 0).unsqueeze(1)
     if weights.dtype == torch.bool:
-        return x.masked_fill(hidden, 0.0)
-    size = x.detach().abs()
-    largest = size.masked_fill(hidden, 0.0).flatten(1).amax(1).reshape(-1, *(1,) * (x.ndim - 1))
-    return x.masked_fill(hidden & ~(size <= OUTLIER * largest), 0.0)
+        return x.masked_fill(hidden_B1n, 0.0)
+    size_BCn = x.detach().abs()
+    largest_B11 = size_BCn.masked_fill(hidden_B1n, 0.0).amax((1, 2), keepdim=True)
+    return x.masked_fill(hidden_B1n & ~(size_BCn < OUTLIER * largest_B11), 0.0)
 
 
 def weighted_batch_norm(norm: nn.BatchNorm2d, x: Tensor, weights: Tensor) -> Tensor:
@@ -125,17 +152,16 @@ def weighted_batch_norm(norm: nn.BatchNorm2d, x: Tensor, weights: Tensor) -> Ten
             f"weights in training need torch.nn.BatchNorm2d in the reduction; got {type(norm).__name__}: "
             'put it in eval mode, or make the layer with reduction="linear" or dim=None'
         )
-    with autocast_off(x):
-        x_BdPQ = at_least_float32(x)
-        w_Bn = normalized_weights(weights, x_BdPQ.dtype)
-        images = (w_Bn.sum(-1) > 0).sum()
-        w_B1PQ = (w_Bn / images.clamp(min=1)).reshape(x.shape[0], 1, *x.shape[2:])
-        mean_d11 = (x_BdPQ * w_B1PQ).sum((0, 2, 3)).reshape(-1, 1, 1)
-        centred_BdPQ = x_BdPQ - mean_d11
-        variance_d11 = (centred_BdPQ * w_B1PQ * centred_BdPQ).sum((0, 2, 3)).reshape(-1, 1, 1)
-        _update_running(norm, mean_d11.flatten(), variance_d11.flatten(), images, (w_Bn > 0).sum())
-        scale_d11 = norm.weight.reshape(-1, 1, 1) * (variance_d11 + norm.eps).rsqrt()
-        return torch.addcmul(norm.bias.reshape(-1, 1, 1), centred_BdPQ, scale_d11).to(x.dtype)
+    x_Bdn = at_least_float32(x)
+    w_Bn = normalized_weights(weights, x_Bdn.dtype)
+    images = (w_Bn.sum(-1) > 0).sum()
+    w_B1n = (w_Bn / images.clamp(min=1)).unsqueeze(1)
+    mean_d1 = (x_Bdn * w_B1n).sum((0, 2)).unsqueeze(1)
+    centred_Bdn = x_Bdn - mean_d1
+    variance_d1 = (centred_Bdn * w_B1n * centred_Bdn).sum((0, 2)).unsqueeze(1)
+    _update_running(norm, mean_d1.squeeze(1), variance_d1.squeeze(1), images, (w_Bn > 0).sum())
+    scale_d1 = norm.weight.unsqueeze(1) * (variance_d1 + norm.eps).rsqrt()
+    return (norm.bias.unsqueeze(1) + centred_Bdn * scale_d1).to(x.dtype)
 
 
 @torch.no_grad()

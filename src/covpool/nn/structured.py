@@ -41,6 +41,7 @@ class PreNormalization(nn.Module):
             sigma = at_least_float32(sigma)
             # In units of the largest entry no square overflows; a constant of the derivative.
             unit = sigma.detach().abs().amax((-2, -1), keepdim=True)
+            unit = unit.masked_fill(unit < torch.finfo(unit.dtype).tiny, 0.0)  # it has no reciprocal
             sigma = sigma * reciprocal_or_zero(unit)
             t = norm_of(sigma, self.normalization)
             return sigma * reciprocal_or_zero(t), t * unit
