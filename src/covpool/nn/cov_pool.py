@@ -55,6 +55,8 @@ class CovPool(nn.Module):
         _check_size("in_channels", in_channels, "an int")
         if dim is not None:
             _check_size("dim", dim, "an int, or None for no reduction")
+        if not isinstance(method, str):
+            raise TypeError(f"method must be a name, see methods(); got {method!r}: the width is dim=...")
         check_choice("method", method, METHODS)
         check_choice("layout", layout, LAYOUTS)
         check_choice("reduction", reduction, REDUCTIONS)

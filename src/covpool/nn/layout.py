@@ -39,6 +39,8 @@ def channels_first(x: Tensor, in_channels: int, layout: Layout) -> Tensor:
             f"x must have in_channels={in_channels} channels in dimension {axis} for layout={layout!r}; "
             f"got shape {tuple(x.shape)}: {_advice(x, in_channels, last)}"
         )
+    if 0 in x.shape[1:]:
+        raise ValueError(f"x must have at least one position; got shape {tuple(x.shape)}")
     return x.movedim(-1, 1) if last else x
 
 

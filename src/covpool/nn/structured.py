@@ -91,6 +91,8 @@ class PostCompensation(nn.Module):
         """``(..., m, m)`` and ``(..., 1, 1)`` to ``(..., m, m)``."""
         check_square("y", y)
         check_floating("t", t)
+        if t.shape[-2:] != (1, 1):
+            raise ValueError(f"t must be (..., 1, 1), as PreNormalization returns it; got {tuple(t.shape)}")
         with autocast_off(y):
             # The inner where keeps the derivative of the root at zero from being infinite.
             root = torch.where(t == 0, 0.0, torch.where(t == 0, 1.0, t).sqrt())

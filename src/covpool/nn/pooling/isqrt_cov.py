@@ -19,7 +19,7 @@ class IsqrtCov(Method):
     """Square root of the covariance by Newton-Schulz iteration, as a vector of d(d+1)/2 numbers.
 
     See :func:`covpool.functional.isqrt_cov`, whose options these are, but for one more compensation,
-    the third row of the paper's Table 4:
+    the BN of the paper's Table 4:
 
     Args:
         channels: d.
