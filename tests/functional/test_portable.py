@@ -65,12 +65,12 @@ def sizes(*shapes: tuple[int, int, int]) -> list[tuple[Tensor]]:
 
 
 def both_sides(x: Tensor) -> Tensor:
-    """The two sides in one graph: they share most kernels, and a kernel takes seconds to compile."""
+    """The two sides in one graph."""
     return torch.stack([isqrt_cov(x, side="channels"), isqrt_cov(x, side="positions")])
 
 
 def named(*fast: str) -> pytest.MarkDecorator:
-    """All operators by name, in the fast part those given alone: each takes seconds."""
+    """All operators by name; in the fast part only those given, for each takes seconds."""
     return pytest.mark.parametrize(
         "name", [pytest.param(name, marks=() if name in fast else pytest.mark.slow) for name in OPERATORS]
     )
@@ -79,7 +79,7 @@ def named(*fast: str) -> pytest.MarkDecorator:
 # torch.compile.
 
 
-@named("isqrt_cov, positions, frobenius, recompute")
+@named()
 def test_traces_whole_and_dynamic(name: str) -> None:
     check_compiled(OPERATORS[name], "aot_eager", *sizes((3, 12, 9), (5, 14, 11)))
 
@@ -91,13 +91,8 @@ def test_weights_trace_whole_and_dynamic(side: str) -> None:
     check_compiled(weighted(isqrt_cov, side=side), "aot_eager", *inputs)
 
 
-def test_compiled_by_inductor() -> None:
-    check_compiled(both_sides, "inductor", *sizes((3, 12, 9), (5, 14, 11)))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", OPERATORS)
-def test_each_compiled_by_inductor(name: str) -> None:
+@named("isqrt_cov, positions")
+def test_compiled_by_inductor(name: str) -> None:
     check_compiled(OPERATORS[name], "inductor", *sizes((3, 12, 9), (5, 14, 11)))
 
 
@@ -127,7 +122,8 @@ def test_the_side_is_chosen_anew_for_another_size() -> None:
 
 def test_two_calls_in_one_graph() -> None:
     def function(x: Tensor) -> Tensor:
-        return isqrt_cov(x) + matrix_sqrt(covariance(2 * x)) + covariance(3 * x)
+        one = isqrt_cov(x, side="positions", normalization="frobenius", backward="recompute")
+        return one + matrix_sqrt(covariance(2 * x)) + covariance(3 * x)
 
     check_compiled(function, "aot_eager", *sizes((3, 12, 9), (5, 14, 11)))
 
@@ -181,7 +177,7 @@ def test_exported_with_a_dynamic_batch(name: str) -> None:
     check_exported(Apply(OPERATORS[name]), example, [other, (torch.randn(1, 12, 9),)])
 
 
-@named("isqrt_cov, channels", "isqrt_cov, positions")
+@named("isqrt_cov, positions")
 def test_onnx_with_a_dynamic_batch(name: str, tmp_path: Path) -> None:
     example, other = sizes((3, 12, 9), (5, 12, 9))
     check_onnx(Apply(OPERATORS[name]), tmp_path / "operator.onnx", example, [other, (torch.randn(1, 12, 9),)])

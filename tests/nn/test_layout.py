@@ -102,13 +102,20 @@ def test_the_method_receives_a_view(layout: str, make) -> None:
     assert received[0].shape == (B, C, x.numel() // (B * C))
 
 
-@pytest.mark.parametrize("make", [lambda: torch.randn(B, 15, C), lambda: torch.randn(B, C, 3, 5)])
-def test_memory_with_channels_last_stays_so_through_the_reduction(make) -> None:
+@pytest.mark.parametrize(
+    ("make", "stride"),
+    [
+        (lambda: torch.randn(B, 15, C), (15 * 5, 1, 5)),
+        (lambda: torch.randn(B, C, 3, 5).to(memory_format=torch.channels_last), (15 * 5, 1, 5)),
+        (lambda: torch.randn(B, C, 3, 5), (15 * 5, 15, 1)),
+    ],
+    ids=["tokens", "channels_last_memory", "map"],
+)
+def test_memory_stays_in_its_order_through_the_reduction(make, stride: tuple[int, ...]) -> None:
     pool, received = CovPool(C, dim=5), []
     pool.pooling.register_forward_pre_hook(lambda _, args: received.append(args[0]))
-    x = make()
-    pool(x if x.ndim == 3 else x.to(memory_format=torch.channels_last))
-    assert received[0].stride() == (15 * 5, 1, 5)
+    pool(make())
+    assert received[0].stride() == stride
 
 
 @pytest.mark.parametrize(

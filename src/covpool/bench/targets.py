@@ -72,9 +72,7 @@ class Target:
 
 _SIZES = ("14x14", "13x13", "7x7", "vit", "28x28")
 
-_PRODUCTS = (
-    "the bare products alone are only that much faster, and transposed sums between them cost the rest"
-)
+_PRODUCTS = "the products alone take four fifths of the time; transposed sums between them take the rest"
 _CALLS = "half the time is the cost of some 150 small calls, not of arithmetic"
 _SUMS = "nine transposed sums of 256×256, whose stride of a power of two defeats the cache"
 
