@@ -36,6 +36,7 @@ from covpool.functional.normalization import (
     norm_of,
     normalization_backward,
     reciprocal_or_zero,
+    root_or_zero,
     scaled,
 )
 
@@ -96,8 +97,7 @@ def result(m: Tensor, value: Value, options: Options) -> Tensor:
 def _factor(t: Tensor, s: Tensor, options: Options) -> Tensor:
     if options.compensation == "none":
         return torch.ones_like(t)
-    # The inner where keeps the derivative of the root at zero from being infinite.
-    return torch.where(t == 0, 0.0, torch.where(t == 0, 1.0, t).sqrt()) * s
+    return root_or_zero(t) * s
 
 
 def value_backward(grad: Tensor, m: Tensor, value: Value, options: Options) -> Tensor:

@@ -21,10 +21,12 @@ from covpool.functional.normalization import (
     NORMALIZATIONS,
     Compensation,
     Normalization,
+    largest_entry,
     norm_jvp,
     norm_of,
     normalization_backward,
     reciprocal_or_zero,
+    root_or_zero,
     scaled,
 )
 from covpool.functional.precision import at_least_float32, autocast_off
@@ -139,8 +141,7 @@ def _value(a: Tensor, options: _Options, keep: bool = False) -> _Value:
     """The specification, in plain operations."""
     # The largest entry is taken out first and put back, so that no square overflows; the
     # result does not depend on it, hence it is a constant of the derivative.
-    scale = a.detach().abs().amax((-2, -1), keepdim=True)
-    scale = scale.masked_fill(scale < torch.finfo(a.dtype).tiny, 0.0)  # subnormal: it has no reciprocal
+    scale = largest_entry(a)
     symmetric = (a + a.mT) * (0.5 * reciprocal_or_zero(scale))
     t = norm_of(symmetric, options.normalization)
     root, iterates = newton_schulz(
@@ -157,8 +158,7 @@ def _compensation(t: Tensor, scale: Tensor, options: _Options) -> Tensor:
     size = t * scale
     if options.inverse:
         size = reciprocal_or_zero(size)
-    # Two roots in one: the outer where keeps the gradient of sqrt at zero from being infinite.
-    return torch.where(size == 0, 0.0, torch.where(size == 0, 1.0, size).sqrt())
+    return root_or_zero(size)
 
 
 class _MatrixRoot(Function):

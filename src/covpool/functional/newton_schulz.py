@@ -174,9 +174,9 @@ def _backward_first(g: Tensor, h: Tensor | None, a: Tensor, reuse: bool) -> Tens
     return torch.add(n, n.mT, out=g if reuse else None)
 
 
-def _half_three_minus_first(a: Tensor, out: Tensor | None = None) -> Tensor:
+def _half_three_minus_first(a: Tensor) -> Tensor:
     """½(3I − A): ``T_0``, which is also ``Z_1``."""
-    return _plus_identity(torch.mul(a, -0.5, out=out), 1.5)
+    return _plus_identity(a * -0.5, 1.5)
 
 
 def _half_three_minus(z: Tensor, y: Tensor, out: Tensor | None = None) -> Tensor:

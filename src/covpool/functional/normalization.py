@@ -34,6 +34,21 @@ def reciprocal_or_zero(t: Tensor) -> Tensor:
     return t.masked_fill(t == 0, torch.inf).reciprocal()
 
 
+def root_or_zero(t: Tensor) -> Tensor:
+    """``√t``, whose derivative at 0 is 0 and not infinite."""
+    zero = t == 0
+    return t.masked_fill(zero, 1.0).sqrt().masked_fill(zero, 0.0)
+
+
+def largest_entry(a: Tensor) -> Tensor:
+    """The unit in which no square of an entry overflows, ``(..., 1, 1)``; a constant of the derivative.
+
+    Zero for subnormal matrices too: their largest entry has no reciprocal.
+    """
+    largest = a.detach().abs().amax((-2, -1), keepdim=True)
+    return largest.masked_fill(largest < torch.finfo(a.dtype).tiny, 0.0)
+
+
 def scaled(x: Tensor, factor: Tensor) -> Tensor:
     """``x · factor``, in x itself where that is allowed: x is consumed."""
     return x.mul_(factor) if may_overwrite(x, factor) else x * factor

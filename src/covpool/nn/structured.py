@@ -13,12 +13,18 @@ function in one piece, with a leaner gradient. Shapes: matrices ``(..., m, m)``,
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from covpool.functional.arguments import check_choice, check_floating, check_square, check_steps
 from covpool.functional.newton_schulz import newton_schulz
-from covpool.functional.normalization import NORMALIZATIONS, Normalization, norm_of, reciprocal_or_zero
+from covpool.functional.normalization import (
+    NORMALIZATIONS,
+    Normalization,
+    largest_entry,
+    norm_of,
+    reciprocal_or_zero,
+    root_or_zero,
+)
 from covpool.functional.precision import at_least_float32, autocast_off
 
 
@@ -39,9 +45,7 @@ class PreNormalization(nn.Module):
         check_square("sigma", sigma)
         with autocast_off(sigma):
             sigma = at_least_float32(sigma)
-            # In units of the largest entry no square overflows; a constant of the derivative.
-            unit = sigma.detach().abs().amax((-2, -1), keepdim=True)
-            unit = unit.masked_fill(unit < torch.finfo(unit.dtype).tiny, 0.0)  # it has no reciprocal
+            unit = largest_entry(sigma)
             sigma = sigma * reciprocal_or_zero(unit)
             t = norm_of(sigma, self.normalization)
             return sigma * reciprocal_or_zero(t), t * unit
@@ -94,6 +98,4 @@ class PostCompensation(nn.Module):
         if t.shape[-2:] != (1, 1):
             raise ValueError(f"t must be (..., 1, 1), as PreNormalization returns it; got {tuple(t.shape)}")
         with autocast_off(y):
-            # The inner where keeps the derivative of the root at zero from being infinite.
-            root = torch.where(t == 0, 0.0, torch.where(t == 0, 1.0, t).sqrt())
-            return at_least_float32(y) * root
+            return at_least_float32(y) * root_or_zero(t)
