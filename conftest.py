@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+import covpool
+
 # The workers of pytest-xdist share the cores: with torch's default, each would start a thread per core.
 torch.set_num_threads(1)
 
@@ -15,3 +17,4 @@ def _seed() -> None:
 @pytest.fixture(autouse=True, scope="session")
 def _doctest_names(doctest_namespace: dict[str, object]) -> None:
     doctest_namespace["torch"] = torch
+    doctest_namespace["covpool"] = covpool

@@ -1,10 +1,42 @@
 """Global covariance pooling with a fast matrix square root (iSQRT-COV), for any image backbone.
 
-Importing covpool imports torch and nothing else: what needs more is a subpackage of its own.
+Importing covpool imports torch and nothing else: what needs more is a room of its own, imported when it is
+first asked for.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from covpool import functional, nn
 
+if TYPE_CHECKING:
+    from covpool.models.bundle import load_model, save_model
+    from covpool.models.create import create_model
+
 __version__ = "0.1.0"
 
-__all__ = ["__version__", "functional", "nn"]
+__all__ = ["__version__", "create_model", "functional", "load_model", "nn", "save_model"]
+
+# Where the names live that need more than torch, and the extra that brings what they need.
+_LAZY = {"create_model": "models", "load_model": "models", "save_model": "models", "models": "models"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'covpool' has no attribute {name!r}")
+    extra = _LAZY[name]
+    try:
+        room = importlib.import_module(f"covpool.{extra}")
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == "covpool":
+            raise
+        raise ModuleNotFoundError(
+            f"covpool.{name} needs {error.name}: pip install 'covpool[{extra}]'", name=error.name
+        ) from error
+    return room if name == extra else getattr(room, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

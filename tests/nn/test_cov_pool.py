@@ -18,7 +18,7 @@ B, C, D = 4, 12, 5
 
 
 def test_methods_are_those_of_the_table() -> None:
-    assert list(methods()) == ["isqrt_cov"]
+    assert list(methods()) == ["gap", "isqrt_cov"]
     assert methods().keys() == METHODS.keys()
     assert all(line and "\n" not in line for line in methods().values())
 
@@ -102,7 +102,7 @@ def test_gradients_reach_batchnorm_in_place_of_compensation() -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"method": "isqrtcov"}, ValueError, "^method must be one of 'isqrt_cov'; got 'isqrtcov'"),
+        ({"method": "isqrtcov"}, ValueError, "^method must be one of 'gap', 'isqrt_cov'; got 'isqrtcov'"),
         ({"layout": "nchw"}, ValueError, "^layout must be one of 'auto', 'channels_first', 'channels_last'"),
         ({"reduction": "conv"}, ValueError, "^reduction must be one of 'auto', 'convolution', 'linear'"),
         (

@@ -13,10 +13,12 @@ class Method(nn.Module):
 
     A subclass takes ``channels`` and its own options, keyword-only with defaults; it sets ``summary``,
     a line for :func:`covpool.nn.methods`, and ``out_features``; it gives positions of weight zero no
-    say, whatever they hold. Layouts and the reduction are not its business.
+    say, whatever they hold. Layouts and the reduction are not its business. ``order`` is that of the
+    moment it pools: a model around a first-order method takes the backbone as it is.
     """
 
     summary: ClassVar[str]
+    order: ClassVar[int] = 2
     out_features: int
 
     def __init__(self, channels: int, **options: Any) -> None:

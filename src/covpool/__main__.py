@@ -1,0 +1,7 @@
+"""``python -m covpool`` is ``covpool``."""
+
+import sys
+
+from covpool.cli.main import main
+
+sys.exit(main())

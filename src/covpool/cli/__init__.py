@@ -1,0 +1,1 @@
+"""The command line: a verb a file, each a thin door to a function of the library."""

@@ -1,0 +1,66 @@
+"""``covpool convert``: see :func:`covpool.models.convert.convert_checkpoint`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Turn a checkpoint of fast-MPN-COV, the paper's authors' code, into a bundle that covpool loads.
+
+    Architecture, classes and dimension are read off the file.
+
+    Attributes:
+        file: the checkpoint, ``.pth`` or ``.pth.tar``: a released one, or one written in training.
+        folder: where the bundle goes.
+        steps: Newton-Schulz iterations of the network, which the file does not tell.
+        classes: a text file with a class name on each line, in the order of the logits.
+    """
+
+    file: Path
+    folder: Path
+    steps: int = 5
+    classes: Path | None = None
+
+
+@dataclass(frozen=True)
+class Converted:
+    """What was recognised, and where it is now."""
+
+    backbone: str
+    dim: int | None
+    steps: int
+    num_classes: int
+    parameters: int
+    folder: str
+
+
+def run(arguments: Arguments) -> Converted:
+    """Convert and save."""
+    from covpool.models.bundle import save_model
+    from covpool.models.convert import convert_checkpoint
+
+    # Read first: a mistake in it should not wait for the checkpoint.
+    classes = None if arguments.classes is None else arguments.classes.read_text("utf-8").splitlines()
+    model = convert_checkpoint(arguments.file, steps=arguments.steps)
+    save_model(model, arguments.folder, classes=classes)
+    return Converted(
+        backbone=model.config.backbone,
+        dim=model.pool.dim,
+        steps=arguments.steps,
+        num_classes=model.num_classes,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        folder=str(arguments.folder),
+    )
+
+
+def text(result: Converted) -> str:
+    """Two lines."""
+    from covpool.models.plan_text import human
+
+    channels = "all" if result.dim is None else str(result.dim)
+    return (
+        f"{result.backbone}, iSQRT-COV of {channels} channels in {result.steps} steps, "
+        f"{result.num_classes:,} classes, {human(result.parameters)} parameters\n"
+        f"saved in {result.folder}: covpool.load_model({result.folder!r})"
+    )

@@ -1,0 +1,108 @@
+"""``covpool <verb>``: finds the verb, runs it, and puts what went wrong into one sentence.
+
+To add a verb: write a file in this folder, as :class:`VerbFile` says, and add a line to ``VERBS``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol, cast
+
+from covpool import __version__
+
+
+class Verb(NamedTuple):
+    """A line for ``covpool --help``, and the extra that brings what the verb needs."""
+
+    summary: str
+    extra: str
+
+
+VERBS = {
+    "convert": Verb("turn a released checkpoint of fast-MPN-COV into a bundle", "models"),
+    "plan": Verb("memory and FLOPs of training a network, and the head to take", "models"),
+}
+
+# What a caller can get wrong, as the library says it.
+MISTAKES = (ValueError, TypeError, OSError)
+
+
+class VerbFile(Protocol):
+    """What the file of a verb has. It imports torch at most before ``run``, so that ``--help`` is quick."""
+
+    Arguments: type[Any]
+    """A dataclass; its docstring is the help, fields without a default are positional."""
+
+    def run(self, arguments: Any) -> Any:
+        """Do it, and return a dataclass."""
+
+    def text(self, result: Any) -> str:
+        """What ``run`` returned, for a person."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line and return its exit code: 0, 2 for a mistake of the caller, 1 for one of ours."""
+    verb, *rest = (sys.argv[1:] if arguments is None else arguments) or [""]
+    if verb == "--version":
+        print(f"covpool {__version__}")
+    elif verb in ("-h", "--help"):
+        print(_help())
+    elif not verb:
+        print(_help(), file=sys.stderr)
+        return 2
+    elif verb not in VERBS:
+        return _complain("covpool", f"{verb!r} is none of its verbs: {', '.join(VERBS)}")
+    else:
+        return _run(verb, rest)
+    return 0
+
+
+def _run(verb: str, arguments: list[str]) -> int:
+    command = f"covpool {verb}"
+    try:
+        print(_output(verb, arguments), flush=True)
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        if "--debug" in arguments:
+            raise
+        if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("covpool"):
+            return _complain(command, f"{error.name} is missing: pip install 'covpool[{VERBS[verb].extra}]'")
+        if isinstance(error, MISTAKES):
+            return _complain(command, _sentence(error))
+        return _complain(command, f"{type(error).__name__}: {error} (--debug shows where)", code=1)
+    return 0
+
+
+def _output(verb: str, arguments: list[str]) -> str:
+    from covpool.cli.parser import parse  # jsonargparse may be missing
+
+    file = cast(VerbFile, importlib.import_module(f"covpool.cli.{verb}"))
+    parsed, as_json = parse(f"covpool {verb}", file.Arguments, arguments)
+    result = file.run(parsed)
+    return json.dumps(dataclasses.asdict(result), indent=2) if as_json else file.text(result)
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error)
+
+
+def _complain(command: str, message: str, code: int = 2) -> int:
+    print(f"{command}: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+def _help() -> str:
+    width = max(map(len, VERBS))
+    listed = "\n".join(f"  {name.ljust(width)}  {verb.summary}" for name, verb in VERBS.items())
+    return (
+        "usage: covpool [--help] [--version] VERB ...\n\n"
+        f"Global covariance pooling for image backbones.\n\n{listed}\n\n"
+        "covpool VERB --help has the options of a verb."
+    )

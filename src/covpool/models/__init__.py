@@ -1,0 +1,31 @@
+"""Backbones of timm with covariance pooling and a classifier, and their files on disk.
+
+Importing this room registers the paper's networks with timm.
+"""
+
+from covpool.models.bundle import load_model, read_card, save_model
+from covpool.models.config import ModelConfig
+from covpool.models.create import build_model, create_model
+from covpool.models.model import PooledClassifier
+from covpool.models.paper import (
+    isqrt_cov_alexnet,
+    isqrt_cov_resnet50,
+    isqrt_cov_resnet101,
+    isqrt_cov_vgg16_bn,
+)
+from covpool.models.parameter_groups import parameter_groups
+
+__all__ = [
+    "ModelConfig",
+    "PooledClassifier",
+    "build_model",
+    "create_model",
+    "isqrt_cov_alexnet",
+    "isqrt_cov_resnet50",
+    "isqrt_cov_resnet101",
+    "isqrt_cov_vgg16_bn",
+    "load_model",
+    "parameter_groups",
+    "read_card",
+    "save_model",
+]

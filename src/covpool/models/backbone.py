@@ -1,0 +1,103 @@
+"""Any network of timm as a backbone: its features, and nothing of its own pooling and classifier."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from covpool.models.checkpoint import KeyMap, load_backbone
+from covpool.models.config import Features
+from covpool.models.expansion import expansion
+from covpool.models.network import build_network, takes_image_size
+from covpool.models.probe import FeatureFormat, Probe
+from covpool.models.resolution import KeepResolutionError, layers_to_keep_resolution, remove_stride
+from covpool.models.surgery import leave_out, unused_parts
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """A network, the format of its features, and whether its last stage keeps its resolution."""
+
+    network: nn.Module
+    format: FeatureFormat
+    kept_resolution: bool
+
+
+def make_backbone(
+    name: str,
+    *,
+    keep: bool | None,
+    features: Features,
+    image_size: int | None = None,
+    options: Mapping[str, Any] | None = None,
+    pretrained: bool = False,
+    checkpoint_path: str | Path | None = None,
+    key_map: KeyMap = None,
+) -> Backbone:
+    """Build the network, take off what comes after its features, and keep the last stage's resolution.
+
+    Every change is first made to a probe, the same network on the meta device, whose shapes tell whether
+    it works.
+
+    Args:
+        name: a name of timm, or ``"alexnet"``.
+        keep: keep the last stage's resolution; ``None`` where possible.
+        features: before (``"stage"``) or after (``"head"``) the expansion of the channels.
+        image_size: the side of the images.
+        options: for timm's ``create_model``.
+        pretrained: load timm's weights.
+        checkpoint_path: load these weights.
+        key_map: see :func:`covpool.models.checkpoint.load_backbone`.
+
+    Raises:
+        UnsupportedBackboneError: where timm has no such network or its features are of an unknown form.
+        KeepResolutionError: with ``keep=True``, where the architecture cannot.
+    """
+    options = dict(options or {})
+    probe = Probe(name, options)
+    if image_size is not None and takes_image_size(probe.network):
+        options["img_size"] = image_size
+        probe = Probe(name, options)
+    expanding = expansion(probe.network) if features == "stage" else []
+    leave_out(probe.network, expanding)
+    strided = _strided_layers(probe, keep)
+    remove_stride(probe.network, strided)
+    unused, idle = unused_parts(probe.network, probe.used_parameters())
+    leave_out(probe.network, unused)
+
+    network = build_network(name, options, pretrained=pretrained)
+    if checkpoint_path is not None:
+        load_backbone(network, checkpoint_path, key_map)
+    leave_out(network, expanding)
+    remove_stride(network, strided)
+    leave_out(network, unused)
+    for parameter in idle:
+        network.get_parameter(parameter).requires_grad_(False)
+    return Backbone(network, probe.format(), kept_resolution=bool(strided))
+
+
+def _strided_layers(probe: Probe, keep: bool | None) -> list[str]:
+    """The layers to take the stride from; none where it is not wanted, or not possible and not asked for."""
+    if keep is False:
+        return []
+    try:
+        # Without autograd: some networks cache what they compute, and the probe is copied.
+        with torch.no_grad():
+            if probe.format().layout == "channels_last":
+                raise KeepResolutionError("it works on tokens, which have no stride")
+            return layers_to_keep_resolution(probe.network, probe.features)
+    except KeepResolutionError as reason:
+        if keep:
+            raise KeepResolutionError(
+                f"{probe.name} cannot keep its last stage's resolution: {reason}"
+            ) from None
+        log.info("the last stage of %s stays as it is: %s", probe.name, reason)
+        return []

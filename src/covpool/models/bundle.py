@@ -1,0 +1,378 @@
+"""Bundles: a trained model as a folder of two files, ``model.safetensors`` and ``covpool.json``.
+
+Bundles are for exchange, so a loader trusts nothing in them. Nothing is unpickled, no name in a card makes
+timm read a file or fetch one, and a file that is cut short, damaged, edited or another program's is refused
+with the reason. The network that a card describes is first built without memory, on the meta device, and has
+to have the tensors of the weights' file, name by name; only then is it built in earnest.
+
+The hashes are about integrity, not about authenticity: that a bundle is whole says nothing of who made it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import platform
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from io import BufferedReader
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import timm
+import timm.data
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from covpool import __version__
+from covpool.models.card import (
+    CARD,
+    FLOATS,
+    MAX_BYTES,
+    WEIGHTS,
+    BundleError,
+    Card,
+    printable,
+    read_fields,
+    reason,
+    shown,
+    write_card,
+)
+from covpool.models.create import build_model
+from covpool.models.durable import read_folder, replace_folder, write_file
+from covpool.models.model import PooledClassifier
+
+__all__ = ["BundleError", "Card", "load_model", "read_card", "save_model"]
+
+# The largest network of timm takes 60 thousand calls of torch to be built.
+MAX_CALLS = 250_000
+# Buffers that are computed, not saved: 2 MB in timm's networks.
+MAX_COMPUTED_BYTES = 2**30
+MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
+
+
+def save_model(
+    model: PooledClassifier,
+    folder: str | Path,
+    *,
+    classes: Sequence[str] | None = None,
+    metrics: Mapping[str, Any] | None = None,
+    recipe: Mapping[str, Any] | None = None,
+) -> Path:
+    """Save a model as a bundle: all that is needed to use it, to know what it is and how it was made.
+
+    Every parameter and buffer keeps its bits and its dtype. Which parameters are frozen is not kept. A
+    bundle that is already there is replaced as a whole, once the new one is on the disk: a kill or a full
+    disk leaves the old one.
+
+    Args:
+        model: from :func:`covpool.create_model`.
+        folder: a new or an empty folder, or a bundle, which is replaced.
+        classes: the classes' names, in the order of the logits; ``None`` for the model's own ``classes``.
+        metrics: what was measured: numbers, strings, lists and dicts. NaN and infinities become ``null``.
+        recipe: how it was trained, likewise.
+
+    Returns:
+        The folder.
+
+    Raises:
+        BundleError: the folder holds something else, or the model is not what its ``config`` says.
+
+    Example:
+        >>> import tempfile
+        >>> from covpool.models import create_model
+        >>> model = create_model("test_resnet", dim=8, num_classes=2)
+        >>> with tempfile.TemporaryDirectory() as parent:
+        ...     folder = save_model(model, f"{parent}/birds", classes=["jay", "wren"], metrics={"top1": 0.9})
+        ...     load_model(folder).classes, read_card(folder).metrics
+        (('jay', 'wren'), {'top1': 0.9})
+    """
+    if not isinstance(model, PooledClassifier):
+        raise TypeError(
+            f"model must be one of covpool.create_model; got {type(model).__name__}: "
+            "pass the model itself where it is wrapped (DDP: model.module, torch.compile: model._orig_mod)"
+        )
+    if isinstance(classes, str) or not all(isinstance(name, str) for name in classes or ()):
+        raise TypeError("classes must be a list of strings, one for each class")
+    with _naming(folder):
+        read_folder(folder, _check_replaceable)
+        tensors = _tensors(model)
+        weights = safetensors.torch.save(tensors, metadata={"format": "pt"})
+        card = Card(
+            config=model.config,
+            classes=model.classes if classes is None else tuple(classes),
+            preprocessing=timm.data.resolve_model_data_config(model),
+            metrics=dict(metrics or {}),
+            recipe=dict(recipe or {}),
+            versions=_versions(),
+            sha256=hashlib.sha256(weights).hexdigest(),
+            bytes=len(weights),
+            buffer_dtypes=_computed_dtypes(model),
+        )
+        text = write_card(card)
+        _check_described(tensors, card)
+    with replace_folder(folder) as new:
+        write_file(new / WEIGHTS, weights)
+        write_file(new / CARD, text)
+    return Path(folder)
+
+
+def load_model(folder: str | Path, *, device: str | torch.device = "cpu") -> PooledClassifier:
+    """Load a bundle: the model in evaluation mode, with its weights, classes' names and preprocessing.
+
+    The weights are read once, into memory, and hashed and used there, so that nobody can exchange them
+    between the check and the use. For a moment that takes twice the memory of the model. Random numbers
+    drawn later are those that would have been drawn without loading.
+
+    Args:
+        folder: where :func:`save_model` put it, or where it was downloaded to.
+        device: where the model is to be.
+
+    Raises:
+        BundleError: the bundle is refused, or there is none; the message says why.
+    """
+    with _naming(folder), torch.random.fork_rng(devices=[]):
+        card, tensors = read_folder(folder, _read)
+        with _explaining(card), torch.device("cpu"):
+            model = build_model(card.config)
+        _fill(model, tensors, card)
+    model.classes = card.classes
+    # What it was trained with, even if another timm has other defaults for this backbone.
+    model.pretrained_cfg.update(card.preprocessing)
+    return model.eval().to(device)
+
+
+def read_card(folder: str | Path) -> Card:
+    """What a bundle says of itself, once both of its files have proved whole; no network is built.
+
+    Raises:
+        BundleError: the bundle is refused, or there is none; the message says why.
+    """
+
+    def read(path: Path) -> Card:
+        card = _card(path)
+        with _open(path, WEIGHTS) as file:
+            _check_size(file, card)
+            _check_sha256(hashlib.file_digest(file, "sha256").hexdigest(), card)
+        return card
+
+    with _naming(folder):
+        return read_folder(folder, read)
+
+
+@contextlib.contextmanager
+def _naming(folder: str | Path) -> Iterator[None]:
+    """Put the name of the folder before the reason."""
+    try:
+        yield
+    except BundleError as error:
+        raise BundleError(f"bundle {str(folder)!r}: {error}") from error.__cause__
+
+
+def _read(folder: Path) -> tuple[Card, dict[str, Tensor]]:
+    card = _card(folder)
+    with _open(folder, WEIGHTS) as file:
+        _check_size(file, card)
+        plan = _plan(card)
+        # A huge file of zeros takes no room in an archive or on a disk, but would in memory.
+        if card.bytes > MAX_HEADER_BYTES + sum(8 * tensor.numel() for tensor in plan.values()):
+            raise BundleError(f"{WEIGHTS} is far larger than the network its card describes")
+        data = file.read(card.bytes)
+    _check_sha256(hashlib.sha256(data).hexdigest(), card)
+    try:
+        tensors = safetensors.torch.load(data)
+    except Exception as error:
+        raise BundleError(f"{WEIGHTS} is not a safetensors file: {reason(error)}") from error
+    _check_tensors(tensors, plan)
+    return card, tensors
+
+
+def _card(folder: Path) -> Card:
+    with _open(folder, CARD) as file:
+        data = file.read(MAX_BYTES + 1)
+    try:
+        return read_fields(data)
+    except RecursionError as error:
+        raise BundleError(f"{CARD} has lists within lists without end") from error
+
+
+@contextlib.contextmanager
+def _open(folder: Path, name: str) -> Iterator[BufferedReader]:
+    """A file of a bundle. Links are followed, for the caches of model hubs are made of them.
+
+    A link leads to nothing that its maker did not have: what is read must have the hash of the card, and no
+    message quotes it. But it must not lead to a device or a pipe, which never end.
+    """
+    if not folder.is_dir():
+        raise BundleError("there is no such folder")
+    try:
+        descriptor = os.open(
+            folder / name, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+        )
+    except FileNotFoundError as error:
+        raise BundleError(f"there is no {name} in it") from error
+    except OSError as error:
+        raise BundleError(f"its {name} cannot be opened: {error.strerror}") from error
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise BundleError(f"its {name} is not a file")
+        yield file
+
+
+def _check_size(file: BufferedReader, card: Card) -> None:
+    size = os.fstat(file.fileno()).st_size
+    if size < card.bytes:
+        raise BundleError(f"{WEIGHTS} is cut short, {size} bytes of {card.bytes}: copy it anew")
+    if size > card.bytes:
+        raise BundleError(
+            f"{WEIGHTS} has {size} bytes, {card.bytes} by its card: the two files do not belong together"
+        )
+
+
+def _check_sha256(found: str, card: Card) -> None:
+    if found != card.sha256:
+        raise BundleError(
+            f"{WEIGHTS} is damaged or not the one of this card (its hash differs): copy both anew"
+        )
+
+
+class _FewCalls(TorchFunctionMode):
+    """Raise when more is built than any network has: on the meta device a tensor is cheap, not free."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.calls += 1
+        if self.calls > MAX_CALLS:
+            raise BundleError("its card describes a network of more layers than any network of timm has")
+        return func(*args, **(kwargs or {}))
+
+
+def _plan(card: Card) -> dict[str, Tensor]:
+    """The tensors that the weights' file should have, without memory behind them."""
+    with _explaining(card), torch.random.fork_rng(devices=[]), torch.device("meta"), _FewCalls():
+        model = build_model(card.config)
+    state: dict[str, Tensor] = model.state_dict()
+    computed = sum(buffer.numel() * buffer.itemsize for _, buffer in _computed_buffers(model))
+    if computed > MAX_COMPUTED_BYTES:
+        raise BundleError(f"its network needs {computed / 2**30:.1f} GiB beside its weights")
+    return state
+
+
+@contextlib.contextmanager
+def _explaining(card: Card) -> Iterator[None]:
+    """Any error of building what a stranger's card describes is a reason to refuse it."""
+    try:
+        yield
+    except BundleError:
+        raise
+    except Exception as error:
+        there, here = (
+            ", ".join(f"{k} {v}" for k, v in sorted(x.items())) for x in (card.versions, _versions())
+        )
+        hint = "" if there == here else f" (saved with {printable(there)}; here are {here})"
+        raise BundleError(f"its network cannot be built: {reason(error)}{hint}") from error
+
+
+def _check_tensors(tensors: Mapping[str, Tensor], plan: Mapping[str, Tensor]) -> None:
+    """Raise unless the weights are those of the network, name by name."""
+    if missing := plan.keys() - tensors.keys():
+        raise BundleError(
+            f"the network of its card has {shown(min(missing))}, which is not among its weights"
+        )
+    if unknown := tensors.keys() - plan.keys():
+        raise BundleError(f"its weights have {shown(min(unknown))}, which is not in the network of its card")
+    for name, wanted in plan.items():
+        found = tensors[name]
+        if found.shape != wanted.shape:
+            there, here = tuple(found.shape), tuple(wanted.shape)
+            raise BundleError(f"{name!r} has shape {there} in its weights, {here} in the network of its card")
+        both = (found.dtype, wanted.dtype)
+        if found.dtype != wanted.dtype and not set(both) <= set(FLOATS.values()):
+            raise BundleError("{!r} is {} in its weights, {} in the network of its card".format(name, *both))
+
+
+def _fill(model: PooledClassifier, tensors: dict[str, Tensor], card: Card) -> None:
+    """The saved tensors into a new network, each in its saved dtype.
+
+    They are copied, not put in the place of the network's own: weights that are one tensor under two names
+    stay one.
+    """
+    for name, own in model.state_dict(keep_vars=True).items():
+        own.data = own.data.to(tensors[name].dtype)
+    for name, buffer in _computed_buffers(model):
+        if name in card.buffer_dtypes and buffer.is_floating_point():
+            buffer.data = buffer.data.to(FLOATS[card.buffer_dtypes[name]])
+    model.load_state_dict(tensors)
+
+
+def _tensors(model: PooledClassifier) -> dict[str, Tensor]:
+    """All that is to be saved, each tensor contiguous, in the CPU's memory, and apart from the others."""
+    result, seen = {}, set()
+    for name, tensor in model.state_dict().items():
+        if type(tensor) is not Tensor or tensor.is_meta or tensor.layout != torch.strided:
+            raise BundleError(
+                f"{name!r} is not an ordinary tensor: gather or convert the weights before saving"
+            )
+        plain = tensor.detach().cpu().contiguous()
+        storage = plain.untyped_storage().data_ptr()
+        result[name] = plain.clone() if storage in seen else plain
+        seen.add(storage)
+    return result
+
+
+def _check_described(tensors: Mapping[str, Tensor], card: Card) -> None:
+    try:
+        _check_tensors(tensors, _plan(card))
+    except BundleError as error:
+        raise BundleError(
+            f"the model was changed after it was made, and could not be loaded: {error}"
+        ) from error
+
+
+def _computed_buffers(model: PooledClassifier) -> list[tuple[str, Tensor]]:
+    """Buffers that are no part of the state: the network computes them when it is built."""
+    state = model.state_dict().keys()
+    return [(name, buffer) for name, buffer in model.named_buffers() if name not in state]
+
+
+def _computed_dtypes(model: PooledClassifier) -> dict[str, str]:
+    names = {dtype: name for name, dtype in FLOATS.items()}
+    return {
+        name: names[buffer.dtype]
+        for name, buffer in _computed_buffers(model)
+        if buffer.dtype in names and buffer.dtype != torch.float32
+    }
+
+
+def _check_replaceable(folder: Path) -> None:
+    """Raise unless there is nothing, or a bundle and nothing else: what is replaced is gone."""
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise BundleError("there is a file of this name")
+    found = {path.name for path in folder.iterdir()}
+    if others := sorted(found - {CARD, WEIGHTS}):
+        raise BundleError(
+            f"the folder holds other things, such as {others[0]!r}: save to a new or an empty one"
+        )
+    if found and CARD not in found:
+        raise BundleError(
+            f"the folder holds {WEIGHTS} of something that is no bundle: save to a new or an empty one"
+        )
+
+
+def _versions() -> dict[str, str]:
+    return {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "timm": timm.__version__,
+        "covpool": __version__,
+    }

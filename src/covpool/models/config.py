@@ -1,0 +1,84 @@
+"""What a model is made of: one dataclass, from the caller's arguments to the file on disk and back."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from covpool.functional.arguments import check_choice
+from covpool.nn import methods
+
+Dim = int | Literal["auto"] | None
+Features = Literal["stage", "head"]
+HeadKind = Literal["linear", "mlp"]
+Join = Literal["cls", "gap"]
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The arguments of :func:`covpool.create_model` that shape a network; all of it goes into JSON.
+
+    A built model's ``config`` has the choices that were left open (``None`` and ``"auto"``) filled in.
+
+    Attributes:
+        backbone: a name of timm, or ``"alexnet"``.
+        num_classes: 0 for no classifier.
+        pool: a method of :func:`covpool.nn.methods`.
+        dim: channels after the reduction; ``None`` for no reduction; ``"auto"``: 256 where the backbone has
+            more than 256, none where it has fewer, nor before a first-order method.
+        keep_resolution: leave out the last halving of the resolution; ``None``: where the architecture
+            allows it, and the method is second-order.
+        features: ``"stage"`` for those before the channels' expansion of EfficientNet, MobileNet and
+            their like, ``"head"`` for those after it; ``None``: before it for a second-order method.
+        head: ``"linear"``, or ``"mlp"`` with ``hidden`` layers.
+        rank: of the bottleneck before a linear classifier, ``None`` for none.
+        hidden: widths of the hidden layers of ``head="mlp"``.
+        hidden_batchnorm: BatchNorm after each hidden layer.
+        drop_rate: dropout before the classifier and after hidden layers.
+        join: add first-order logits, of the class token or of the average.
+        image_size: the side of the images, ``None`` for the backbone's own.
+        pool_options: of the method and of :class:`covpool.nn.CovPool`.
+        backbone_options: for timm's ``create_model``.
+        preprocessing: what differs from the backbone's own ``mean``, ``std``, ``interpolation``, ``crop_pct``
+            and ``crop_mode``.
+    """
+
+    backbone: str
+    num_classes: int = 1000
+    pool: str = "isqrt_cov"
+    dim: Dim = "auto"
+    keep_resolution: bool | None = None
+    features: Features | None = None
+    head: HeadKind = "linear"
+    rank: int | None = None
+    hidden: tuple[int, ...] = (4096, 4096)
+    hidden_batchnorm: bool = False
+    drop_rate: float = 0.0
+    join: Join | None = None
+    image_size: int | None = None
+    pool_options: dict[str, Any] = field(default_factory=dict)
+    backbone_options: dict[str, Any] = field(default_factory=dict)
+    preprocessing: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_choice("pool", self.pool, methods())
+        check_choice("features", self.features, (None, "stage", "head"))
+        check_choice("head", self.head, ("linear", "mlp"))
+        check_choice("join", self.join, (None, "cls", "gap"))
+        check_choice("keep_resolution", self.keep_resolution, (None, True, False))
+        if self.rank is not None and self.head == "mlp":
+            raise ValueError('rank is a bottleneck before a linear classifier: with head="mlp" use hidden=')
+        object.__setattr__(self, "hidden", tuple(self.hidden))  # JSON and command lines bring lists
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON takes it."""
+        return {**dataclasses.asdict(self), "hidden": list(self.hidden)}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> ModelConfig:
+        """The inverse of :meth:`to_dict`; an unknown name is an error."""
+        known = {f.name for f in dataclasses.fields(cls)}
+        if unknown := sorted(values.keys() - known):
+            raise ValueError(f"a model has no {', '.join(unknown)}; it has {', '.join(sorted(known))}")
+        return cls(**values)

@@ -1,0 +1,123 @@
+"""One line from a backbone's name to a second-order model."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from covpool.models.backbone import make_backbone
+from covpool.models.checkpoint import KeyMap
+from covpool.models.config import Dim, Features, HeadKind, Join, ModelConfig
+from covpool.models.model import PooledClassifier
+from covpool.nn.pooling import METHODS
+
+
+def create_model(
+    backbone: str,
+    pool: str = "isqrt_cov",
+    dim: Dim = "auto",
+    num_classes: int = 1000,
+    pretrained: bool = False,
+    *,
+    checkpoint_path: str | Path | None = None,
+    key_map: KeyMap = None,
+    keep_resolution: bool | None = None,
+    features: Features | None = None,
+    head: HeadKind = "linear",
+    rank: int | None = None,
+    hidden: Sequence[int] = (4096, 4096),
+    hidden_batchnorm: bool = False,
+    drop_rate: float = 0.0,
+    join: Join | None = None,
+    image_size: int | None = None,
+    freeze: Literal["backbone"] | None = None,
+    pool_options: Mapping[str, Any] | None = None,
+    backbone_options: Mapping[str, Any] | None = None,
+    preprocessing: Mapping[str, Any] | None = None,
+) -> PooledClassifier:
+    """Make any backbone of timm, CNN or transformer, second-order.
+
+    Args:
+        backbone: a name of timm (``timm.list_models()``), or ``"alexnet"``, the paper's.
+        pool: a method of :func:`covpool.nn.methods`; ``"gap"`` makes the first-order twin, whose backbone
+            is left as timm has it.
+        dim: channels after the 1x1 reduction; ``None`` for no reduction; ``"auto"``: 256, the paper's, where
+            the backbone has more, and no reduction where it has not.
+        num_classes: 0 for no classifier: the model then gives the pooled vector.
+        pretrained: load timm's weights of the backbone.
+        checkpoint_path: a file with weights of the backbone, ``.safetensors`` or ``.pth``.
+        key_map: how the file's names become timm's; see
+            :func:`covpool.models.checkpoint.load_backbone`.
+        keep_resolution: the last stage at stride 1, as in the paper: 14×14 instead of 7×7 positions at 224.
+            ``None``: where the architecture allows it (where not, the log says why); ``True`` raises there.
+        features: where a backbone expands its channels just before pooling (EfficientNet, MobileNet), take
+            the features before (``"stage"``) or after it (``"head"``). ``None``: before it for covariances.
+        head: ``"linear"``, or ``"mlp"``, with ``hidden`` layers before the classifier.
+        rank: a bottleneck before a linear classifier, for many classes.
+        hidden: widths of the hidden layers of ``head="mlp"``.
+        hidden_batchnorm: BatchNorm after each of them.
+        drop_rate: dropout before the classifier and after hidden layers.
+        join: add to the second-order logits those of the class token (``"cls"``) or the average (``"gap"``).
+        image_size: the side of the images, ``None`` for the backbone's own. A transformer is built for it.
+        freeze: ``"backbone"`` trains pooling and classifier alone.
+        pool_options: of the method, such as ``{"steps": 3}``, and of :class:`covpool.nn.CovPool`.
+        backbone_options: for ``timm.create_model``, such as ``{"drop_path_rate": 0.1}``.
+        preprocessing: what differs from the backbone's own ``mean``, ``std``, ``interpolation``, ``crop_pct``
+            and ``crop_mode``.
+
+    Example:
+        >>> model = create_model("resnet10t", dim=64, num_classes=200)
+        >>> model(torch.randn(2, 3, 224, 224)).shape
+        torch.Size([2, 200])
+        >>> model.forward_features(torch.randn(2, 3, 224, 224)).shape
+        torch.Size([2, 512, 14, 14])
+    """
+    config = ModelConfig(
+        backbone=backbone,
+        num_classes=num_classes,
+        pool=pool,
+        dim=dim,
+        keep_resolution=keep_resolution,
+        features=features,
+        head=head,
+        rank=rank,
+        hidden=tuple(hidden),
+        hidden_batchnorm=hidden_batchnorm,
+        drop_rate=drop_rate,
+        join=join,
+        image_size=image_size,
+        pool_options=dict(pool_options or {}),
+        backbone_options=dict(backbone_options or {}),
+        preprocessing=dict(preprocessing or {}),
+    )
+    model = build_model(config, pretrained=pretrained, checkpoint_path=checkpoint_path, key_map=key_map)
+    if freeze is not None:
+        model.freeze(freeze)
+    return model
+
+
+def build_model(
+    config: ModelConfig,
+    *,
+    pretrained: bool = False,
+    checkpoint_path: str | Path | None = None,
+    key_map: KeyMap = None,
+) -> PooledClassifier:
+    """:func:`create_model` from a :class:`~covpool.models.config.ModelConfig`."""
+    second_order = METHODS[config.pool].order > 1
+    # The first-order twin is timm's own network: its stride, its expansion.
+    features: Features = config.features or ("stage" if second_order else "head")
+    keep = config.keep_resolution if second_order or config.keep_resolution is not None else False
+    made = make_backbone(
+        config.backbone,
+        keep=keep,
+        features=features,
+        image_size=config.image_size,
+        options=config.backbone_options,
+        pretrained=pretrained,
+        checkpoint_path=checkpoint_path,
+        key_map=key_map,
+    )
+    return PooledClassifier(dataclasses.replace(config, features=features), made)

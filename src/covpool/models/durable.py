@@ -1,0 +1,187 @@
+"""Files and folders that a kill, a crash or a full disk leaves either as they were or as they should be.
+
+A file is written beside the one it replaces, reaches the disk, and takes its name in one move. No such
+move exists for a folder that is not empty, so one takes two renames: the old folder steps aside, then the
+new one takes its name. Whoever finds neither in its place, after a kill between the two, finds the old one
+where it stepped: :func:`read_folder` reads it there, and the next :func:`replace_folder` puts it back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+if sys.platform != "win32":
+    import fcntl
+
+T = TypeVar("T")
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a new file, and return when it is on the disk."""
+    with path.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def replace_file(path: str | Path, data: bytes) -> None:
+    """Write a file, in place of one that may exist; whatever happens, one or the other is there, whole."""
+    path = Path(os.path.realpath(path))
+    saving = path.with_name(f".{path.name}.covpool-saving")
+    with _lock(path.parent):
+        try:
+            saving.unlink(missing_ok=True)  # left by a process that was killed
+            write_file(saving, data)
+            os.replace(saving, path)
+        finally:
+            saving.unlink(missing_ok=True)
+        sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def replace_folder(folder: str | Path) -> Iterator[Path]:
+    """A new folder to fill by :func:`write_file`, which takes the place of ``folder`` at the end of ``with``.
+
+    An exception leaves ``folder`` as it was. Of several processes that do this at once, the last wins.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as parent:
+        ...     with replace_folder(f"{parent}/run") as new:
+        ...         write_file(new / "note.txt", b"whole")
+        ...     Path(parent, "run", "note.txt").read_bytes()
+        b'whole'
+    """
+    folder = Path(os.path.realpath(folder))  # a link stays; what it leads to is replaced
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    saving = folder.with_name(f".{folder.name}.covpool-saving-{secrets.token_hex(4)}")
+    with contextlib.ExitStack() as held:
+        with _lock(folder.parent):
+            _clean_up(folder)
+            saving.mkdir()
+            held.enter_context(_lock(saving))
+        try:
+            yield saving
+            sync_folder(saving)
+            with _lock(folder.parent):
+                _swap(folder, saving)
+        finally:
+            shutil.rmtree(saving, ignore_errors=True)
+
+
+def read_folder(folder: str | Path, read: Callable[[Path], T]) -> T:
+    """``read`` of the folder, wherever a kill left it, and again if it failed while the folder was replaced.
+
+    Args:
+        folder: as given to :func:`replace_folder`.
+        read: takes the folder where it is, and raises if two files in it do not belong together.
+    """
+    while True:
+        path, identity = _where(Path(folder))
+        try:
+            return read(path)
+        except Exception:
+            if _where(Path(folder)) == (path, identity):
+                raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Return when the names in a folder are on the disk."""
+    if sys.platform == "win32":  # which has no such thing
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _previous(folder: Path) -> Path:
+    """Where the old folder steps aside to."""
+    return folder.with_name(f".{folder.name}.covpool-previous")
+
+
+def _where(folder: Path) -> tuple[Path, tuple[int, int] | None]:
+    """The folder, in its place or stepped aside, and what tells it from a later one."""
+    previous = _previous(Path(os.path.realpath(folder)))
+    path = folder if folder.exists() or not previous.exists() else previous
+    try:
+        status = path.stat()
+    except OSError:
+        return path, None
+    return path, (status.st_ino, status.st_mtime_ns)  # the number alone may be given anew
+
+
+def _swap(folder: Path, saving: Path) -> None:
+    try:
+        if folder.exists():
+            shutil.copymode(folder, saving)  # what was private stays so
+            os.rename(folder, _previous(folder))
+        os.rename(saving, folder)
+        sync_folder(folder.parent)
+    finally:
+        _put_back(folder)
+
+
+def _put_back(folder: Path) -> None:
+    """The old folder to its place if that is empty, and away if not."""
+    previous = _previous(folder)
+    if folder.exists():
+        shutil.rmtree(previous, ignore_errors=True)
+    elif previous.exists():
+        os.rename(previous, folder)
+
+
+def _clean_up(folder: Path) -> None:
+    """What processes that were killed have left."""
+    _put_back(folder)
+    prefix = f".{folder.name}.covpool-saving-"
+    for path in folder.parent.iterdir():
+        if path.name.startswith(prefix) and path.is_dir() and _is_abandoned(path):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+if sys.platform == "win32":
+
+    @contextlib.contextmanager
+    def _lock(folder: Path) -> Iterator[None]:
+        yield
+
+    def _is_abandoned(folder: Path) -> bool:
+        return False
+
+else:
+
+    @contextlib.contextmanager
+    def _lock(folder: Path) -> Iterator[None]:
+        """Keep other processes out; the system opens the lock of a process that dies."""
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing is not enough if a forked child has it too
+            os.close(descriptor)
+
+    def _is_abandoned(folder: Path) -> bool:
+        """Whether nobody holds its lock; where that cannot be known, it counts as held."""
+        try:
+            descriptor = os.open(folder, os.O_RDONLY)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        finally:
+            os.close(descriptor)
+        return True

@@ -1,0 +1,85 @@
+"""From the pooled vector to the logits: linear, low-rank, or with hidden layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+
+class Head(nn.Module):
+    """Hidden layers (or none), dropout, classifier.
+
+    The vector of a covariance is long, d(d+1)/2 numbers, so a dense classifier costs as much as a
+    backbone at a thousand classes, and a bottleneck is the way to many more:
+
+    ============================ =========================================
+    ``Head(v, k)``               dense: v·k weights
+    ``Head(v, k, rank=r)``       low rank, still linear: r·(v + k)
+    ``Head(v, k, hidden=(h,))``  an MLP with ReLU: v·h + h·k
+    ============================ =========================================
+
+    Args:
+        in_features: v, the length of the pooled vector.
+        num_classes: k; 0 for no classifier.
+        rank: r, or ``None``.
+        hidden: widths of hidden layers; the paper's AlexNet and VGG have (4096, 4096).
+        batchnorm: BatchNorm after each hidden layer.
+        drop_rate: dropout after each hidden layer, or on the vector itself where there is none.
+
+    Shapes:
+        ``(B, in_features)`` to ``(B, num_classes)``; ``(B, hidden_size)`` with ``pre_logits=True``.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        *,
+        rank: int | None = None,
+        hidden: Sequence[int] = (),
+        batchnorm: bool = False,
+        drop_rate: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.classifier: nn.Module
+        self.in_features = in_features
+        if rank is not None:
+            # No ReLU and no bias: still a linear map of the vector, of rank r.
+            self.hidden = nn.Sequential(nn.Linear(in_features, rank, bias=False))
+        else:
+            self.hidden = _hidden_layers(in_features, hidden, batchnorm, drop_rate)
+        self.hidden_size = rank or (hidden[-1] if hidden else in_features)
+        self.drop = nn.Dropout(drop_rate)
+        self.reset_classifier(num_classes)
+
+    def reset_classifier(self, num_classes: int) -> None:
+        """A new classifier, or none for 0; hidden layers stay."""
+        like = next(self.parameters(), torch.empty(0))
+        self.classifier = (
+            nn.Linear(self.hidden_size, num_classes, device=like.device, dtype=like.dtype)
+            if num_classes
+            else nn.Identity()
+        )
+
+    def forward(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """Classify; with ``pre_logits``, what the classifier would have received."""
+        first = self.hidden[0] if len(self.hidden) else self.classifier
+        if isinstance(first, nn.Linear):
+            x = x.to(first.weight.dtype)  # a model cast to half precision still pools in float32
+        x = self.drop(self.hidden(x))
+        return x if pre_logits else self.classifier(x)
+
+
+def _hidden_layers(before: int, widths: Sequence[int], batchnorm: bool, drop_rate: float) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for width in widths:
+        if layers:
+            layers.append(nn.Dropout(drop_rate))
+        layers.append(nn.Linear(before, width, bias=not batchnorm))
+        if batchnorm:
+            layers.append(nn.BatchNorm1d(width))
+        layers.append(nn.ReLU(inplace=True))
+        before = width
+    return nn.Sequential(*layers)

@@ -1,0 +1,134 @@
+"""A meter for one training step: FLOPs, and the bytes that autograd keeps, part by part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from math import prod
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from covpool.models.model import PooledClassifier
+
+Part = Literal["backbone", "pooling", "head"]
+PARTS: tuple[Part, ...] = ("backbone", "pooling", "head")
+
+
+class Meter:
+    """Knows which part of a model is at work, and books what happens on it.
+
+    Before the pooling it is the backbone, after it the head with the loss. The backward pass runs the other
+    way round: a part is through when the gradient of what it received is there.
+
+    Attributes:
+        forward: FLOPs of the forward pass.
+        backward: FLOPs of the backward pass.
+        copies: bytes of the parameters' copies in another dtype, as far as autograd keeps them.
+        activations: bytes of all else that autograd keeps. Storages count once and whole, parameters do not.
+    """
+
+    def __init__(self, model: PooledClassifier) -> None:
+        self.forward = dict.fromkeys(PARTS, 0)
+        self.backward = dict.fromkeys(PARTS, 0)
+        self.copies = dict.fromkeys(PARTS, 0)
+        self.activations = dict.fromkeys(PARTS, 0)
+        self._model = model
+        self._counter = FlopCounterMode(display=False, custom_mapping=MISCOUNTED)
+        self._copies = _Copies(model)
+        self._flops = self.forward
+        self._booked = 0
+        self._part: Part = "backbone"
+        # With the tensors themselves: a freed one's address would be given out again.
+        self._seen: dict[int, Tensor] = {_storage(parameter): parameter for parameter in model.parameters()}
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Measure the forward and backward pass inside."""
+        hooks = (
+            self._model.pool.register_forward_pre_hook(self._pooling_begins),
+            self._model.pool.register_forward_hook(self._pooling_ends),
+        )
+        try:
+            with self._counter, self._copies, saved_tensors_hooks(self._keep, lambda kept: kept):
+                yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+        self._enter("backbone")
+
+    def backward_begins(self) -> None:
+        """Book on the backward pass from here."""
+        self._enter("head")
+        self._flops = self.backward
+
+    def _pooling_begins(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        self._enter("pooling")
+        inputs[0].register_hook(self._entering("backbone"))
+
+    def _pooling_ends(self, module: nn.Module, inputs: tuple[Tensor, ...], vector: Tensor) -> None:
+        self._enter("head")
+        vector.register_hook(self._entering("pooling"))
+
+    def _entering(self, part: Part) -> Callable[[Tensor], None]:
+        return lambda gradient: self._enter(part)
+
+    def _enter(self, part: Part) -> None:
+        """Book what was counted since the last time on the part that was at work until now."""
+        total = self._counter.get_total_flops()
+        self._flops[self._part] += total - self._booked
+        self._booked = total
+        self._part = part
+
+    def _keep(self, tensor: Tensor) -> Tensor:
+        storage = _storage(tensor)
+        if storage not in self._seen:
+            self._seen[storage] = tensor
+            kept = self.copies if storage in self._copies.made else self.activations
+            kept[self._part] += tensor.untyped_storage().nbytes()
+        return tensor
+
+
+class _Copies(TorchDispatchMode):
+    """Notes the tensors that are a parameter in another dtype: autocast makes them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.made: dict[int, Tensor] = {}
+        self._parameters = {_storage(parameter) for parameter in model.parameters()}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten._to_copy.default and _storage(args[0]) in self._parameters:
+            self.made[_storage(result)] = result
+        return result
+
+
+def _storage(tensor: Tensor) -> int:
+    """The address of a tensor's storage, which its views share."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _baddbmm_flops(total: Sequence[int], left: Sequence[int], right: Sequence[int], **_: Any) -> int:
+    return 2 * prod(left) * right[-1]
+
+
+def _convolution_backward_flops(
+    grad: Sequence[int], x: Sequence[int], weight: Sequence[int], *options: Any, **_: Any
+) -> int:
+    """The gradient of the input and that of the weight each cost what the forward pass does."""
+    *_others, transposed, _output_padding, _groups, wanted = options
+    positions = (x if transposed else grad)[2:]
+    return 2 * x[0] * prod(positions) * prod(weight) * (wanted[0] + wanted[1])  # type: ignore[no-any-return]
+
+
+# torch does not count the in-place form of baddbmm, which half of the root's gradient is made of, and it
+# counts the weight's gradient in a convolution as if that had a single group.
+MISCOUNTED = {
+    torch.ops.aten.baddbmm_: _baddbmm_flops,
+    torch.ops.aten.convolution_backward: _convolution_backward_flops,
+}

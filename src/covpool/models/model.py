@@ -1,0 +1,205 @@
+"""Backbone, pooling, classifier: the model, with the interface that timm's models have."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from covpool.functional.arguments import check_choice
+from covpool.models.backbone import Backbone
+from covpool.models.config import ModelConfig
+from covpool.models.head import Head
+from covpool.nn import CovPool
+from covpool.nn.pooling import METHODS
+
+# Wider backbones are reduced to this many channels: the paper's choice.
+REDUCED = 256
+
+
+class PooledClassifier(nn.Module):
+    """A backbone's features, pooled by one of covpool's methods, and classified.
+
+    Made by :func:`covpool.create_model`. Of timm's interface it has ``forward_features``,
+    ``forward_head``, ``reset_classifier``, ``get_classifier``, ``num_classes``, ``num_features``,
+    ``head_hidden_size``, ``pretrained_cfg``, ``no_weight_decay`` and ``set_grad_checkpointing``, so
+    that timm's own tools (``timm.data.resolve_model_data_config``, ``timm.optim``) take it.
+
+    Attributes:
+        config: how it was made, with the choices left open filled in.
+        backbone: timm's network, without its own pooling and classifier.
+        format: how the backbone's features are to be read.
+        pool: the :class:`covpool.nn.CovPool`.
+        head: the :class:`~covpool.models.head.Head` on the pooled vector.
+        first_order: with ``join``, the linear classifier whose logits are added to the head's.
+        classes: the classes' names, where known.
+    """
+
+    backbone: Any  # torch's types do not know timm's interface
+
+    def __init__(self, config: ModelConfig, backbone: Backbone) -> None:
+        super().__init__()
+        self.backbone = backbone.network
+        self.format = backbone.format
+        channels = backbone.format.channels
+        self.config = dataclasses.replace(
+            config, dim=_dim(config, channels), keep_resolution=backbone.kept_resolution
+        )
+        if config.join == "cls" and not self.format.prefix_tokens:
+            raise ValueError(
+                f'{config.backbone} has no class token; join="gap" adds the average of its features'
+            )
+        self.pool = _pool(self.config, backbone)
+        self.head = _head(self.config, self.pool.out_features)
+        self.num_features = channels
+        self.num_classes = config.num_classes
+        self.first_order = self._new_first_order(config.num_classes) if config.join else None
+        self.pretrained_cfg = self._own_pretrained_cfg()
+        self.classes: tuple[str, ...] | None = None
+        self._frozen = False
+
+    @property
+    def head_hidden_size(self) -> int:
+        """The length of ``forward_head(..., pre_logits=True)``."""
+        return self.head.hidden_size + (self.num_features if self.first_order is not None else 0)
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """Images ``(B, 3, H, W)`` to the backbone's features, as timm gives them."""
+        features: Tensor = self.backbone.forward_features(x)
+        return features
+
+    def forward_pool(self, features: Tensor) -> Tensor:
+        """Features to the pooled vector ``(B, pool.out_features)``, in float32 at least."""
+        vector: Tensor = self.pool(self.format.positions(features))
+        return vector
+
+    def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
+        """Features to logits, or to what the classifier receives (and the joined one, behind it)."""
+        vector = self.forward_pool(features)
+        if self.first_order is None:
+            logits: Tensor = self.head(vector, pre_logits)
+            return logits
+        by_token = self.config.join == "cls"
+        first = self.format.class_token(features) if by_token else self.format.average(features)
+        if pre_logits or not self.num_classes:
+            return torch.cat([self.head(vector, pre_logits=True), first], dim=1)
+        return self.head(vector) + self.first_order(first)  # type: ignore[no-any-return]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images ``(B, 3, H, W)`` to logits ``(B, num_classes)``."""
+        return self.forward_head(self.forward_features(x))
+
+    def get_classifier(self) -> nn.Module | tuple[nn.Module, nn.Module]:
+        """The layer that gives the logits; with ``join`` the second-order and the first-order one."""
+        if self.first_order is None:
+            return self.head.classifier
+        return self.head.classifier, self.first_order
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """A new classifier for other classes; 0 for none. The pooling stays what it is."""
+        if global_pool is not None:
+            raise ValueError(f"the pooling is {self.config.pool}: make a new model with pool={global_pool!r}")
+        self.head.reset_classifier(num_classes)
+        if self.first_order is not None:
+            self.first_order = self._new_first_order(num_classes)
+        self.num_classes = num_classes
+        self.config = dataclasses.replace(self.config, num_classes=num_classes)
+        self.classes = None
+
+    def freeze(self, part: Literal["backbone"]) -> None:
+        """Train the rest alone: no gradient for ``part``, and its BatchNorms stay in evaluation mode."""
+        check_choice("freeze", part, ("backbone",))
+        self.backbone.requires_grad_(False)
+        self._frozen = True
+        self.train(self.training)
+
+    def train(self, mode: bool = True) -> PooledClassifier:
+        """As ever, but a frozen backbone stays in evaluation mode."""
+        super().train(mode)
+        if self._frozen:
+            self.backbone.eval()
+        return self
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """The backbone's layers in order, by patterns of names, as timm's layer-wise decay asks for them.
+
+        What no pattern matches, pooling and classifier, comes last.
+        """
+        if not hasattr(self.backbone, "group_matcher"):
+            raise ValueError(f"{self.config.backbone} does not tell its layers apart: leave layer_decay=None")
+        return {stage: _prefixed(p) for stage, p in self.backbone.group_matcher(coarse=coarse).items()}
+
+    def no_weight_decay(self) -> set[str]:
+        """The names of parameters that the backbone's authors train without weight decay."""
+        names = self.backbone.no_weight_decay() if hasattr(self.backbone, "no_weight_decay") else ()
+        return {f"backbone.{name}" for name in names}
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Recompute the backbone's activations in the backward pass, where it can."""
+        if not hasattr(self.backbone, "set_grad_checkpointing"):
+            raise ValueError(f"{self.config.backbone} cannot checkpoint its activations")
+        self.backbone.set_grad_checkpointing(enable)
+
+    def _new_first_order(self, num_classes: int) -> nn.Module:
+        like = next(self.parameters())
+        if not num_classes:
+            return nn.Identity()
+        # The bias is the head's.
+        return nn.Linear(self.num_features, num_classes, bias=False, device=like.device, dtype=like.dtype)
+
+    def _own_pretrained_cfg(self) -> dict[str, Any]:
+        """The backbone's, with the names that changed and the preprocessing that was asked for."""
+        cfg = dict(self.backbone.pretrained_cfg)
+        first = cfg.get("first_conv") or ()
+        first = (first,) if isinstance(first, str) else first
+        cfg["first_conv"] = tuple(f"backbone.{name}" for name in first)
+        cfg["classifier"] = ("head.classifier", *(("first_order",) if self.first_order is not None else ()))
+        cfg["num_classes"] = self.num_classes
+        if size := self.config.image_size:
+            cfg["input_size"] = (cfg["input_size"][0], size, size)
+        unknown = self.config.preprocessing.keys() - {"mean", "std", "interpolation", "crop_pct", "crop_mode"}
+        if unknown:
+            raise ValueError(f"preprocessing has no {', '.join(sorted(unknown))}; the size is image_size=")
+        return {**cfg, **self.config.preprocessing}
+
+
+def _dim(config: ModelConfig, channels: int) -> int | None:
+    if config.dim != "auto":
+        return config.dim
+    wide = channels > REDUCED and METHODS[config.pool].order > 1
+    return REDUCED if wide else None
+
+
+def _pool(config: ModelConfig, backbone: Backbone) -> CovPool:
+    options = dict(config.pool_options)
+    if isinstance(name := options.get("compute_dtype"), str):  # as JSON has it
+        options["compute_dtype"] = getattr(torch, name, name)
+    options.setdefault("reduction", "linear" if backbone.format.tokens else "convolution")
+    assert config.dim != "auto"
+    return CovPool(
+        backbone.format.channels, config.pool, dim=config.dim, layout=backbone.format.layout, **options
+    )
+
+
+def _head(config: ModelConfig, in_features: int) -> Head:
+    return Head(
+        in_features,
+        config.num_classes,
+        rank=config.rank,
+        hidden=config.hidden if config.head == "mlp" else (),
+        batchnorm=config.hidden_batchnorm,
+        drop_rate=config.drop_rate,
+    )
+
+
+def _prefixed(pattern: Any) -> Any:
+    """A pattern of a backbone's names, or a list of (pattern, order), as one of ours."""
+    if pattern is None:
+        return None
+    if isinstance(pattern, str):
+        # The alternatives may each begin with an anchor of their own: ^cls_token|^pos_embed.
+        return r"^backbone\.(?:" + re.sub(r"(?<!\[)\^", "", pattern) + ")"
+    return [(_prefixed(single), order) for single, order in pattern]

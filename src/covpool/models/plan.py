@@ -1,0 +1,192 @@
+"""The cost of a model before it is made, and which head to take for how many classes."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from covpool.functional.arguments import check_choice
+from covpool.models.backbone import Backbone
+from covpool.models.config import ModelConfig
+from covpool.models.create import build_model
+from covpool.models.footprint import (
+    PRECISIONS,
+    STATES,
+    Footprint,
+    Optimizer,
+    Precision,
+    footprints,
+    input_size,
+    parts_of,
+    state_of,
+)
+from covpool.models.model import PooledClassifier
+from covpool.nn.pooling import METHODS
+
+Recommendation = Literal["dense", "low rank or narrow", "class-sharded"]
+# The most classes for which a dense head, and for which a low-rank or narrow one, is recommended.
+DENSE_CLASSES, LOW_RANK_CLASSES = 10_000, 100_000
+# The alternatives that are shown.
+RANK, NARROW_DIM, SHARDS = 512, 128, (8, 64)
+
+
+@dataclass(frozen=True)
+class HeadChoice:
+    """A head for the same classes, and what it costs.
+
+    Attributes:
+        name: ``"dense"``, ``"rank 512"``, ``"dim 128"``, ``"dense, 1 of 8 shards"``.
+        exists: whether covpool has it; a class-sharded head is planned.
+        parameters: how many, on a GPU.
+        parameter_bytes: theirs.
+        state_bytes: of parameters, gradients and the optimiser's state together.
+    """
+
+    name: str
+    exists: bool
+    parameters: int
+    parameter_bytes: int
+    state_bytes: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What training a model takes; all of it goes into JSON by ``dataclasses.asdict``.
+
+    Attributes:
+        config: of the model, with the choices that were left open filled in.
+        batch_size: images in a step, on a GPU.
+        precision: float32, or that of autocast.
+        optimizer: ``"sgd"`` with momentum, or ``"adamw"``.
+        image: channels, height and width.
+        vector: the length of the pooled vector.
+        backbone: its footprint.
+        pooling: of the reduction and the root.
+        head: of the classifier and the loss.
+        total: of all three.
+        heads: the planned head first, then its alternatives.
+        recommendation: for this number of classes; ``None`` without a classifier.
+    """
+
+    config: ModelConfig
+    batch_size: int
+    precision: Precision
+    optimizer: Optimizer
+    image: tuple[int, int, int]
+    vector: int
+    backbone: Footprint
+    pooling: Footprint
+    head: Footprint
+    total: Footprint
+    heads: tuple[HeadChoice, ...]
+    recommendation: Recommendation | None
+
+
+def plan(
+    config: ModelConfig,
+    *,
+    batch_size: int = 256,
+    precision: Precision = "bfloat16",
+    optimizer: Optimizer = "sgd",
+) -> Plan:
+    """Plan the training of a model: nothing of it is allocated, whatever its size.
+
+    Args:
+        config: the model.
+        batch_size: images in a step, on a GPU.
+        precision: ``"float32"``, or ``"bfloat16"`` or ``"float16"`` by autocast: parameters stay in float32.
+        optimizer: ``"sgd"`` with momentum, or ``"adamw"``.
+
+    Example:
+        >>> costs = plan(ModelConfig("resnet50", num_classes=1000), batch_size=32)
+        >>> costs.total.parameters, costs.head.parameters
+        (56929832, 32897000)
+        >>> costs.recommendation
+        'dense'
+    """
+    check_choice("precision", precision, PRECISIONS)
+    check_choice("optimizer", optimizer, STATES)
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1; got {batch_size}")
+    with torch.device("meta"):
+        model = build_model(config)
+        heads = head_choices(model, optimizer)
+    parts = footprints(model, batch_size=batch_size, precision=precision, optimizer=optimizer)
+    return Plan(
+        config=model.config,
+        batch_size=batch_size,
+        precision=precision,
+        optimizer=optimizer,
+        image=input_size(model),
+        vector=model.pool.out_features,
+        **parts,
+        total=_sum(list(parts.values())),
+        heads=heads,
+        recommendation=recommend(config.num_classes),
+    )
+
+
+def recommend(num_classes: int) -> Recommendation | None:
+    """The kind of head for so many classes, after a covariance of the usual 256 channels."""
+    if num_classes == 0:
+        return None
+    if num_classes <= DENSE_CLASSES:
+        return "dense"
+    return "low rank or narrow" if num_classes <= LOW_RANK_CLASSES else "class-sharded"
+
+
+def _sum(parts: list[Footprint]) -> Footprint:
+    names = [f.name for f in dataclasses.fields(Footprint) if f.init]
+    return Footprint(**{name: sum(getattr(part, name) for part in parts) for name in names})
+
+
+def head_choices(model: PooledClassifier, optimizer: Optimizer) -> tuple[HeadChoice, ...]:
+    """The model's head, the dense one, those that are smaller, and past LOW_RANK_CLASSES shards.
+
+    Args:
+        model: on the meta device, and torch's default device is that too.
+        optimizer: whose state is part of the cost.
+    """
+    config = model.config
+    if config.num_classes == 0:
+        return ()
+    dense = dataclasses.replace(config, head="linear", rank=None)
+    asked, reference = (_head(model, _name(c), c, optimizer) for c in (config, dense))
+    others = [_head(model, _name(c), c, optimizer) for c in _alternatives(model, dense)]
+    smaller = [other for other in others if other.parameters < reference.parameters]
+    sharded = SHARDS if recommend(config.num_classes) == "class-sharded" else ()
+    shards = [_shard(model, asked.name, count, optimizer) for count in sharded]
+    return tuple(dict.fromkeys((asked, reference, *smaller, *shards)))  # asked may be any of the others
+
+
+def _alternatives(model: PooledClassifier, dense: ModelConfig) -> list[ModelConfig]:
+    low_rank = dataclasses.replace(dense, rank=RANK)
+    narrow = dataclasses.replace(dense, dim=NARROW_DIM)
+    can_narrow = METHODS[dense.pool].order > 1 and (dense.dim or model.pool.in_channels) != NARROW_DIM
+    return [low_rank, narrow] if can_narrow else [low_rank]
+
+
+def _name(config: ModelConfig) -> str:
+    if config.head == "mlp":
+        return f"hidden {'-'.join(map(str, config.hidden))}"
+    if config.rank is not None:
+        return f"rank {config.rank}"
+    return f"dim {config.dim}" if config.dim == NARROW_DIM else "dense"
+
+
+def _shard(model: PooledClassifier, name: str, count: int, optimizer: Optimizer) -> HeadChoice:
+    """The planned head with a part of the classes; what comes before the classifier is on every GPU."""
+    part = dataclasses.replace(model.config, num_classes=-(-model.config.num_classes // count))
+    return _head(model, f"{name}, 1 of {count} shards", part, optimizer, exists=False)
+
+
+def _head(
+    model: PooledClassifier, name: str, config: ModelConfig, optimizer: Optimizer, exists: bool = True
+) -> HeadChoice:
+    """The cost of the head that another config would put on the same backbone."""
+    backbone = Backbone(model.backbone, model.format, kept_resolution=bool(config.keep_resolution))
+    costs = Footprint(**state_of(parts_of(PooledClassifier(config, backbone))["head"], optimizer))
+    return HeadChoice(name, exists, costs.parameters, costs.parameter_bytes, costs.training_bytes)

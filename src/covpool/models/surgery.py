@@ -1,0 +1,58 @@
+"""Changes to a network whose code is not ours."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+
+import torch
+from torch import Tensor, nn
+
+
+def leave_out(network: nn.Module, names: Iterable[str]) -> None:
+    """Put the identity in the place of each named module."""
+    for name in names:
+        parent, _, child = name.rpartition(".")
+        setattr(network.get_submodule(parent), child, nn.Identity())
+
+
+def unused_parts(network: nn.Module, used: Container[int]) -> tuple[list[str], list[str]]:
+    """The modules and the single parameters of ``network`` that have no part in its features.
+
+    What timm keeps for its own pooling (a norm after it, hidden layers, attention pooling) would stay
+    behind as weights that never receive a gradient, and DistributedDataParallel waits for every gradient.
+
+    Args:
+        network: the network.
+        used: the ids of the parameters that have, see :func:`parameters_behind`.
+
+    Returns:
+        The outermost modules with parameters but none in use, then unused parameters of other modules.
+    """
+    modules: list[str] = []
+    for name, module in network.named_modules():
+        inside_one = any(name.startswith(f"{outer}.") for outer in modules)
+        parameters = list(module.parameters())
+        if name and not inside_one and parameters and not any(id(p) in used for p in parameters):
+            modules.append(name)
+    parameters_left = [
+        name
+        for name, parameter in network.named_parameters()
+        if id(parameter) not in used and not any(name.startswith(f"{module}.") for module in modules)
+    ]
+    return modules, parameters_left
+
+
+def parameters_behind(result: Tensor) -> set[int]:
+    """The ids of the leaves from which autograd would reach ``result`` (no gradient is computed)."""
+    leaves: set[int] = set()
+    seen: set[torch.autograd.graph.Node] = set()
+    waiting = [result.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            leaves.add(id(node.variable))
+        waiting.extend(following for following, _ in node.next_functions)
+    return leaves

@@ -1,0 +1,51 @@
+"""``covpool convert``: from a checkpoint of the paper's authors to a bundle."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import covpool
+from covpool.cli.main import main
+from tests.models.paper_networks import vgg_weights
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    path = tmp_path_factory.mktemp("convert") / "vgg.pth.tar"
+    torch.save({"state_dict": vgg_weights(classes=3, dim=16, hidden=8)}, path)
+    yield path
+    path.unlink()  # pytest would keep its megabytes
+
+
+def test_a_checkpoint_becomes_a_bundle(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, classes = tmp_path / "bundle", tmp_path / "classes.txt"
+    classes.write_text("jay\nwren\nsnow bunting\n", "utf-8")
+    arguments = ["convert", str(checkpoint), str(folder), "--steps", "3", "--classes", str(classes)]
+    assert main(arguments) == 0
+    out, err = capsys.readouterr()
+    assert not err
+    recognised, where = out.splitlines()
+    assert recognised.startswith("vgg16_bn, iSQRT-COV of 16 channels in 3 steps, 3 classes, ")
+    assert where == f"saved in {folder}: covpool.load_model({str(folder)!r})"
+    model = covpool.load_model(folder)
+    assert model.classes == ("jay", "wren", "snow bunting")
+    assert model.config.pool_options["steps"] == 3
+    assert main([*arguments, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["parameters"] == sum(p.numel() for p in model.parameters())
+    (folder / "model.safetensors").unlink()
+
+
+def test_mistakes(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["convert", str(tmp_path / "none.pth"), str(tmp_path / "bundle")]) == 2
+    assert str(tmp_path / "none.pth") in capsys.readouterr().err
+    names = str(tmp_path / "none.txt")
+    assert main(["convert", str(checkpoint), str(tmp_path / "bundle"), "--classes", names]) == 2
+    assert capsys.readouterr().err == f"covpool convert: {names}: No such file or directory\n"
+    assert not (tmp_path / "bundle").exists()

@@ -1,0 +1,245 @@
+"""The command line itself: verbs, help, errors and exit codes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import pytest
+
+import covpool
+from covpool.cli import convert, plan
+from covpool.cli.main import VERBS, main
+from covpool.cli.parser import make_parser
+
+# Every option of every verb: to take one away is to break somebody's script.
+SHARED = ["--debug", "--help", "--json"]
+OPTIONS = {
+    "convert": ["--classes", "--steps"],
+    "plan": [
+        "--backbone-options",
+        "--batch-size",
+        "--dim",
+        "--head",
+        "--hidden",
+        "--image-size",
+        "--join",
+        "--keep-resolution",
+        "--num-classes",
+        "--optimizer",
+        "--pool",
+        "--pool-options",
+        "--precision",
+        "--rank",
+    ],
+}
+POSITIONALS = {"convert": ["file", "folder"], "plan": ["backbone"]}
+FILES = {"convert": convert, "plan": plan}
+
+
+@dataclasses.dataclass(frozen=True)
+class Greeting:
+    """Greet.
+
+    Attributes:
+        name: whom.
+        loud_voice: how often to shout.
+        mood: the ``tone``.
+        share: of the day.
+    """
+
+    name: str
+    loud_voice: int = 1
+    mood: Literal["kind", "curt"] | int | None = None
+    share: float = 0.5
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, run: Any) -> None:
+    """Put a verb of our own into the table."""
+    file = SimpleNamespace(Arguments=Greeting, run=run, text=lambda greeting: f"hello {greeting.name}")
+    monkeypatch.setitem(sys.modules, "covpool.cli.greet", file)
+    monkeypatch.setitem(VERBS, "greet", next(iter(VERBS.values())))
+
+
+def process(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=300)
+
+
+def test_every_verb_has_a_file_and_a_line() -> None:
+    assert VERBS.keys() == OPTIONS.keys() == FILES.keys()
+    assert list(VERBS) == sorted(VERBS)
+    assert all(verb.summary and "\n" not in verb.summary for verb in VERBS.values())
+
+
+@pytest.mark.parametrize("verb", OPTIONS)
+def test_options(verb: str) -> None:
+    text = make_parser(f"covpool {verb}", FILES[verb].Arguments).format_help()
+    assert sorted(set(re.findall(r"--[\w-]+", text))) == sorted(OPTIONS[verb] + SHARED)
+    usage = text.partition("\n\n")[0].split()
+    assert usage[-len(POSITIONALS[verb]) :] == POSITIONALS[verb]
+
+
+@pytest.mark.parametrize("verb", OPTIONS)
+def test_every_option_is_described(verb: str) -> None:
+    parser = make_parser(f"covpool {verb}", FILES[verb].Arguments)
+    assert [action.dest for action in parser._actions if not action.help] == []
+    assert "``" not in parser.format_help()
+
+
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert all(f"  {name}" in out and verb.summary in out for name, verb in VERBS.items())
+
+
+def test_nothing_to_do_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    captured = capsys.readouterr()
+    assert not captured.out
+    assert captured.err.startswith("usage: covpool")
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"covpool {covpool.__version__}\n"
+
+
+def test_help_of_a_verb(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    pretend(monkeypatch, None)
+    monkeypatch.setenv("COLUMNS", "100")
+    with pytest.raises(SystemExit) as exit_:
+        main(["greet", "--help"])
+    assert exit_.value.code == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "Greet." in lines
+    assert "name whom" in lines
+    assert "--loud-voice LOUD_VOICE" in lines
+    assert "how often to shout (default: 1)" in lines
+    assert "--mood MOOD the tone" in lines
+
+
+@pytest.mark.parametrize("option", ["--loud-voice=3", "--loud_voice=3"])
+def test_an_option_by_hyphen_or_underscore(
+    option: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pretend(monkeypatch, lambda greeting: greeting)
+    assert main(["greet", "Li-Wei--x", option, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "name": "Li-Wei--x",
+        "loud_voice": 3,
+        "mood": None,
+        "share": 0.5,
+    }
+    assert main(["greet", "Li-Wei--x"]) == 0
+    assert capsys.readouterr().out == "hello Li-Wei--x\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["shout"], "covpool: 'shout' is none of its verbs: convert, plan, greet"),
+        (["greet"], "covpool greet: the following arguments are required: name"),
+        (["greet", "Li", "--foo", "3"], "covpool greet: unrecognized arguments: --foo 3"),
+        (["greet", "Li", "--loud", "3"], "covpool greet: unrecognized arguments: --loud 3"),
+        (["greet", "Li", "--loud-voice"], "covpool greet: argument --loud-voice: expected one argument"),
+        (["greet", "Li", "--loud-voice", "x"], "covpool greet: --loud-voice takes a whole number; got x"),
+        (
+            ["greet", "Li", "--mood", "sad"],
+            "covpool greet: --mood takes kind, curt or a whole number; got sad",
+        ),
+        (["greet", "Li", "--share", "x"], "covpool greet: --share takes a number; got x"),
+    ],
+)
+def test_a_mistake_on_the_command_line(
+    arguments: list[str], sentence: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pretend(monkeypatch, None)
+    assert main(arguments) == 2
+    assert capsys.readouterr() == ("", f"{sentence}\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "sentence"),
+    [
+        (ValueError("it is\n  too late"), 2, "it is too late"),
+        (TypeError("it must be an int"), 2, "it must be an int"),
+        (FileNotFoundError(2, "No such file or directory", "a.pth"), 2, "a.pth: No such file or directory"),
+        (OSError("disk on fire"), 2, "disk on fire"),
+        (ModuleNotFoundError("no", name="timm"), 2, "timm is missing: pip install 'covpool[models]'"),
+        (RuntimeError("singular"), 1, "RuntimeError: singular (--debug shows where)"),
+        (ModuleNotFoundError("no", name="covpool.x"), 1, "ModuleNotFoundError: no (--debug shows where)"),
+    ],
+)
+def test_an_error_is_a_sentence(
+    error: Exception,
+    code: int,
+    sentence: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def run(arguments: Greeting) -> None:
+        raise error
+
+    pretend(monkeypatch, run)
+    assert main(["greet", "Li"]) == code
+    assert capsys.readouterr() == ("", f"covpool greet: {sentence}\n")
+    with pytest.raises(type(error)):
+        main(["greet", "Li", "--debug"])
+
+
+def test_an_interruption_is_quiet(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(arguments: Greeting) -> None:
+        raise KeyboardInterrupt
+
+    pretend(monkeypatch, run)
+    assert main(["greet", "Li"]) == 130
+    assert capsys.readouterr() == ("", "")
+
+
+def test_help_imports_no_more_than_torch_and_says_which_extra_is_missing() -> None:
+    script = """
+import sys
+from covpool.cli.main import main
+sys.modules["timm"] = None
+main(["--help"])
+assert "jsonargparse" not in sys.modules
+for verb in ("convert", "plan"):
+    try:
+        main([verb, "--help"])
+    except SystemExit as exit_:
+        assert exit_.code == 0
+assert not {"torchvision", "safetensors"} & sys.modules.keys()
+print(main(["plan", "resnet18"]))
+del sys.modules["covpool.cli.parser"]
+sys.modules["jsonargparse"] = None
+print(main(["plan", "resnet18"]))
+"""
+    result = process("-c", script)
+    assert result.stderr.splitlines() == [
+        "covpool plan: timm is missing: pip install 'covpool[models]'",
+        "covpool plan: jsonargparse is missing: pip install 'covpool[models]'",
+    ]
+    assert result.stdout.splitlines()[-2:] == ["2", "2"]
+    assert result.returncode == 0
+
+
+def test_a_process() -> None:
+    good = process("-m", "covpool", "plan", "test_resnet", "--dim", "24", "--batch-size", "8", "--json")
+    assert good.returncode == 0, good.stderr
+    values = json.loads(good.stdout)
+    assert values["config"]["backbone"] == "test_resnet"
+    assert values["batch_size"] == 8
+    assert values["head"]["parameters"] == 1000 * 301
+
+
+def test_a_process_with_a_mistake() -> None:
+    bad = process("-m", "covpool", "plan", "test_resnet", "--batch", "8")
+    assert bad.returncode == 2
+    assert (bad.stdout, bad.stderr) == ("", "covpool plan: unrecognized arguments: --batch 8\n")

@@ -1,0 +1,95 @@
+"""``covpool plan``: its options are those of the library, and so are its errors."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+from typing import Any
+
+import pytest
+
+from covpool.cli.main import main
+from covpool.cli.plan import Arguments, run
+from covpool.models import ModelConfig
+from covpool.models.plan import plan
+
+
+def test_options_have_the_defaults_of_the_library() -> None:
+    library: dict[str, Any] = {
+        name: parameter.default
+        for function in (ModelConfig, plan)
+        for name, parameter in inspect.signature(function).parameters.items()
+    }
+    example, config = Arguments("resnet18"), ModelConfig("resnet18")
+    for field in dataclasses.fields(Arguments):
+        if field.name != "backbone":
+            default = getattr(config, field.name, library[field.name])
+            assert getattr(example, field.name) == default, field.name
+
+
+def test_every_option_arrives() -> None:
+    changed = Arguments(
+        "test_vit",
+        num_classes=7,
+        batch_size=3,
+        precision="float32",
+        optimizer="adamw",
+        image_size=96,
+        dim="none",
+        keep_resolution=False,
+        head="mlp",
+        hidden=(5,),
+        join="cls",
+        pool_options={"steps": 2},
+        backbone_options={"drop_path_rate": 0.1},
+    )
+    costs = run(changed)
+    assert (costs.batch_size, costs.precision, costs.optimizer) == (3, "float32", "adamw")
+    assert costs.image == (3, 96, 96)
+    assert costs.config == ModelConfig(
+        "test_vit",
+        num_classes=7,
+        dim=None,
+        keep_resolution=False,
+        features="stage",
+        head="mlp",
+        hidden=(5,),
+        join="cls",
+        image_size=96,
+        pool_options={"steps": 2},
+        backbone_options={"drop_path_rate": 0.1},
+    )
+    assert run(Arguments("test_resnet", rank=4)).config.rank == 4
+    assert run(Arguments("test_resnet", pool="gap")).config.pool == "gap"
+
+
+def test_as_a_person_runs_it(capsys: pytest.CaptureFixture[str]) -> None:
+    command = "plan test_resnet --dim 24 --num-classes 20000 --batch-size 8 --precision bfloat16"
+    assert main(command.split()) == 0
+    out, err = capsys.readouterr()
+    assert not err
+    assert out.startswith("test_resnet, isqrt_cov of 24 channels (300 numbers), 20,000 classes\n")
+    assert "\x1b" not in out
+    assert main([*command.split(), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["recommendation"] == "low rank or narrow"
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ("--dim wide", "--dim takes a whole number, auto or none; got wide"),
+        ("--precision half", "--precision takes float32, bfloat16 or float16; got half"),
+        ("--keep-resolution maybe", "--keep-resolution takes true or false; got maybe"),
+        ("--hidden 3", "--hidden takes a list, as [1,2]; got 3"),
+        ("--pool max", "pool must be one of 'gap', 'isqrt_cov'; got 'max'"),
+        ("--batch-size 0", "batch_size must be at least 1; got 0"),
+        ('--pool-options {"step":3}', "step is not an option of method 'isqrt_cov'; its options are: steps"),
+    ],
+)
+def test_mistakes(options: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "test_resnet", *options.split()]) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert err.startswith(f"covpool plan: {sentence}")
+    assert err.count("\n") == 1

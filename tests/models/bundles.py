@@ -1,0 +1,63 @@
+"""Bundles for the tests of bundles, and the ways to tamper with one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from covpool.models import PooledClassifier, create_model
+from covpool.models.card import card_hash
+
+CLASSES = ("Jay", "Zaunkönig", "鷦鷯")
+# The quickest to build.
+TINY = {"backbone": "test_vit", "backbone_options": {"depth": 1}}
+
+
+def trained(**options: Any) -> PooledClassifier:
+    """A small model whose weights and BatchNorm statistics are not those of a new one."""
+    model = create_model(**{"dim": 8, "num_classes": len(CLASSES), **(options or TINY)})
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.01 * torch.randn_like(parameter))
+        model.train()(images(model))
+    return model.eval()
+
+
+def images(model: PooledClassifier) -> Tensor:
+    parameter = next(model.parameters())
+    return torch.randn(2, *model.pretrained_cfg["input_size"]).to(parameter.dtype)
+
+
+def all_tensors(model: PooledClassifier) -> dict[str, Tensor]:
+    """Parameters and buffers, with those that are no part of the state."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def edit_card(folder: Path, edit: Callable[[dict[str, Any]], object], *, rehash: bool = True) -> None:
+    """Change the card; with ``rehash`` as someone would who means it."""
+    path = folder / "covpool.json"
+    fields = json.loads(path.read_text(encoding="utf-8"))
+    edit(fields)
+    if rehash:
+        fields["hash"] = card_hash(fields)
+    path.write_text(json.dumps(fields), encoding="utf-8")
+
+
+def put_weights(folder: Path, data: bytes) -> None:
+    """Other weights, with a card that says so."""
+    (folder / "model.safetensors").write_bytes(data)
+    told = {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
+    edit_card(folder, lambda fields: fields["weights"].update(told))
+
+
+def edit_weights(folder: Path, edit: Callable[[dict[str, Tensor]], object]) -> None:
+    tensors = safetensors.torch.load_file(folder / "model.safetensors")
+    edit(tensors)
+    put_weights(folder, safetensors.torch.save(tensors))

@@ -1,0 +1,43 @@
+"""One network of every module timm has: it becomes second-order, or a sentence says why not."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import pytest
+import timm
+import torch
+
+import covpool
+from covpool.models.network import UnsupportedBackboneError
+
+# Features of several scales at once, of the class token alone, or found by reading numbers on the way.
+UNSUPPORTED = {"crossvit", "efficientvim", "gemma4_vit", "pit"}
+SMALL = r"tiny|nano|pico|atto|femto|xxs|small|_s\d|_b0|_m0|_t\d|18|_xs|_s$"
+
+
+def one_of(module: str) -> str:
+    names = [name for name in timm.list_models(module=module) if not name.startswith("isqrt_cov")]
+    return next((name for name in names if re.search(SMALL, name)), names[0])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors:UserWarning")  # timm's own
+@pytest.mark.parametrize("module", sorted(set(timm.list_modules()) - {"paper"}))
+def test_module_of_timm(module: str) -> None:
+    name = one_of(module)
+    if module in UNSUPPORTED:
+        with pytest.raises(UnsupportedBackboneError, match=f"^{name} "):
+            covpool.create_model(name)
+        return
+    with torch.device("meta"):
+        model = covpool.create_model(name, dim=8, num_classes=5)
+    features = model.forward_features(torch.empty(2, *model.pretrained_cfg["input_size"], device="meta"))
+    positions = model.format.positions(features)
+    n = math.prod(positions.shape[1:]) // model.num_features
+    assert math.isqrt(n) ** 2 == n, f"{tuple(features.shape)} was not read as a square grid"
+    assert 9 <= n <= 9216
+    assert model.num_features >= 32
+    assert model.forward_head(features).shape == (2, 5)
+    assert not [name for name, parameter in model.named_parameters() if not parameter.requires_grad]

@@ -1,0 +1,323 @@
+"""The model: what it computes, and timm's interface to it."""
+
+from __future__ import annotations
+
+import copy
+import logging
+
+import pytest
+import timm
+import torch
+from timm.data import resolve_model_data_config
+from torch import nn
+
+import covpool
+from covpool.functional import isqrt_cov, triu_vec
+from covpool.models import ModelConfig, PooledClassifier, build_model
+from covpool.models.network import UnsupportedBackboneError
+from covpool.models.resolution import KeepResolutionError
+
+IMAGES = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+
+
+def on_meta(backbone: str, **options: object) -> PooledClassifier:
+    with torch.device("meta"):
+        return covpool.create_model(backbone, **options)
+
+
+def small(**options: object) -> PooledClassifier:
+    return covpool.create_model("resnet10t", **{"dim": 8, "num_classes": 5, **options})
+
+
+class TestWhatItComputes:
+    def test_resnet_against_the_pieces(self) -> None:
+        model = small().eval()
+        reference = timm.create_model("resnet10t", num_classes=0)
+        reference.load_state_dict(model.backbone.state_dict())
+        for block in (reference.layer4[0].conv1, reference.layer4[0].downsample[0]):
+            assert block.stride == (2, 2) or isinstance(reference.layer4[0].downsample[0], nn.AvgPool2d)
+        reference.layer4[0].conv1.stride = (1, 1)
+        reference.layer4[0].downsample[0] = nn.Identity()  # a 2x2 average with stride 2
+        with torch.no_grad():
+            maps = reference.eval().forward_features(IMAGES)
+            assert maps.shape == (2, 512, 4, 4)
+            reduction = model.pool.reduction
+            x = nn.functional.relu(reduction.norm(nn.functional.conv2d(maps, reduction.projection.weight)))
+            vector = triu_vec(isqrt_cov(x.flatten(2)))
+            expected = nn.functional.linear(vector, model.head.classifier.weight, model.head.classifier.bias)
+            torch.testing.assert_close(model(IMAGES), expected)
+
+    def test_the_first_order_twin_is_timms_own_network(self) -> None:
+        model = covpool.create_model("tf_efficientnet_lite0", pool="gap", num_classes=5).eval()
+        reference = timm.create_model("tf_efficientnet_lite0", num_classes=5).eval()
+        names = {name.replace("head.classifier.", "backbone.classifier.") for name in model.state_dict()}
+        assert names == {f"backbone.{name}" for name in reference.state_dict()}
+        state = {name.removeprefix("backbone."): value for name, value in model.state_dict().items()}
+        reference.load_state_dict(
+            {name.replace("head.classifier", "classifier"): v for name, v in state.items()}
+        )
+        with torch.no_grad():
+            torch.testing.assert_close(model(IMAGES), reference(IMAGES))
+
+    def test_covariance_is_of_the_patch_tokens_alone(self) -> None:
+        model = covpool.create_model("vit_tiny_patch16_224", dim=8, num_classes=5, image_size=64).eval()
+        with torch.no_grad():
+            tokens = model.forward_features(IMAGES)
+            assert tokens.shape == (2, 17, 192)
+            changed = tokens.clone()
+            changed[:, 0] += 1.0
+            assert torch.equal(model.forward_head(changed), model.forward_head(tokens))
+            changed[:, 1] += 1.0
+            assert not torch.equal(model.forward_head(changed), model.forward_head(tokens))
+
+    def test_register_tokens_are_left_out_too(self) -> None:
+        name = "vit_small_patch14_reg4_dinov2"
+        model = covpool.create_model(name, dim=8, num_classes=5, image_size=56).eval()
+        tokens = torch.randn(2, 5 + 16, 384)
+        with torch.no_grad():
+            changed = tokens.clone()
+            changed[:, :5] += 1.0
+            assert torch.equal(model.forward_head(changed), model.forward_head(tokens))
+
+    @pytest.mark.parametrize("join", ["cls", "gap"])
+    def test_join_adds_first_order_logits(self, join: str) -> None:
+        model = covpool.create_model(
+            "vit_tiny_patch16_224", dim=8, num_classes=5, image_size=64, join=join
+        ).eval()
+        tokens = torch.randn(2, 17, 192)
+        with torch.no_grad():
+            first = tokens[:, 0] if join == "cls" else tokens[:, 1:].mean(1)
+            vector = model.forward_pool(tokens)
+            expected = model.head.classifier(vector) + first @ model.first_order.weight.T
+            torch.testing.assert_close(model.forward_head(tokens), expected)
+            pre_logits = model.forward_head(tokens, pre_logits=True)
+            torch.testing.assert_close(pre_logits, torch.cat([vector, first], dim=1))
+        assert model.head_hidden_size == 36 + 192
+        assert model.get_classifier() == (model.head.classifier, model.first_order)
+
+    @pytest.mark.parametrize("backbone", ["resnet10t", "swin_tiny_patch4_window7_224"])
+    def test_join_gap_on_maps(self, backbone: str) -> None:
+        model = covpool.create_model(backbone, dim=8, num_classes=5, join="gap", image_size=64).eval()
+        with torch.no_grad():
+            features = model.forward_features(IMAGES)
+            first = features.mean((1, 2)) if backbone.startswith("swin") else features.mean((2, 3))
+            both = model.forward_head(features, pre_logits=True)
+        torch.testing.assert_close(both[:, 36:], first)
+
+    def test_zero_classes_give_the_vector(self) -> None:
+        model = small(num_classes=0).eval()
+        with torch.no_grad():
+            assert model(IMAGES).shape == (2, 36)
+            assert torch.equal(model(IMAGES), model.forward_pool(model.forward_features(IMAGES)))
+
+    def test_pool_options_reach_the_method(self) -> None:
+        model = on_meta("resnet10t", pool_options={"steps": 3, "compute_dtype": "bfloat16"})
+        assert model.pool.pooling.steps == 3
+        assert model.pool.pooling.compute_dtype == torch.bfloat16
+
+    def test_half_precision_and_autocast(self) -> None:
+        model = small().eval()
+        with torch.no_grad():
+            full = model(IMAGES)
+            with torch.autocast("cpu", torch.bfloat16):
+                torch.testing.assert_close(model(IMAGES).float(), full, atol=0.05, rtol=0.1)
+            half = copy.deepcopy(model).bfloat16()
+            result = half(IMAGES.bfloat16())
+        assert result.dtype == torch.bfloat16
+        torch.testing.assert_close(result.float(), full, atol=0.05, rtol=0.1)
+
+
+class TestChoices:
+    @pytest.mark.parametrize(
+        ("backbone", "pool", "dim", "expected"),
+        [
+            ("resnet10t", "isqrt_cov", "auto", 256),
+            ("resnet10t", "isqrt_cov", 64, 64),
+            ("resnet10t", "isqrt_cov", None, None),
+            ("mobilenetv3_small_050", "isqrt_cov", "auto", None),
+            ("alexnet", "isqrt_cov", "auto", None),
+            ("resnet10t", "gap", "auto", None),
+        ],
+    )
+    def test_dim(self, backbone: str, pool: str, dim: object, expected: int | None) -> None:
+        model = on_meta(backbone, pool=pool, dim=dim)
+        assert model.config.dim == expected
+        assert model.pool.dim == expected
+
+    @pytest.mark.parametrize(("features", "channels"), [(None, 320), ("stage", 320), ("head", 1280)])
+    def test_features_before_or_after_the_expansion(self, features: str | None, channels: int) -> None:
+        model = on_meta("efficientnet_b0", features=features)
+        assert model.num_features == channels
+        assert model.config.features == (features or "stage")
+
+    def test_tokens_are_reduced_linearly_and_maps_by_a_convolution(self) -> None:
+        assert on_meta("vit_tiny_patch16_224", dim=8).pool.reduction.kind == "linear"
+        assert on_meta("resnet10t", dim=8).pool.reduction.kind == "convolution"
+        asked = on_meta("resnet10t", dim=8, pool_options={"reduction": "linear"})
+        assert asked.pool.reduction.kind == "linear"
+
+    def test_stride_is_left_where_it_was_when_not_wanted(self) -> None:
+        with torch.device("meta"):
+            model = covpool.create_model("resnet10t", keep_resolution=False)
+            assert model.forward_features(torch.empty(1, 3, 224, 224)).shape[-1] == 7
+
+    def test_no_dilation(self) -> None:
+        dilations = {m.dilation for m in on_meta("resnet50").modules() if isinstance(m, nn.Conv2d)}
+        assert dilations == {(1, 1)}
+
+    def test_where_it_cannot_keep_the_resolution_it_says_why(self, caplog: pytest.LogCaptureFixture) -> None:
+        with caplog.at_level(logging.INFO, "covpool"):
+            assert on_meta("convnext_atto").config.keep_resolution is False
+        assert (
+            "the last stage of convnext_atto stays as it is: stages.3.downsample.1 joins patches"
+            in caplog.text
+        )
+        with pytest.raises(KeepResolutionError, match=r"^convnext_atto cannot keep .* joins patches"):
+            on_meta("convnext_atto", keep_resolution=True)
+        with pytest.raises(KeepResolutionError, match=r"works on tokens"):
+            on_meta("vit_tiny_patch16_224", keep_resolution=True)
+
+    def test_a_config_makes_the_same_model(self) -> None:
+        model = small(rank=3, drop_rate=0.2)
+        again = build_model(ModelConfig.from_dict(model.config.to_dict()))
+        assert again.config == model.config
+        again.load_state_dict(model.state_dict())
+
+    def test_options_of_timm(self) -> None:
+        with torch.device("meta"):
+            model = covpool.create_model("resnet10t", backbone_options={"in_chans": 1})
+            assert model(torch.empty(1, 1, 64, 64)).shape == (1, 1000)
+
+    def test_grown_image_size(self) -> None:
+        with torch.device("meta"):
+            model = covpool.create_model("vit_tiny_patch16_224", dim=8, image_size=448)
+            assert model.forward_features(torch.empty(1, 3, 448, 448)).shape == (1, 1 + 28 * 28, 192)
+        assert model.pretrained_cfg["input_size"] == (3, 448, 448)
+
+
+class TestTimmsInterface:
+    def test_reset_classifier(self) -> None:
+        model = small(join="gap").eval()
+        model.classes = ("a", "b", "c", "d", "e")
+        before = model.get_classifier()
+        model.reset_classifier(9)
+        assert model.num_classes == model.config.num_classes == 9
+        assert model.classes is None
+        assert all(new is not old for new, old in zip(model.get_classifier(), before, strict=True))
+        with torch.no_grad():
+            assert model(IMAGES).shape == (2, 9)
+            model.reset_classifier(0)
+            assert model(IMAGES).shape == (2, 36 + 512)
+        with pytest.raises(ValueError, match=r"^the pooling is isqrt_cov: make a new model"):
+            model.reset_classifier(9, "avg")
+
+    def test_a_new_classifier_is_where_and_what_the_model_is(self) -> None:
+        model = small().bfloat16()
+        model.reset_classifier(3)
+        assert model.get_classifier().weight.dtype == torch.bfloat16
+
+    def test_data_config(self) -> None:
+        model = on_meta("resnet10t", image_size=320, preprocessing={"mean": [0.5, 0.5, 0.5]})
+        data = resolve_model_data_config(model)
+        assert data["input_size"] == (3, 320, 320)
+        assert tuple(data["mean"]) == (0.5, 0.5, 0.5)
+        assert data["std"] == timm.get_pretrained_cfg("resnet10t").std
+
+    def test_pretrained_cfg_names_our_layers(self) -> None:
+        model = on_meta("vit_tiny_patch16_224", join="cls")
+        for key in ("first_conv", "classifier"):
+            for name in model.pretrained_cfg[key]:
+                assert isinstance(model.get_submodule(name), nn.Conv2d | nn.Linear)
+
+    def test_grad_checkpointing_changes_nothing_but_memory(self) -> None:
+        model = small().train()
+        with torch.random.fork_rng():
+            plain = copy.deepcopy(model)
+        model.set_grad_checkpointing()
+        for each in (model, plain):
+            each(IMAGES).sum().backward()
+        for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, theirs.grad)
+
+    def test_frozen_backbone(self) -> None:
+        model = small(freeze="backbone").train()
+        before = copy.deepcopy(model.backbone.state_dict())
+        assert model.training
+        assert model.pool.training
+        model(IMAGES).sum().backward()
+        assert all(parameter.grad is None for parameter in model.backbone.parameters())
+        assert all(p.grad is not None for part in (model.pool, model.head) for p in part.parameters())
+        after = model.backbone.state_dict()
+        assert all(torch.equal(before[name], after[name]) for name in before)  # BatchNorm's statistics too
+
+    def test_the_papers_networks_are_timms(self) -> None:
+        names = timm.list_models("isqrt_cov_*")
+        assert names == [
+            "isqrt_cov_alexnet",
+            "isqrt_cov_resnet50",
+            "isqrt_cov_resnet101",
+            "isqrt_cov_vgg16_bn",
+        ]
+        with torch.device("meta"):
+            model = timm.create_model("isqrt_cov_resnet50", num_classes=10, dim=128)
+        assert isinstance(model, PooledClassifier)
+        assert model.pool.out_features == 128 * 129 // 2
+        with pytest.raises(ValueError, match=r"^this network has no weights to download"):
+            timm.create_model("isqrt_cov_resnet50", pretrained=True)
+
+    def test_residual_branches_of_the_paper_start_at_one(self) -> None:
+        with torch.random.fork_rng():
+            model = timm.create_model("isqrt_cov_resnet50", num_classes=1, dim=4)
+        assert model.backbone.layer1[0].bn3.weight.eq(1).all()
+
+
+class TestMistakes:
+    def test_unknown_backbone(self) -> None:
+        with pytest.raises(
+            UnsupportedBackboneError, match=r"^timm has no backbone 'resnet5O': did you mean resnet50"
+        ):
+            covpool.create_model("resnet5O")
+
+    @pytest.mark.parametrize("backbone", ["crossvit_9_240", "coat_tiny"])
+    def test_features_of_several_scales(self, backbone: str) -> None:
+        with pytest.raises(UnsupportedBackboneError, match=f"^{backbone} gives a list as features"):
+            covpool.create_model(backbone)
+
+    def test_the_papers_networks_are_no_backbones(self) -> None:
+        with pytest.raises(UnsupportedBackboneError, match=r"has its pooling"):
+            on_meta("isqrt_cov_resnet50")
+
+    def test_wrong_option_for_timm(self) -> None:
+        with pytest.raises(
+            UnsupportedBackboneError, match=r"^timm cannot build resnet10t with \{'depht': 3\}"
+        ):
+            covpool.create_model("resnet10t", backbone_options={"depht": 3})
+
+    def test_image_size_a_transformer_cannot_take(self) -> None:
+        with pytest.raises(UnsupportedBackboneError, match=r"swinv2_tiny_window8_256"):
+            covpool.create_model("swinv2_tiny_window8_256", image_size=3)
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"join": "cls"}, '^resnet10t has no class token; join="gap"'),
+            ({"join": "max"}, "^join must be one of None, 'cls', 'gap'"),
+            ({"pool": "bilinear"}, "^pool must be one of 'gap', 'isqrt_cov'"),
+            ({"head": "mlp", "rank": 5}, "^rank is a bottleneck before a linear classifier"),
+            ({"features": "neck"}, "^features must be one of None, 'stage', 'head'"),
+            ({"preprocessing": {"size": 3}}, "^preprocessing has no size; the size is image_size="),
+            ({"freeze": "head"}, "^freeze must be one of 'backbone'"),
+            ({"backbone_options": {"num_classes": 3}}, "^num_classes is not for the backbone"),
+        ],
+    )
+    def test_arguments(self, options: dict[str, object], message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            on_meta("resnet10t", **options)
+
+    def test_config_with_an_unknown_name(self) -> None:
+        with pytest.raises(ValueError, match=r"^a model has no dims; it has backbone, backbone_options, dim"):
+            ModelConfig.from_dict({"backbone": "resnet10t", "dims": 3})
+
+    def test_pretrained_alexnet(self) -> None:
+        with pytest.raises(ValueError, match=r"^there are no pretrained weights of alexnet"):
+            covpool.create_model("alexnet", pretrained=True)

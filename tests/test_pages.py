@@ -1,0 +1,43 @@
+"""The code of the front page and of the pages in docs runs as it stands."""
+
+from __future__ import annotations
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+
+pytestmark = pytest.mark.skipif(not README.exists(), reason="tests without the checkout around them")
+
+
+def run_code(page: Path) -> dict[str, object]:
+    """Run the Python of a page, block after block; what a comment before a block needs may be absent."""
+    text = page.read_text(encoding="utf-8")
+    names: dict[str, object] = {}
+    pattern = re.compile(r"(?:<!-- needs: (\w+) -->\n)?```python\n(.*?)```", flags=re.DOTALL)
+    for needed, block in pattern.findall(text):
+        if not needed or find_spec(needed):
+            exec(block, names)
+    assert names, f"{page.name} has no code"
+    return names
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # pages save models
+
+
+def test_front_page(capsys: pytest.CaptureFixture[str]) -> None:
+    names = run_code(README)
+    assert capsys.readouterr().out == ("torch.Size([2, 200]) 30612232\ntorch.Size([8, 32896]) tensor(True)\n")
+    assert tuple(names["v"].shape) == (8, 32896)  # type: ignore[attr-defined]
+
+
+def test_models_page() -> None:
+    names = run_code(ROOT / "docs" / "models.md")
+    assert names["model"].num_classes == 10  # type: ignore[attr-defined]
+    assert len(names["groups"]) == 2  # type: ignore[arg-type]
