@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import covpool
+from covpool.cli.convert import Converted, text
 from covpool.cli.main import main
 from tests.models.paper_networks import vgg_weights
 
@@ -27,19 +28,24 @@ def test_a_checkpoint_becomes_a_bundle(
 ) -> None:
     folder, classes = tmp_path / "bundle", tmp_path / "classes.txt"
     classes.write_text("jay\nwren\nsnow bunting\n", "utf-8")
-    arguments = ["convert", str(checkpoint), str(folder), "--steps", "3", "--classes", str(classes)]
-    assert main(arguments) == 0
+    names = ["--classes", str(classes)]
+    assert main(["convert", str(checkpoint), str(folder), "--steps", "3", *names, "--json"]) == 0
     out, err = capsys.readouterr()
     assert not err
-    recognised, where = out.splitlines()
-    assert recognised.startswith("vgg16_bn, iSQRT-COV of 16 channels in 3 steps, 3 classes, ")
-    assert where == f"saved in {folder}: covpool.load_model({str(folder)!r})"
     model = covpool.load_model(folder)
     assert model.classes == ("jay", "wren", "snow bunting")
     assert model.config.pool_options["steps"] == 3
-    assert main([*arguments, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["parameters"] == sum(p.numel() for p in model.parameters())
+    parameters = sum(p.numel() for p in model.parameters())
+    assert Converted(**json.loads(out)) == Converted("vgg16_bn", 16, 3, 3, parameters, str(folder))
     (folder / "model.safetensors").unlink()
+
+
+def test_text() -> None:
+    assert text(Converted("resnet50", 256, 5, 1000, 56_929_832, "a/b")).splitlines() == [
+        "resnet50, iSQRT-COV of 256 channels in 5 steps, 1,000 classes, 56.9 M parameters",
+        "saved in a/b: covpool.load_model('a/b')",
+    ]
+    assert "of all channels in" in text(Converted("vgg16_bn", None, 5, 10, 1, "a"))
 
 
 def test_mistakes(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

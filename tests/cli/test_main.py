@@ -243,3 +243,21 @@ def test_a_process_with_a_mistake() -> None:
     bad = process("-m", "covpool", "plan", "test_resnet", "--batch", "8")
     assert bad.returncode == 2
     assert (bad.stdout, bad.stderr) == ("", "covpool plan: unrecognized arguments: --batch 8\n")
+
+
+def test_a_reader_that_has_seen_enough() -> None:
+    # As `covpool plan | head`, with a verb that is quick.
+    script = """
+import sys
+from covpool.cli import convert, main
+convert.run = lambda arguments: None
+convert.text = lambda result: "x" * 10**6
+sys.exit(main.main(["convert", "a", "b"]))
+"""
+    child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert child.stdout is not None
+    assert child.stderr is not None
+    child.stdout.close()
+    assert child.stderr.read() == b""
+    child.stderr.close()
+    assert child.wait(timeout=300) == 141

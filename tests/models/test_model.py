@@ -304,6 +304,13 @@ class TestMistakes:
             ({"join": "max"}, "^join must be one of None, 'cls', 'gap'"),
             ({"pool": "bilinear"}, "^pool must be one of 'gap', 'isqrt_cov'"),
             ({"head": "mlp", "rank": 5}, "^rank is a bottleneck before a linear classifier"),
+            ({"num_classes": -3}, "^num_classes must be at least 0; got -3"),
+            ({"rank": 0}, "^rank must be at least 1; got 0"),
+            ({"image_size": 0}, "^image_size must be at least 1; got 0"),
+            ({"dim": 0}, "^dim must be at least 1; got 0"),
+            ({"head": "mlp", "hidden": (0,)}, "^every width of hidden must be at least 1; got 0"),
+            ({"head": "mlp", "hidden": ()}, '^head="mlp" wants widths of its hidden layers'),
+            ({"drop_rate": 1.0}, "^drop_rate must be from 0 to below 1; got 1.0"),
             ({"features": "neck"}, "^features must be one of None, 'stage', 'head'"),
             ({"preprocessing": {"size": 3}}, "^preprocessing has no size; the size is image_size="),
             ({"freeze": "head"}, "^freeze must be one of 'backbone'"),
@@ -321,3 +328,15 @@ class TestMistakes:
     def test_pretrained_alexnet(self) -> None:
         with pytest.raises(ValueError, match=r"^there are no pretrained weights of alexnet"):
             covpool.create_model("alexnet", pretrained=True)
+
+    def test_weights_that_timm_has_not(self) -> None:
+        with pytest.raises(ValueError, match=r"^timm's weights of test_vit4 cannot be had: No pretrained"):
+            covpool.create_model("test_vit4", pretrained=True)
+
+    def test_weights_that_cannot_be_fetched(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def unreachable(*args: object, **options: object) -> None:
+            raise FileNotFoundError("no connection")
+
+        monkeypatch.setattr("timm.models._builder.load_pretrained", unreachable)
+        with pytest.raises(ValueError, match=r"^timm's weights of resnet10t cannot be had: no connection"):
+            covpool.create_model("resnet10t", pretrained=True)

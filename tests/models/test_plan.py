@@ -25,10 +25,10 @@ from covpool.models.plan_text import COLUMNS, advice, plan_text
 
 BATCH = 2
 RESNET = ModelConfig("test_resnet", num_classes=11, dim=24, image_size=64)
-VIT = ModelConfig("test_vit", num_classes=11, dim=24)
+VIT = ModelConfig("test_vit", num_classes=11, dim=24)  # timm's smallest
 CONFIGS = {
     "resnet18": ModelConfig("resnet18", num_classes=11, dim=24, image_size=64),
-    "vit": ModelConfig("vit_tiny_patch16_224", num_classes=11, dim=24, image_size=64),
+    "vit": VIT,
     "unreduced": dataclasses.replace(VIT, dim=None),
     "low rank": dataclasses.replace(RESNET, rank=5),
     "hidden layers": dataclasses.replace(RESNET, head="mlp", hidden=(9, 7), hidden_batchnorm=True),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, cast
@@ -67,6 +68,9 @@ def _run(verb: str, arguments: list[str]) -> int:
         print(_output(verb, arguments), flush=True)
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # the reader, head or less, has seen enough; Python would flush again at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except Exception as error:
         if "--debug" in arguments:
             raise

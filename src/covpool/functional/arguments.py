@@ -15,12 +15,19 @@ def check_choice(name: str, value: object, choices: Collection[object]) -> None:
         raise ValueError(f"{name} must be one of {listed}; got {value!r}")
 
 
+def check_whole(name: str, value: object, *, at_least: int = 1, wanted: str = "an int") -> None:
+    """Raise unless ``value`` is a whole number and not below ``at_least``."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{name} must be {wanted}; got {type(value).__name__}")
+    if value < at_least:
+        raise ValueError(f"{name} must be at least {at_least}; got {value}")
+
+
 def check_steps(steps: object) -> None:
     """Raise unless ``steps`` is a whole number of at least one."""
-    if not isinstance(steps, int) or isinstance(steps, bool):
-        raise TypeError(f"steps must be an int; got {type(steps).__name__}")
-    if steps < 1:
+    if isinstance(steps, int) and steps < 1:
         raise ValueError(f"steps must be at least 1 (the paper uses 5); got {steps}")
+    check_whole("steps", steps)
 
 
 def check_floating(name: str, x: object) -> None:

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from covpool.functional.arguments import check_choice
+from covpool.functional.arguments import check_choice, check_whole
 from covpool.nn import methods
 
 Dim = int | Literal["auto"] | None
@@ -70,6 +70,19 @@ class ModelConfig:
         if self.rank is not None and self.head == "mlp":
             raise ValueError('rank is a bottleneck before a linear classifier: with head="mlp" use hidden=')
         object.__setattr__(self, "hidden", tuple(self.hidden))  # JSON and command lines bring lists
+        self._check_sizes()
+
+    def _check_sizes(self) -> None:
+        check_whole("num_classes", self.num_classes, at_least=0)
+        for name in ("rank", "image_size"):
+            if getattr(self, name) is not None:
+                check_whole(name, getattr(self, name))
+        for width in self.hidden:
+            check_whole("every width of hidden", width)
+        if self.head == "mlp" and not self.hidden:
+            raise ValueError('head="mlp" wants widths of its hidden layers, such as hidden=(4096, 4096)')
+        if not 0.0 <= self.drop_rate < 1.0:
+            raise ValueError(f"drop_rate must be from 0 to below 1; got {self.drop_rate}")
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON takes it."""

@@ -31,7 +31,14 @@ def build_network(name: str, options: Mapping[str, Any], *, pretrained: bool = F
         raise UnsupportedBackboneError(f"timm has no backbone {name!r}: {hint}")
     if taken := {"num_classes", "global_pool"} & options.keys():
         raise UnsupportedBackboneError(f"{', '.join(taken)} is not for the backbone: see create_model")
-    network: nn.Module = timm.create_model(name, pretrained=pretrained, num_classes=0, **options)
+    try:
+        network: nn.Module = timm.create_model(name, pretrained=pretrained, num_classes=0, **options)
+    except (OSError, RuntimeError) as error:
+        if not pretrained:
+            raise
+        raise ValueError(
+            f"timm's weights of {name} cannot be had: {error}; checkpoint_path= loads a file of yours"
+        ) from error
     return network
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from covpool.functional.arguments import check_choice
+from covpool.functional.arguments import check_choice, check_whole
 from covpool.nn.layout import LAYOUTS, Layout, channels_first, flat_weights
 from covpool.nn.pooling import METHODS, Method
 from covpool.nn.reduction import REDUCTIONS, Reduction, ReductionKind
@@ -52,9 +52,9 @@ class CovPool(nn.Module):
         **method_options: Any,
     ) -> None:
         super().__init__()
-        _check_size("in_channels", in_channels, "an int")
+        check_whole("in_channels", in_channels)
         if dim is not None:
-            _check_size("dim", dim, "an int, or None for no reduction")
+            check_whole("dim", dim, wanted="an int, or None for no reduction")
         if not isinstance(method, str):
             raise TypeError(f"method must be a name, see methods(); got {method!r}: the width is dim=...")
         check_choice("method", method, METHODS)
@@ -104,13 +104,6 @@ def methods() -> dict[str, str]:
         'matrix square root of the covariance by Newton-Schulz iteration (iSQRT-COV)'
     """
     return {name: method.summary for name, method in METHODS.items()}
-
-
-def _check_size(name: str, value: object, wanted: str) -> None:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{name} must be {wanted}; got {type(value).__name__}")
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1; got {value}")
 
 
 def _make_method(name: str, channels: int, options: dict[str, Any]) -> Method:
