@@ -14,8 +14,8 @@ from torch import nn
 import covpool
 from covpool.functional import isqrt_cov, triu_vec
 from covpool.models import ModelConfig, PooledClassifier, build_model
-from covpool.models.network import UnsupportedBackboneError
-from covpool.models.resolution import KeepResolutionError
+from covpool.models.backbones.network import UnsupportedBackboneError
+from covpool.models.backbones.resolution import KeepResolutionError
 
 IMAGES = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
 

@@ -56,7 +56,7 @@ def run(arguments: Arguments) -> Converted:
 
 def text(result: Converted) -> str:
     """Two lines."""
-    from covpool.models.plan_text import human
+    from covpool.models.planning.text import human
 
     channels = "all" if result.dim is None else str(result.dim)
     return (

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from covpool.models.backbone import make_backbone
+from covpool.models.backbones.backbone import make_backbone
 from covpool.models.checkpoint import KeyMap
 from covpool.models.config import Dim, Features, HeadKind, Join, ModelConfig
 from covpool.models.model import PooledClassifier

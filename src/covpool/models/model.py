@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from covpool.functional.arguments import check_choice
-from covpool.models.backbone import Backbone
+from covpool.models.backbones.backbone import Backbone
 from covpool.models.config import ModelConfig
 from covpool.models.head import Head
 from covpool.nn import CovPool

@@ -9,10 +9,11 @@ from typing import Literal
 import torch
 
 from covpool.functional.arguments import check_choice
-from covpool.models.backbone import Backbone
+from covpool.models.backbones.backbone import Backbone
 from covpool.models.config import ModelConfig
 from covpool.models.create import build_model
-from covpool.models.footprint import (
+from covpool.models.model import PooledClassifier
+from covpool.models.planning.footprint import (
     PRECISIONS,
     STATES,
     Footprint,
@@ -23,7 +24,6 @@ from covpool.models.footprint import (
     parts_of,
     state_of,
 )
-from covpool.models.model import PooledClassifier
 from covpool.nn.pooling import METHODS
 
 Recommendation = Literal["dense", "low rank or narrow", "class-sharded"]

@@ -10,7 +10,7 @@ from typing import Any
 import timm
 from torch import nn
 
-from covpool.models.alexnet import AlexNet
+from covpool.models.backbones.alexnet import AlexNet
 
 OWN: dict[str, type[nn.Module]] = {"alexnet": AlexNet}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from textwrap import fill
 
-from covpool.models.plan import DENSE_CLASSES, LOW_RANK_CLASSES, NARROW_DIM, RANK, Plan
+from covpool.models.planning.plan import DENSE_CLASSES, LOW_RANK_CLASSES, NARROW_DIM, RANK, Plan
 
 COLUMNS = 100
 PREFIXES = ("", "k", "M", "G", "T", "P", "E")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import covpool
 from covpool.models import PooledClassifier
-from tests.models.architectures import ARCHITECTURES, FAMILIES, Architecture
+from tests.models.backbones.architectures import ARCHITECTURES, FAMILIES, Architecture
 
 ALEXNET = Architecture("alexnet", 256, size=127, stride=19, fast=True)
 

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from covpool.models.backbones.expansion import expansion
+from covpool.models.backbones.network import build_network, takes_image_size
+from covpool.models.backbones.probe import FeatureFormat, Probe
+from covpool.models.backbones.resolution import KeepResolutionError, layers_to_keep_resolution, remove_stride
+from covpool.models.backbones.surgery import leave_out, unused_parts
 from covpool.models.checkpoint import KeyMap, load_backbone
 from covpool.models.config import Features
-from covpool.models.expansion import expansion
-from covpool.models.network import build_network, takes_image_size
-from covpool.models.probe import FeatureFormat, Probe
-from covpool.models.resolution import KeepResolutionError, layers_to_keep_resolution, remove_stride
-from covpool.models.surgery import leave_out, unused_parts
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from covpool.models.surgery import leave_out
+from covpool.models.backbones.surgery import leave_out
 
 Run = Callable[[nn.Module], Tensor]
 

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from covpool.models.meter import Meter, Part
 from covpool.models.model import PooledClassifier
+from covpool.models.planning.meter import Meter, Part
 
 Precision = Literal["float32", "bfloat16", "float16"]
 Optimizer = Literal["sgd", "adamw"]

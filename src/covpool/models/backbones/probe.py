@@ -10,8 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from covpool.models.network import UnsupportedBackboneError, build_network
-from covpool.models.surgery import parameters_behind
+from covpool.models.backbones.network import UnsupportedBackboneError, build_network
+from covpool.models.backbones.surgery import parameters_behind
 from covpool.nn import CovPool
 
 

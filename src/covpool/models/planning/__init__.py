@@ -1,0 +1,1 @@
+"""What training a model will cost, measured before anything is allocated."""
