@@ -43,7 +43,9 @@ def package_file(package: str, name: str) -> Path:
     return Path(spec.origin).parent / name
 
 
-def photos(split: str, model: PooledClassifier, *, species: int | None = None, each: int | None = None) -> Photos:
+def photos(
+    split: str, model: PooledClassifier, *, species: int | None = None, each: int | None = None
+) -> Photos:
     """The first species (all if ``None``) and the first photographs of each, preprocessed for the model."""
     if not FOLDER.is_dir():
         pytest.skip("there is no shared/data/sparrows beside the repository")
@@ -71,7 +73,9 @@ def vectors_of(model: PooledClassifier, maps: Tensor) -> Tensor:
     return torch.cat([F.normalize(model.forward_head(batch)) for batch in maps.split(16)])
 
 
-def svm_accuracy(train: Tensor, train_species: Sequence[int], test: Tensor, test_species: Sequence[int]) -> float:
+def svm_accuracy(
+    train: Tensor, train_species: Sequence[int], test: Tensor, test_species: Sequence[int]
+) -> float:
     """Percent right of one-vs-all linear SVMs, C = 1.
 
     They are fitted in the span of the training vectors, where their weights lie anyway: for a covariance of

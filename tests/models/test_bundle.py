@@ -91,6 +91,10 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 # Round trip
 
 
+def slow(*values: object) -> Any:
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("backbone", "options"),
@@ -99,9 +103,9 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
         ("test_vit", {"dim": 16, "join": "cls", "rank": 4}),
         # Its rotary embedding is a buffer that is computed, not saved, and is cast with the rest.
         ("eva02_tiny_patch14_224", {"backbone_options": {"depth": 1}, "image_size": 56}),
-        ("alexnet", {"dim": 16, "head": "mlp", "hidden": (8,), "hidden_batchnorm": True, "image_size": 96}),
-        ("test_efficientnet", {"pool_options": {"steps": 3, "compute_dtype": torch.bfloat16}}),
         ("test_byobnet", {"pool": "gap", "num_classes": 0}),
+        slow("alexnet", {"head": "mlp", "hidden": (8,), "hidden_batchnorm": True, "image_size": 96}),
+        slow("test_efficientnet", {"pool_options": {"steps": 3, "compute_dtype": torch.bfloat16}}),
     ],
 )
 def test_round_trip_is_exact(

@@ -203,6 +203,23 @@ def test_order(tmp_path: Path, weights: dict[str, Tensor], classifier: bool, cou
     assert_loaded(model, model.state_dict() | kept)
 
 
+def test_part_that_the_file_may_lack(tmp_path: Path, weights: dict[str, Tensor]) -> None:
+    model = network()
+    kept = {n: t for n, t in weights.items() if not n.startswith("layer4.")}
+    path = save(kept, tmp_path)
+    with pytest.raises(CheckpointError, match=r"lacks layer4\.0\.conv1\.weight"):
+        load_backbone(model, path)
+    load_backbone(model, path, optional=["layer4"])
+    assert_loaded(model, model.state_dict() | kept)
+
+
+def test_safetensors_has_no_order(tmp_path: Path, weights: dict[str, Tensor]) -> None:
+    path = tmp_path / "weights.safetensors"
+    save_file(weights, path)
+    with pytest.raises(CheckpointError, match="in order: safetensors keeps none"):
+        load_backbone(network(), path, "order")
+
+
 def test_file_from_before_batchnorm_counted(tmp_path: Path, weights: dict[str, Tensor]) -> None:
     model = network()
     old = {n: t for n, t in weights.items() if not n.endswith("num_batches_tracked")}
@@ -221,6 +238,14 @@ def test_two_classifiers_of_a_distilled_transformer(tmp_path: Path) -> None:
 
 def without(weights: dict[str, Tensor], *names: str) -> dict[str, Tensor]:
     return {n: t for n, t in weights.items() if n not in names}
+
+
+def bias_first(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same, but for a bias and a weight of one shape that changed places."""
+    names = list(weights)
+    i, j = names.index("bn1.weight"), names.index("bn1.bias")
+    names[i], names[j] = names[j], names[i]
+    return {name: weights[name] for name in names}
 
 
 MISFITS: dict[str, tuple[Callable[[dict[str, Tensor]], dict[str, Tensor]], Any, str]] = {
@@ -276,6 +301,11 @@ MISFITS: dict[str, tuple[Callable[[dict[str, Tensor]], dict[str, Tensor]], Any, 
         r"the network \d+ with",
     ),
     "order, too many": (lambda w: w | {"extra": torch.zeros(1)}, "order", r"in order: it has \d+ tensors"),
+    "order, alike in shape": (
+        bias_first,
+        "order",
+        r"in order: bn1\.bias, 32, would become bn1\.weight, 32$",
+    ),
     "order, another": (
         lambda w: dict(reversed(w.items())),
         "order",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import timm.data
 import torch
 from torch import Tensor
 
+import covpool
 from covpool.models import PooledClassifier
 from covpool.models.checkpoint import CheckpointError
 from covpool.models.convert import convert_checkpoint
@@ -40,7 +42,8 @@ def save(tmp_path: Path) -> Iterator[Save]:
         return path
 
     yield write
-    path.unlink()  # pytest would keep hundreds of megabytes of it
+    path.unlink()  # pytest would keep hundreds of megabytes
+    shutil.rmtree(tmp_path / "bundle", ignore_errors=True)
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +119,6 @@ def test_depth_is_counted(save: Save, blocks: tuple[int, ...], name: str) -> Non
 
 FORMS: dict[str, Callable[[Weights], object]] = {
     "released": lambda w: w,
-    "released, under state_dict": lambda w: {"state_dict": w},
     "released, parallel": with_prefix,
     "from scratch": lambda w: training_checkpoint(
         with_prefix(as_trained(w, from_scratch=True), "features."), "mpncovresnet50"
@@ -130,12 +132,20 @@ FORMS: dict[str, Callable[[Weights], object]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def images_and_logits(resnet50: Weights) -> tuple[Tensor, Tensor]:
+    x = images(32)
+    return x, resnet_logits(double(resnet50), x)
+
+
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_of_a_resnet(save: Save, resnet50: Weights, form: str) -> None:
+def test_every_form_of_a_resnet(
+    save: Save, resnet50: Weights, images_and_logits: tuple[Tensor, Tensor], form: str
+) -> None:
     model = convert_checkpoint(save(FORMS[form](resnet50)))
     assert model.config.keep_resolution
-    x = images(32)
-    assert_close(logits_of(model, x), resnet_logits(double(resnet50), x))
+    x, expected = images_and_logits
+    assert_close(logits_of(model, x), expected)
 
 
 def test_resnet_that_is_not_the_papers_keeps_its_stride(save: Save, resnet50: Weights) -> None:
@@ -202,6 +212,14 @@ def test_model_can_be_trained_on(save: Save, vgg: Weights) -> None:
     assert not any(t.is_meta for t in (*model.parameters(), *model.buffers()))
     model(images(32).float()).square().sum().backward()
     assert all(p.grad is not None for p in model.parameters())
+
+
+def test_bundle_of_it_gives_the_same(save: Save, vgg: Weights, tmp_path: Path) -> None:
+    model = convert_checkpoint(save(vgg))
+    loaded = covpool.load_model(covpool.save_model(model, tmp_path / "bundle"))
+    assert loaded.config == model.config
+    x = images(32)
+    assert torch.equal(logits_of(loaded, x), logits_of(model, x))
 
 
 def test_half_precision_becomes_single(save: Save, vgg: Weights) -> None:

@@ -50,7 +50,7 @@ def test_death_before_any_call_of_the_system_loses_nothing(what: str, tmp_path: 
     assert {found[0], found[-1]} == {OLD, NEW}
 
 
-@pytest.mark.parametrize("how", ["fail", "interrupt"])
+@pytest.mark.parametrize("how", ["fail", pytest.param("interrupt", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("what", ["file", "folder"])
 def test_failure_of_any_call_of_the_system_loses_nothing(what: str, how: str, tmp_path: Path) -> None:
     for number in range(1, 100):

