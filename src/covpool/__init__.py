@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from covpool import functional, nn
 
 if TYPE_CHECKING:
-    from covpool.models.bundle import load_model, save_model
+    from covpool.models.bundles import load_model, save_model
     from covpool.models.create import create_model
 
 __version__ = "0.1.0"

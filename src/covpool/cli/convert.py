@@ -37,7 +37,7 @@ class Converted:
 
 def run(arguments: Arguments) -> Converted:
     """Convert and save."""
-    from covpool.models.bundle import save_model
+    from covpool.models.bundles import save_model
     from covpool.models.convert import convert_checkpoint
 
     # Read first: a mistake in it should not wait for the checkpoint.

@@ -3,7 +3,7 @@
 Importing this room registers the paper's networks with timm.
 """
 
-from covpool.models.bundle import load_model, read_card, save_model
+from covpool.models.bundles import load_model, read_card, save_model
 from covpool.models.config import ModelConfig
 from covpool.models.create import build_model, create_model
 from covpool.models.model import PooledClassifier

@@ -111,19 +111,19 @@ def _as_ours(tensors: Mapping[str, Tensor], path: str | Path) -> dict[str, Tenso
 
 def _config(tensors: Mapping[str, Tensor], *, arch: str, steps: int, path: str | Path) -> ModelConfig:
     """The architecture, from what the file has."""
-    dense = [name for name in DENSE if name in tensors]
-    widths = [_weight(tensors, name, path).shape[0] for name in dense]
+    classifier = _weight(tensors, DENSE[-1], path)
+    dense = [_weight(tensors, name, path) for name in DENSE if name in tensors]
     head: dict[str, Any] = {}
-    if len(widths) > 1:
-        head = {"head": "mlp", "hidden": tuple(widths[:-1]), "drop_rate": 0.5}
+    if len(dense) > 1:
+        head = {"head": "mlp", "hidden": tuple(len(weight) for weight in dense[:-1]), "drop_rate": 0.5}
     return ModelConfig(
         backbone=_backbone(tensors, path),
-        num_classes=_weight(tensors, DENSE[-1], path).shape[0],
-        dim=_dim(tensors, _weight(tensors, dense[0], path).shape[1], path),
+        num_classes=len(classifier),
+        dim=_dim(tensors, dense[0].shape[1], path),
         # An ordinary ResNet, not the paper's, may have been trained with the paper's pooling: same names.
         keep_resolution=not arch.startswith("resnet"),
         pool_options={"steps": steps},
-        preprocessing=PREPROCESSING,
+        preprocessing=dict(PREPROCESSING),
         **head,
     )
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import platform
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from io import BufferedReader
@@ -25,32 +24,24 @@ import timm
 import timm.data
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
-from covpool import __version__
-from covpool.models.card import (
-    CARD,
-    FLOATS,
-    MAX_BYTES,
-    WEIGHTS,
-    BundleError,
-    Card,
-    printable,
-    read_fields,
-    reason,
-    shown,
-    write_card,
+from covpool.models.bundles.card import CARD, MAX_BYTES, WEIGHTS, Card, read_fields, write_card
+from covpool.models.bundles.durable import read_folder, replace_folder, write_file
+from covpool.models.bundles.strict_json import BundleError, reason
+from covpool.models.bundles.tensors import (
+    check_tensors,
+    computed_dtypes,
+    explaining,
+    fill,
+    planned_tensors,
+    tensors_of,
+    versions,
 )
 from covpool.models.create import build_model
-from covpool.models.durable import read_folder, replace_folder, write_file
 from covpool.models.model import PooledClassifier
 
 __all__ = ["BundleError", "Card", "load_model", "read_card", "save_model"]
 
-# The largest network of timm takes 60 thousand calls of torch to be built.
-MAX_CALLS = 250_000
-# Buffers that are computed, not saved: 2 MB in timm's networks.
-MAX_COMPUTED_BYTES = 2**30
 MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 
 
@@ -99,7 +90,7 @@ def save_model(
         raise TypeError("classes must be a list of strings, one for each class")
     with _naming(folder):
         read_folder(folder, _check_replaceable)
-        tensors = _tensors(model)
+        tensors = tensors_of(model)
         weights = safetensors.torch.save(tensors, metadata={"format": "pt"})
         card = Card(
             config=model.config,
@@ -107,10 +98,10 @@ def save_model(
             preprocessing=timm.data.resolve_model_data_config(model),
             metrics=dict(metrics or {}),
             recipe=dict(recipe or {}),
-            versions=_versions(),
+            versions=versions(),
             sha256=hashlib.sha256(weights).hexdigest(),
             bytes=len(weights),
-            buffer_dtypes=_computed_dtypes(model),
+            buffer_dtypes=computed_dtypes(model),
         )
         text = write_card(card)
         _check_described(tensors, card)
@@ -136,9 +127,9 @@ def load_model(folder: str | Path, *, device: str | torch.device = "cpu") -> Poo
     """
     with _naming(folder), torch.random.fork_rng(devices=[]):
         card, tensors = read_folder(folder, _read)
-        with _explaining(card), torch.device("cpu"):
+        with explaining(card), torch.device("cpu"):
             model = build_model(card.config)
-        _fill(model, tensors, card)
+        fill(model, tensors, card)
     model.classes = card.classes
     # What it was trained with, even if another timm has other defaults for this backbone.
     model.pretrained_cfg.update(card.preprocessing)
@@ -176,7 +167,7 @@ def _read(folder: Path) -> tuple[Card, dict[str, Tensor]]:
     card = _card(folder)
     with _open(folder, WEIGHTS) as file:
         _check_size(file, card)
-        plan = _plan(card)
+        plan = planned_tensors(card)
         # A huge file of zeros takes no room in an archive or on a disk, but would in memory.
         if card.bytes > MAX_HEADER_BYTES + sum(8 * tensor.numel() for tensor in plan.values()):
             raise BundleError(f"{WEIGHTS} is far larger than the network its card describes")
@@ -186,7 +177,7 @@ def _read(folder: Path) -> tuple[Card, dict[str, Tensor]]:
         tensors = safetensors.torch.load(data)
     except Exception as error:
         raise BundleError(f"{WEIGHTS} is not a safetensors file: {reason(error)}") from error
-    _check_tensors(tensors, plan)
+    check_tensors(tensors, plan)
     return card, tensors
 
 
@@ -239,117 +230,13 @@ def _check_sha256(found: str, card: Card) -> None:
         )
 
 
-class _FewCalls(TorchFunctionMode):
-    """Raise when more is built than any network has: on the meta device a tensor is cheap, not free."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = 0
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        self.calls += 1
-        if self.calls > MAX_CALLS:
-            raise BundleError("its card describes a network of more layers than any network of timm has")
-        return func(*args, **(kwargs or {}))
-
-
-def _plan(card: Card) -> dict[str, Tensor]:
-    """The tensors that the weights' file should have, without memory behind them."""
-    with _explaining(card), torch.random.fork_rng(devices=[]), torch.device("meta"), _FewCalls():
-        model = build_model(card.config)
-    state: dict[str, Tensor] = model.state_dict()
-    computed = sum(buffer.numel() * buffer.itemsize for _, buffer in _computed_buffers(model))
-    if computed > MAX_COMPUTED_BYTES:
-        raise BundleError(f"its network needs {computed / 2**30:.1f} GiB beside its weights")
-    return state
-
-
-@contextlib.contextmanager
-def _explaining(card: Card) -> Iterator[None]:
-    """Any error of building what a stranger's card describes is a reason to refuse it."""
-    try:
-        yield
-    except BundleError:
-        raise
-    except Exception as error:
-        there, here = (
-            ", ".join(f"{k} {v}" for k, v in sorted(x.items())) for x in (card.versions, _versions())
-        )
-        hint = "" if there == here else f" (saved with {printable(there)}; here are {here})"
-        raise BundleError(f"its network cannot be built: {reason(error)}{hint}") from error
-
-
-def _check_tensors(tensors: Mapping[str, Tensor], plan: Mapping[str, Tensor]) -> None:
-    """Raise unless the weights are those of the network, name by name."""
-    if missing := plan.keys() - tensors.keys():
-        raise BundleError(
-            f"the network of its card has {shown(min(missing))}, which is not among its weights"
-        )
-    if unknown := tensors.keys() - plan.keys():
-        raise BundleError(f"its weights have {shown(min(unknown))}, which is not in the network of its card")
-    for name, wanted in plan.items():
-        found = tensors[name]
-        if found.shape != wanted.shape:
-            there, here = tuple(found.shape), tuple(wanted.shape)
-            raise BundleError(f"{name!r} has shape {there} in its weights, {here} in the network of its card")
-        both = (found.dtype, wanted.dtype)
-        if found.dtype != wanted.dtype and not set(both) <= set(FLOATS.values()):
-            raise BundleError("{!r} is {} in its weights, {} in the network of its card".format(name, *both))
-
-
-def _fill(model: PooledClassifier, tensors: dict[str, Tensor], card: Card) -> None:
-    """The saved tensors into a new network, each in its saved dtype.
-
-    They are copied, not put in the place of the network's own: weights that are one tensor under two names
-    stay one.
-    """
-    for name, own in model.state_dict(keep_vars=True).items():
-        own.data = own.data.to(tensors[name].dtype)
-    for name, buffer in _computed_buffers(model):
-        if name in card.buffer_dtypes and buffer.is_floating_point():
-            buffer.data = buffer.data.to(FLOATS[card.buffer_dtypes[name]])
-    model.load_state_dict(tensors)
-
-
-def _tensors(model: PooledClassifier) -> dict[str, Tensor]:
-    """All that is to be saved, each tensor contiguous, in the CPU's memory, and apart from the others."""
-    result, seen = {}, set()
-    for name, tensor in model.state_dict().items():
-        if type(tensor) is not Tensor or tensor.is_meta or tensor.layout != torch.strided:
-            raise BundleError(
-                f"{name!r} is not an ordinary tensor: gather or convert the weights before saving"
-            )
-        plain = tensor.detach().cpu().contiguous()
-        storage = plain.untyped_storage().data_ptr()
-        result[name] = plain.clone() if storage in seen else plain
-        seen.add(storage)
-    return result
-
-
 def _check_described(tensors: Mapping[str, Tensor], card: Card) -> None:
     try:
-        _check_tensors(tensors, _plan(card))
+        check_tensors(tensors, planned_tensors(card))
     except BundleError as error:
         raise BundleError(
             f"the model was changed after it was made, and could not be loaded: {error}"
         ) from error
-
-
-def _computed_buffers(model: PooledClassifier) -> list[tuple[str, Tensor]]:
-    """Buffers that are no part of the state: the network computes them when it is built."""
-    state = model.state_dict().keys()
-    return [(name, buffer) for name, buffer in model.named_buffers() if name not in state]
-
-
-def _computed_dtypes(model: PooledClassifier) -> dict[str, str]:
-    names = {dtype: name for name, dtype in FLOATS.items()}
-    return {
-        name: names[buffer.dtype]
-        for name, buffer in _computed_buffers(model)
-        if buffer.dtype in names and buffer.dtype != torch.float32
-    }
 
 
 def _check_replaceable(folder: Path) -> None:
@@ -367,12 +254,3 @@ def _check_replaceable(folder: Path) -> None:
         raise BundleError(
             f"the folder holds {WEIGHTS} of something that is no bundle: save to a new or an empty one"
         )
-
-
-def _versions() -> dict[str, str]:
-    return {
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "timm": timm.__version__,
-        "covpool": __version__,
-    }

@@ -1,7 +1,7 @@
 """A process that forks others, which overwrite a bundle without end, and kills them at random moments.
 
-``python -m tests.models.overwriting FOLDER KILLS`` ends with code 0 if a whole bundle was there after every
-kill, and tells how many different ones were seen and what the kills left beside them.
+``python -m tests.models.bundles.overwriting FOLDER KILLS`` ends with code 0 if a whole bundle was there after
+every kill, and tells how many different ones were seen and what the kills left beside them.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 
 from covpool.models import PooledClassifier
-from covpool.models.bundle import load_model, save_model
-from tests.models.bundles import trained
+from covpool.models.bundles import load_model, save_model
+from tests.models.bundles.samples import trained
 
 
 def save(model: PooledClassifier, folder: Path, number: int) -> None:

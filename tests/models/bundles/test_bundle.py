@@ -24,10 +24,19 @@ from torch import nn
 
 import covpool
 from covpool.models import PooledClassifier
-from covpool.models import bundle as bundle_module
-from covpool.models import card as card_module
-from covpool.models.bundle import BundleError, load_model, read_card, save_model
-from tests.models.bundles import CLASSES, all_tensors, edit_card, edit_weights, images, put_weights, trained
+from covpool.models.bundles import BundleError, load_model, read_card, save_model
+from covpool.models.bundles import bundle as bundle_module
+from covpool.models.bundles import card as card_module
+from covpool.models.bundles import tensors as tensors_module
+from tests.models.bundles.samples import (
+    CLASSES,
+    all_tensors,
+    edit_card,
+    edit_weights,
+    images,
+    put_weights,
+    trained,
+)
 
 SOURCE = Path(covpool.__file__).parent
 
@@ -318,7 +327,7 @@ def test_full_disk_leaves_the_old_bundle(bundle: Path, other: PooledClassifier) 
 
 @pytest.mark.slow
 def test_a_kill_while_saving_leaves_a_bundle(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.models.overwriting", str(tmp_path), "30"]
+    command = [sys.executable, "-m", "tests.models.bundles.overwriting", str(tmp_path), "30"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=SOURCE.parents[1])
     assert result.returncode == 0, result.stdout + result.stderr
     told = json.loads(result.stdout)
@@ -534,7 +543,8 @@ def _nothing_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: object, **options: object) -> None:
         raise AssertionError("it should have been refused by now")
 
-    monkeypatch.setattr(bundle_module, "build_model", refuse)
+    for module in (bundle_module, tensors_module):
+        monkeypatch.setattr(module, "build_model", refuse)
 
 
 @pytest.mark.usefixtures("_nothing_is_built")
@@ -629,7 +639,7 @@ def test_enormous_networks_are_refused_without_being_built(config: dict[str, Any
 
 
 def test_endless_networks_are_refused(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bundle_module, "MAX_CALLS", 5000)
+    monkeypatch.setattr(tensors_module, "MAX_CALLS", 5000)
     load_model(bundle)
     edit_card(bundle, set_config(head="mlp", hidden=[1] * 10**5))
     start = time.monotonic()
@@ -640,7 +650,7 @@ def test_endless_networks_are_refused(bundle: Path, monkeypatch: pytest.MonkeyPa
 def test_computed_buffers_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"backbone_options": {"depth": 1}, "image_size": 56}
     folder = save_model(trained(backbone="eva02_tiny_patch14_224", **options), tmp_path / "model")
-    monkeypatch.setattr(bundle_module, "MAX_COMPUTED_BYTES", 1000)
+    monkeypatch.setattr(tensors_module, "MAX_COMPUTED_BYTES", 1000)
     assert_not_loaded(folder, "GiB beside its weights")
 
 

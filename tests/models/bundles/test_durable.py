@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from covpool.models import durable
-from tests.models import dying
+from covpool.models.bundles import durable
+from tests.models.bundles import dying
 
 OLD, NEW = "old" * 10_000, "new" * 20_000
 
