@@ -12,7 +12,7 @@ import torch
 import covpool
 from covpool.cli.convert import Converted, text
 from covpool.cli.main import main
-from tests.models.paper_networks import vgg_weights
+from tests.models.weights.paper_networks import vgg_weights
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from covpool.models import PooledClassifier  # which registers the networks with timm
 from tests.functional.tolerances import assert_close
-from tests.models.paper_networks import (
+from tests.models.weights.paper_networks import (
     alexnet_logits,
     randomize_batchnorm,
     renamed,

@@ -3,7 +3,8 @@
 Importing this room registers the paper's networks with timm.
 """
 
-from covpool.models.bundles import load_model, read_card, save_model
+from covpool.models.backbones import KeepResolutionError, UnsupportedBackboneError
+from covpool.models.bundles import BundleError, load_model, read_card, save_model
 from covpool.models.config import ModelConfig
 from covpool.models.create import build_model, create_model
 from covpool.models.model import PooledClassifier
@@ -14,10 +15,15 @@ from covpool.models.paper import (
     isqrt_cov_vgg16_bn,
 )
 from covpool.models.parameter_groups import parameter_groups
+from covpool.models.weights.checkpoint import CheckpointError
 
 __all__ = [
+    "BundleError",
+    "CheckpointError",
+    "KeepResolutionError",
     "ModelConfig",
     "PooledClassifier",
+    "UnsupportedBackboneError",
     "build_model",
     "create_model",
     "isqrt_cov_alexnet",

@@ -37,7 +37,7 @@ def parameter_groups(
     Example:
         >>> model = covpool.create_model("resnet10t", dim=32, num_classes=10)
         >>> [(group["lr"], len(group["params"])) for group in parameter_groups(model, 0.01)]
-        [(0.01, 47), (0.05, 2)]
+        [(0.01, 45), (0.05, 2)]
     """
     exempt = model.no_weight_decay()
     if layer_decay is None:

@@ -16,8 +16,8 @@ from covpool.models.backbones.network import build_network, takes_image_size
 from covpool.models.backbones.probe import FeatureFormat, Probe
 from covpool.models.backbones.resolution import KeepResolutionError, layers_to_keep_resolution, remove_stride
 from covpool.models.backbones.surgery import leave_out, unused_parts
-from covpool.models.checkpoint import KeyMap, load_backbone
 from covpool.models.config import Features
+from covpool.models.weights.checkpoint import KeyMap, load_backbone
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ def make_backbone(
         options: for timm's ``create_model``.
         pretrained: load timm's weights.
         checkpoint_path: load these weights.
-        key_map: see :func:`covpool.models.checkpoint.load_backbone`.
+        key_map: see :func:`covpool.models.weights.checkpoint.load_backbone`.
 
     Raises:
         UnsupportedBackboneError: where timm has no such network or its features are of an unknown form.
@@ -75,7 +75,7 @@ def make_backbone(
 
     network = build_network(name, options, pretrained=pretrained)
     if checkpoint_path is not None:
-        load_backbone(network, checkpoint_path, key_map)
+        load_backbone(network, checkpoint_path, key_map, optional=[*expanding, *unused])
     leave_out(network, expanding)
     remove_stride(network, strided)
     leave_out(network, unused)

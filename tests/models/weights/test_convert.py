@@ -15,10 +15,10 @@ from torch import Tensor
 
 import covpool
 from covpool.models import PooledClassifier
-from covpool.models.checkpoint import CheckpointError
-from covpool.models.convert import convert_checkpoint
+from covpool.models.weights.checkpoint import CheckpointError
+from covpool.models.weights.convert import convert_checkpoint
 from tests.functional.tolerances import assert_close
-from tests.models.paper_networks import (
+from tests.models.weights.paper_networks import (
     R50,
     R101,
     R152,
