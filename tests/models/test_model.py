@@ -34,8 +34,8 @@ class TestWhatItComputes:
         model = small().eval()
         reference = timm.create_model("resnet10t", num_classes=0)
         reference.load_state_dict(model.backbone.state_dict())
-        for block in (reference.layer4[0].conv1, reference.layer4[0].downsample[0]):
-            assert block.stride == (2, 2) or isinstance(reference.layer4[0].downsample[0], nn.AvgPool2d)
+        assert reference.layer4[0].conv1.stride == (2, 2)
+        assert reference.layer4[0].downsample[0].stride == 2
         reference.layer4[0].conv1.stride = (1, 1)
         reference.layer4[0].downsample[0] = nn.Identity()  # a 2x2 average with stride 2
         with torch.no_grad():
@@ -161,10 +161,6 @@ class TestChoices:
             model = covpool.create_model("resnet10t", keep_resolution=False)
             assert model.forward_features(torch.empty(1, 3, 224, 224)).shape[-1] == 7
 
-    def test_no_dilation(self) -> None:
-        dilations = {m.dilation for m in on_meta("resnet50").modules() if isinstance(m, nn.Conv2d)}
-        assert dilations == {(1, 1)}
-
     def test_where_it_cannot_keep_the_resolution_it_says_why(self, caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level(logging.INFO, "covpool"):
             assert on_meta("convnext_atto").config.keep_resolution is False
@@ -174,7 +170,7 @@ class TestChoices:
         )
         with pytest.raises(KeepResolutionError, match=r"^convnext_atto cannot keep .* joins patches"):
             on_meta("convnext_atto", keep_resolution=True)
-        with pytest.raises(KeepResolutionError, match=r"works on tokens"):
+        with pytest.raises(KeepResolutionError, match=r"its features are tokens"):
             on_meta("vit_tiny_patch16_224", keep_resolution=True)
 
     def test_a_config_makes_the_same_model(self) -> None:
@@ -187,6 +183,30 @@ class TestChoices:
         with torch.device("meta"):
             model = covpool.create_model("resnet10t", backbone_options={"in_chans": 1})
             assert model(torch.empty(1, 1, 64, 64)).shape == (1, 1000)
+
+    def test_attention_before_the_last_stage_is_left_alone(self) -> None:
+        network = on_meta("mobilenetv4_hybrid_medium").backbone
+        strided = [n for n, m in network.named_modules() if getattr(m, "stride", 1) in (2, (2, 2))]
+        assert sum(".attn." in name for name in strided) == 8
+        assert not any(name.startswith("blocks.3") for name in strided)
+
+    def test_blocks_that_are_fused_later_know_their_stride(self) -> None:
+        model = covpool.create_model("fastvit_t8", dim=8, num_classes=5).eval()
+        with torch.no_grad():
+            before = model(IMAGES)
+            assert model.forward_features(IMAGES).shape[-1] == 4
+            timm.utils.model.reparameterize_model(model.backbone, inplace=True)
+            torch.testing.assert_close(model(IMAGES), before, atol=1e-3, rtol=1e-3)
+
+    def test_a_norm_after_the_average_is_put_before_the_covariance(self) -> None:
+        model = on_meta("eva02_tiny_patch14_224")
+        assert isinstance(model.backbone.norm, nn.LayerNorm)
+        assert isinstance(model.backbone.fc_norm, nn.Identity)
+
+    def test_registers_are_no_class_token(self) -> None:
+        assert on_meta("vit_medium_patch16_reg4_gap_256").format.prefix_tokens == 4
+        with pytest.raises(ValueError, match=r"has no class token"):
+            on_meta("vit_medium_patch16_reg4_gap_256", join="cls")
 
     def test_grown_image_size(self) -> None:
         with torch.device("meta"):
@@ -212,7 +232,7 @@ class TestTimmsInterface:
             model.reset_classifier(9, "avg")
 
     def test_a_new_classifier_is_where_and_what_the_model_is(self) -> None:
-        model = small().bfloat16()
+        model = small(num_classes=0).bfloat16()
         model.reset_classifier(3)
         assert model.get_classifier().weight.dtype == torch.bfloat16
 
@@ -238,6 +258,11 @@ class TestTimmsInterface:
             each(IMAGES).sum().backward()
         for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
             torch.testing.assert_close(ours.grad, theirs.grad)
+
+    def test_thawed_backbone(self) -> None:
+        model = small(freeze="backbone").train()
+        model.backbone.requires_grad_(True)
+        assert model.train().backbone.training
 
     def test_frozen_backbone(self) -> None:
         model = small(freeze="backbone").train()
@@ -265,10 +290,14 @@ class TestTimmsInterface:
         with pytest.raises(ValueError, match=r"^this network has no weights to download"):
             timm.create_model("isqrt_cov_resnet50", pretrained=True)
 
-    def test_residual_branches_of_the_paper_start_at_one(self) -> None:
-        with torch.random.fork_rng():
-            model = timm.create_model("isqrt_cov_resnet50", num_classes=1, dim=4)
-        assert model.backbone.layer1[0].bn3.weight.eq(1).all()
+    def test_the_papers_networks_take_timms_options(self) -> None:
+        options = {"in_chans": 1, "drop_path_rate": 0.1, "backbone_options": {"act_layer": "silu"}}
+        with torch.device("meta"):
+            model = timm.create_model("isqrt_cov_resnet50", num_classes=3, dim=4, **options)
+            assert model(torch.empty(2, 1, 64, 64)).shape == (2, 3)
+        kept = {"zero_init_last": False, "in_chans": 1, "drop_path_rate": 0.1, "act_layer": "silu"}
+        assert model.config.backbone_options == kept
+        assert model.pretrained_cfg["crop_pct"] == 0.875
 
 
 class TestMistakes:
@@ -312,6 +341,11 @@ class TestMistakes:
             ({"head": "mlp", "hidden": ()}, '^head="mlp" wants widths of its hidden layers'),
             ({"drop_rate": 1.0}, "^drop_rate must be from 0 to below 1; got 1.0"),
             ({"features": "neck"}, "^features must be one of None, 'stage', 'head'"),
+            ({"hidden": (8,)}, '^hidden and hidden_batchnorm are for head="mlp"'),
+            ({"hidden_batchnorm": True}, '^hidden and hidden_batchnorm are for head="mlp"'),
+            ({"key_map": "order"}, "^key_map says how to read a file: pass checkpoint_path= too"),
+            ({"backbone_options": {"img_size": 64}}, "^img_size is image_size= of create_model"),
+            ({"backbone_options": {"output_stride": 16}}, "^output_stride is not for the backbone"),
             ({"preprocessing": {"size": 3}}, "^preprocessing has no size; the size is image_size="),
             ({"freeze": "head"}, "^freeze must be one of 'backbone'"),
             ({"backbone_options": {"num_classes": 3}}, "^num_classes is not for the backbone"),

@@ -41,8 +41,8 @@ def create_model(
 
     Args:
         backbone: a name of timm (``timm.list_models()``), or ``"alexnet"``, the paper's.
-        pool: a method of :func:`covpool.nn.methods`; ``"gap"`` makes the first-order twin, whose backbone
-            is left as timm has it.
+        pool: a method of :func:`covpool.nn.methods`; ``"gap"`` makes the first-order twin: timm's backbone as
+            it is, the average of its features, a linear classifier.
         dim: channels after the 1x1 reduction; ``None`` for no reduction; ``"auto"``: 256, the paper's, where
             the backbone has more, and no reduction where it has not.
         num_classes: 0 for no classifier: the model then gives the pooled vector.
@@ -106,8 +106,10 @@ def build_model(
     key_map: KeyMap = None,
 ) -> PooledClassifier:
     """:func:`create_model` from a :class:`~covpool.models.config.ModelConfig`."""
+    if key_map is not None and checkpoint_path is None:
+        raise ValueError("key_map says how to read a file: pass checkpoint_path= too")
     second_order = METHODS[config.pool].order > 1
-    # The first-order twin is timm's own network: its stride, its expansion.
+    # The first-order twin has timm's backbone as it is: its stride, its expansion.
     features: Features = config.features or ("stage" if second_order else "head")
     keep = config.keep_resolution if second_order or config.keep_resolution is not None else False
     made = make_backbone(

@@ -52,11 +52,10 @@ class Head(nn.Module):
             self.hidden = _hidden_layers(in_features, hidden, batchnorm, drop_rate)
         self.hidden_size = rank or (hidden[-1] if hidden else in_features)
         self.drop = nn.Dropout(drop_rate)
-        self.reset_classifier(num_classes)
+        self.reset_classifier(num_classes, like=torch.empty(0))
 
-    def reset_classifier(self, num_classes: int) -> None:
-        """A new classifier, or none for 0; hidden layers stay."""
-        like = next(self.parameters(), torch.empty(0))
+    def reset_classifier(self, num_classes: int, like: Tensor) -> None:
+        """A new classifier, or none for 0, of the device and dtype of ``like``; hidden layers stay."""
         self.classifier = (
             nn.Linear(self.hidden_size, num_classes, device=like.device, dtype=like.dtype)
             if num_classes

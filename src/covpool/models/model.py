@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from covpool.functional.arguments import check_choice
+from covpool.functional.arguments import check_choice, check_whole
 from covpool.models.backbones.backbone import Backbone
 from covpool.models.config import ModelConfig
 from covpool.models.head import Head
@@ -48,7 +49,7 @@ class PooledClassifier(nn.Module):
         self.config = dataclasses.replace(
             config, dim=_dim(config, channels), keep_resolution=backbone.kept_resolution
         )
-        if config.join == "cls" and not self.format.prefix_tokens:
+        if config.join == "cls" and not self.format.has_class_token:
             raise ValueError(
                 f'{config.backbone} has no class token; join="gap" adds the average of its features'
             )
@@ -59,7 +60,6 @@ class PooledClassifier(nn.Module):
         self.first_order = self._new_first_order(config.num_classes) if config.join else None
         self.pretrained_cfg = self._own_pretrained_cfg()
         self.classes: tuple[str, ...] | None = None
-        self._frozen = False
 
     @property
     def head_hidden_size(self) -> int:
@@ -102,7 +102,8 @@ class PooledClassifier(nn.Module):
         """A new classifier for other classes; 0 for none. The pooling stays what it is."""
         if global_pool is not None:
             raise ValueError(f"the pooling is {self.config.pool}: make a new model with pool={global_pool!r}")
-        self.head.reset_classifier(num_classes)
+        check_whole("num_classes", num_classes, at_least=0)
+        self.head.reset_classifier(num_classes, like=next(self.parameters()))
         if self.first_order is not None:
             self.first_order = self._new_first_order(num_classes)
         self.num_classes = num_classes
@@ -113,24 +114,26 @@ class PooledClassifier(nn.Module):
         """Train the rest alone: no gradient for ``part``, and its BatchNorms stay in evaluation mode."""
         check_choice("freeze", part, ("backbone",))
         self.backbone.requires_grad_(False)
-        self._frozen = True
         self.train(self.training)
 
     def train(self, mode: bool = True) -> PooledClassifier:
-        """As ever, but a frozen backbone stays in evaluation mode."""
+        """As ever, but a backbone without a parameter to train stays in evaluation mode."""
         super().train(mode)
-        if self._frozen:
+        if not any(parameter.requires_grad for parameter in self.backbone.parameters()):
             self.backbone.eval()
         return self
 
-    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+    def group_matcher(self, coarse: bool = False) -> Any:
         """The backbone's layers in order, by patterns of names, as timm's layer-wise decay asks for them.
 
         What no pattern matches, pooling and classifier, comes last.
         """
         if not hasattr(self.backbone, "group_matcher"):
             raise ValueError(f"{self.config.backbone} does not tell its layers apart: leave layer_decay=None")
-        return {stage: _prefixed(p) for stage, p in self.backbone.group_matcher(coarse=coarse).items()}
+        matcher = self.backbone.group_matcher(coarse=coarse)
+        if callable(matcher):  # CaiT and Inception give a function of a name
+            return lambda name: _order(matcher, name)
+        return {stage: _prefixed(pattern) for stage, pattern in matcher.items()}
 
     def no_weight_decay(self) -> set[str]:
         """The names of parameters that the backbone's authors train without weight decay."""
@@ -193,6 +196,10 @@ def _head(config: ModelConfig, in_features: int) -> Head:
         batchnorm=config.hidden_batchnorm,
         drop_rate=config.drop_rate,
     )
+
+
+def _order(matcher: Any, name: str) -> Any:
+    return matcher(name.removeprefix("backbone.")) if name.startswith("backbone.") else (math.inf,)
 
 
 def _prefixed(pattern: Any) -> Any:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from timm.models import register_model
 
 from covpool.models.create import create_model
 from covpool.models.model import PooledClassifier
+from covpool.models.weights.convert import PREPROCESSING
 
 
 @register_model
@@ -25,27 +27,37 @@ def isqrt_cov_vgg16_bn(**options: Any) -> PooledClassifier:
 @register_model
 def isqrt_cov_resnet50(**options: Any) -> PooledClassifier:
     """ResNet-50 with its last stage at stride 1, 2048 channels reduced to 256."""
-    return _create("resnet50", options, **_RESNET)
+    return _create("resnet50", options, _RESNET)
 
 
 @register_model
 def isqrt_cov_resnet101(**options: Any) -> PooledClassifier:
     """ResNet-101 with its last stage at stride 1, 2048 channels reduced to 256."""
-    return _create("resnet101", options, **_RESNET)
+    return _create("resnet101", options, _RESNET)
 
 
 # timm starts each residual branch at zero, which came after the paper.
-_RESNET: dict[str, Any] = {"backbone_options": {"zero_init_last": False}}
+_RESNET: dict[str, Any] = {"zero_init_last": False}
 
 
-def _create(backbone: str, options: dict[str, Any], **network: Any) -> PooledClassifier:
+def _create(
+    backbone: str, options: dict[str, Any], backbone_options: dict[str, Any] | None = None, **network: Any
+) -> PooledClassifier:
     pretrained = options.pop("pretrained", False)
     for name in ("pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"):  # timm passes these always
-        if options.pop(name, None) and pretrained:
-            raise ValueError(f"{name} has no use here: there are no weights of this network to download")
+        options.pop(name, None)
     if pretrained:
         raise ValueError(
             "this network has no weights to download: `covpool convert` reads the authors' files, and "
             f"covpool.create_model({backbone!r}, pretrained=True) starts from timm's backbone"
         )
-    return create_model(backbone, **{"dim": 256, "keep_resolution": True, **network, **options})
+    # What create_model does not know, such as in_chans, is the backbone's, as elsewhere in timm.
+    known = inspect.signature(create_model).parameters
+    theirs = {name: options.pop(name) for name in [*options] if name not in known}
+    network["backbone_options"] = {
+        **(backbone_options or {}),
+        **theirs,
+        **options.pop("backbone_options", {}),
+    }
+    settings = {"dim": 256, "keep_resolution": True, "preprocessing": PREPROCESSING, **network, **options}
+    return create_model(backbone, **settings)

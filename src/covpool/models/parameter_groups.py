@@ -41,10 +41,16 @@ def parameter_groups(
     """
     exempt = model.no_weight_decay()
     if layer_decay is None:
-        found = param_groups_weight_decay(model, weight_decay, not decay_norms, exempt)
+        found = param_groups_weight_decay(
+            model, weight_decay, weight_decay_exclude_1d=not decay_norms, no_weight_decay_list=exempt
+        )
     else:
         found = param_groups_layer_decay(
-            model, weight_decay, exempt, weight_decay_exclude_1d=not decay_norms, layer_decay=layer_decay
+            model,
+            weight_decay,
+            no_weight_decay_list=exempt,
+            weight_decay_exclude_1d=not decay_norms,
+            layer_decay=layer_decay,
         )
     first_order = [] if model.first_order is None else model.first_order.parameters()
     classifier = {id(parameter) for parameter in chain(model.head.parameters(), first_order)}

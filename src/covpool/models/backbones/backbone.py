@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from covpool.models.backbones.expansion import expansion
-from covpool.models.backbones.network import build_network, takes_image_size
+from covpool.models.backbones.network import UnsupportedBackboneError, build_network, takes_image_size
 from covpool.models.backbones.probe import FeatureFormat, Probe
 from covpool.models.backbones.resolution import KeepResolutionError, layers_to_keep_resolution, remove_stride
-from covpool.models.backbones.surgery import leave_out, unused_parts
+from covpool.models.backbones.surgery import leave_out, norm_before_pooling, unused_parts
 from covpool.models.config import Features
 from covpool.models.weights.checkpoint import KeyMap, load_backbone
 
@@ -62,6 +62,8 @@ def make_backbone(
         KeepResolutionError: with ``keep=True``, where the architecture cannot.
     """
     options = dict(options or {})
+    if "img_size" in options:
+        raise UnsupportedBackboneError("img_size is image_size= of create_model")
     probe = Probe(name, options)
     if image_size is not None and takes_image_size(probe.network):
         options["img_size"] = image_size
@@ -70,7 +72,8 @@ def make_backbone(
     leave_out(probe.network, expanding)
     strided = _strided_layers(probe, keep)
     remove_stride(probe.network, strided)
-    unused, idle = unused_parts(probe.network, probe.used_parameters())
+    norm_before_pooling(probe.network)
+    unused = unused_parts(probe.network, probe.used_parameters())
     leave_out(probe.network, unused)
 
     network = build_network(name, options, pretrained=pretrained)
@@ -78,9 +81,8 @@ def make_backbone(
         load_backbone(network, checkpoint_path, key_map, optional=[*expanding, *unused])
     leave_out(network, expanding)
     remove_stride(network, strided)
+    norm_before_pooling(network)
     leave_out(network, unused)
-    for parameter in idle:
-        network.get_parameter(parameter).requires_grad_(False)
     return Backbone(network, probe.format(), kept_resolution=bool(strided))
 
 
@@ -92,7 +94,7 @@ def _strided_layers(probe: Probe, keep: bool | None) -> list[str]:
         # Without autograd: some networks cache what they compute, and the probe is copied.
         with torch.no_grad():
             if probe.format().layout == "channels_last":
-                raise KeepResolutionError("it works on tokens, which have no stride")
+                raise KeepResolutionError("its features are tokens, or laid out like them")
             return layers_to_keep_resolution(probe.network, probe.features)
     except KeepResolutionError as reason:
         if keep:

@@ -29,7 +29,7 @@ def build_network(name: str, options: Mapping[str, Any], *, pretrained: bool = F
         close = difflib.get_close_matches(name, [*timm.list_models(), *OWN], n=3)
         hint = f"did you mean {', '.join(close)}?" if close else "timm.list_models() has all names"
         raise UnsupportedBackboneError(f"timm has no backbone {name!r}: {hint}")
-    if taken := {"num_classes", "global_pool"} & options.keys():
+    if taken := {"num_classes", "global_pool", "output_stride"} & options.keys():
         raise UnsupportedBackboneError(f"{', '.join(taken)} is not for the backbone: see create_model")
     try:
         network: nn.Module = timm.create_model(name, pretrained=pretrained, num_classes=0, **options)

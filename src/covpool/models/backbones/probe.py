@@ -25,12 +25,14 @@ class FeatureFormat:
             and tokens ``(B, n, C)``.
         tokens: whether they are tokens.
         prefix_tokens: class, distillation and register tokens, which come before the patches' own.
+        has_class_token: whether the first of them is a class token, and not a register.
     """
 
     channels: int
     layout: Literal["channels_first", "channels_last"]
     tokens: bool = False
     prefix_tokens: int = 0
+    has_class_token: bool = False
 
     def positions(self, features: Tensor) -> Tensor:
         """The features that belong to places in the image."""
@@ -90,7 +92,9 @@ class Probe:
             prefix = self._prefix_tokens(features)
             if features.shape[1] - prefix < 2:
                 raise UnsupportedBackboneError(f"{self.name} gives its class token alone, and no patches'")
-            return FeatureFormat(features.shape[2], "channels_last", True, prefix)
+            return FeatureFormat(
+                features.shape[2], "channels_last", True, prefix, self._has_class_token(prefix)
+            )
         if self.is_channels_last(features):
             return FeatureFormat(features.shape[3], "channels_last")
         return FeatureFormat(features.shape[1], "channels_first")
@@ -109,6 +113,11 @@ class Probe:
         # XCiT, CaiT and others have a class token and do not say so. The images are square, and so is the
         # grid of their patches: what is over came before it.
         return int(features.shape[1] - math.isqrt(features.shape[1]) ** 2)
+
+    def _has_class_token(self, prefix_tokens: int) -> bool:
+        if hasattr(self.network, "num_prefix_tokens"):  # which counts registers too
+            return getattr(self.network, "cls_token", None) is not None
+        return prefix_tokens > 0
 
     def used_parameters(self) -> set[int]:
         """The ids of the parameters that have a part in the features."""

@@ -19,6 +19,9 @@ from covpool.models.backbones.surgery import leave_out
 
 Run = Callable[[nn.Module], Tensor]
 
+# Networks that would run, with an attention that no longer sees the whole map.
+WHOLE_MAP = {"Nest"}
+
 
 class KeepResolutionError(ValueError):
     """The architecture has no last stage whose stride can be taken away; the message says why."""
@@ -43,20 +46,23 @@ def layers_to_keep_resolution(probe: nn.Module, run: Run) -> list[str]:
     Raises:
         KeepResolutionError: with the reason.
     """
+    if type(probe).__name__ in WHOLE_MAP:
+        raise KeepResolutionError("attention of its last stage is over a map of one size")
     halvings = last_halvings(probe, run)
     if not halvings:
         raise KeepResolutionError("no convolution or pooling halves its last map")
     names = [halving.name for halving in halvings]
-    # Attention of an earlier stage may halve its keys for itself (PVT): then the last stage's alone will do.
+    # The last stage's alone, where that will do: attention of the stage before may halve its keys for itself
+    # (PVT, MobileNetV4), and must be left to.
     last_stage = [name for name in names if _stage(name) == _stage(names[-1])]
     try:
-        _try_without_stride(probe, run, names, wanted=halvings[-1].before)
+        _try_without_stride(probe, run, last_stage, wanted=halvings[-1].before)
     except KeepResolutionError:
         if last_stage == names:
             raise
-        _try_without_stride(probe, run, last_stage, wanted=halvings[-1].before)
-        return last_stage
-    return names
+        _try_without_stride(probe, run, names, wanted=halvings[-1].before)
+        return names
+    return last_stage
 
 
 def _stage(name: str) -> str:
@@ -104,8 +110,19 @@ def remove_stride(network: nn.Module, names: list[str]) -> None:
             _convolve_at_stride_one(layer, name)
         elif isinstance(layer, nn.MaxPool2d | nn.AvgPool2d):
             _pool_at_stride_one(network, layer, name, alone=len(names) == 1)
+        elif type(layer).__name__ == "BlurPool2d":  # timm puts it where a stride is, and nowhere else
+            leave_out(network, [name])
         else:
-            raise KeepResolutionError(f"{name} ({type(layer).__name__}) has no stride to take away")
+            raise KeepResolutionError(f"{name} is a {type(layer).__name__}, of which no stride 1 is known")
+        _tell_parents(network, name)
+
+
+def _tell_parents(network: nn.Module, name: str) -> None:
+    """The blocks around a layer that note its stride: timm makes new convolutions from the note."""
+    while name := name.rpartition(".")[0]:
+        block: Any = network.get_submodule(name)
+        if getattr(block, "stride", None) in (2, (2, 2)):
+            block.stride = 1 if block.stride == 2 else (1, 1)
 
 
 def _convolve_at_stride_one(layer: nn.Conv2d, name: str) -> None:

@@ -15,8 +15,8 @@ def leave_out(network: nn.Module, names: Iterable[str]) -> None:
         setattr(network.get_submodule(parent), child, nn.Identity())
 
 
-def unused_parts(network: nn.Module, used: Container[int]) -> tuple[list[str], list[str]]:
-    """The modules and the single parameters of ``network`` that have no part in its features.
+def unused_parts(network: nn.Module, used: Container[int]) -> list[str]:
+    """The outermost modules of ``network`` that have parameters, but none with a part in its features.
 
     What timm keeps for its own pooling (a norm after it, hidden layers, attention pooling) would stay
     behind as weights that never receive a gradient, and DistributedDataParallel waits for every gradient.
@@ -24,9 +24,6 @@ def unused_parts(network: nn.Module, used: Container[int]) -> tuple[list[str], l
     Args:
         network: the network.
         used: the ids of the parameters that have, see :func:`parameters_behind`.
-
-    Returns:
-        The outermost modules with parameters but none in use, then unused parameters of other modules.
     """
     modules: list[str] = []
     for name, module in network.named_modules():
@@ -34,12 +31,17 @@ def unused_parts(network: nn.Module, used: Container[int]) -> tuple[list[str], l
         parameters = list(module.parameters())
         if name and not inside_one and parameters and not any(id(p) in used for p in parameters):
             modules.append(name)
-    parameters_left = [
-        name
-        for name, parameter in network.named_parameters()
-        if id(parameter) not in used and not any(name.startswith(f"{module}.") for module in modules)
-    ]
-    return modules, parameters_left
+    return modules
+
+
+def norm_before_pooling(network: nn.Module) -> None:
+    """Put the LayerNorm that some transformers have after their average (BEiT, EVA) before it.
+
+    Its weights fit there, and a covariance wants features that are normalised as other transformers' are.
+    """
+    norm, after = getattr(network, "norm", None), getattr(network, "fc_norm", None)
+    if isinstance(norm, nn.Identity) and after is not None and any(True for _ in after.parameters()):
+        network.norm, network.fc_norm = after, nn.Identity()
 
 
 def parameters_behind(result: Tensor) -> set[int]:
