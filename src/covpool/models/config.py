@@ -79,8 +79,6 @@ class ModelConfig:
                 check_whole(name, getattr(self, name))
         for width in self.hidden:
             check_whole("every width of hidden", width)
-        if self.head == "linear" and (self.hidden != (4096, 4096) or self.hidden_batchnorm):
-            raise ValueError('hidden and hidden_batchnorm are for head="mlp"')
         if self.head == "mlp" and not self.hidden:
             raise ValueError('head="mlp" wants widths of its hidden layers, such as hidden=(4096, 4096)')
         if not 0.0 <= self.drop_rate < 1.0:

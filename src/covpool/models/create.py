@@ -74,6 +74,8 @@ def create_model(
         >>> model.forward_features(torch.randn(2, 3, 224, 224)).shape
         torch.Size([2, 512, 14, 14])
     """
+    if head == "linear" and (tuple(hidden) != (4096, 4096) or hidden_batchnorm):
+        raise ValueError('hidden and hidden_batchnorm are for head="mlp"')
     config = ModelConfig(
         backbone=backbone,
         num_classes=num_classes,
