@@ -14,6 +14,9 @@ Features = Literal["stage", "head"]
 HeadKind = Literal["linear", "mlp"]
 Join = Literal["cls", "gap"]
 
+# Of the paper's AlexNet and VGG.
+HIDDEN = (4096, 4096)
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -52,7 +55,7 @@ class ModelConfig:
     features: Features | None = None
     head: HeadKind = "linear"
     rank: int | None = None
-    hidden: tuple[int, ...] = (4096, 4096)
+    hidden: tuple[int, ...] = HIDDEN
     hidden_batchnorm: bool = False
     drop_rate: float = 0.0
     join: Join | None = None

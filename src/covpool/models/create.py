@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from covpool.models.backbones.backbone import make_backbone
-from covpool.models.config import Dim, Features, HeadKind, Join, ModelConfig
+from covpool.models.config import HIDDEN, Dim, Features, HeadKind, Join, ModelConfig
 from covpool.models.model import PooledClassifier
 from covpool.models.weights.checkpoint import KeyMap
 from covpool.nn.pooling import METHODS
@@ -27,7 +27,7 @@ def create_model(
     features: Features | None = None,
     head: HeadKind = "linear",
     rank: int | None = None,
-    hidden: Sequence[int] = (4096, 4096),
+    hidden: Sequence[int] = HIDDEN,
     hidden_batchnorm: bool = False,
     drop_rate: float = 0.0,
     join: Join | None = None,
@@ -74,7 +74,7 @@ def create_model(
         >>> model.forward_features(torch.randn(2, 3, 224, 224)).shape
         torch.Size([2, 512, 14, 14])
     """
-    if head == "linear" and (tuple(hidden) != (4096, 4096) or hidden_batchnorm):
+    if head == "linear" and (tuple(hidden) != HIDDEN or hidden_batchnorm):
         raise ValueError('hidden and hidden_batchnorm are for head="mlp"')
     config = ModelConfig(
         backbone=backbone,

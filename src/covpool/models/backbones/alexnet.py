@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor, nn
-
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 class AlexNet(nn.Module):
@@ -27,8 +25,8 @@ class AlexNet(nn.Module):
         "input_size": (3, 224, 224),
         "interpolation": "bilinear",
         "crop_pct": 0.875,
-        "mean": IMAGENET_MEAN,
-        "std": IMAGENET_STD,
+        "mean": IMAGENET_DEFAULT_MEAN,
+        "std": IMAGENET_DEFAULT_STD,
         "first_conv": "features.0",
         "classifier": (),
     }

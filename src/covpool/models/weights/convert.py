@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor
 
 from covpool.models.config import ModelConfig
@@ -24,8 +25,8 @@ from covpool.models.weights.checkpoint import (
 
 # Their preprocessing is torchvision's: shorter side 256, centre 224. timm's for the same names is another.
 PREPROCESSING = {
-    "mean": [0.485, 0.456, 0.406],
-    "std": [0.229, 0.224, 0.225],
+    "mean": list(IMAGENET_DEFAULT_MEAN),
+    "std": list(IMAGENET_DEFAULT_STD),
     "interpolation": "bilinear",
     "crop_pct": 0.875,
 }
