@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 import torch
@@ -59,7 +61,7 @@ def test_torch_seeded_lends_the_generator() -> None:
     with torch_seeded("augmentation", 0, 1):
         first = torch.rand(4)
     assert torch.equal(torch.get_rng_state(), before)
-    with pytest.raises(KeyError), torch_seeded("augmentation", 0, 2):
+    with contextlib.suppress(KeyError), torch_seeded("augmentation", 0, 2):
         second = torch.rand(4)
         raise KeyError
     assert torch.equal(torch.get_rng_state(), before)

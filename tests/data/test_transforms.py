@@ -161,7 +161,10 @@ def test_strengths() -> None:
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (lambda: Preprocessing(crop_mode="border"), "crop_mode must be one of 'center', 'squash'; got 'border'"),
+        (
+            lambda: Preprocessing(crop_mode="border"),
+            "crop_mode must be one of 'center', 'squash'; got 'border'",
+        ),
         (lambda: Preprocessing(interpolation="random"), "interpolation must be one of 'bilinear'"),
         (lambda: Preprocessing(0), "size must be at least 1"),
         (lambda: Preprocessing(crop_pct=1.5), "size must be at least 1 and crop_pct in"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tracemalloc
 
 import numpy as np
@@ -24,7 +25,7 @@ def test_a_window_is_read_after_the_other(counts: list[int], window: int, epoch:
     order = ShardOrder(counts, 1, seed=4, window=window)
     samples = [int(order.batch(epoch, step)[0]) for step in range(order.batches(epoch))]
     windows = [order.shards(epoch, number).tolist() for number in range(-(-len(counts) // window))]
-    assert sorted(sum(windows, [])) == list(range(len(counts)))
+    assert sorted(itertools.chain.from_iterable(windows)) == list(range(len(counts)))
     assert all(len(shards) == window for shards in windows[:-1])
     for shards in windows:
         length = sum(counts[shard] for shard in shards)
