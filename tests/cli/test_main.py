@@ -13,13 +13,14 @@ from typing import Any, Literal
 import pytest
 
 import covpool
-from covpool.cli import convert, plan
+from covpool.cli import check, convert, plan
 from covpool.cli.main import VERBS, main
 from covpool.cli.parser import make_parser
 
 # Every option of every verb: to take one away is to break somebody's script.
 SHARED = ["--debug", "--help", "--json"]
 OPTIONS = {
+    "check": ["--layout", "--output", "--workers"],
     "convert": ["--classes", "--steps"],
     "plan": [
         "--backbone-options",
@@ -38,8 +39,8 @@ OPTIONS = {
         "--rank",
     ],
 }
-POSITIONALS = {"convert": ["file", "folder"], "plan": ["backbone"]}
-FILES = {"convert": convert, "plan": plan}
+POSITIONALS = {"check": ["data"], "convert": ["file", "folder"], "plan": ["backbone"]}
+FILES = {"check": check, "convert": convert, "plan": plan}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +64,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, run: Any) -> None:
     """Put a verb of our own into the table."""
     file = SimpleNamespace(Arguments=Greeting, run=run, text=lambda greeting: f"hello {greeting.name}")
     monkeypatch.setitem(sys.modules, "covpool.cli.greet", file)
-    monkeypatch.setitem(VERBS, "greet", next(iter(VERBS.values())))
+    monkeypatch.setitem(VERBS, "greet", VERBS["plan"])
 
 
 def process(*command: str) -> subprocess.CompletedProcess[str]:
@@ -142,7 +143,7 @@ def test_an_option_by_hyphen_or_underscore(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["shout"], "covpool: 'shout' is none of its verbs: convert, plan, greet"),
+        (["shout"], "covpool: 'shout' is none of its verbs: check, convert, plan, greet"),
         (["greet"], "covpool greet: the following arguments are required: name"),
         (["greet", "Li", "--foo", "3"], "covpool greet: unrecognized arguments: --foo 3"),
         (["greet", "Li", "--loud", "3"], "covpool greet: unrecognized arguments: --loud 3"),
@@ -192,6 +193,16 @@ def test_an_error_is_a_sentence(
         main(["greet", "Li", "--debug"])
 
 
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_verb_may_have_an_exit_code(
+    as_json: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pretend(monkeypatch, lambda greeting: greeting)
+    monkeypatch.setattr(sys.modules["covpool.cli.greet"], "exit_code", lambda g: g.loud_voice, raising=False)
+    assert main(["greet", "Li", "--loud-voice", "7", *["--json"] * as_json]) == 7
+    assert "Li" in capsys.readouterr().out
+
+
 def test_an_interruption_is_quiet(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -210,12 +221,12 @@ from covpool.cli.main import main
 sys.modules["timm"] = None
 main(["--help"])
 assert "jsonargparse" not in sys.modules
-for verb in ("convert", "plan"):
+for verb in ("check", "convert", "plan"):
     try:
         main([verb, "--help"])
     except SystemExit as exit_:
         assert exit_.code == 0
-assert not {"torchvision", "safetensors"} & sys.modules.keys()
+assert not {"PIL", "torchvision", "safetensors"} & sys.modules.keys()
 print(main(["plan", "resnet18"]))
 del sys.modules["covpool.cli.parser"]
 sys.modules["jsonargparse"] = None
