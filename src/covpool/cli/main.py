@@ -26,6 +26,7 @@ VERBS = {
     "check": Verb("find what is wrong with a collection of images, before training on it", "data"),
     "convert": Verb("turn a released checkpoint of fast-MPN-COV into a bundle", "models"),
     "plan": Verb("memory and FLOPs of training a network, and the head to take", "models"),
+    "shard": Verb("write images into tar shards with an index, for large sets and object stores", "data"),
 }
 
 # What a caller can get wrong, as the library says it.

@@ -141,7 +141,7 @@ def test_a_tar_that_changed_its_size(folder: Path) -> None:
     (folder / "00001.tar").unlink()
     with pytest.raises(ShardError, match=r"00001\.tar is missing, which index\.json lists"):
         open_shards(folder)
-    index_shards(folder)
+    index_shards([folder])
     assert len(open_shards(folder)) < 20
 
 

@@ -55,7 +55,7 @@ def test_a_tar_of_another_program(tmp_path: Path, format: int) -> None:
     if format != tarfile.USTAR_FORMAT:
         tar.add(f"{'long' * 60}/é.webp", encoded(5)).add(f"{'long' * 60}/é.cls", b"1")
     tar.close()
-    index, left_out = index_shards(tmp_path)
+    (index,), left_out = index_shards([tmp_path])
     assert left_out == 0
     assert index.classes == ("0", "1", "2")
     found = open_shards(tmp_path)
@@ -108,7 +108,7 @@ def test_nothing_is_written_or_run(tmp_path: Path) -> None:
         tar.add("device.png", type=kind, devmajor=1, devminor=3).add("device.cls", b"0")
     tar.close()
     before = sorted(tmp_path.rglob("*"))
-    index_shards(folder)
+    index_shards([folder])
     found = open_shards(folder)
     # All but "..\\up", which has nothing before its first dot.
     assert [found.read(i) for i in range(len(found))] == [encoded(1)] + [encoded(2)] * 5
@@ -181,13 +181,13 @@ def test_a_damaged_header(tmp_path: Path) -> None:
 def test_no_tar_at_all(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "x.tar").write_bytes(data)
     with pytest.raises(ShardError, match=r"^x\.tar is cut short"):
-        index_shards(tmp_path)
+        index_shards([tmp_path])
     assert [path.name for path in tmp_path.iterdir()] == ["x.tar"]
 
 
 def test_an_empty_tar(tmp_path: Path) -> None:
     Tar(tmp_path / "x.tar").close()
-    index_shards(tmp_path)
+    index_shards([tmp_path])
     assert len(open_shards(tmp_path)) == 0
 
 
@@ -195,12 +195,12 @@ def test_a_compressed_tar_is_refused(tmp_path: Path) -> None:
     plain = good(tmp_path / "x.tar").close().read_bytes()
     (tmp_path / "x.tar").write_bytes(gzip.compress(plain))
     with pytest.raises(ShardError, match=r"^x\.tar is compressed, so no image .* unpack it by gunzip first"):
-        index_shards(tmp_path)
+        index_shards([tmp_path])
 
 
 def test_a_damaged_image_is_one_bad_image(tmp_path: Path) -> None:
     path = good(tmp_path / "x.tar").add("b.png", encoded(2)).add("b.cls", b"1").close()
-    index_shards(tmp_path)
+    index_shards([tmp_path])
     found = open_shards(tmp_path)
     data = bytearray(path.read_bytes())
     data[data.index(encoded(1)) + 100] ^= 4

@@ -16,7 +16,7 @@ import webdataset
 
 from covpool.data.shards.index import ShardError
 from covpool.data.shards.reader import open_shards
-from covpool.data.shards.write import index_shards, write_shards
+from covpool.data.shards.write import index_shards, tar_folders, write_shards
 from tests.data.memory_images import MemoryImages, memory_images
 
 
@@ -66,7 +66,7 @@ def test_the_index_can_be_made_anew(tmp_path: Path) -> None:
     before = contents(folder)
     for path in folder.glob("*.json"):
         path.unlink()
-    index, left_out = index_shards(folder)
+    (index,), left_out = index_shards([folder])
     assert contents(folder) == before
     assert left_out == 0
     assert index.classes == ("a", "b", "c")
@@ -118,9 +118,9 @@ def test_a_percent_sign_in_the_path(tmp_path: Path) -> None:
 
 
 def test_progress(tmp_path: Path) -> None:
-    told: list[int] = []
-    write_shards(memory_images(7), tmp_path / "shards", progress=told.append)
-    assert told == [1, 2, 3, 4, 5, 6, 7]
+    told: list[tuple[int, int]] = []
+    write_shards(memory_images(4), tmp_path / "shards", progress=lambda *numbers: told.append(numbers))
+    assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="the system does not list open files")
@@ -131,16 +131,29 @@ def test_no_file_stays_open(tmp_path: Path) -> None:
 
 
 def test_names_of_classes_for_others_tars(tmp_path: Path) -> None:
-    write_shards(memory_images(), tmp_path / "shards")
-    index, _ = index_shards(tmp_path / "shards", classes=["jay", "wren", "tit", "crow"])
-    assert open_shards(tmp_path / "shards").classes == index.classes == ("jay", "wren", "tit", "crow")
-    with pytest.raises(ShardError, match="has labels up to 2, and there are 2 classes' names"):
-        index_shards(tmp_path / "shards", classes=["jay", "wren"])
+    folder = tmp_path / "shards"
+    write_shards(memory_images(), folder)
+    (index,), _ = index_shards([folder], classes=["jay", "wren", "tit", "crow"])
+    assert open_shards(folder).classes == index.classes == ("jay", "wren", "tit", "crow")
+    with pytest.raises(ShardError, match="there are 2 names of classes, and labels up to 2"):
+        index_shards([folder], classes=["jay", "wren"])
 
 
-def test_a_folder_without_tars(tmp_path: Path) -> None:
+def test_several_folders_have_the_same_classes(tmp_path: Path) -> None:
+    for split, labels in (("train", [0, 0, 1]), ("val", [0, 0, 3])):
+        images = dataclasses.replace(memory_images(3), labels=np.array(labels), classes=tuple("abcd"))
+        write_shards(images, tmp_path / split)
+    folders = tar_folders(tmp_path)
+    assert folders == [tmp_path / "train", tmp_path / "val"]
+    indexes, _ = index_shards(folders)
+    assert [index.classes for index in indexes] == [("a", "b", "2", "d")] * 2
+
+
+def test_folders_of_tars(tmp_path: Path) -> None:
     with pytest.raises(ShardError, match=r"has no tars$"):
-        index_shards(tmp_path)
+        tar_folders(tmp_path)
     (tmp_path / "a.tar.gz").write_bytes(b"")
-    with pytest.raises(ShardError, match=r"has no tars \(a.tar.gz is compressed: unpack it first\)$"):
-        index_shards(tmp_path)
+    with pytest.raises(ShardError, match=r"has no tars: a\.tar\.gz is compressed, unpack it first$"):
+        tar_folders(tmp_path)
+    (tmp_path / "b.tar").write_bytes(b"")
+    assert tar_folders(tmp_path) == [tmp_path]

@@ -22,6 +22,7 @@ from covpool.data.shards.index import (
     write_index,
 )
 from covpool.data.shards.scan import IMAGE_FIELDS, Scan, class_names, scan_tar
+from covpool.data.sources.listing import SPLITS
 
 # Small images would otherwise make shards of a hundred thousand, and windows of millions.
 MAX_SAMPLES = 10_000
@@ -33,7 +34,7 @@ def write_shards(
     *,
     shard_bytes: int = 256_000_000,
     seed: int = 0,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> ShardIndex:
     """Write a set into tar shards and their index. The bytes of the images are kept as they are.
 
@@ -45,13 +46,12 @@ def write_shards(
         folder: to write; it must not exist, or be empty. It appears when all is written.
         shard_bytes: the size at which a shard is closed.
         seed: of the order in the shards.
-        progress: called after each image, with the number written so far.
+        progress: called after each image, with the number written so far and that of all.
     """
     import webdataset  # here, because it takes its time to be imported
 
     folder = Path(folder)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"{folder} exists: shards are written into a new folder")
+    check_new(folder)
     if shard_bytes < 1:
         raise ValueError(f"shard_bytes must be at least 1; got {shard_bytes}")
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -77,7 +77,7 @@ def write_shards(
             for written, i in enumerate(permutation(len(images), "write", seed).tolist()):
                 writer.write(_sample(images, i, written))
                 if progress is not None:
-                    progress(written + 1)
+                    progress(written + 1, len(images))
         index = ShardIndex(tuple(images.classes), tuple(shards))
         _write_file(saving / INDEX, write_index(index))
         os.replace(saving, folder)
@@ -86,33 +86,51 @@ def write_shards(
     return index
 
 
-def index_shards(folder: str | Path, classes: Sequence[str] | None = None) -> tuple[ShardIndex, int]:
-    """Make the index of a folder of tars, ours or others', anew. The tars are only read.
+def check_new(folder: Path) -> None:
+    """Raise if there is something at the place of a folder that is to be written."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{folder} exists: shards are written into a new folder")
+
+
+def index_shards(
+    folders: Sequence[Path], classes: Sequence[str] | None = None
+) -> tuple[list[ShardIndex], int]:
+    """Make the index of folders of tars, ours or others', anew. The tars are only read.
 
     Args:
-        folder: with the tars; the index goes beside them.
+        folders: with the tars; the index of each goes beside them. They have the same classes.
         classes: names, in the order of the labels; if not given, those in the tars, or else the labels.
 
     Returns:
-        The index, and how many samples were left out because they have no image or no label.
+        The index of each, and how many samples were left out because they have no image or no label.
     """
-    folder = Path(folder)
-    names = sorted(path.name for path in folder.iterdir() if path.suffix == ".tar")
-    if not names:
-        packed = sorted(
-            path.name for path in folder.iterdir() if ".tar." in path.name or path.suffix == ".tgz"
-        )
-        also = f" ({packed[0]} is compressed: unpack it first)" if packed else ""
-        raise ShardError(f"{folder} has no tars{also}")
-    found = [_index_one(folder, name) for name in names]
-    told = class_names([scan for _, scan in found])
+    found = [[_index_one(folder, name) for name in _tars(folder)] for folder in folders]
+    scans = [scan for folder in found for _, scan in folder]
+    told = class_names(scans)
     if classes is not None and len(classes) < len(told):
-        raise ShardError(
-            f"{folder} has labels up to {len(told) - 1}, and there are {len(classes)} classes' names"
-        )
-    index = ShardIndex(told if classes is None else tuple(classes), tuple(shard for shard, _ in found))
-    _write_file(folder / INDEX, write_index(index))
-    return index, sum(scan.left_out for _, scan in found)
+        raise ShardError(f"there are {len(classes)} names of classes, and labels up to {len(told) - 1}")
+    indexes = []
+    for folder, indexed in zip(folders, found, strict=True):
+        index = ShardIndex(tuple(classes or told), tuple(shard for shard, _ in indexed))
+        _write_file(folder / INDEX, write_index(index))
+        indexes.append(index)
+    return indexes, sum(scan.left_out for scan in scans)
+
+
+def tar_folders(path: Path) -> list[Path]:
+    """The folder itself if it has tars, else those of train, val and test that have some."""
+    if _tars(path):
+        return [path]
+    folders = [path / split for split in SPLITS if (path / split).is_dir() and _tars(path / split)]
+    if not folders:
+        packed = sorted(file.name for file in path.iterdir() if ".tar." in file.name or file.suffix == ".tgz")
+        also = f": {packed[0]} is compressed, unpack it first" if packed else ""
+        raise ShardError(f"{path} has no tars{also}")
+    return folders
+
+
+def _tars(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.suffix == ".tar" and path.is_file())
 
 
 def _sample(images: ImageSet, i: int, position: int) -> dict[str, str | bytes]:
