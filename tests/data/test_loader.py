@@ -314,6 +314,13 @@ def test_a_line_is_no_image() -> None:
     assert batch.bad[0][1:] == ("too large", "it is 2 by 400, a line")
 
 
+def test_memory_is_pinned_only_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    for is_available in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: is_available)  # noqa: B023  called at once
+        order = FolderOrder(COUNT, BATCH, 0)
+        assert TrainingLoader(memory_images(COUNT), order, RANDOM)._loader.pin_memory is is_available
+
+
 def test_mistakes() -> None:
     images, order = memory_images(COUNT), FolderOrder(COUNT, 2, 0)
     with pytest.raises(ValueError, match=r"^batch_size must be at least 3, the processes; got 2$"):

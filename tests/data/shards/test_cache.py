@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -92,8 +93,8 @@ def test_a_file_in_use_stays(tmp_path: Path) -> None:
 
 
 def test_leftovers_of_a_killed_process_go_first(tmp_path: Path) -> None:
-    (tmp_path / "0123.part").write_bytes(b"half" * 50)
-    os.utime(tmp_path / "0123.part", (0, 0))
+    (tmp_path / "0123.covpool-part").write_bytes(b"half" * 50)
+    os.utime(tmp_path / "0123.covpool-part", (0, 0))
     cache = FileCache(tmp_path, 250)
     for i in (0, 1):
         get(cache, i)
@@ -105,7 +106,7 @@ def test_a_download_that_was_killed_begins_anew(tmp_path: Path) -> None:
     get(cache, 0)
     (path,) = tmp_path.iterdir()
     path.unlink()
-    path.with_name(f"{path.name}.part").write_bytes(b"half" * 50)
+    path.with_suffix(".covpool-part").write_bytes(b"half" * 50)
     assert get(cache, 0) == bytes([0]) * 100
     assert list(tmp_path.iterdir()) == [path]
 
@@ -139,6 +140,40 @@ def test_a_store_that_fails_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(ShardError, match=r"^memory://cache-test/1 cannot be read: .*Bad file descriptor$"):
         cache.open(url(1), "v1", 100)
     assert not list(tmp_path.iterdir())
+
+
+def test_files_of_others_stay(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_bytes(b"all of it" * 100)
+    (tmp_path / "photos").mkdir()
+    cache = FileCache(tmp_path, 250)
+    for i in (0, 1, 2):
+        get(cache, i)
+    assert sorted(path.name for path in tmp_path.iterdir() if "covpool" not in path.name) == [
+        "photos",
+        "thesis.tex",
+    ]
+    assert len(list(tmp_path.glob("*.covpool-shard"))) == 2
+
+
+def test_a_cache_that_is_tidied_up(tmp_path: Path) -> None:
+    cache = FileCache(tmp_path / "cache", 1000)
+    get(cache, 0)
+    shutil.rmtree(tmp_path / "cache")
+    assert get(cache, 0) == bytes([0]) * 100
+    # What cannot be used is no bad image: the run should stop.
+    shutil.rmtree(tmp_path / "cache")
+    (tmp_path / "cache").write_bytes(b"")
+    with pytest.raises(ShardError, match=r"^the cache in .* cannot be used: "):
+        get(cache, 0)
+
+
+def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with pytest.raises(ShardError, match=r"^the cache in .* cannot be used: .*Function not implemented"):
+        get(FileCache(tmp_path, 1000), 0)
 
 
 def test_a_package_that_is_missing(tmp_path: Path) -> None:
@@ -192,7 +227,7 @@ def test_processes_share_a_cache(tmp_path: Path, first: int, limited: bool) -> N
         assert sum(map(len, files(folder))) == 300
     else:
         assert sorted(downloads) == ["0", "1", "2", "3", "4"]
-    assert not list(folder.glob("*.part"))
+    assert not list(folder.glob("*-part"))
 
 
 def test_waiting_for_another_download_does_not_wait_for_its_reader(tmp_path: Path) -> None:

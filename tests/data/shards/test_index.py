@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from covpool.data.shards.index import (
     ShardError,
+    checksum,
     digest,
     read_contents,
     read_index,
@@ -148,3 +151,16 @@ def test_a_tar_that_changed_its_size(folder: Path) -> None:
 def test_a_folder_without_an_index(tmp_path: Path) -> None:
     with pytest.raises(ShardError, match=r" has no index\.json; 'covpool shard --index' makes a new one"):
         open_shards(tmp_path)
+
+
+@given(st.binary(max_size=100), st.data())
+def test_a_checksum_tells_every_flipped_bit(data: bytes, drawn: st.DataObject) -> None:
+    expected = 0
+    for i in range(0, len(data), 4):
+        expected ^= int.from_bytes(data[i : i + 4], "little")
+    assert checksum(data) == expected
+    if data:
+        place = drawn.draw(st.integers(0, 8 * len(data) - 1))
+        flipped = bytearray(data)
+        flipped[place // 8] ^= 1 << place % 8
+        assert checksum(bytes(flipped)) != checksum(data)

@@ -16,6 +16,7 @@ import fsspec
 import numpy as np
 import pytest
 
+from covpool.data.bad_image import BadImageError
 from covpool.data.image_set import ImageSet
 from covpool.data.shards import reader
 from covpool.data.shards.index import ShardError
@@ -158,6 +159,13 @@ def test_a_place_that_cannot_be_opened() -> None:
         open_shards("s3://bucket/train")
     with pytest.raises(ShardError, match=r"^ftpx://a cannot be opened: Protocol not known"):
         open_shards("ftpx://a")
+
+
+def test_an_image_that_is_too_large_is_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "MAX_FILE_BYTES", 1000)
+    with pytest.raises(BadImageError, match=r"^it has [\d,]+ bytes in 00000\.tar$") as caught:
+        open_shards(folder).read(0)
+    assert caught.value.reason == "too large"
 
 
 def test_pickled_it_is_small_and_starts_with_nothing_open(folder: Path) -> None:

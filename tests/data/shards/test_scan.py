@@ -146,6 +146,13 @@ def test_a_size_that_is_a_lie(tmp_path: Path, size: int, kind: bytes) -> None:
         tracemalloc.stop()
 
 
+def test_an_image_that_is_too_large_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    good(tmp_path / "x.tar").close()
+    monkeypatch.setattr("covpool.data.shards.scan.MAX_FILE_BYTES", 1000)
+    monkeypatch.setattr("covpool.data.shards.scan.checksum", None)
+    assert scan_tar(tmp_path / "x.tar").contents.checksums.tolist() == [0]
+
+
 def test_headers_without_end(tmp_path: Path) -> None:
     chain = (header("././@LongLink", 2, tarfile.GNUTYPE_LONGNAME) + b"a\0".ljust(512, b"\0")) * 3000
     (tmp_path / "x.tar").write_bytes(chain + bytes(1024))

@@ -11,6 +11,7 @@ The file that was opened longest ago is removed first. If all are held, the fold
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import sys
@@ -30,6 +31,8 @@ T = TypeVar("T")
 
 # Stores fail now and then: seconds to wait before trying again.
 PAUSES = (0.5, 2.0, 8.0)
+# The endings of the cache's files: of those that are whole, and of those on their way.
+WHOLE, PART = ".covpool-shard", ".covpool-part"
 # A download takes seconds; so often those who wait for it look whether it is there.
 POLL_SECONDS = 0.02
 
@@ -38,8 +41,8 @@ class FileCache:
     """A folder of downloaded files.
 
     Args:
-        folder: made if it does not exist; other programs' files should not be in it.
-        limit: of the bytes in it.
+        folder: made if it does not exist. Files in it that are not the cache's are left alone.
+        limit: of the bytes of the cache's files.
     """
 
     def __init__(self, folder: str | Path, limit: int) -> None:
@@ -60,12 +63,18 @@ class FileCache:
             A file descriptor to read from. Closing it allows the file to be removed.
         """
         name = hashlib.sha256(f"{url}\n{version}".encode()).hexdigest()[:32]
-        path, part = self.folder / name, self.folder / f"{name}.part"
+        try:
+            return self._open(self.folder / f"{name}{WHOLE}", self.folder / f"{name}{PART}", url, size)
+        except OSError as error:  # of the folder: those of the store are told already
+            raise ShardError(f"the cache in {self.folder} cannot be used: {error}") from error
+
+    def _open(self, path: Path, part: Path, url: str, size: int | None) -> int:
         while True:
             descriptor = _hold(path, os.O_RDONLY, fcntl.LOCK_SH)
             if descriptor is not None:
                 os.utime(descriptor)
                 return descriptor
+            self.folder.mkdir(parents=True, exist_ok=True)  # somebody may have tidied up
             holding = _hold(part, os.O_RDWR | os.O_CREAT, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if holding is None:
                 time.sleep(POLL_SECONDS)
@@ -88,6 +97,8 @@ class FileCache:
         """Remove what was opened longest ago, so that ``size`` more bytes fit."""
         found = []
         for path in self.folder.iterdir():
+            if path.suffix not in (WHOLE, PART):
+                continue
             try:
                 status = path.stat()
             except FileNotFoundError:  # another process is making room too
@@ -111,22 +122,19 @@ def _hold(path: Path, flags: int, lock: int) -> int | None:
             descriptor = os.open(path, flags | os.O_CLOEXEC, 0o666)
         except FileNotFoundError:
             return None
+        is_ours = False
         try:
             fcntl.flock(descriptor, lock)
             # Between the opening and the lock the file may have been removed, or moved to its own name.
-            if path.stat().st_ino == os.fstat(descriptor).st_ino:
-                return descriptor
+            with contextlib.suppress(FileNotFoundError):
+                is_ours = path.stat().st_ino == os.fstat(descriptor).st_ino
         except BlockingIOError:
-            os.close(descriptor)
             return None
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            os.close(descriptor)
-            raise ShardError(
-                f"{path.parent} is on a file system without locks, so no cache: {error}"
-            ) from error
-        os.close(descriptor)
+        finally:
+            if not is_ours:
+                os.close(descriptor)
+        if is_ours:
+            return descriptor
 
 
 def _download(url: str, path: Path, size: int | None) -> None:

@@ -71,7 +71,7 @@ class Contents:
     Attributes:
         offsets: of the first byte of each image.
         sizes: in bytes.
-        checksums: CRC-32 of each image's bytes.
+        checksums: by :func:`checksum` of each image's bytes.
         labels: as numbers.
         names: where the image came from, for people.
     """
@@ -129,6 +129,20 @@ def read_contents(data: bytes, shard: Shard, classes: int) -> Contents:
     if (columns["labels"] >= classes).any():
         raise ShardError(f"{where} has a label past the {classes} classes of {INDEX}")
     return Contents(**columns, names=tuple(fields["names"]))
+
+
+def checksum(data: bytes) -> int:
+    """The exclusive or of the bytes, taken four at a time as a number from low to high.
+
+    It tells other bytes, a part lost and a flipped bit. A CRC-32 would take longer than reading does.
+
+    Example:
+        >>> checksum(bytes([1, 2])), checksum(bytes([1, 2, 0, 0, 3])), checksum(b"1234" * 2)
+        (513, 514, 0)
+    """
+    words = np.frombuffer(data, dtype="<u8", count=len(data) // 8)
+    both = int(np.bitwise_xor.reduce(words)) ^ int.from_bytes(data[8 * len(words) :], "little")
+    return (both ^ both >> 32) & 0xFFFFFFFF
 
 
 def digest(data: bytes) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import sys
-import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -22,7 +21,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from covpool.data.bad_image import BadImageError
 from covpool.data.image_set import MAX_FILE_BYTES
-from covpool.data.shards.index import Contents, ShardIndex, read_contents, read_index
+from covpool.data.shards.index import Contents, ShardIndex, checksum, read_contents, read_index
 from covpool.data.shards.place import Place, place
 
 V = TypeVar("V")
@@ -116,7 +115,7 @@ class ShardSet:
         data = _read_at(self._tars[shard], size, offset)
         if len(data) < size:
             raise BadImageError("truncated", f"{name} ends before it does")
-        if zlib.crc32(data) != contents.checksums[place]:
+        if checksum(data) != contents.checksums[place]:
             raise BadImageError("unreadable", f"{name} holds other bytes than when it was indexed")
         return data
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 import json
 import tarfile
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +17,8 @@ from typing import BinaryIO
 
 import numpy as np
 
-from covpool.data.shards.index import Contents, ShardError
+from covpool.data.image_set import MAX_FILE_BYTES
+from covpool.data.shards.index import Contents, ShardError, checksum
 from covpool.data.signature import FORMAT_OF
 
 # By their names; what they hold is for the decoder to say. "img" is for an image whose name does not tell.
@@ -179,12 +179,11 @@ def _told(data: bytes) -> tuple[str | None, str | None]:
 
 
 def _checksum(path: Path, file: BinaryIO, image: tarfile.TarInfo) -> int:
-    """Of the image's bytes, a megabyte at a time: a size in a header may be anything."""
+    """Of the image's bytes, which may be many: a size in a header can be anything."""
+    if image.size > MAX_FILE_BYTES:
+        return 0  # it will not be read
     file.seek(image.offset_data)
-    checksum, left = 0, image.size
-    while left:
-        data = file.read(min(left, 1 << 20))
-        if not data:
-            raise ShardError(f"{path.name} is cut short at {image.name!r}")
-        checksum, left = zlib.crc32(data, checksum), left - len(data)
-    return checksum
+    data = file.read(image.size)
+    if len(data) < image.size:
+        raise ShardError(f"{path.name} is cut short at {image.name!r}")
+    return checksum(data)
