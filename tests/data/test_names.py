@@ -24,7 +24,9 @@ def test_a_list_and_its_names_are_the_same(names: list[str], data: st.DataObject
     assert [compact[i] for i in range(-len(names), 0)] == names
     chosen = data.draw(st.lists(st.integers(0, len(names) - 1))) if names else []
     assert list(compact.take(chosen)) == [names[i] for i in chosen]
-    assert list(compact[1::2]) == names[1::2]
+    part = slice(*sorted(data.draw(st.tuples(st.integers(-5, 15), st.integers(-5, 15)))))
+    for some in (part, slice(1, None, 2), slice(None, None, -1)):
+        assert list(compact[some]) == names[some]
     assert list(pickle.loads(pickle.dumps(compact))) == names
 
 

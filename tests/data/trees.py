@@ -15,8 +15,8 @@ def colour(text: str) -> tuple[int, int, int]:
     return red, green, blue
 
 
-def plant(root: Path, *names: str, **contents: bytes) -> Path:
-    """Put files under a folder: images, each of its own colour."""
+def plant(root: Path, *names: str) -> Path:
+    """Put files under a folder: images, each of its own colour, and texts."""
     for name in names:
         write(root / name, jpeg(colour(name)) if Path(name).suffix in (".jpg", ".JPG", ".jpeg") else b"text")
     return root
@@ -27,11 +27,12 @@ def write(path: Path, data: bytes) -> None:
     path.write_bytes(data)
 
 
-def digests(root: Path) -> Mapping[str, tuple[str, int, int]]:
-    """What every file and folder under a folder holds, its permissions and when it was changed."""
+def digests(root: Path) -> Mapping[str, tuple[str, int, int, int]]:
+    """What every file and folder under a folder holds, its permissions, and when any of it was changed."""
     found = {}
     for path in [root, *sorted(root.rglob("*"))]:
         status = path.lstat()
         content = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
-        found[str(path.relative_to(root))] = (content, status.st_mode, status.st_mtime_ns)
+        times = status.st_mtime_ns, status.st_ctime_ns
+        found[str(path.relative_to(root))] = (content, status.st_mode, *times)
     return found

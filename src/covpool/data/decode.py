@@ -61,7 +61,7 @@ def decode(data: bytes) -> Image.Image:
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise BadImageError("too large", _one_line(error)) from error
     except Exception as error:  # Pillow's readers raise whatever the parsing of nonsense leads to
-        if stream.is_exhausted or stream.was_short or _is_short_webp(data):
+        if stream.is_exhausted or _is_short_webp(data):
             raise _truncated(image_format) from error
         raise BadImageError("unreadable", f"the {image_format} is broken: {_one_line(error)}") from error
     rgb.info = {}
@@ -81,7 +81,7 @@ def _format(data: bytes) -> str:
 
 def _load(stream: _Stream, image_format: str) -> Image.Image:
     image = Image.open(stream, formats=[image_format])
-    stream.was_short = False  # what follows is asked for in blocks, the last of which is short
+    stream.is_in_blocks, stream.is_exhausted = True, False  # a look for more than a header is all right
     # Pillow warns of more pixels than its limit, and raises only at twice as many.
     pixels, limit = image.width * image.height, Image.MAX_IMAGE_PIXELS
     if limit is not None and pixels > limit:
@@ -96,9 +96,8 @@ def _load(stream: _Stream, image_format: str) -> Image.Image:
 
 
 def _upright(rgb: Image.Image, image: Image.Image) -> Image.Image:
-    if image.format == "TIFF":  # which Pillow turns while loading
-        return rgb
     try:
+        # A TIFF has none left: Pillow turns it while loading, and forgets about it.
         method = UPRIGHT.get(image.getexif().get(ExifTags.Base.Orientation, 1))
     except Exception:  # broken metadata of a good picture
         method = None
@@ -106,15 +105,21 @@ def _upright(rgb: Image.Image, image: Image.Image) -> Image.Image:
 
 
 class _Stream(io.BytesIO):
-    """Bytes that remember whether somebody wanted more than there are, which no whole image makes them."""
+    """Bytes that remember whether somebody wanted more than there are, which no whole image makes them.
 
+    Attributes:
+        is_in_blocks: whether what is wanted is the next block, of which the last is short; before, in the
+            header, it is what must be there.
+        is_exhausted: what it remembers.
+    """
+
+    is_in_blocks = False
     is_exhausted = False
-    was_short = False
 
     def read(self, size: int | None = -1, /) -> bytes:
         data = super().read(size)
-        self.is_exhausted |= not data and size != 0
-        self.was_short |= len(data) < (size or 0)
+        if len(data) < (size or 0):
+            self.is_exhausted |= not data or not self.is_in_blocks
         return data
 
 

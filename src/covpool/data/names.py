@@ -42,7 +42,7 @@ class Names(Sequence[str]):
 
     def __getitem__(self, index: int | slice) -> str | Names:
         if isinstance(index, slice):
-            return self.take(range(*index.indices(len(self))))
+            return self._slice(range(*index.indices(len(self))))
         if not -len(self) <= index < len(self):
             raise IndexError(f"there are {len(self)} names; got {index}")
         index %= len(self)
@@ -52,6 +52,15 @@ class Names(Sequence[str]):
     def take(self, indices: Iterable[int]) -> Names:
         """The names at some places."""
         return Names(self[int(index)] for index in indices)
+
+    def _slice(self, places: range) -> Names:
+        if places.step != 1 or not places:
+            return self.take(places)
+        part = Names()
+        start = int(self.ends[places.start - 1]) if places.start else 0
+        part.ends = self.ends[places.start : places.stop] - start
+        part.joined = self.joined[start : self.ends[places.stop - 1]]
+        return part
 
     def __repr__(self) -> str:
         return f"<{len(self)} names>"

@@ -60,10 +60,13 @@ class Listing:
         for number, split in enumerate(SPLITS):
             indices = np.flatnonzero(self.split_of == number)
             if len(indices):
-                # All of them are as they come; so they are not copied where there is one split.
-                names = self.names if len(indices) == len(self.names) else self.names.take(indices.tolist())
-                found[split] = ImageFiles(self.root, self.classes, names, self.labels[indices])
+                found[split] = ImageFiles(self.root, self.classes, self._names(indices), self.labels[indices])
         return found
+
+    def _names(self, indices: NDArray[np.int64]) -> Names:
+        first, last = int(indices[0]), int(indices[-1])
+        # In a row, as folders have them, they are copied at once.
+        return self.names[first : last + 1] if last - first < len(indices) else self.names.take(indices)
 
 
 def make_listing(root: Path, classes: Iterable[str], rows: Iterable[Row]) -> Listing:
