@@ -51,7 +51,9 @@ def messy(tmp_path: Path) -> Path:
     write(root / "train/loose.jpg", jpeg((9, 200, 9)))
     write(root / "train/a/no_extension", encode(corners(), "WEBP"))
     write(root / "train/a/apple.heic", b"\0\0\0\x20ftypheic" + bytes(100))
+    write(root / "train/a/camera.NEF", encode(corners(), "TIFF"))
     write(root / "train/a/notes.txt", b"nothing")
+    write(root / "train/a/index.html", b"<html></html>")
     (root / "train/a/gone.jpg").symlink_to(root / "nowhere.jpg")
     return root
 
@@ -72,6 +74,7 @@ EXPECTED = {
     ("train/loose.jpg", "no class"),
     ("train/a/no_extension", "not read"),
     ("train/a/apple.heic", "not read"),
+    ("train/a/camera.NEF", "not read"),
     ("train/a/gone.jpg", "missing"),
 }
 
@@ -90,6 +93,7 @@ def test_every_kind(messy: Path, workers: int | None) -> None:
     assert details(report, "extension") == ["it is PNG, and should end in .png"]
     assert details(report, "not read") == [
         "it is HEIC; what is read is JPEG, PNG, WEBP, GIF, BMP, TIFF, PPM",
+        "it is a camera's raw file; what is read is JPEG, PNG, WEBP, GIF, BMP, TIFF, PPM",
         "it is WEBP, and should end in .webp",
     ]
 

@@ -10,6 +10,8 @@ from covpool.data.signature import BEGINNING, EXTENSIONS, format_of
 from covpool.data.sources.folder import is_image, is_visible, split_folders
 
 NOT_IMAGES = ("a web page", "a Git LFS pointer", "PDF", "SVG")
+# These begin as TIFF does, and called so would give their preview.
+RAW = (".arw", ".cr2", ".dng", ".nef", ".nrw", ".pef", ".sr2", ".srw")
 
 
 def strays(root: Path) -> Iterator[tuple[str, str, str]]:
@@ -32,6 +34,8 @@ def _renamed(root: Path, path: str) -> Iterator[tuple[str, str, str]]:
             image_format = format_of(file.read(BEGINNING))
     except OSError:
         return
+    if image_format == "TIFF" and path.lower().endswith(RAW):
+        image_format = "a camera's raw file"
     if image_format in EXTENSIONS:
         yield path, "not read", f"it is {image_format}, and should end in {EXTENSIONS[image_format][0]}"
     elif image_format is not None and image_format not in NOT_IMAGES:
