@@ -11,9 +11,7 @@ those is not safe with threads.
 
 from __future__ import annotations
 
-import functools
 import io
-import logging
 
 # TIFF and WebP are imported here, or Pillow would import all its readers to find them.
 from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
@@ -23,6 +21,7 @@ from PIL import WebPImagePlugin as _WebPImagePlugin  # noqa: F401
 from covpool.data.bad_image import BadImageError
 from covpool.data.colour import to_rgb
 from covpool.data.signature import EXTENSIONS, format_of
+from covpool.data.strict import make_strict
 
 __all__ = ["BadImageError", "decode"]
 
@@ -35,7 +34,6 @@ UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-LOGGER = logging.getLogger("covpool")
 
 
 def decode(data: bytes) -> Image.Image:
@@ -87,7 +85,7 @@ def _load(stream: _Stream, image_format: str) -> Image.Image:
     if limit is not None and pixels > limit:
         raise BadImageError("too large", f"it has {pixels:,} pixels, and Pillow's limit is {limit:,}")
     if ImageFile.LOAD_TRUNCATED_IMAGES:
-        _warn_of_damage()
+        make_strict(image)
     image.load()
     # Pillow may have been told to fill up what is missing.
     if stream.is_exhausted:
@@ -125,14 +123,6 @@ class _Stream(io.BytesIO):
 
 def _truncated(image_format: str) -> BadImageError:
     return BadImageError("truncated", f"the end of the {image_format} is missing")
-
-
-@functools.cache  # once is enough
-def _warn_of_damage() -> None:
-    LOGGER.warning(
-        "PIL.ImageFile.LOAD_TRUNCATED_IMAGES is set, perhaps by a library: truncated images are refused all "
-        "the same, but damage in the middle of a file goes unnoticed. Set it to False."
-    )
 
 
 def _is_short_webp(data: bytes) -> bool:
