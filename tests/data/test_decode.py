@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageFile, TiffImagePlugin
 
@@ -313,6 +313,7 @@ def test_damage_is_not_truncation() -> None:
 
 
 @needs_sparrows
+@settings(deadline=None)
 @given(share=st.floats(0, 1, exclude_max=True), loads_truncated=st.booleans())
 def test_no_part_of_a_photograph(share: float, loads_truncated: bool) -> None:
     data = min((SPARROWS / "train").rglob("*.jpg")).read_bytes()
@@ -325,6 +326,7 @@ def test_no_part_of_a_photograph(share: float, loads_truncated: bool) -> None:
             decode(truncated)
 
 
+@settings(deadline=None)
 @given(data=st.data())
 def test_damage_is_an_error_or_a_picture(data: st.DataObject) -> None:
     file = bytearray(

@@ -7,7 +7,7 @@ import sys
 import tracemalloc
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from covpool.data.names import Names
@@ -16,6 +16,7 @@ from covpool.data.names import Names
 FILE_NAMES = st.lists(st.binary(max_size=12).map(lambda data: data.decode("utf-8", "surrogateescape")))
 
 
+@settings(deadline=None)
 @given(names=FILE_NAMES, data=st.data())
 def test_a_list_and_its_names_are_the_same(names: list[str], data: st.DataObject) -> None:
     compact = Names(iter(names))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from covpool.data.image_set import ImageFiles, ImageSet, class_counts
@@ -29,6 +29,7 @@ def names(images: ImageSet) -> set[str]:
     return {images.name(i) for i in range(len(images))}
 
 
+@settings(deadline=None)
 @given(
     counts=st.lists(st.integers(0, 30), min_size=1, max_size=12).filter(lambda counts: max(counts) > 1),
     fraction=st.floats(0.05, 0.95),
