@@ -13,15 +13,16 @@ import pytest
 import torch
 
 from covpool.data.batch import Batch, DataError
-from covpool.data.image_set import ImageSet
+from covpool.data.image_set import ImageSet, Subset
 from covpool.data.loader import EvaluationLoader, TrainingLoader
 from covpool.data.order import BalancedOrder, FolderOrder, Order
 from covpool.data.shards.order import ShardOrder
 from covpool.data.shards.reader import open_shards
 from covpool.data.shards.write import write_shards
+from covpool.data.sources import open_images
 from covpool.data.transforms import Augmentation, Preprocessing, evaluation_transform, training_transform
 from tests.data.memory_images import MemoryImages, memory_images
-from tests.data.pictures import jpeg
+from tests.data.pictures import SPARROWS, jpeg, needs_sparrows
 
 # Three workers on a machine of two cores are what is tested.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -312,6 +313,24 @@ def test_a_line_is_no_image() -> None:
     (batch,) = EvaluationLoader(images, PLAIN, batch_size=2)
     assert batch.ids.tolist() == [1]
     assert batch.bad[0][1:] == ("too large", "it is 2 by 400, a line")
+
+
+@needs_sparrows
+def test_photographs_from_a_folder_and_from_shards(tmp_path: Path) -> None:
+    photographs = Subset(open_images(SPARROWS), np.arange(0, 600, 15))
+    write_shards(photographs, tmp_path / "shards", shard_bytes=200_000)
+    shards = open_shards(tmp_path / "shards")
+    assert len(shards.index.shards) > 2
+    by_name: list[dict[str, tuple[int, bytes]]] = []
+    for images in (photographs, shards):
+        found = {}
+        for batch in EvaluationLoader(images, PLAIN, batch_size=16, workers=2):
+            assert not batch.bad
+            for i, label, x in zip(batch.ids.tolist(), batch.labels.tolist(), batch.images, strict=True):
+                found[images.name(i)] = (label, x.numpy().tobytes())
+        by_name.append(found)
+    assert len(by_name[0]) == 40
+    assert by_name[0] == by_name[1]
 
 
 def test_memory_is_pinned_only_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,6 +78,38 @@ def test_the_file_opened_longest_ago_goes_first(tmp_path: Path) -> None:
     assert files(tmp_path) == [bytes([i]) * 100 for i in (0, 2, 3)]
 
 
+def test_there_is_room_before_a_download_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = MemoryFileSystem.get_file
+    found: list[int] = []
+
+    def get_file(self: Any, remote: str, local: str, **options: Any) -> None:
+        found.append(sum(path.stat().st_size for path in tmp_path.iterdir()))
+        real(self, remote, local, **options)
+
+    monkeypatch.setattr(MemoryFileSystem, "get_file", get_file)
+    for i in range(5):
+        get(FileCache(tmp_path, 250), i)
+    assert found == [0, 100, 100, 100, 100]
+
+
+def test_a_file_that_comes_while_we_look_is_not_downloaded_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    downloads = count_downloads(monkeypatch)
+    real = cache_module._hold
+
+    def hold(path: Path, flags: int, lock: int) -> int | None:
+        if path.suffix == cache_module.PART:
+            monkeypatch.setattr(cache_module, "_hold", real)
+            get(FileCache(tmp_path, 1000), 0)  # as another process that is a little quicker
+        return real(path, flags, lock)
+
+    monkeypatch.setattr(cache_module, "_hold", hold)
+    assert get(FileCache(tmp_path, 1000), 0) == bytes([0]) * 100
+    assert len(downloads) == 1
+    assert len(list(tmp_path.iterdir())) == 1
+
+
 def test_a_file_in_use_stays(tmp_path: Path) -> None:
     cache = FileCache(tmp_path, 250)
     held = [cache.open(url(i), "v1", 100) for i in (0, 1, 2)]

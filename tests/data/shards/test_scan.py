@@ -146,6 +146,30 @@ def test_a_size_that_is_a_lie(tmp_path: Path, size: int, kind: bytes) -> None:
         tracemalloc.stop()
 
 
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME])
+def test_a_header_that_is_as_large_as_it_says(tmp_path: Path, kind: bytes) -> None:
+    (tmp_path / "x.tar").write_bytes(header("b.png", 8_000_000, kind) + bytes(8_001_024))
+    tracemalloc.start()
+    try:
+        with pytest.raises(ShardError, match=r"^a header of 8000000 bytes is none that a tar of images has$"):
+            scan_tar(tmp_path / "x.tar")
+        assert tracemalloc.get_traced_memory()[1] < 3e6
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_header_that_leads_back(tmp_path: Path) -> None:
+    sparse = bytearray(header("b.png", -1024, tarfile.GNUTYPE_SPARSE))
+    sparse[483:495] = b"00000000010\0"  # the size when unpacked, which is not negative
+    sparse[148:156] = b" " * 8
+    sparse[148:156] = b"%06o\0 " % sum(sparse)
+    (tmp_path / "x.tar").write_bytes(
+        good(tmp_path / "x.tar").close().read_bytes()[:2560] + sparse + bytes(4096)
+    )
+    with pytest.raises(ShardError, match=r"^x\.tar is cut short or damaged at 'b\.png'$"):
+        scan_tar(tmp_path / "x.tar")
+
+
 def test_an_image_that_is_too_large_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     good(tmp_path / "x.tar").close()
     monkeypatch.setattr("covpool.data.shards.scan.MAX_FILE_BYTES", 1000)

@@ -1,8 +1,8 @@
 """A set of images in tar shards.
 
-Of a tar only the bytes are read that its index names: it is not parsed here, let alone unpacked. What a
-process keeps open is its own: a copy of the set that reaches a worker process, by fork or by pickle, starts
-with nothing.
+Of a tar only the bytes are read that its index names: it is not parsed here, let alone unpacked. Reading has
+no position that processes could share, so workers may be forked with tars open; those that are spawned
+receive the list of shards and open their own.
 """
 
 from __future__ import annotations
@@ -168,17 +168,13 @@ class _Labels(Sequence[int]):
 
 
 class _Kept(Generic[V]):
-    """What was made last, up to a number of things; dropped in a process that came about by a fork."""
+    """What was asked for last, up to a number of things."""
 
     def __init__(self, size: int, make: Callable[[int], V], drop: Callable[[V], None] | None = None) -> None:
         self._size, self._make, self._drop = size, make, drop
         self._values: dict[int, V] = {}
-        self._process = os.getpid()
 
     def __getitem__(self, key: int) -> V:
-        if self._process != os.getpid():
-            self._shrink(0)
-            self._process = os.getpid()
         if key in self._values:
             value = self._values.pop(key)
         else:
