@@ -117,7 +117,7 @@ def _write(arguments: Arguments) -> Sharded:
 
 
 def _index(arguments: Arguments) -> Sharded:
-    from covpool.data.shards.write import index_shards, tar_folders
+    from covpool.data.shards.indexing import index_shards, tar_folders
 
     names = None if arguments.classes is None else arguments.classes.read_text("utf-8").splitlines()
     folders = tar_folders(Path(arguments.data))

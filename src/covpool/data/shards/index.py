@@ -4,7 +4,7 @@ A folder of shards holds the tars, ``00000.tar``, beside each a ``00000.tar.json
 ``index.json`` on all of them: the classes, and of each tar its size, its number of samples and the SHA-256 of
 its ``.json``. All is plain JSON. A tar, or a ``.json``, that changed after it was indexed is refused.
 
-This file knows the format; :mod:`covpool.data.shards.scan` makes an index from tars.
+This file knows the format; :mod:`covpool.data.shards.indexing` makes an index from tars.
 """
 
 from __future__ import annotations

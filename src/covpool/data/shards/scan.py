@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import json
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -25,7 +25,7 @@ from covpool.data.signature import FORMAT_OF
 IMAGE_FIELDS = frozenset(extension[1:] for extension in FORMAT_OF) | {"img"}
 MAX_FIELD_BYTES = 1 << 16  # of a label, or of what is known about an image
 MAX_HEADER_BYTES = 1 << 20
-MAX_CLASSES = 10_000_000
+MAX_CLASSES = 1_000_000
 COMPRESSED = {b"\x1f\x8b": "gunzip", b"BZh": "bunzip2", b"\xfd7zXZ": "unxz", b"\x28\xb5\x2f\xfd": "unzstd"}
 ZEROS = bytes(512)  # how a tar ends
 
@@ -77,17 +77,6 @@ def scan_tar(path: Path) -> Scan:
     )
     classes = {label: s.class_name for s, _, label in whole if s.class_name is not None}
     return Scan(contents, classes, left_out=len(samples) - len(whole))
-
-
-def class_names(scans: Sequence[Scan]) -> tuple[str, ...]:
-    """A name for every label, as the tars tell it, or the label itself."""
-    known: dict[int, str] = {}
-    for scan in scans:
-        known.update(scan.classes)
-    count = max(
-        (int(scan.contents.labels.max()) + 1 for scan in scans if len(scan.contents.labels)), default=0
-    )
-    return tuple(known.get(label, str(label)) for label in range(count))
 
 
 def _check_plain(path: Path) -> None:

@@ -6,23 +6,15 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from covpool.data.image_set import ImageSet
 from covpool.data.randomness import permutation
-from covpool.data.shards.index import (
-    INDEX,
-    Shard,
-    ShardError,
-    ShardIndex,
-    digest,
-    write_contents,
-    write_index,
-)
-from covpool.data.shards.scan import IMAGE_FIELDS, Scan, class_names, scan_tar
-from covpool.data.sources.listing import SPLITS
+from covpool.data.shards.index import Shard, ShardIndex
+from covpool.data.shards.indexing import index_tar, save_index
+from covpool.data.shards.scan import IMAGE_FIELDS
 
 # Small images would otherwise make shards of a hundred thousand, and windows of millions.
 MAX_SAMPLES = 10_000
@@ -58,11 +50,12 @@ def write_shards(
     saving = folder.with_name(f".{folder.name}.covpool-saving-{secrets.token_hex(4)}")
     saving.mkdir()
     try:
-        shards, stream = [], _Stream()
+        shards: list[Shard] = []
+        stream = _Stream()
 
         def finish(name: str) -> None:
             stream.close()
-            shards.append(_index_one(saving, os.path.basename(name))[0])
+            shards.append(index_tar(Path(name))[0])
 
         pattern = str(saving).replace("%", "%%") + "/%05d.tar"
         with webdataset.ShardWriter(
@@ -74,12 +67,12 @@ def write_shards(
             post=finish,
             mtime=0,
         ) as writer:
-            for written, i in enumerate(permutation(len(images), "write", seed).tolist()):
-                writer.write(_sample(images, i, written))
+            for written, i in enumerate(permutation(len(images), "write", seed)):
+                writer.write(_sample(images, int(i), written))
                 if progress is not None:
                     progress(written + 1, len(images))
         index = ShardIndex(tuple(images.classes), tuple(shards))
-        _write_file(saving / INDEX, write_index(index))
+        save_index(saving, index)
         os.replace(saving, folder)
     finally:
         shutil.rmtree(saving, ignore_errors=True)
@@ -90,47 +83,6 @@ def check_new(folder: Path) -> None:
     """Raise if there is something at the place of a folder that is to be written."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} exists: shards are written into a new folder")
-
-
-def index_shards(
-    folders: Sequence[Path], classes: Sequence[str] | None = None
-) -> tuple[list[ShardIndex], int]:
-    """Make the index of folders of tars, ours or others', anew. The tars are only read.
-
-    Args:
-        folders: with the tars; the index of each goes beside them. They have the same classes.
-        classes: names, in the order of the labels; if not given, those in the tars, or else the labels.
-
-    Returns:
-        The index of each, and how many samples were left out because they have no image or no label.
-    """
-    found = [[_index_one(folder, name) for name in _tars(folder)] for folder in folders]
-    scans = [scan for folder in found for _, scan in folder]
-    told = class_names(scans)
-    if classes is not None and len(classes) < len(told):
-        raise ShardError(f"there are {len(classes)} names of classes, and labels up to {len(told) - 1}")
-    indexes = []
-    for folder, indexed in zip(folders, found, strict=True):
-        index = ShardIndex(tuple(classes or told), tuple(shard for shard, _ in indexed))
-        _write_file(folder / INDEX, write_index(index))
-        indexes.append(index)
-    return indexes, sum(scan.left_out for scan in scans)
-
-
-def tar_folders(path: Path) -> list[Path]:
-    """The folder itself if it has tars, else those of train, val and test that have some."""
-    if _tars(path):
-        return [path]
-    folders = [path / split for split in SPLITS if (path / split).is_dir() and _tars(path / split)]
-    if not folders:
-        packed = sorted(file.name for file in path.iterdir() if ".tar." in file.name or file.suffix == ".tgz")
-        also = f": {packed[0]} is compressed, unpack it first" if packed else ""
-        raise ShardError(f"{path} has no tars{also}")
-    return folders
-
-
-def _tars(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir() if path.suffix == ".tar" and path.is_file())
 
 
 def _sample(images: ImageSet, i: int, position: int) -> dict[str, str | bytes]:
@@ -161,24 +113,3 @@ class _Stream:
             self._file.flush()
             os.fsync(self._file.fileno())
             self._file.close()
-
-
-def _index_one(folder: Path, name: str) -> tuple[Shard, Scan]:
-    """Scan a tar and write what is in it beside it."""
-    scan = scan_tar(folder / name)
-    data = write_contents(scan.contents)
-    _write_file(folder / f"{name}.json", data)
-    return Shard(name, (folder / name).stat().st_size, len(scan.contents.names), digest(data)), scan
-
-
-def _write_file(path: Path, data: bytes) -> None:
-    """Write a file that takes its name when it is whole."""
-    saving = path.with_name(f".{path.name}.covpool-saving")
-    try:
-        with saving.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(saving, path)
-    finally:
-        saving.unlink(missing_ok=True)
