@@ -13,13 +13,14 @@ from typing import Any, Literal
 import pytest
 
 import covpool
-from covpool.cli import convert, plan
+from covpool.cli import check, convert, plan, shard
 from covpool.cli.main import VERBS, main
 from covpool.cli.parser import make_parser
 
 # Every option of every verb: to take one away is to break somebody's script.
 SHARED = ["--debug", "--help", "--json"]
 OPTIONS = {
+    "check": ["--layout", "--output", "--workers"],
     "convert": ["--classes", "--steps"],
     "plan": [
         "--backbone-options",
@@ -37,9 +38,10 @@ OPTIONS = {
         "--precision",
         "--rank",
     ],
+    "shard": ["--classes", "--index", "--layout", "--megabytes", "--output", "--seed"],
 }
-POSITIONALS = {"convert": ["file", "folder"], "plan": ["backbone"]}
-FILES = {"convert": convert, "plan": plan}
+POSITIONALS = {"check": ["data"], "convert": ["file", "folder"], "plan": ["backbone"], "shard": ["data"]}
+FILES = {"check": check, "convert": convert, "plan": plan, "shard": shard}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,19 +53,21 @@ class Greeting:
         loud_voice: how often to shout.
         mood: the ``tone``.
         share: of the day.
+        is_late: at night.
     """
 
     name: str
     loud_voice: int = 1
     mood: Literal["kind", "curt"] | int | None = None
     share: float = 0.5
+    is_late: bool = False
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, run: Any) -> None:
     """Put a verb of our own into the table."""
     file = SimpleNamespace(Arguments=Greeting, run=run, text=lambda greeting: f"hello {greeting.name}")
     monkeypatch.setitem(sys.modules, "covpool.cli.greet", file)
-    monkeypatch.setitem(VERBS, "greet", next(iter(VERBS.values())))
+    monkeypatch.setitem(VERBS, "greet", VERBS["plan"])
 
 
 def process(*command: str) -> subprocess.CompletedProcess[str]:
@@ -134,15 +138,38 @@ def test_an_option_by_hyphen_or_underscore(
         "loud_voice": 3,
         "mood": None,
         "share": 0.5,
+        "is_late": False,
     }
     assert main(["greet", "Li-Wei--x"]) == 0
     assert capsys.readouterr().out == "hello Li-Wei--x\n"
 
 
 @pytest.mark.parametrize(
+    ("words", "is_late"),
+    [
+        ("Li --is-late", True),
+        ("--is-late Li", True),
+        ("--is-late --json Li", True),
+        ("Li --is-late true", True),
+        ("Li --is-late=true", True),
+        ("Li --is-late false", False),
+        ("--is-late=false Li", False),
+        ("Li", False),
+    ],
+)
+def test_a_flag_needs_no_value(
+    words: str, is_late: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pretend(monkeypatch, lambda greeting: greeting)
+    assert main(["greet", *words.split(), "--json"]) == 0
+    greeting = json.loads(capsys.readouterr().out)
+    assert (greeting["name"], greeting["is_late"]) == ("Li", is_late)
+
+
+@pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["shout"], "covpool: 'shout' is none of its verbs: convert, plan, greet"),
+        (["shout"], "covpool: 'shout' is none of its verbs: check, convert, plan, shard, greet"),
         (["greet"], "covpool greet: the following arguments are required: name"),
         (["greet", "Li", "--foo", "3"], "covpool greet: unrecognized arguments: --foo 3"),
         (["greet", "Li", "--loud", "3"], "covpool greet: unrecognized arguments: --loud 3"),
@@ -192,6 +219,16 @@ def test_an_error_is_a_sentence(
         main(["greet", "Li", "--debug"])
 
 
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_verb_may_have_an_exit_code(
+    as_json: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pretend(monkeypatch, lambda greeting: greeting)
+    monkeypatch.setattr(sys.modules["covpool.cli.greet"], "exit_code", lambda g: g.loud_voice, raising=False)
+    assert main(["greet", "Li", "--loud-voice", "7", *["--json"] * as_json]) == 7
+    assert "Li" in capsys.readouterr().out
+
+
 def test_an_interruption_is_quiet(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -210,12 +247,12 @@ from covpool.cli.main import main
 sys.modules["timm"] = None
 main(["--help"])
 assert "jsonargparse" not in sys.modules
-for verb in ("convert", "plan"):
+for verb in ("check", "convert", "plan", "shard"):
     try:
         main([verb, "--help"])
     except SystemExit as exit_:
         assert exit_.code == 0
-assert not {"torchvision", "safetensors"} & sys.modules.keys()
+assert not {"PIL", "torchvision", "safetensors"} & sys.modules.keys()
 print(main(["plan", "resnet18"]))
 del sys.modules["covpool.cli.parser"]
 sys.modules["jsonargparse"] = None

@@ -24,8 +24,10 @@ class Verb(NamedTuple):
 
 
 VERBS = {
+    "check": Verb("find what is wrong with a collection of images, before training on it", "data"),
     "convert": Verb("turn a released checkpoint of fast-MPN-COV into a bundle", "models"),
     "plan": Verb("memory and FLOPs of training a network, and the head to take", "models"),
+    "shard": Verb("write images into tar shards with an index, for large sets and object stores", "data"),
 }
 
 # What a caller can get wrong, as the library says it.
@@ -33,7 +35,10 @@ MISTAKES = (ValueError, TypeError, OSError)
 
 
 class VerbFile(Protocol):
-    """What the file of a verb has. It imports torch at most before ``run``, so that ``--help`` is quick."""
+    """What the file of a verb has. It imports torch at most before ``run``, so that ``--help`` is quick.
+
+    It may also have a function ``exit_code`` from what ``run`` returned, for a verb whose answer may be no.
+    """
 
     Arguments: type[Any]
     """A dataclass; its docstring is the help, fields without a default are positional."""
@@ -46,7 +51,11 @@ class VerbFile(Protocol):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line and return its exit code: 0, 2 for a mistake of the caller, 1 for one of ours."""
+    """Run a command line and return its exit code.
+
+    0 is for success, 2 for a mistake of the caller, 130 for Ctrl-C, and 1 for a mistake of ours, or for a
+    verb whose answer is no, as that of ``check`` where it found something.
+    """
     verb, *rest = (sys.argv[1:] if arguments is None else arguments) or [""]
     if verb == "--version":
         print(f"covpool {__version__}")
@@ -65,7 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(verb: str, arguments: list[str]) -> int:
     command = f"covpool {verb}"
     try:
-        print(_output(verb, arguments), flush=True)
+        output, code = _output(verb, arguments)
+        print(output, flush=True)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader, head or less, has seen enough; Python would flush again at its end
@@ -79,16 +89,17 @@ def _run(verb: str, arguments: list[str]) -> int:
         if isinstance(error, MISTAKES):
             return _complain(command, _sentence(error))
         return _complain(command, f"{type(error).__name__}: {error} (--debug shows where)", code=1)
-    return 0
+    return code
 
 
-def _output(verb: str, arguments: list[str]) -> str:
+def _output(verb: str, arguments: list[str]) -> tuple[str, int]:
     from covpool.cli.parser import parse  # jsonargparse may be missing
 
     file = cast(VerbFile, importlib.import_module(f"covpool.cli.{verb}"))
     parsed, as_json = parse(f"covpool {verb}", file.Arguments, arguments)
     result = file.run(parsed)
-    return json.dumps(dataclasses.asdict(result), indent=2) if as_json else file.text(result)
+    text = json.dumps(dataclasses.asdict(result), indent=2) if as_json else file.text(result)
+    return text, getattr(file, "exit_code", lambda result: 0)(result)
 
 
 def _sentence(error: Exception) -> str:

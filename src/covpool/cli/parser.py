@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -31,7 +32,8 @@ def parse(command: str, arguments: type[Arguments], argv: Sequence[str]) -> tupl
     Raises:
         ValueError: with a sentence on what is wrong.
     """
-    parsed = make_parser(command, arguments).parse_args([_underscored(word) for word in argv]).as_dict()
+    parser = make_parser(command, arguments)
+    parsed = parser.parse_args(_valued([_underscored(word) for word in argv], parser.hints)).as_dict()
     as_json, _ = parsed.pop("json"), parsed.pop("debug")
     return arguments(**parsed), as_json
 
@@ -97,6 +99,15 @@ def _underscored(word: str) -> str:
     """``--batch-size=8`` as ``--batch_size=8``: options are named as the fields are."""
     name, equals, value = word.partition("=")
     return name.replace("-", "_").replace("__", "--", 1) + equals + value if name.startswith("--") else word
+
+
+def _valued(words: Sequence[str], hints: Mapping[str, Any]) -> list[str]:
+    """``--index`` as ``--index=true`` where it takes true or false and neither follows."""
+    flags = {f"--{name}" for name, hint in hints.items() if hint is bool}
+    return [
+        f"{word}=true" if word in flags and following not in ("true", "false") else word
+        for word, following in pairwise([*words, ""])
+    ]
 
 
 def _hyphenated(text: str) -> str:

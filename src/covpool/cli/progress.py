@@ -1,0 +1,63 @@
+"""How far a long verb is: a bar on a terminal, and a line now and then in a log."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import TextIO
+
+BAR = 30
+# Seconds between two words of it.
+ON_A_TERMINAL, IN_A_LOG = 0.1, 30.0
+
+
+class Progress:
+    """Call it with what is done and what there is in all; use it in ``with``, which clears the bar away.
+
+    Args:
+        what: is counted, in the plural.
+        stream: to write to; that of errors if not given, so that results can be piped.
+    """
+
+    def __init__(self, what: str, stream: TextIO | None = None) -> None:
+        self.what = what
+        self.stream = sys.stderr if stream is None else stream
+        self.is_terminal = self.stream.isatty()
+        self.started = self.told = time.monotonic()
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __call__(self, done: int, total: int) -> None:
+        """Tell, if it is time."""
+        now = time.monotonic()
+        if now - self.told < (ON_A_TERMINAL if self.is_terminal else IN_A_LOG):
+            return
+        self.told = now
+        left = (now - self.started) * (total - done) / max(done, 1)
+        line = f"{done:,} of {total:,} {self.what}, {_duration(left)} left"
+        if self.is_terminal:
+            bar = "#" * (BAR * done // max(total, 1))
+            self.stream.write(f"\r[{bar.ljust(BAR)}] {line}\x1b[K")
+        else:
+            self.stream.write(f"{line}\n")
+        self.stream.flush()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self.is_terminal:
+            self.stream.write("\r\x1b[K")
+            self.stream.flush()
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"

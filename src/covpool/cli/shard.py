@@ -1,0 +1,136 @@
+"""``covpool shard``: see :func:`covpool.data.shards.write.write_shards`."""
+
+# Annotations are not postponed here: jsonargparse would import what is for type checkers to evaluate them.
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from covpool.data.shards.index import ShardIndex
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Write images into WebDataset tar shards, in random order, with an index of where each image lies.
+
+    The images' files are copied as they are. Each of train, val and test goes into a folder of its name.
+    With --index nothing is written but the index, of tars that are there already: .png, .jpg and so on with
+    a .cls each.
+
+    Attributes:
+        data: a folder of classes, with or without train, val and test; a CSV of path,label; CUB-200-2011,
+            FGVC-Aircraft or Stanford Cars as their authors ship them; or, with ``--index``, a folder of tars.
+        output: a new folder for the shards.
+        index: make the index of tars that are there already.
+        classes: with ``--index``: a text file with a class name on each line, in the order of the labels. The
+            names in the tars if not given, or the labels.
+        layout: of the data; ``auto`` finds it out.
+        megabytes: the size at which a shard is closed.
+        seed: of the random order.
+    """
+
+    data: str
+    output: str | None = None
+    index: bool = False
+    classes: Path | None = None
+    layout: Literal["auto", "csv", "cub", "aircraft", "cars", "folder"] = "auto"
+    megabytes: int = 256
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Folder:
+    """What is in a folder of shards."""
+
+    folder: str
+    images: int
+    classes: int
+    shards: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Sharded:
+    """The folders, and how many samples of others' tars were left out for want of an image or a label."""
+
+    folders: tuple[Folder, ...]
+    left_out: int
+
+
+def run(arguments: Arguments) -> Sharded:
+    """Write the shards, or the index of those that are there."""
+    _check(arguments)
+    return _index(arguments) if arguments.index else _write(arguments)
+
+
+def text(result: Sharded) -> str:
+    """A line for each folder."""
+    lines = [
+        f"{folder.folder}: {folder.images:,} images of {folder.classes:,} classes in {folder.shards:,} "
+        f"{'shard' if folder.shards == 1 else 'shards'}, {folder.bytes / 1e6:,.1f} MB"
+        for folder in result.folders
+    ]
+    if result.left_out:
+        lines.append(f"left out: {result.left_out:,} samples without an image, or without a label in .cls")
+    return "\n".join(lines)
+
+
+def _check(arguments: Arguments) -> None:
+    """Raise where options contradict each other."""
+    if arguments.index and arguments.output is not None:
+        raise ValueError("--index writes beside the tars: give no --output")
+    if not arguments.index and arguments.output is None:
+        raise ValueError(
+            "--output is missing: the folder for the shards, or --index if there are tars already"
+        )
+    if not arguments.index and arguments.classes is not None:
+        raise ValueError("--classes is for --index: images bring the names of their classes along")
+    if arguments.megabytes < 1:
+        raise ValueError(f"--megabytes must be at least 1; got {arguments.megabytes}")
+    for place in (arguments.data if arguments.index else "", arguments.output or ""):
+        if "://" in place:
+            raise ValueError(f"{place} is no folder on a disk: use one, and copy all of it to the store")
+
+
+def _write(arguments: Arguments) -> Sharded:
+    from covpool.cli.progress import Progress
+    from covpool.data.shards.write import check_new, write_shards
+    from covpool.data.sources import open_splits
+
+    assert arguments.output is not None
+    output = Path(arguments.output)
+    check_new(output)  # now, not after hours of writing
+    sets = open_splits(arguments.data, arguments.layout)
+    folders = []
+    for split, images in sets.items():
+        folder = output / split
+        with Progress(f"images of {split}") as progress:
+            index = write_shards(
+                images,
+                folder,
+                shard_bytes=arguments.megabytes * 10**6,
+                seed=arguments.seed,
+                progress=progress,
+            )
+        folders.append((folder, index))
+    return Sharded(tuple(_folder(folder, index) for folder, index in folders), left_out=0)
+
+
+def _index(arguments: Arguments) -> Sharded:
+    from covpool.data.shards.indexing import index_shards, tar_folders
+
+    names = None if arguments.classes is None else arguments.classes.read_text("utf-8").splitlines()
+    folders = tar_folders(Path(arguments.data))
+    indexes, left_out = index_shards(folders, names)
+    made = tuple(_folder(folder, index) for folder, index in zip(folders, indexes, strict=True))
+    return Sharded(made, left_out)
+
+
+def _folder(folder: Path, index: "ShardIndex") -> Folder:
+    return Folder(
+        folder=str(folder),
+        images=sum(index.counts),
+        classes=len(index.classes),
+        shards=len(index.shards),
+        bytes=sum(shard.bytes for shard in index.shards),
+    )

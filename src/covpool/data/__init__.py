@@ -1,0 +1,1 @@
+"""Images: where they are listed, read, checked, ordered and made into batches."""

@@ -1,0 +1,184 @@
+"""In which order samples are seen: a pure function of the seed, the epoch and the step.
+
+A step takes a *global* batch, whatever the number of processes, and the processes divide it among themselves.
+So the number of steps taken, the cursor, is all there is to remember: training goes on from it exactly, also
+on another number of processes. What is left of an epoch after its last whole batch is dropped.
+
+``batch_size`` need not be a multiple of the number of processes: their shares then differ by one sample, and
+whoever averages over processes has to weight them by the samples they had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from covpool.data.randomness import numbers, permutation
+
+Ids = NDArray[np.int64]
+
+
+class Order(Protocol):
+    """What the loaders need of an order."""
+
+    @property
+    def batch_size(self) -> int:
+        """Of a global batch."""
+
+    @property
+    def repeats(self) -> bool:
+        """Whether a sample can come more than once in an epoch."""
+
+    def batches(self, epoch: int) -> int:
+        """How many global batches an epoch has."""
+
+    def batch(self, epoch: int, step: int) -> Ids:
+        """The samples of a global batch."""
+
+    def share(self, ids: Ids, rank: int, world_size: int) -> Ids:
+        """Those of a global batch that are for one process: each is for exactly one."""
+
+
+def chunk(ids: Ids, rank: int, world_size: int) -> Ids:
+    """One of ``world_size`` parts in a row, whose lengths differ by at most one.
+
+    Example:
+        >>> [chunk(np.arange(5), rank, 2).tolist() for rank in (0, 1)]
+        [[0, 1], [2, 3, 4]]
+    """
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank must be from 0 to {world_size - 1}, one below world_size; got {rank}")
+    return ids[len(ids) * rank // world_size : len(ids) * (rank + 1) // world_size]
+
+
+def check_order(n: int, batch_size: int) -> None:
+    """Raise unless an epoch of n samples has a batch."""
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1; got {batch_size}")
+    if n < batch_size:
+        raise ValueError(f"batch_size must be at most {n}, the number of images; got {batch_size}")
+
+
+def check_step(epoch: int, step: int, batches: int) -> None:
+    """Raise unless an epoch has such a step."""
+    if epoch < 0:
+        raise ValueError(f"epoch must be at least 0; got {epoch}")
+    if not 0 <= step < batches:
+        raise IndexError(f"step must be from 0 to {batches - 1}; got {step}")
+
+
+class FolderOrder:
+    """All samples in random order, another one each epoch.
+
+    Args:
+        n: the number of samples.
+        batch_size: of a global batch.
+        seed: of the order.
+    """
+
+    repeats = False
+
+    def __init__(self, n: int, batch_size: int, seed: int) -> None:
+        check_order(n, batch_size)
+        self.n, self.batch_size, self.seed = n, batch_size, seed
+        self._kept: tuple[int, Ids] | None = None
+
+    def batches(self, epoch: int) -> int:
+        """Whole batches in an epoch: the same in each."""
+        return self.n // self.batch_size
+
+    def batch(self, epoch: int, step: int) -> Ids:
+        """A part of the epoch's permutation."""
+        check_step(epoch, step, self.batches(epoch))
+        if self._kept is None or self._kept[0] != epoch:
+            self._kept = epoch, permutation(self.n, "order", self.seed, epoch)
+        return self._kept[1][step * self.batch_size : (step + 1) * self.batch_size]
+
+    def share(self, ids: Ids, rank: int, world_size: int) -> Ids:
+        """A part of the batch as it is, random: processes see the same mixture of classes."""
+        return chunk(ids, rank, world_size)
+
+
+class BalancedOrder:
+    """Every class equally often in expectation, its samples drawn with replacement.
+
+    An epoch has as many batches as if each sample came once.
+
+    Args:
+        labels: the class of each sample.
+        batch_size: of a global batch.
+        seed: of the draws.
+    """
+
+    repeats = True
+
+    def __init__(self, labels: Sequence[int] | ArrayLike, batch_size: int, seed: int) -> None:
+        array: Ids = np.asarray(labels, dtype=np.int64)
+        check_order(len(array), batch_size)
+        self.batch_size, self.seed = batch_size, seed
+        self._by_class: Ids = np.argsort(array, kind="stable").astype(np.int64, copy=False)
+        # Of the classes that have samples: one without cannot be drawn.
+        _, starts, counts = np.unique(array[self._by_class], return_index=True, return_counts=True)
+        self._starts, self._counts = starts.astype(np.int64), counts.astype(np.int64)
+
+    def batches(self, epoch: int) -> int:
+        """As many as whole batches fit into the set."""
+        return len(self._by_class) // self.batch_size
+
+    def batch(self, epoch: int, step: int) -> Ids:
+        """For each place a class, then a sample of that class."""
+        check_step(epoch, step, self.batches(epoch))
+        drawn = numbers(2 * self.batch_size, "balanced", self.seed, epoch, step)
+        classes = (drawn[: self.batch_size] % np.uint64(len(self._starts))).astype(np.int64)
+        places = drawn[self.batch_size :] % self._counts[classes].astype(np.uint64)
+        return self._by_class[self._starts[classes] + places.astype(np.int64)]
+
+    def share(self, ids: Ids, rank: int, world_size: int) -> Ids:
+        """A part of the batch as it is."""
+        return chunk(ids, rank, world_size)
+
+
+class EvaluationOrder:
+    """Every sample exactly once: each process takes a part of the set in a row, and none is padded.
+
+    A process whose part is one sample shorter may have nothing in the last step. Unlike in training, what is
+    in a batch depends on the number of processes.
+
+    Args:
+        n: the number of samples.
+        batch_size: of a global batch; rounded up to a multiple of ``world_size``.
+        world_size: the number of processes.
+    """
+
+    repeats = False
+
+    def __init__(self, n: int, batch_size: int, world_size: int = 1) -> None:
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1; got {batch_size}")
+        self.batch_size = batch_size
+        self._bounds = [n * rank // world_size for rank in range(world_size + 1)]
+        self._each = -(-batch_size // world_size)
+
+    def batches(self, epoch: int) -> int:
+        """Of the process with the most samples."""
+        longest = max(end - start for start, end in zip(self._bounds, self._bounds[1:], strict=False))
+        return -(-longest // self._each)
+
+    def batch(self, epoch: int, step: int) -> Ids:
+        """The next samples of every process."""
+        check_step(epoch, step, self.batches(epoch))
+        skip = step * self._each
+        parts = [
+            np.arange(start + skip, max(start + skip, min(start + skip + self._each, end)), dtype=np.int64)
+            for start, end in zip(self._bounds, self._bounds[1:], strict=False)
+        ]
+        return np.concatenate(parts)
+
+    def share(self, ids: Ids, rank: int, world_size: int) -> Ids:
+        """Those in the part of this process."""
+        if world_size != len(self._bounds) - 1:
+            raise ValueError(f"this order is for {len(self._bounds) - 1} processes; got {world_size}")
+        return ids[(ids >= self._bounds[rank]) & (ids < self._bounds[rank + 1])]

@@ -1,0 +1,1 @@
+"""WebDataset tar shards with an index: written, read and ordered."""

@@ -1,0 +1,94 @@
+"""The index of tars that are on a disk, written beside them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from covpool.data.shards.index import (
+    INDEX,
+    Shard,
+    ShardError,
+    ShardIndex,
+    digest,
+    write_contents,
+    write_index,
+)
+from covpool.data.shards.scan import Scan, scan_tar
+from covpool.data.sources.listing import SPLITS
+
+
+def index_shards(
+    folders: Sequence[Path], classes: Sequence[str] | None = None
+) -> tuple[list[ShardIndex], int]:
+    """Make the index of folders of tars, ours or others', anew. The tars are only read.
+
+    Args:
+        folders: with the tars; the index of each goes beside them. They have the same classes.
+        classes: names, in the order of the labels; if not given, those in the tars, or else the labels.
+
+    Returns:
+        The index of each, and how many samples were left out because they have no image or no label.
+    """
+    shards: list[list[Shard]] = []
+    told: dict[int, str] = {}
+    highest, left_out = -1, 0
+    for folder in folders:
+        shards.append([])
+        for name in _tars(folder):
+            shard, scan = index_tar(folder / name)
+            shards[-1].append(shard)
+            told.update(scan.classes)
+            highest = max(highest, int(scan.contents.labels.max(initial=-1)))
+            left_out += scan.left_out
+    if classes is None:
+        classes = [told.get(label, str(label)) for label in range(highest + 1)]
+    elif len(classes) <= highest:
+        raise ShardError(f"there are {len(classes)} names of classes, and labels up to {highest}")
+    indexes = [ShardIndex(tuple(classes), tuple(found)) for found in shards]
+    for folder, index in zip(folders, indexes, strict=True):
+        save_index(folder, index)
+    return indexes, left_out
+
+
+def index_tar(path: Path) -> tuple[Shard, Scan]:
+    """Scan a tar and write what is in it beside it."""
+    scan = scan_tar(path)
+    data = write_contents(scan.contents)
+    _write_file(path.with_name(f"{path.name}.json"), data)
+    return Shard(path.name, path.stat().st_size, len(scan.contents.names), digest(data)), scan
+
+
+def save_index(folder: Path, index: ShardIndex) -> None:
+    """Write the index of a folder, after what is in its tars."""
+    _write_file(folder / INDEX, write_index(index))
+
+
+def tar_folders(path: Path) -> list[Path]:
+    """The folder itself if it has tars, else those of train, val and test that have some."""
+    if _tars(path):
+        return [path]
+    folders = [path / split for split in SPLITS if (path / split).is_dir() and _tars(path / split)]
+    if not folders:
+        packed = sorted(file.name for file in path.iterdir() if ".tar." in file.name or file.suffix == ".tgz")
+        also = f": {packed[0]} is compressed, unpack it first" if packed else ""
+        raise ShardError(f"{path} has no tars{also}")
+    return folders
+
+
+def _tars(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.suffix == ".tar" and path.is_file())
+
+
+def _write_file(path: Path, data: bytes) -> None:
+    """Write a file that takes its name when it is whole."""
+    saving = path.with_name(f".{path.name}.covpool-saving")
+    try:
+        with saving.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(saving, path)
+    finally:
+        saving.unlink(missing_ok=True)

@@ -1,0 +1,39 @@
+"""Tar shards with an index, as ``covpool shard`` writes them: in one folder, or in one a split."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from covpool.data.image_set import ImageSet
+from covpool.data.sources.listing import SPLITS, Split
+
+INDEX = "index.json"
+
+
+def recognises(path: str | Path) -> bool:
+    """By an index, in the folder or in one of a split; an address, as ``s3://bucket/birds``, is of shards."""
+    return "://" in str(path) or bool(_folders(Path(path)))
+
+
+def read(path: str | Path) -> Mapping[Split, ImageSet]:
+    """Open every split; an address is that of one split."""
+    from covpool.data.shards.reader import open_shards  # here, because fsspec is for shards alone
+
+    if "://" in str(path):
+        return {"train": open_shards(path)}
+    folders = _folders(Path(path))
+    if not folders:
+        raise ValueError(f"{path} has no {INDEX}: 'covpool shard' writes shards and their index")
+    return {split: open_shards(folder) for split, folder in folders.items()}
+
+
+def _folders(path: Path) -> dict[Split, Path]:
+    if _has_index(path):
+        return {"train": path}
+    return {split: path / split for split in SPLITS if _has_index(path / split)}
+
+
+def _has_index(path: Path) -> bool:
+    # The name alone may be another's.
+    return (path / INDEX).is_file() and next(path.glob("*.tar"), None) is not None

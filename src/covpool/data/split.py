@@ -1,0 +1,59 @@
+"""Some images of every class set aside, by chance but always the same ones."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+from numpy.typing import NDArray
+
+from covpool.data.image_set import ImageSet, Subset, class_counts
+
+
+def split_off(images: ImageSet, fraction: float, seed: int = 0) -> tuple[Subset, Subset]:
+    """Divide a set in two, each class in the same proportion as far as that goes.
+
+    Which images are set aside depends on the seed and their names alone: not on the machine, nor on the order
+    of the set. Most of them stay when images are added or taken away. Every class keeps an image at least.
+
+    Args:
+        images: the set.
+        fraction: of the images to set aside, above 0 and below 1.
+        seed: for another choice.
+
+    Returns:
+        What is left, and what was set aside, both in the order of the set.
+
+    Raises:
+        ValueError: if the fraction leaves one of them empty.
+    """
+    if not 0 < fraction < 1:
+        raise ValueError(f"fraction must be above 0 and below 1; got {fraction}")
+    labels = np.asarray(images.labels, dtype=np.int64)
+    shares = _shares(class_counts(images), fraction)
+    if not shares.any():
+        raise ValueError(f"no image is left to set aside: {fraction} of {len(images)} images is too few")
+    keys = np.array([_key(images.name(i), seed) for i in range(len(images))], dtype=np.uint64)
+    order = np.lexsort((keys, labels))  # class by class, in each by chance
+    starts = np.searchsorted(labels[order], np.arange(len(shares)))
+    is_aside = np.zeros(len(images), dtype=bool)
+    for start, share in zip(starts, shares, strict=True):
+        is_aside[order[start : start + share]] = True
+    return Subset(images, np.flatnonzero(~is_aside)), Subset(images, np.flatnonzero(is_aside))
+
+
+def _shares(counts: NDArray[np.int64], fraction: float) -> NDArray[np.int64]:
+    """How many of each class: the whole part of its share, and one more where the rest was largest."""
+    exact = np.multiply(fraction, counts, dtype=np.float64)
+    most = np.maximum(counts - 1, 0)
+    shares: NDArray[np.int64] = np.minimum(exact.astype(np.int64), most)
+    left = max(0, round(fraction * counts.sum()) - int(shares.sum()))
+    rest = np.where(shares < most, exact - shares, -1.0)
+    largest = np.argsort(-rest, kind="stable")[:left]
+    shares[largest[rest[largest] > 0]] += 1
+    return shares
+
+
+def _key(name: str, seed: int) -> int:
+    text = f"{seed}:{name}".encode("utf-8", "surrogateescape")
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")

@@ -1,0 +1,162 @@
+"""``covpool check``: its table, its CSV, its exit codes, and that it is safe to interrupt."""
+
+from __future__ import annotations
+
+import csv
+import inspect
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import pytest
+
+from covpool.cli.check import Arguments
+from covpool.cli.main import main
+from covpool.data import collection
+from covpool.data.check import REMEDIES, check
+from covpool.data.look import Look
+from covpool.data.sources.layouts import LAYOUTS, SHARDS
+from tests.data.pictures import RED, jpeg
+from tests.data.trees import digests, plant, write
+
+
+@pytest.fixture
+def messy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A collection with a truncated image, a copy of another, and a comma in a name."""
+    plant(tmp_path / "set", *(f"{s}/{c}/{i}.jpg" for s in ("train", "test") for c in "ab" for i in (1, 2)))
+    write(tmp_path / "set/train/a/x, y.jpg", jpeg(RED)[:-9])
+    write(tmp_path / "set/test/b/3.jpg", (tmp_path / "set/train/b/1.jpg").read_bytes())
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "set"
+
+
+def test_options_are_those_of_the_library() -> None:
+    parameters = inspect.signature(check).parameters
+    example = Arguments("set")
+    assert (example.layout, example.workers) == (parameters["layout"].default, parameters["workers"].default)
+    assert set(get_args(get_type_hints(Arguments)["layout"])) == {"auto", *LAYOUTS, SHARDS}
+
+
+def test_as_a_person_runs_it(messy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = digests(messy)
+    assert main(["check", str(messy)]) == 1
+    assert capsys.readouterr() == (
+        f"{messy}: layout folder, 10 images (train 5, test 5), 2 classes\n"
+        "\n"
+        "problem    count  what to do\n"
+        f"truncated      1  {REMEDIES['truncated']}\n"
+        f"leak           1  {REMEDIES['leak']}\n"
+        "\n"
+        "Each is listed in problems.csv. No file was changed.\n",
+        "",
+    )
+    with open("problems.csv", newline="") as file:
+        assert list(csv.reader(file)) == [
+            ["path", "problem", "detail"],
+            ["train/a/x, y.jpg", "truncated", "the end of the JPEG is missing"],
+            ["test/b/3.jpg", "leak", "it has the bytes of train/b/1.jpg"],
+        ]
+    assert os.listdir() == ["problems.csv"]
+    assert digests(messy) == before
+
+
+def test_nothing_to_complain_of(messy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (messy / "train/a/x, y.jpg").unlink()
+    (messy / "test/b/3.jpg").unlink()
+    assert main(["check", str(messy), "--output", "report.csv"]) == 0
+    out, err = capsys.readouterr()
+    assert out.endswith("2 classes\n\nNothing was found to complain of.\n")
+    assert not err
+    assert Path("report.csv").read_text() == "path,problem,detail\n"
+
+
+def test_json(messy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(messy), "--json", "--workers", "2", "--layout", "folder"]) == 1
+    assert json.loads(capsys.readouterr().out) == {
+        "data": str(messy),
+        "layout": "folder",
+        "images": {"train": 5, "test": 5},
+        "classes": 2,
+        "problems": {"truncated": 1, "leak": 1},
+        "output": "problems.csv",
+    }
+
+
+def test_an_older_report_is_replaced_and_nothing_else(
+    messy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(2):
+        assert main(["check", str(messy)]) == 1
+    write(Path("labels.csv"), b"path,label\n")
+    capsys.readouterr()
+    assert main(["check", str(messy), "--output", "labels.csv"]) == 2
+    sentence = "labels.csv exists and is no report of covpool check: it is not written over"
+    assert capsys.readouterr() == ("", f"covpool check: {sentence}\n")
+    assert Path("labels.csv").read_bytes() == b"path,label\n"
+
+
+@pytest.mark.parametrize("inside", ["", "train/a"])
+def test_no_report_goes_into_the_data_unasked(
+    inside: str, messy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(messy / inside)
+    before = digests(messy)
+    assert main(["check", os.path.relpath(messy)]) == 2
+    sentence = "problems.csv would go into the data itself: give --output"
+    assert capsys.readouterr() == ("", f"covpool check: {sentence}\n")
+    assert digests(messy) == before
+    assert main(["check", os.path.relpath(messy), "--output", "problems.csv"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["none"], "none: No such file or directory"),
+        ([".", "--output", "none/problems.csv"], "none is no folder that a report could go into"),
+        (
+            ["SET", "--layout", "zip"],
+            "--layout takes auto, csv, cub, aircraft, cars, folder or shards; got zip",
+        ),
+        (["SET", "--workers", "0"], "workers must be at least 1; got 0"),
+    ],
+)
+def test_mistakes(
+    arguments: list[str], sentence: str, messy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", *(str(messy) if word == "SET" else word for word in arguments)]) == 2
+    assert capsys.readouterr() == ("", f"covpool check: {sentence}\n")
+    assert not os.listdir()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems want UTF-8")
+def test_names_that_are_no_text(messy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = os.fsencode(messy) + b"/train/a/\xff.jpg"
+    Path(os.fsdecode(name)).write_bytes(b"")
+    assert main(["check", str(messy)]) == 1
+    assert b"train/a/\xff.jpg,unreadable,the file is empty\n" in Path("problems.csv").read_bytes()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such signals")
+def test_ctrl_c(messy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    looked = []
+
+    def slowly(images: Any, i: int) -> Look:
+        looked.append(i)
+        if len(looked) == 3:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        time.sleep(0.05)
+        return Look("", "")
+
+    monkeypatch.setattr(collection, "look", slowly)
+    monkeypatch.setattr(collection, "IMAGES_AT_ONCE", 1)
+    assert main(["check", str(messy), "--workers", "1"]) == 130
+    assert capsys.readouterr() == ("", "")
+    assert len(looked) < 8
+    assert not [t.name for t in threading.enumerate() if t.name.startswith("ThreadPool")]
+    assert not os.listdir()

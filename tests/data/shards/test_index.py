@@ -1,0 +1,167 @@
+"""The format of the index: plain JSON, refused with a sentence where it is not what it should be."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from covpool.data.shards.index import (
+    ShardError,
+    checksum,
+    digest,
+    read_contents,
+    read_index,
+    write_contents,
+    write_index,
+)
+from covpool.data.shards.indexing import index_shards
+from covpool.data.shards.reader import open_shards
+from covpool.data.shards.write import write_shards
+from tests.data.memory_images import memory_images
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_shards(memory_images(), tmp_path / "shards", shard_bytes=6_000)
+    return tmp_path / "shards"
+
+
+def test_what_is_written_is_what_is_read(folder: Path) -> None:
+    data = (folder / "index.json").read_bytes()
+    index = read_index(data)
+    assert write_index(index) == data
+    for shard in index.shards:
+        part = (folder / f"{shard.name}.json").read_bytes()
+        assert write_contents(read_contents(part, shard, 3)) == part
+
+
+def test_the_format_is_pinned(folder: Path) -> None:
+    index = json.loads((folder / "index.json").read_text())
+    assert list(index) == ["format", "version", "classes", "shards"]
+    assert (index["format"], index["version"]) == ("covpool shards", 1)
+    assert list(index["shards"][0]) == ["name", "bytes", "samples", "contents"]
+    part = json.loads((folder / "00000.tar.json").read_text())
+    assert list(part) == ["format", "version", "offsets", "sizes", "checksums", "labels", "names"]
+
+
+def changed(data: bytes, change: Callable[[Any], object]) -> bytes:
+    fields = json.loads(data)
+    change(fields)
+    return json.dumps(fields).encode()
+
+
+def set_first_shard(**values: object) -> Callable[[Any], None]:
+    return lambda fields: fields["shards"][0].update(values)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda f: f.update(format="tar"), "index.json is no index of shards that covpool has written"),
+        (lambda f: f.update(version=2), "index.json is of version 2; this covpool reads 1"),
+        (lambda f: f.pop("classes"), "index.json has no classes"),
+        (lambda f: f.update(shards={}), "index.json has no shards"),
+        (lambda f: f.update(classes=[1]), "index.json has a class whose name is no text"),
+        (
+            lambda f: f["shards"].append(3),
+            "index.json has a shard without its name, bytes, samples, contents",
+        ),
+        (set_first_shard(extra=1), "index.json has a shard without its name, bytes, samples, contents"),
+        (set_first_shard(bytes=-1), "index.json has no size or no number of samples for 00000.tar"),
+        (set_first_shard(samples=True), "index.json has no size or no number of samples for 00000.tar"),
+        (set_first_shard(samples=2**62), "index.json has no size or no number of samples for 00000.tar"),
+        (set_first_shard(contents=None), "index.json has no SHA-256 for 00000.tar"),
+        *[
+            (
+                set_first_shard(name=name),
+                "index.json has a shard named .*, which is no name of a file beside it",
+            )
+            for name in ("../x.tar", "/etc/passwd", "..", "", "a\\b", "c:x", "a\0b", 3)
+        ],
+    ],
+)
+def test_an_index_that_is_not_ours(folder: Path, change: Callable[[Any], object], sentence: str) -> None:
+    data = changed((folder / "index.json").read_bytes(), change)
+    (folder / "index.json").write_bytes(data)
+    with pytest.raises(ShardError, match=f"^{sentence}$"):
+        open_shards(folder)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b"[" * 100_000, b"\xff\xfe", b"null", b'{"a": ' * 5000, b"1" * 5000], ids=len
+)
+def test_an_index_that_is_damaged(data: bytes) -> None:
+    with pytest.raises(ShardError, match=r"^index\.json is (cut short or damaged|no index of shards)"):
+        read_index(data)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda f: f["names"].pop(), "has not . samples, as index.json says"),
+        (lambda f: f["labels"].append(0), "has not . samples, as index.json says"),
+        (lambda f: f["names"].__setitem__(0, None), "has a sample whose name is no text"),
+        (lambda f: f["labels"].__setitem__(0, 3), "has a label past the 3 classes of index.json"),
+        (lambda f: f["labels"].__setitem__(0, -1), "has labels that are no whole numbers from 0 on"),
+        (lambda f: f["sizes"].__setitem__(0, 1.5), "has sizes that are no whole numbers from 0 on"),
+        (lambda f: f["sizes"].__setitem__(0, 2**62 - 1), "has an image that lies outside of its tar"),
+        (lambda f: f["sizes"].__setitem__(0, 2**64), "has sizes that are no whole numbers from 0 on"),
+        (lambda f: f["offsets"].__setitem__(0, 2**62 - 1), "has an image that lies outside of its tar"),
+        (lambda f: f["offsets"].__setitem__(0, "1"), "has offsets that are no whole numbers from 0 on"),
+        (lambda f: f.pop("checksums"), "has no checksums"),
+    ],
+)
+def test_contents_that_are_not_ours(folder: Path, change: Callable[[Any], object], sentence: str) -> None:
+    data = changed((folder / "00000.tar.json").read_bytes(), change)
+    (folder / "00000.tar.json").write_bytes(data)
+    with pytest.raises(
+        ShardError, match=r"^00000\.tar\.json is not the one that index\.json was made with; "
+    ):
+        open_shards(folder).read(0)
+    # As if made together with it.
+    known = changed((folder / "index.json").read_bytes(), set_first_shard(contents=digest(data)))
+    (folder / "index.json").write_bytes(known)
+    with pytest.raises(ShardError, match=rf"^00000\.tar\.json {sentence}"):
+        open_shards(folder).read(0)
+
+
+def test_a_tar_that_changed_its_size(folder: Path) -> None:
+    with (folder / "00001.tar").open("ab") as file:
+        file.write(b"more")
+    with pytest.raises(
+        ShardError, match=r"00001\.tar has .* bytes where index\.json says .* 'covpool shard --index'"
+    ):
+        open_shards(folder)
+    with (folder / "00001.tar").open("r+b") as file:
+        file.truncate(100)
+    with pytest.raises(ShardError, match=r"00001\.tar has 100 bytes where index\.json says"):
+        open_shards(folder)
+    (folder / "00001.tar").unlink()
+    with pytest.raises(ShardError, match=r"00001\.tar is missing, which index\.json lists"):
+        open_shards(folder)
+    index_shards([folder])
+    assert len(open_shards(folder)) < 20
+
+
+def test_a_folder_without_an_index(tmp_path: Path) -> None:
+    with pytest.raises(ShardError, match=r" has no index\.json; 'covpool shard --index' makes a new one"):
+        open_shards(tmp_path)
+
+
+@given(st.binary(max_size=100), st.data())
+def test_a_checksum_tells_every_flipped_bit(data: bytes, drawn: st.DataObject) -> None:
+    expected = 0
+    for i in range(0, len(data), 4):
+        expected ^= int.from_bytes(data[i : i + 4], "little")
+    assert checksum(data) == expected
+    if data:
+        place = drawn.draw(st.integers(0, 8 * len(data) - 1))
+        flipped = bytearray(data)
+        flipped[place // 8] ^= 1 << place % 8
+        assert checksum(bytes(flipped)) != checksum(data)
