@@ -22,6 +22,7 @@ SOURCE = ROOT / "src" / "covpool"
 ROOMS = (
     "functional",
     "nn",
+    "provenance",
     "models",
     "data",
     "train",

@@ -112,7 +112,7 @@ def test_resume_refuses_other_code(
 ) -> None:
     run_isqrt_cov(tmp_path, sizes=TINY_SIZES, schedule=QUICK)
     other = {"commit": None, "dirty": None, "digest": "0" * 16}
-    monkeypatch.setattr(suite, "describe_source", lambda: other)
+    monkeypatch.setattr(suite, "describe_source", lambda rooms: other)
     with pytest.raises(ValueError, match="source changed"):
         run_isqrt_cov(tmp_path, sizes=TINY_SIZES, schedule=QUICK, resume=True)
 

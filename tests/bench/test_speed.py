@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from covpool.bench import TARGETS
-from covpool.bench.machine import describe_machine
 from covpool.bench.results import Results, read_results
 from covpool.bench.targets import Target
+from covpool.provenance.machine import describe_machine
 
 ROUNDS = 15
 # How far beside a target the median of a run of this length falls by noise alone. Memory has no noise.

@@ -13,13 +13,13 @@ import torch
 
 from covpool.bench.accuracy import Reference, float64_reference, relative_errors
 from covpool.bench.contenders import CONTENDERS, MEASURES, OURS, Contender, Prepared
-from covpool.bench.machine import describe_machine
 from covpool.bench.memory import bytes_kept_for_backward
 from covpool.bench.problem import Problem, Size, chosen_sizes
 from covpool.bench.products import recorded_products
-from covpool.bench.provenance import describe_source, describe_versions
 from covpool.bench.results import Results, differences, read_results, results_path, write_results
 from covpool.bench.timing import Schedule, Spread, Timing, time_interleaved
+from covpool.provenance.machine import describe_machine
+from covpool.provenance.source import describe_source, describe_versions
 
 log = logging.getLogger(__name__)
 
@@ -125,7 +125,8 @@ def _header(
         "suite": "isqrt_cov",
         "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "seed": seed,
-        "source": describe_source(),
+        # The rest of the package cannot change a result.
+        "source": describe_source(("functional", "bench")),
         "versions": describe_versions(),
         "machine": describe_machine(device),
         "device": device,

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from covpool.bench.machine import machine_name
+from covpool.provenance.machine import machine_name
 
 Results = dict[str, Any]
 

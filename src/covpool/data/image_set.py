@@ -120,6 +120,47 @@ class Subset:
         return self.images.read(int(self.indices[i]))
 
 
+@dataclass(frozen=True, eq=False)
+class Joined:
+    """Several sets as one, in a row.
+
+    Attributes:
+        sets: of the same classes.
+    """
+
+    sets: tuple[ImageSet, ...]
+    labels: NDArray[np.int32] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        labels = np.concatenate([np.asarray(images.labels, dtype=np.int32) for images in self.sets])
+        object.__setattr__(self, "labels", labels)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Those of each."""
+        return self.sets[0].classes
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def name(self, i: int) -> str:
+        """As in its own set."""
+        images, place = self._find(i)
+        return images.name(place)
+
+    def read(self, i: int) -> bytes:
+        """As in its own set."""
+        images, place = self._find(i)
+        return images.read(place)
+
+    def _find(self, i: int) -> tuple[ImageSet, int]:
+        for images in self.sets:
+            if i < len(images):
+                return images, i
+            i -= len(images)
+        raise IndexError(f"there are {len(self)} images")
+
+
 def class_counts(images: ImageSet) -> NDArray[np.int64]:
     """How many images each class has."""
     return np.bincount(np.asarray(images.labels, dtype=np.int64), minlength=len(images.classes))

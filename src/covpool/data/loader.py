@@ -90,7 +90,7 @@ class EvaluationLoader:
     Args:
         images: the set.
         transform: from a picture to a tensor, as :func:`covpool.data.transforms.evaluation_transform`.
-        batch_size: of a global batch.
+        batch_size: of each process.
         rank: of this process.
         world_size: the number of processes. Their numbers of batches may differ by one.
         workers: as for training.

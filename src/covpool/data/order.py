@@ -142,14 +142,14 @@ class BalancedOrder:
 
 
 class EvaluationOrder:
-    """Every sample exactly once: each process takes a part of the set in a row, and none is padded.
+    """Every sample exactly once, none padded, in batches that processes take in turn.
 
-    A process whose part is one sample shorter may have nothing in the last step. Unlike in training, what is
-    in a batch depends on the number of processes.
+    What is in a batch does not depend on the number of processes, so neither do a network's results, to the
+    bit. In the last step some processes may have less, or nothing.
 
     Args:
         n: the number of samples.
-        batch_size: of a global batch; rounded up to a multiple of ``world_size``.
+        batch_size: of each process.
         world_size: the number of processes.
     """
 
@@ -158,27 +158,21 @@ class EvaluationOrder:
     def __init__(self, n: int, batch_size: int, world_size: int = 1) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1; got {batch_size}")
-        self.batch_size = batch_size
-        self._bounds = [n * rank // world_size for rank in range(world_size + 1)]
-        self._each = -(-batch_size // world_size)
+        self.n, self.each, self.world_size = n, batch_size, world_size
+        self.batch_size = batch_size * world_size
 
     def batches(self, epoch: int) -> int:
-        """Of the process with the most samples."""
-        longest = max(end - start for start, end in zip(self._bounds, self._bounds[1:], strict=False))
-        return -(-longest // self._each)
+        """Steps until the last sample."""
+        return -(-self.n // self.batch_size)
 
     def batch(self, epoch: int, step: int) -> Ids:
-        """The next samples of every process."""
+        """The next samples, a batch for every process."""
         check_step(epoch, step, self.batches(epoch))
-        skip = step * self._each
-        parts = [
-            np.arange(start + skip, max(start + skip, min(start + skip + self._each, end)), dtype=np.int64)
-            for start, end in zip(self._bounds, self._bounds[1:], strict=False)
-        ]
-        return np.concatenate(parts)
+        first = step * self.batch_size
+        return np.arange(first, min(first + self.batch_size, self.n), dtype=np.int64)
 
     def share(self, ids: Ids, rank: int, world_size: int) -> Ids:
-        """Those in the part of this process."""
-        if world_size != len(self._bounds) - 1:
-            raise ValueError(f"this order is for {len(self._bounds) - 1} processes; got {world_size}")
-        return ids[(ids >= self._bounds[rank]) & (ids < self._bounds[rank + 1])]
+        """The batch of a process."""
+        if world_size != self.world_size:
+            raise ValueError(f"this order is for {self.world_size} processes; got {world_size}")
+        return ids[rank * self.each : (rank + 1) * self.each]

@@ -1,6 +1,6 @@
 """All that decides what a training run does: one dataclass, from a YAML file and the command line to the run.
 
-Each part of the training has a section of its own. What is here goes into ``recipe.yaml`` of the run's folder,
+Each part of the training has a section of its own. All of it goes into ``recipe.yaml`` of the run's folder,
 with what was left open filled in.
 """
 

@@ -12,10 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, cast
 
-import numpy as np
-
-from covpool.data.image_set import ImageFiles, ImageSet, class_counts
-from covpool.data.names import Names
+from covpool.data.image_set import ImageFiles, ImageSet, Joined, class_counts
 from covpool.data.sources import aircraft, cars, csv, cub, folder, shards
 from covpool.data.sources.listing import SPLIT_OF, Listing, Split
 
@@ -66,7 +63,11 @@ def open_images(path: str | Path, split: str = "train", layout: str = "auto") ->
         if word not in sets:
             raise ValueError(f"{path} has no split {word!r}; it has {', '.join(sets)}")
     chosen = [sets[cast(Split, word)] for word in dict.fromkeys(wanted)]
-    return chosen[0] if len(chosen) == 1 else _joined(path, chosen)
+    if len(chosen) == 1:
+        return chosen[0]
+    if not all(isinstance(images, ImageFiles) for images in chosen):
+        raise ValueError(f"the splits of {path} are shards, which cannot be joined: write them as one")
+    return Joined(tuple(chosen))
 
 
 def open_splits(path: str | Path, layout: str = "auto") -> Mapping[Split, ImageSet]:
@@ -110,15 +111,6 @@ def layout_of(path: str | Path) -> str:
         if file.recognises(Path(path)):
             return name
     raise ValueError(f"{path} is neither a folder nor a CSV")
-
-
-def _joined(path: str | Path, sets: Sequence[ImageSet]) -> ImageFiles:
-    files = [images for images in sets if isinstance(images, ImageFiles)]
-    if len(files) < len(sets):
-        raise ValueError(f"the splits of {path} are shards, which cannot be joined: write them as one")
-    names = Names(name for images in files for name in images.names)
-    labels = np.concatenate([images.labels for images in files])
-    return ImageFiles(files[0].root, files[0].classes, names, labels)
 
 
 def _check_classes(path: str | Path, sets: Mapping[Split, ImageSet]) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from covpool.bench.machine import describe_machine, machine_name
+from covpool.provenance.machine import describe_machine, machine_name
 
 
 @pytest.mark.parametrize(

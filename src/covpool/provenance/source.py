@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import platform
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,13 @@ from covpool import __version__
 PACKAGE = Path(__file__).resolve().parents[1]
 
 
-def describe_source() -> dict[str, Any]:
-    """The commit, whether the package differs from it, and a digest of what is measured.
+def describe_source(rooms: Sequence[str]) -> dict[str, Any]:
+    """The commit, whether the package differs from it, and a digest of the rooms that a result depends on.
 
     The digest is what makes a resumed run safe: with uncommitted changes the commit stays the same while the
     code does not.
     """
-    return {"commit": _commit(), "dirty": _dirty(), "digest": _digest()}
+    return {"commit": _commit(), "dirty": _dirty(), "digest": _digest(rooms)}
 
 
 def describe_versions() -> dict[str, Any]:
@@ -56,10 +57,9 @@ def _git(*arguments: str) -> str | None:
     return done.stdout.strip()
 
 
-def _digest() -> str:
-    """Of the operators and the benchmark: the rest of the package cannot change a result."""
+def _digest(rooms: Sequence[str]) -> str:
     digest = hashlib.sha256()
-    for room in ("functional", "bench"):
+    for room in rooms:
         for path in sorted((PACKAGE / room).rglob("*.py")):
             digest.update(path.relative_to(PACKAGE).as_posix().encode())
             digest.update(path.read_bytes())

@@ -1,0 +1,141 @@
+"""Checkpoints: folders of safetensors and JSON, each with a manifest of hashes that is written last.
+
+A checkpoint appears under its name in one move, when all of it is on the disk, so a kill or a full disk leaves
+those before it as they were. If it is damaged later, its manifest tells: a checkpoint is loaded whole or not
+at all, and then the one before it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from covpool.models.bundles.durable import replace_folder, write_file
+from covpool.models.bundles.strict_json import BundleError, parse, reason
+
+LOGGER = logging.getLogger("covpool")
+MANIFEST, STATE = "manifest.json", "state.json"
+MAX_JSON_BYTES = 64 << 20
+NAME = re.compile(r"step-(\d{8,})")
+
+
+class DamagedCheckpointError(ValueError):
+    """A checkpoint cannot be loaded; the message says which and why."""
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """What is saved.
+
+    Attributes:
+        step: global batches so far: the cursor.
+        tensors: by the part they belong to, each part a file, then by name.
+        state: everything else, as JSON has it.
+    """
+
+    step: int
+    tensors: Mapping[str, Mapping[str, Tensor]]
+    state: Mapping[str, Any]
+
+
+def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
+    """Write a checkpoint into the folder of checkpoints, in place of one of the same step."""
+    path = folder / f"step-{checkpoint.step:08d}"
+    with replace_folder(path) as new:
+        hashes = {}
+        for part, tensors in checkpoint.tensors.items():
+            plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+            hashes[f"{part}.safetensors"] = _write(new / f"{part}.safetensors", safetensors.torch.save(plain))
+        state = {"step": checkpoint.step, **checkpoint.state}
+        hashes[STATE] = _write(new / STATE, _canonical(state))
+        _write(new / MANIFEST, _canonical(hashes))
+    return path
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Read a checkpoint.
+
+    Raises:
+        DamagedCheckpointError: if a byte of it is not as it was written.
+    """
+    try:
+        manifest = (path / MANIFEST).read_bytes()
+        hashes = parse(manifest, MANIFEST, MAX_JSON_BYTES)
+        if _canonical(hashes) != manifest or STATE not in hashes:
+            raise DamagedCheckpointError(f"{path}: {MANIFEST} is not as it was written")
+        data = {name: _read(path, name, expected) for name, expected in hashes.items()}
+        state = parse(data.pop(STATE), STATE, MAX_JSON_BYTES)
+        tensors = {name.removesuffix(".safetensors"): _tensors(part) for name, part in data.items()}
+        return Checkpoint(step=state.pop("step"), tensors=tensors, state=state)
+    except (OSError, BundleError, SafetensorError, KeyError) as error:
+        raise DamagedCheckpointError(f"{path}: {reason(error)}") from error
+
+
+def newest_checkpoint(folder: Path) -> Checkpoint | None:
+    """The newest that is whole; a warning tells of any that was not. ``None`` if there is none at all.
+
+    Raises:
+        DamagedCheckpointError: if there are some, and none is whole.
+    """
+    paths = list_checkpoints(folder)
+    for path in reversed(paths):
+        try:
+            return read_checkpoint(path)
+        except DamagedCheckpointError as error:
+            LOGGER.warning("%s: it is left out, and the checkpoint before it taken", error)
+    if paths:
+        raise DamagedCheckpointError(f"no checkpoint in {folder} is whole: remove them all to begin anew")
+    return None
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """From the oldest to the newest."""
+    found = folder.iterdir() if folder.is_dir() else ()
+    return sorted((path for path in found if NAME.fullmatch(path.name)), key=_step)
+
+
+def remove_old_checkpoints(folder: Path, keep: int, best_step: int | None) -> None:
+    """Keep the last few, and that of the best epoch."""
+    for path in list_checkpoints(folder)[:-keep]:
+        if _step(path) != best_step:
+            (path / MANIFEST).unlink(missing_ok=True)  # first, so that what a kill leaves of it is none
+            shutil.rmtree(path)
+
+
+def _step(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
+
+
+def _canonical(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, indent=1, sort_keys=True, allow_nan=False).encode()
+
+
+def _write(path: Path, data: bytes) -> str:
+    write_file(path, data)
+    return hashlib.sha256(data).hexdigest()
+
+
+def _read(path: Path, name: str, expected: object) -> bytes:
+    if Path(name).name != name:  # a name such as ../x would be read elsewhere
+        raise DamagedCheckpointError(f"{path}: {MANIFEST} names {name!r}")
+    data = (path / name).read_bytes()
+    if hashlib.sha256(data).hexdigest() != expected:
+        raise DamagedCheckpointError(f"{path}: {name} is not as it was written")
+    return data
+
+
+def _tensors(data: bytes) -> dict[str, Tensor]:
+    loaded: dict[str, Tensor] = safetensors.torch.load(data)
+    return {name: torch.as_tensor(tensor) for name, tensor in loaded.items()}

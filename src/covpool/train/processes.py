@@ -1,0 +1,103 @@
+"""The processes that train together: those that torchrun started, or this one alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Processes:
+    """This process among those of the run.
+
+    Objects pass between processes by pickle, as torch.distributed does it: they are all of one program.
+
+    Attributes:
+        rank: of this process.
+        world_size: how many there are.
+        device: of this process.
+    """
+
+    rank: int
+    world_size: int
+    device: torch.device
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this one writes the files and talks to people."""
+        return self.rank == 0
+
+    def gather(self, value: T) -> list[T]:
+        """The value of every process, in every process."""
+        if self.world_size == 1:
+            return [value]
+        values: list[T | None] = [None] * self.world_size
+        dist.all_gather_object(values, value)
+        return values  # type: ignore[return-value]
+
+    def from_first(self, value: T | None) -> T:
+        """The value of the first process, in every process."""
+        values = [value]
+        if self.world_size > 1:
+            dist.broadcast_object_list(values, src=0)
+        return values[0]  # type: ignore[return-value]
+
+    def sum_(self, tensor: Tensor) -> Tensor:
+        """The sum over processes, in place."""
+        if self.world_size > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def tensors_from_first(self, tensors: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
+        """The tensors of the first process, on its CPU, in every process; the others need no file of it."""
+        if self.world_size == 1:
+            return dict(tensors or {})
+        known = None if tensors is None else {name: (t.shape, t.dtype) for name, t in tensors.items()}
+        received = {}
+        for name, (shape, dtype) in self.from_first(known).items():
+            tensor = torch.empty(shape, dtype=dtype) if tensors is None else tensors[name]
+            on_device = tensor.to(self.device)
+            dist.broadcast(on_device, src=0)
+            received[name] = on_device.cpu()
+        return received
+
+    def broadcast_buffers(self, module: torch.nn.Module) -> None:
+        """Give all processes the first one's buffers, such as the statistics of BatchNorm."""
+        if self.world_size > 1:
+            for buffer in module.buffers():
+                dist.broadcast(buffer, src=0)
+
+
+@contextmanager
+def joined_processes(device: str = "auto") -> Iterator[Processes]:
+    """Join the processes that torchrun started, or those of a group that the caller has made already.
+
+    Args:
+        device: ``"cpu"``, ``"cuda"``, or ``"auto"`` for a GPU if there is one.
+    """
+    kind = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    ours = not dist.is_initialized() and "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    local = int(os.environ.get("LOCAL_RANK", 0))
+    if kind == "cuda":
+        torch.cuda.set_device(local)
+    if ours:
+        # Flags and names pass between CPUs, so that asking for them does not wait for a GPU.
+        dist.init_process_group("cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo")
+    try:
+        yield Processes(
+            rank=dist.get_rank() if dist.is_initialized() else 0,
+            world_size=dist.get_world_size() if dist.is_initialized() else 1,
+            device=torch.device(kind, local) if kind == "cuda" else torch.device(kind),
+        )
+    finally:
+        if ours:
+            dist.destroy_process_group()

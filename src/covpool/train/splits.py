@@ -1,0 +1,102 @@
+"""Which images a run learns from, which choose the best epoch, and which are for the end."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+
+from covpool.data.image_set import ImageSet, Joined, Subset
+from covpool.data.order import BalancedOrder, FolderOrder, Order
+from covpool.data.shards.order import ShardOrder
+from covpool.data.shards.reader import ShardSet
+from covpool.data.sources import open_splits
+from covpool.data.split import split_off
+from covpool.train.recipe import DataOptions
+
+
+@dataclass(frozen=True, eq=False)
+class Splits:
+    """The images of a run.
+
+    Attributes:
+        train: to learn from.
+        val: to choose the best epoch by; ``None`` for the last.
+        test: for the end; ``None`` where there are none.
+    """
+
+    train: ImageSet
+    val: ImageSet | None
+    test: ImageSet | None
+
+    def counts(self) -> dict[str, int]:
+        """How many images each has."""
+        sets = {"train": self.train, "val": self.val, "test": self.test}
+        return {name: len(images) for name, images in sets.items() if images is not None}
+
+
+def open_data(options: DataOptions, seed: int) -> Splits:
+    """The images of a recipe; where there is no val, some of train are set aside by the seed.
+
+    Raises:
+        ValueError: in a sentence, if there is nothing to train on, or nothing to set aside.
+    """
+    sets = open_splits(options.path, options.layout)
+    train, val, test = (sets.get(split) for split in ("train", "val", "test"))
+    if train is None:
+        raise ValueError(f"{options.path} has no images to train on: it has {', '.join(sets)} alone")
+    if val is None and options.val_fraction > 0:
+        if isinstance(train, ShardSet):
+            raise ValueError(
+                f"{options.path} has no val, and shards cannot be divided: pass --val-fraction to 'covpool "
+                "shard', or --data.val-fraction 0 here to keep the last epoch instead of the best"
+            )
+        train, val = split_off(train, options.val_fraction, seed)
+    if options.limit is not None:
+        train, val, test = (_limited(images, options.limit, seed) for images in (train, val, test))
+    assert train is not None
+    return Splits(train, val, test)
+
+
+def joined(train: ImageSet, val: ImageSet) -> ImageSet:
+    """Train and val as one set, for the training after the best epoch is known.
+
+    Raises:
+        ValueError: if they are shards.
+    """
+    if isinstance(train, ShardSet) or isinstance(val, ShardSet):
+        raise ValueError("refit needs train and val together, and shards cannot be joined: write them as one")
+    return Joined((train, val))
+
+
+def make_order(images: ImageSet, options: DataOptions, batch_size: int, seed: int) -> Order:
+    """In which order they are learned from."""
+    if options.balance == "sampling":
+        return BalancedOrder(np.asarray(images.labels), batch_size, seed)
+    if isinstance(images, ShardSet):
+        return ShardOrder(images.index.counts, batch_size, seed, options.window)
+    return FolderOrder(len(images), batch_size, seed)
+
+
+def fingerprint(images: ImageSet) -> str:
+    """What tells a set from another, so that a run is not resumed on other images than it began with."""
+    digest = hashlib.sha256(repr(images.classes).encode("utf-8", "surrogateescape"))
+    if isinstance(images, ShardSet):
+        digest.update(repr([shard.contents for shard in images.index.shards]).encode())
+    elif isinstance(images, Subset):
+        digest.update(fingerprint(images.images).encode() + images.indices.tobytes())
+    elif isinstance(images, Joined):
+        digest.update("".join(map(fingerprint, images.sets)).encode())
+    else:
+        digest.update(np.asarray(images.labels, dtype=np.int64).tobytes())
+        for i in range(len(images)):
+            digest.update(images.name(i).encode("utf-8", "surrogateescape") + b"\0")
+    return digest.hexdigest()
+
+
+def _limited(images: ImageSet | None, limit: int, seed: int) -> ImageSet | None:
+    """So many images of all classes alike."""
+    if images is None or limit >= len(images):
+        return images
+    return split_off(images, limit / len(images), seed)[1]

@@ -1,0 +1,158 @@
+"""One step of training: a global batch, divided among processes, to one change of the weights."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import NamedTuple
+
+import torch
+from timm.utils import ModelEmaV3
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from covpool.data.batch import Batch
+from covpool.data.randomness import number
+from covpool.models.model import PooledClassifier
+from covpool.train.network import make_parallel
+from covpool.train.objective import Objective
+from covpool.train.optimizer import make_optimizer
+from covpool.train.precision import autocast
+from covpool.train.processes import Processes
+from covpool.train.recipe import Recipe
+from covpool.train.schedule import make_schedule
+
+
+class Outcome(NamedTuple):
+    """Of a step, over all processes.
+
+    Attributes:
+        loss: the mean over the batch.
+        top1: the fraction whose highest logit is right.
+        gradient_norm: before clipping.
+        skipped: the loss or the gradient was not finite, and nothing was changed.
+        counts: whether that is a fault; an overflow in float16 that the next step's scale avoids is not.
+    """
+
+    loss: float
+    top1: float
+    gradient_norm: float
+    skipped: bool
+    counts: bool
+
+
+class Learner:
+    """A model and all that changes when it learns; the state of training is this and the cursor.
+
+    Random numbers inside the network, of dropout and of mixing, are seeded anew in every step, by the seed,
+    the cursor and the rank. So there are no states of generators to keep.
+
+    Args:
+        model: on its device.
+        recipe: of the run.
+        processes: that train together.
+        objective: the loss.
+        batches: steps in an epoch.
+    """
+
+    def __init__(
+        self,
+        model: PooledClassifier,
+        recipe: Recipe,
+        processes: Processes,
+        objective: Objective,
+        batches: int,
+    ) -> None:
+        self.model, self.recipe, self.processes, self.objective = model, recipe, processes, objective
+        self.optimizer = make_optimizer(model, recipe.optimizer)
+        self.schedule = make_schedule(self.optimizer, recipe.schedule, recipe.optimizer.lr, batches)
+        # With its usual decay from the first step on, the average would be of the first weights for long.
+        self.ema = ModelEmaV3(model, decay=recipe.loop.ema, use_warmup=True) if recipe.loop.ema else None
+        self.scaler = torch.GradScaler(processes.device.type, enabled=recipe.loop.precision == "float16")
+        self.parallel = make_parallel(model, recipe, processes)
+        self._network = torch.compile(self.parallel) if recipe.loop.compile else self.parallel
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._buffers = _Kept(model)
+
+    @property
+    def best_weights(self) -> PooledClassifier:
+        """What is validated and saved: the average of the weights where there is one."""
+        return self.model if self.ema is None else self.ema.module
+
+    @property
+    def lr(self) -> float:
+        """The rate of the pooling and the backbone's last layers."""
+        group = self.optimizer.param_groups[0]
+        rate: float = group["lr"] / group["initial_lr"] * self.recipe.optimizer.lr
+        return rate
+
+    def step(self, batch: Batch, cursor: int) -> Outcome:
+        """Learn from this process's share of a global batch.
+
+        Args:
+            batch: the share.
+            cursor: the global batches before it.
+        """
+        torch.manual_seed(number("step", self.recipe.seed, cursor, self.processes.rank))
+        self.schedule.step_update(cursor)
+        self._buffers.keep()
+        loss, hits = self._backward(batch)
+        self.scaler.unscale_(self.optimizer)
+        norm = nn.utils.clip_grad_norm_(self._parameters, self.recipe.optimizer.clip or math.inf)
+        # One exchange and one wait a step: all processes must come to the same decision.
+        is_faulty = ~loss.isfinite()
+        totals = self.processes.sum_(torch.stack([loss.nan_to_num(), hits, is_faulty.float()]))
+        mean, top1, faulty, gradient_norm = torch.cat([totals, norm[None].float()]).tolist()
+        skipped = faulty > 0 or not math.isfinite(gradient_norm)
+        overflow = skipped and faulty == 0 and self.scaler.is_enabled() and self.scaler.get_scale() > 1
+        if skipped:
+            self._buffers.restore()
+        else:
+            self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad()
+        if self.ema is not None and not skipped:
+            self.ema.update(self.model, step=cursor + 1)
+        loss_told = math.nan if faulty else mean
+        return Outcome(loss_told, top1, gradient_norm, skipped, counts=skipped and not overflow)
+
+    def _backward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """This process's part of the loss and of the top-1 of the global batch; gradients are left behind."""
+        device, loop = self.processes.device, self.recipe.loop
+        layout = torch.channels_last if loop.channels_last else torch.preserve_format
+        images = batch.images.to(device, non_blocking=True, memory_format=layout)
+        images, targets = self.objective.mixed(images, batch.labels.to(device, non_blocking=True))
+        loss, hits = torch.zeros(2, device=device)
+        parts = list(zip(images.chunk(loop.accumulate), targets.chunk(loop.accumulate), strict=True))
+        for place, (x, y) in enumerate(parts, start=1):
+            with self._gradients_stay_here() if place < len(parts) else contextlib.nullcontext():
+                with autocast(device, loop.precision):
+                    logits = self._network(x)
+                part = self.objective(logits, y).sum() / self.recipe.batch_size
+                # Shares may differ by an image, so each is a sum over the global batch. DDP averages: hence
+                # the number of processes.
+                self.scaler.scale(part * self.processes.world_size).backward()
+            loss += part.detach()
+            labels = y.argmax(dim=1) if y.ndim == 2 else y
+            hits += (logits.detach().argmax(dim=1) == labels).sum() / self.recipe.batch_size
+        return loss, hits
+
+    def _gradients_stay_here(self) -> contextlib.AbstractContextManager[None]:
+        """Until the last part of a share, gradients need not be exchanged."""
+        if isinstance(self.parallel, DistributedDataParallel):
+            return self.parallel.no_sync()
+        return contextlib.nullcontext()
+
+
+class _Kept:
+    """A copy of the buffers: a forward pass that meets a NaN puts it into BatchNorm's statistics for good."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._buffers = list(model.buffers())
+        self._copies = [buffer.clone() for buffer in self._buffers]
+
+    def keep(self) -> None:
+        torch._foreach_copy_(self._copies, self._buffers)
+
+    def restore(self) -> None:
+        torch._foreach_copy_(self._buffers, self._copies)

@@ -1,0 +1,83 @@
+"""Where the numbers of a run go besides its folder: TensorBoard, Weights & Biases, MLflow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+
+class Tracker(Protocol):
+    """What takes numbers."""
+
+    def add(self, values: Mapping[str, float], step: int) -> None:
+        """Numbers of a step."""
+
+    def close(self) -> None:
+        """Send what was kept back."""
+
+
+class TensorBoard:
+    """Events in the run's folder, which ``tensorboard --logdir`` shows.
+
+    Args:
+        folder: for the events.
+        step: what came after it in a run that is resumed is no more.
+    """
+
+    def __init__(self, folder: Path, step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(folder, purge_step=step + 1)
+
+    def add(self, values: Mapping[str, float], step: int) -> None:
+        """One curve a number."""
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Write the events."""
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """A run of Weights & Biases by the name of the folder; resumed where the run is."""
+
+    def __init__(self, folder: Path, recipe: Mapping[str, Any]) -> None:
+        import wandb
+
+        self._run = wandb.init(
+            dir=folder, project="covpool", name=folder.name, id=_identifier(folder), resume="allow", config=recipe
+        )
+
+    def add(self, values: Mapping[str, float], step: int) -> None:
+        """One curve a number."""
+        self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        """Upload."""
+        self._run.finish()
+
+
+class MLflow:
+    """A run of MLflow by the name of the folder."""
+
+    def __init__(self, folder: Path, recipe: Mapping[str, Any]) -> None:
+        import mlflow
+
+        self._mlflow = mlflow
+        found = mlflow.search_runs(
+            filter_string=f"tags.covpool = '{_identifier(folder)}'", output_format="list"
+        )
+        mlflow.start_run(found[0].info.run_id if found else None, run_name=folder.name)
+        if not found:
+            mlflow.set_tag("covpool", _identifier(folder))
+            mlflow.log_dict(dict(recipe), "recipe.json")
+
+    def add(self, values: Mapping[str, float], step: int) -> None:
+        """One curve a number."""
+        self._mlflow.log_metrics(dict(values), step=step)
+
+    def close(self) -> None:
+        """End the run."""
+        self._mlflow.end_run()

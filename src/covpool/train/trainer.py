@@ -1,0 +1,317 @@
+"""The loop: from epoch to epoch and step to step, with all that a kill, a bad image or a NaN must not spoil."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from covpool.data.batch import BadImage, Batch, DataError
+from covpool.data.image_set import ImageSet
+from covpool.data.loader import EvaluationLoader, TrainingLoader
+from covpool.data.transforms import Preprocessing, evaluation_transform, training_transform
+from covpool.models.bundles.bundle import save_model
+from covpool.models.bundles.strict_json import plain_json
+from covpool.train.checkpoint import (
+    Checkpoint,
+    newest_checkpoint,
+    remove_old_checkpoints,
+    write_checkpoint,
+)
+from covpool.train.interruption import Interrupted, Signals
+from covpool.train.journal import Journal
+from covpool.train.metrics import Metrics, Predictions, measure
+from covpool.train.network import make_model
+from covpool.train.objective import Objective, balancing_weights
+from covpool.train.optimizer import load_optimizer_tensors, optimizer_tensors
+from covpool.train.predictions import predict
+from covpool.train.processes import Processes
+from covpool.train.recipe import Recipe
+from covpool.train.run_folder import RunFolder
+from covpool.train.splits import fingerprint, make_order
+from covpool.train.step import Learner
+
+
+class TrainingError(ValueError):
+    """Why training cannot go on, in a sentence."""
+
+
+@dataclass
+class Progress:
+    """How far training is; with the weights and what the optimiser keeps, its whole state.
+
+    Attributes:
+        cursor: global batches so far.
+        loss: the sum over the steps of this epoch.
+        top1: likewise.
+        seconds: of training, so far in this epoch.
+        history: a row for each epoch that is done and validated.
+        best: that row of them whose model was the best.
+        skips: steps that were skipped for a loss or gradient that was not finite.
+    """
+
+    cursor: int = 0
+    loss: float = 0.0
+    top1: float = 0.0
+    seconds: float = 0.0
+    history: list[dict[str, Any]] = field(default_factory=list)
+    best: dict[str, Any] | None = None
+    skips: int = 0
+
+
+class Trainer:
+    """Trains a recipe's network on a set, and keeps the best by another.
+
+    Args:
+        recipe: of the run.
+        processes: that train together.
+        signals: that ask to stop.
+        train: the images to learn from.
+        val: those to choose the best epoch by; ``None`` for the last.
+        folder: for the files.
+        epochs: after which to stop, if before the schedule's end.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        processes: Processes,
+        signals: Signals,
+        *,
+        train: ImageSet,
+        val: ImageSet | None,
+        folder: RunFolder,
+        epochs: int | None = None,
+    ) -> None:
+        self.recipe, self.processes, self.signals, self.folder = recipe, processes, signals, folder
+        self.train_images, self.val_images = train, val
+        self.epochs = epochs or recipe.schedule.epochs
+        self.model = make_model(recipe, train.classes, processes)
+        self.preprocessing = Preprocessing.of(self.model.pretrained_cfg)
+        self.loader = self._training_loader()
+        self.batches = self.loader.batches
+        weights = balancing_weights(train).to(processes.device) if recipe.data.balance == "weights" else None
+        objective = Objective(recipe.loss, len(train.classes), weights)
+        self.learner = Learner(self.model, recipe, processes, objective, self.batches)
+        self.progress = Progress()
+        self._resume()
+        self.bad = {image.name: image for image in processes.from_first(folder.read_bad_images())}
+        self.journal = Journal(recipe, processes, folder, self.progress.cursor, self.batches, self.epochs)
+        self._saved_at = time.monotonic()
+
+    def run(self) -> None:
+        """Train to the end, from wherever a run before this one came to."""
+        with self.journal:
+            while not self._is_done():
+                if self.progress.cursor == self.batches * (len(self.progress.history) + 1):
+                    self._end_epoch()
+                else:
+                    self._train_epoch()
+
+    def evaluate(self, images: ImageSet) -> tuple[Predictions, Metrics]:
+        """The predictions of the best weights, in every process, and what they come to."""
+        model = self.learner.best_weights
+        self.processes.broadcast_buffers(model)
+        loader = EvaluationLoader(
+            images,
+            evaluation_transform(self.preprocessing),
+            batch_size=self.recipe.validation.batch_size,
+            rank=self.processes.rank,
+            world_size=self.processes.world_size,
+            workers=self.recipe.data.workers,
+        )
+        found = predict(
+            model,
+            loader,
+            self.processes,
+            self.recipe.loop.precision,
+            is_stopped=lambda: bool(self.signals.received),
+        )
+        if found is None:
+            self._leave()
+        predictions, bad = found
+        self._note_bad(bad)
+        return predictions, measure(predictions, len(images.classes))
+
+    def _is_done(self) -> bool:
+        done, best = self.progress.history, self.progress.best
+        patience = self.recipe.validation.patience
+        waited = best is not None and patience is not None and len(done) - best["epoch"] >= patience
+        return len(done) >= self.epochs or (self.val_images is not None and waited)
+
+    def _train_epoch(self) -> None:
+        """The rest of an epoch."""
+        progress = self.progress
+        epoch, done = divmod(progress.cursor, self.batches)
+        self.model.train()
+        self.journal.start_epoch(epoch, done)
+        batches = self.loader.from_cursor(progress.cursor)
+        for _ in range(done, self.batches):
+            started = time.monotonic()
+            batch = self._next(batches)
+            outcome = self.learner.step(batch, progress.cursor)
+            progress.cursor += 1
+            if outcome.skipped:
+                self._skip(batch, outcome.counts)
+            else:
+                progress.loss += outcome.loss
+                progress.top1 += outcome.top1
+            progress.seconds += time.monotonic() - started
+            self.journal.step(progress.cursor, outcome, self.learner.lr)
+            every = self.recipe.checkpoint.steps
+            if every is not None and progress.cursor % every == 0 and progress.cursor % self.batches:
+                self._save()
+        self._save()
+
+    def _next(self, batches: Iterator[Batch]) -> Batch:
+        """The next batch, once all processes have one; or the end, if one has none or was asked to stop.
+
+        Whatever only one process knows is told to the others here, before any of them begins a step that the
+        others would not take part in.
+        """
+        batch, failure = None, ""
+        try:
+            batch = next(batches)
+        except DataError as error:
+            failure = str(error)
+        minutes = self.recipe.checkpoint.minutes
+        is_due = minutes is not None and time.monotonic() - self._saved_at > 60 * minutes
+        known = [
+            bool(self.signals.received),
+            bool(failure),
+            bool(batch and batch.bad),
+            is_due and self.processes.is_first,
+        ]
+        stopped, failed, bad, due = self.processes.sum_(torch.tensor(known, dtype=torch.int64)).tolist()
+        if failed:
+            raise TrainingError(next(sentence for sentence in self.processes.gather(failure) if sentence))
+        assert batch is not None
+        if stopped:
+            self._save()
+            self._leave()
+        if bad:
+            self._note_bad([image for images in self.processes.gather(list(batch.bad)) for image in images])
+        if due:
+            self._save()
+        return batch
+
+    def _end_epoch(self) -> None:
+        """Validate, keep the model if it is the best, and write the row of the epoch."""
+        progress = self.progress
+        row = {
+            "epoch": len(progress.history) + 1,
+            "step": progress.cursor,
+            "train_loss": progress.loss / self.batches,
+            "train_top1": progress.top1 / self.batches,
+            "lr": self.learner.lr,
+            "images_per_second": self.recipe.batch_size * self.batches / max(progress.seconds, 1e-9),
+            "seconds": progress.seconds,
+        }
+        if self.val_images is not None:
+            row |= dataclasses.asdict(self.evaluate(self.val_images)[1])
+            del row["images"]
+        monitor = self.recipe.validation.monitor
+        is_best = (
+            self.val_images is None or progress.best is None or row[monitor] > progress.best[monitor]
+        )
+        if is_best and self.processes.is_first:
+            metrics = {name: row[name] for name in row if name not in ("seconds", "images_per_second")}
+            save_model(self.learner.best_weights, self.folder.bundle, metrics=metrics)
+        progress.history.append(row)
+        progress.best = row if is_best else progress.best
+        progress.loss = progress.top1 = progress.seconds = 0.0
+        if self.processes.is_first:
+            self._remove_old()
+        self.journal.end_epoch(progress.history, is_best)
+
+    def _skip(self, batch: Batch, counts: bool) -> None:
+        """Write down a batch that was skipped; stop where there were too many."""
+        ids = [i for ids in self.processes.gather(batch.ids.tolist()) for i in ids]
+        names = [self.train_images.name(i) for i in ids] if self.processes.is_first else []
+        self.journal.event("skipped", step=self.progress.cursor, counts=counts, ids=ids, names=names)
+        self.progress.skips += counts
+        if self.progress.skips > self.recipe.loop.max_skips:
+            raise TrainingError(
+                f"{self.progress.skips} steps had a loss or a gradient that is not finite, more than "
+                f"--max-skips {self.recipe.loop.max_skips}: {self.folder.log} lists their images; a lower "
+                "learning rate, clipping or a warm-up may help"
+            )
+
+    def _note_bad(self, found: list[BadImage]) -> None:
+        """Write down images that could not be used; stop where there were too many."""
+        new = [image for image in found if image.name not in self.bad]
+        if not new:
+            return
+        self.bad.update((image.name, image) for image in new)
+        if self.processes.is_first:
+            self.folder.write_bad_images(list(self.bad.values()))
+        most = self.recipe.data.max_bad
+        if len(self.bad) > most:
+            raise TrainingError(
+                f"{len(self.bad)} images could not be used, more than --max-bad {most}: "
+                f"{self.folder.path / 'bad_images.csv'} lists them"
+            )
+
+    def _save(self) -> None:
+        """Write a checkpoint."""
+        self._saved_at = time.monotonic()
+        if not self.processes.is_first:
+            return
+        learner = self.learner
+        tensors = {
+            "model": learner.model.state_dict(),
+            "optimizer": optimizer_tensors(learner.optimizer, learner.model),
+        }
+        if learner.ema is not None:
+            tensors["ema"] = learner.ema.module.state_dict()
+        state = dataclasses.asdict(self.progress)
+        state |= {"scaler": learner.scaler.state_dict(), "images": fingerprint(self.train_images)}
+        del state["cursor"]
+        checkpoint = Checkpoint(self.progress.cursor, tensors, plain_json("state", state))
+        write_checkpoint(self.folder.checkpoints, checkpoint)
+        self._remove_old()
+
+    def _remove_old(self) -> None:
+        best = self.progress.best
+        keep = self.recipe.checkpoint.keep
+        remove_old_checkpoints(self.folder.checkpoints, keep, None if best is None else best["step"])
+
+    def _resume(self) -> None:
+        """Load the newest checkpoint, if there is one; the first process reads it for all."""
+        found = self.processes.first_of(lambda: newest_checkpoint(self.folder.checkpoints))
+        if found is None:
+            return
+        state = dict(found.state)
+        if state.pop("images") != fingerprint(self.train_images):
+            raise TrainingError(
+                f"{self.folder.path} was begun with other images than these: give another --out"
+            )
+        self.learner.model.load_state_dict(found.tensors["model"])
+        load_optimizer_tensors(self.learner.optimizer, self.learner.model, found.tensors["optimizer"])
+        if self.learner.ema is not None:
+            self.learner.ema.module.load_state_dict(found.tensors["ema"])
+        self.learner.scaler.load_state_dict(state.pop("scaler"))
+        self.progress = Progress(cursor=found.step, **state)
+
+    def _leave(self) -> Any:
+        """End the run with the signal that some process got."""
+        number = max(self.processes.gather(self.signals.received))
+        raise Interrupted(
+            number, f"stopped at step {self.progress.cursor}; the same command goes on from there"
+        )
+
+    def _training_loader(self) -> TrainingLoader:
+        recipe, data = self.recipe, self.recipe.data
+        return TrainingLoader(
+            self.train_images,
+            make_order(self.train_images, data, recipe.batch_size, recipe.seed),
+            training_transform(self.preprocessing, recipe.augmentation),
+            seed=recipe.seed,
+            rank=self.processes.rank,
+            world_size=self.processes.world_size,
+            workers=data.workers,
+        )
