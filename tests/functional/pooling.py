@@ -92,12 +92,16 @@ def gradient_sizes(x: Tensor, weights: Tensor | None, c: Tensor, grad: Tensor) -
     """The size of the terms that make up each image's gradient, which may cancel in their sum.
 
     They are of the size |C|/spread. With one channel and no compensation, for example, C is the same
-    number whatever x is, and the gradient is the zero that is left of them.
+    number whatever x is, and the gradient is the zero that is left of them. The spread is that of the
+    live channels: a flat one is no part of any term, and three rounding units of 60000 would pass for a
+    far larger spread, and so ask for more digits than the terms have.
     """
     keep = torch.ones_like(x, dtype=torch.bool) if weights is None else (weights > 0)[:, None].expand_as(x)
+    compute_dtype = torch.promote_types(x.dtype, torch.float32)
+    flat = paper.flat_channels(x.to(compute_dtype), weights, compute_dtype)
     sizes = []
-    for image, kept, c_image, grad_image in zip(x.double(), keep, c, grad, strict=True):
-        seen = image[:, kept[0]]
+    for image, kept, silent, c_image, grad_image in zip(x.double(), keep, flat, c, grad, strict=True):
+        seen = image[~silent[:, 0]][:, kept[0]]
         spread = (seen.amax(-1) - seen.amin(-1)).max().item() if seen.numel() else 0.0
         size = grad_image.abs().max().item()
         sizes.append(max(size, c_image.abs().max().item() / spread) if spread else size)

@@ -148,6 +148,18 @@ def test_the_flat_rule(side: str, value: float, units: int, alive: bool) -> None
     assert_sound(Pooling(side=side), x)
 
 
+@sides
+@normalizations
+@pytest.mark.parametrize("weighted", [False, True])
+def test_one_live_channel_beside_a_large_flat_one(side: str, normalization: str, weighted: bool) -> None:
+    """Uncompensated, C is 1 whatever x is: what is left of the gradient is rounding of the live channel."""
+    units = torch.tensor([[0.0, 1, 3, 10, 2], [0, 1, 2, 3, 0]])
+    x = (torch.tensor([[1e-6], [-33.0]]) * (1 + units * 2.0**-23))[None]
+    weights = torch.tensor([[0.0, 0.9843, 0.0, 0.0544, 0.0]]) if weighted else None
+    for compensation in ("matched", "none"):
+        assert_sound(Pooling(normalization=normalization, compensation=compensation, side=side), x, weights)
+
+
 @fuzz
 @given(
     root=st.sampled_from([matrix_sqrt, inverse_matrix_sqrt]),

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from covpool.functional import isqrt_cov
+from tests.functional.pooling import Pooling, assert_sound
 from tests.functional.samples import features, positive_weights
 from tests.functional.tolerances import assert_close
 
@@ -105,3 +106,44 @@ def test_an_outlier_of_hardly_any_weight_costs_no_digits(side: str) -> None:
     actual = isqrt_cov(x, weights=weights, side=side).double()
     expected = isqrt_cov(x.double(), weights=weights.double(), side=side)
     assert (actual - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+@sides
+@pytest.mark.parametrize("steps", [1, 5])
+def test_rounding_of_a_flat_channel_stays_out_of_zero_weights(side: str, steps: int) -> None:
+    """Four units of 60000 are rounding; in spreads of the other channel they are 70000."""
+    x = torch.tensor(
+        [
+            [
+                0.3333336412906647,
+                0.33333370089530945,
+                0.33333349227905273,
+                0.3333337604999542,
+                0.333333373069763,
+            ],
+            [60000.0, 60000.04296875, 60000.0625, 60000.015625, 60000.02734375],
+        ]
+    )
+    weights = torch.tensor([0.0, 0.6496819257736206, 0.0, 0.8400298953056335, 0.05443114787340164])
+    assert_sound(Pooling(steps=steps, side=side), x[None], weights[None])
+
+
+@sides
+@pytest.mark.parametrize("magnitude", [1.0, 6e4, 1e12])
+def test_zero_weights_are_a_mask_beside_a_flat_channel(side: str, magnitude: float) -> None:
+    """Whatever the size of what is flat: numbers and a mask give the same result, gradient and tangent."""
+    units = torch.tensor([0.0, 3.0, 3.0, 0.0])
+    x = torch.stack([torch.tensor([1.0, 2.0, 4.0, 3.0]) * 1e-12, magnitude * (1 + units * 2.0**-23)])
+    mask = torch.tensor([True, True, True, False])
+    tangent = torch.randn(2, 4)
+    results = []
+    for weights in (mask.float(), mask):
+        c, dc = torch.func.jvp(
+            lambda x, weights=weights: isqrt_cov(x, weights=weights, side=side), (x,), (tangent,)
+        )
+        leaf = x.clone().requires_grad_()
+        (grad,) = torch.autograd.grad(isqrt_cov(leaf, weights=weights, side=side).sum(), leaf)
+        assert torch.equal(grad[1, mask], torch.zeros(3))
+        results.append((c, dc, grad))
+    for numbers, masked in zip(*results, strict=True):
+        assert_close(numbers, masked)

@@ -127,7 +127,9 @@ def _weighted(x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     shift = x.detach().gather(-1, heaviest).masked_fill(empty, 0.0)
     # What is masked may be NaN, Inf or 1e38: none of it may meet a product, not even times zero.
     shifted = torch.where(keep, x - shift, _tame(x - shift, OUTLIER_SPREADS * s))
-    mean = (shifted * w).sum(-1, keepdim=True)
+    # The mean of a flat channel's shifted features is rounding, and in units of s that may be any size: one
+    # of 6e4 beside a spread of 1e-7. Its mean is the shift itself, or zero-weight positions would carry it.
+    mean = (shifted * w).sum(-1, keepdim=True).masked_fill(scale == 0, 0.0)
     # A channel that is flat where it counts may still be lively under a zero weight, and then decides
     # the derivative with respect to that weight: only what counts is silenced.
     scale = torch.where(keep, scale, reciprocal_or_zero(s))
