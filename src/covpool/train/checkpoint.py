@@ -1,8 +1,8 @@
 """Checkpoints: folders of safetensors and JSON, each with a manifest of hashes that is written last.
 
-A checkpoint appears under its name in one move, when all of it is on the disk, so a kill or a full disk leaves
-those before it as they were. If it is damaged later, its manifest tells: a checkpoint is loaded whole or not
-at all, and then the one before it is.
+A checkpoint appears under its name in one move, when all of it is on the disk, so a kill or a full disk
+leaves those before it as they were. If it is damaged later, its manifest tells: a checkpoint is loaded whole
+or not at all, and then the one before it is.
 """
 
 from __future__ import annotations

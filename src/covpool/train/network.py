@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from covpool.data.randomness import number
+from covpool.models.bundles.bundle import load_model
 from covpool.models.create import build_model
 from covpool.models.model import PooledClassifier
 from covpool.train.processes import Processes
@@ -28,6 +29,8 @@ def make_model(recipe: Recipe, classes: Sequence[str], processes: Processes) -> 
         key_map=recipe.weights.key_map,
     )
     model.classes = tuple(classes)
+    if recipe.weights.bundle is not None:
+        _load_all_but_classifier(model, recipe.weights.bundle)
     if recipe.weights.freeze is not None:
         model.freeze(recipe.weights.freeze)
     if recipe.loop.sync_batchnorm:
@@ -39,16 +42,32 @@ def make_model(recipe: Recipe, classes: Sequence[str], processes: Processes) -> 
     return model.to(processes.device).train()
 
 
-def make_parallel(model: PooledClassifier, recipe: Recipe, processes: Processes) -> nn.Module:
+def _load_all_but_classifier(model: PooledClassifier, bundle: str) -> None:
+    """Backbone, pooling and hidden layers of a bundle; its classes were others."""
+    source = load_model(bundle)
+    source.reset_classifier(model.num_classes)
+    weights, own = source.state_dict(), model.state_dict()
+    for name in sorted(weights.keys() ^ own.keys()) or [
+        name for name in own if own[name].shape != weights[name].shape
+    ]:
+        raise ValueError(f"{bundle} is not of the recipe's network: they differ in {name}")
+    classifiers = model.get_classifier()
+    new = {
+        id(parameter)
+        for classifier in (classifiers if isinstance(classifiers, tuple) else (classifiers,))
+        for parameter in classifier.parameters()
+    }
+    fresh = {name for name, parameter in model.named_parameters() if id(parameter) in new}
+    model.load_state_dict({name: own[name] if name in fresh else weights[name] for name in own})
+
+
+def make_parallel(model: PooledClassifier, processes: Processes) -> nn.Module:
     """What a step calls: the model in DistributedDataParallel, or as it is where one process trains."""
     if processes.world_size == 1:
         return model
     return DistributedDataParallel(
         model,
-        # Otherwise buckets are made anew after the first step of a process. On three processes or more that
-        # changes in which order gradients are added, and so a run that was resumed, in its last bits.
-        find_unused_parameters=recipe.loop.deterministic,
-        gradient_as_bucket_view=True,
+        gradient_as_bucket_view=True,  # or gradients would be in memory twice
     )
 
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 T = TypeVar("T")
+
+
+class ToldByFirstError(Exception):
+    """All processes fail, and the first one tells why."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,25 @@ class Processes:
         if self.world_size > 1:
             dist.broadcast_object_list(values, src=0)
         return values[0]  # type: ignore[return-value]
+
+    def by_first(self, act: Callable[[], T]) -> T:
+        """What ``act`` returns in the first process, in every process; if it raises there, all of them do."""
+        outcome: tuple[T | None, Exception | None] = None, None
+        if self.is_first:
+            try:
+                outcome = act(), None
+            except (OSError, ValueError) as error:
+                outcome = None, error
+        value, found = outcome if self.world_size == 1 else self.from_first(outcome)
+        if found is not None:
+            self.fail(outcome[1] or found)
+        return value  # type: ignore[return-value]
+
+    def fail(self, error: Exception) -> NoReturn:
+        """Raise an error that every process has come to; the first tells it for all."""
+        if self.is_first:
+            raise error
+        raise ToldByFirstError(str(error)) from error
 
     def sum_(self, tensor: Tensor) -> Tensor:
         """The sum over processes, in place."""

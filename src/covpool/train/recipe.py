@@ -257,6 +257,7 @@ class Recipe:
         checkpoint: when checkpoints are written.
         batch_size: images in a step, over all processes.
         seed: of the order, the augmentation, the first weights, and everything else by chance.
+        trackers: where numbers go besides the run's folder: ``tensorboard``, ``wandb``, ``mlflow``.
         out: the run's folder.
     """
 
@@ -272,8 +273,10 @@ class Recipe:
     checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
     batch_size: int = 256
     seed: int = 0
+    trackers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ("tensorboard",)
     out: str = "run"
 
     def __post_init__(self) -> None:
         check_whole("batch_size", self.batch_size)
         check_whole("seed", self.seed, at_least=0)
+        object.__setattr__(self, "trackers", tuple(self.trackers))

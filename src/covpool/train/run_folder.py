@@ -53,16 +53,18 @@ class RunFolder:
         return self.path / "tensorboard"
 
     def read_summary(self) -> dict[str, Any] | None:
-        """What a finished run came to; ``None`` if it is not finished: the summary is written last."""
+        """What a finished run came to; ``None`` if it is not finished."""
         try:
             summary: dict[str, Any] = json.loads((self.path / "summary.json").read_bytes())
         except FileNotFoundError:
             return None
-        return summary
+        return summary if summary["finished"] else None
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """In place of one that may be there."""
-        replace_file(self.path / "summary.json", json.dumps(plain_json("summary", summary), indent=2).encode())
+        replace_file(
+            self.path / "summary.json", json.dumps(plain_json("summary", summary), indent=2).encode()
+        )
 
     def write_metrics(self, history: Sequence[Mapping[str, Any]]) -> None:
         """A line an epoch."""

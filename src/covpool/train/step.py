@@ -69,10 +69,12 @@ class Learner:
         # With its usual decay from the first step on, the average would be of the first weights for long.
         self.ema = ModelEmaV3(model, decay=recipe.loop.ema, use_warmup=True) if recipe.loop.ema else None
         self.scaler = torch.GradScaler(processes.device.type, enabled=recipe.loop.precision == "float16")
-        self.parallel = make_parallel(model, recipe, processes)
+        self.parallel = make_parallel(model, processes)
         self._network = torch.compile(self.parallel) if recipe.loop.compile else self.parallel
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._buffers = _Kept(model)
+        if recipe.loop.deterministic and processes.world_size > 2:
+            self._settle_buckets()
 
     @property
     def best_weights(self) -> PooledClassifier:
@@ -136,6 +138,17 @@ class Learner:
             labels = y.argmax(dim=1) if y.ndim == 2 else y
             hits += (logits.detach().argmax(dim=1) == labels).sum() / self.recipe.batch_size
         return loss, hits
+
+    def _settle_buckets(self) -> None:
+        """Let DDP make its buckets of gradients, which it does anew after the first step of a process.
+
+        On three processes or more the buckets decide in which order gradients are added, so the first step
+        of a run that was resumed would differ in its last bits.
+        """
+        _, height, width = self.model.pretrained_cfg["input_size"]
+        self.parallel(torch.zeros(2, 3, height, width, device=self.processes.device)).sum().backward()
+        self.optimizer.zero_grad()
+        self._buffers.restore()
 
     def _gradients_stay_here(self) -> contextlib.AbstractContextManager[None]:
         """Until the last part of a share, gradients need not be exchanged."""

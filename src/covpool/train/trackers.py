@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
+
+from covpool.train.run_folder import RunFolder
 
 
 class Tracker(Protocol):
@@ -47,7 +50,12 @@ class WeightsAndBiases:
         import wandb
 
         self._run = wandb.init(
-            dir=folder, project="covpool", name=folder.name, id=_identifier(folder), resume="allow", config=recipe
+            dir=folder,
+            project="covpool",
+            name=folder.name,
+            id=_identifier(folder),
+            resume="allow",
+            config=recipe,
         )
 
     def add(self, values: Mapping[str, float], step: int) -> None:
@@ -81,3 +89,20 @@ class MLflow:
     def close(self) -> None:
         """End the run."""
         self._mlflow.end_run()
+
+
+def make_trackers(
+    names: Sequence[str], folder: RunFolder, step: int, recipe: Mapping[str, Any]
+) -> list[Tracker]:
+    """The trackers of a recipe, by name."""
+    make: dict[str, Callable[[], Tracker]] = {
+        "tensorboard": lambda: TensorBoard(folder.tensorboard, step),
+        "wandb": lambda: WeightsAndBiases(folder.path, recipe),
+        "mlflow": lambda: MLflow(folder.path, recipe),
+    }
+    return [make[name]() for name in names]
+
+
+def _identifier(folder: Path) -> str:
+    """The same for a run that is resumed, and for no other folder."""
+    return f"{folder.name}-{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]}"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from typing import NoReturn
 
 import torch
 
@@ -15,52 +14,23 @@ from covpool.data.image_set import ImageSet
 from covpool.data.loader import EvaluationLoader, TrainingLoader
 from covpool.data.transforms import Preprocessing, evaluation_transform, training_transform
 from covpool.models.bundles.bundle import save_model
-from covpool.models.bundles.strict_json import plain_json
-from covpool.train.checkpoint import (
-    Checkpoint,
-    newest_checkpoint,
-    remove_old_checkpoints,
-    write_checkpoint,
-)
+from covpool.train.checkpoint import remove_old_checkpoints, write_checkpoint
 from covpool.train.interruption import Interrupted, Signals
 from covpool.train.journal import Journal
 from covpool.train.metrics import Metrics, Predictions, measure
 from covpool.train.network import make_model
 from covpool.train.objective import Objective, balancing_weights
-from covpool.train.optimizer import load_optimizer_tensors, optimizer_tensors
 from covpool.train.predictions import predict
 from covpool.train.processes import Processes
 from covpool.train.recipe import Recipe
 from covpool.train.run_folder import RunFolder
 from covpool.train.splits import fingerprint, make_order
+from covpool.train.state import Progress, from_checkpoint, shared_checkpoint, to_checkpoint
 from covpool.train.step import Learner
 
 
 class TrainingError(ValueError):
     """Why training cannot go on, in a sentence."""
-
-
-@dataclass
-class Progress:
-    """How far training is; with the weights and what the optimiser keeps, its whole state.
-
-    Attributes:
-        cursor: global batches so far.
-        loss: the sum over the steps of this epoch.
-        top1: likewise.
-        seconds: of training, so far in this epoch.
-        history: a row for each epoch that is done and validated.
-        best: that row of them whose model was the best.
-        skips: steps that were skipped for a loss or gradient that was not finite.
-    """
-
-    cursor: int = 0
-    loss: float = 0.0
-    top1: float = 0.0
-    seconds: float = 0.0
-    history: list[dict[str, Any]] = field(default_factory=list)
-    best: dict[str, Any] | None = None
-    skips: int = 0
 
 
 class Trainer:
@@ -97,8 +67,8 @@ class Trainer:
         weights = balancing_weights(train).to(processes.device) if recipe.data.balance == "weights" else None
         objective = Objective(recipe.loss, len(train.classes), weights)
         self.learner = Learner(self.model, recipe, processes, objective, self.batches)
-        self.progress = Progress()
-        self._resume()
+        self._fingerprint = fingerprint(train)
+        self.progress = self._resume()
         self.bad = {image.name: image for image in processes.from_first(folder.read_bad_images())}
         self.journal = Journal(recipe, processes, folder, self.progress.cursor, self.batches, self.epochs)
         self._saved_at = time.monotonic()
@@ -158,6 +128,7 @@ class Trainer:
             if outcome.skipped:
                 self._skip(batch, outcome.counts)
             else:
+                progress.taken += 1
                 progress.loss += outcome.loss
                 progress.top1 += outcome.top1
             progress.seconds += time.monotonic() - started
@@ -188,7 +159,8 @@ class Trainer:
         ]
         stopped, failed, bad, due = self.processes.sum_(torch.tensor(known, dtype=torch.int64)).tolist()
         if failed:
-            raise TrainingError(next(sentence for sentence in self.processes.gather(failure) if sentence))
+            sentences = [sentence for sentence in self.processes.gather(failure) if sentence]
+            self._fail(sentences[0])
         assert batch is not None
         if stopped:
             self._save()
@@ -205,8 +177,8 @@ class Trainer:
         row = {
             "epoch": len(progress.history) + 1,
             "step": progress.cursor,
-            "train_loss": progress.loss / self.batches,
-            "train_top1": progress.top1 / self.batches,
+            "train_loss": progress.loss / max(progress.taken, 1),
+            "train_top1": progress.top1 / max(progress.taken, 1),
             "lr": self.learner.lr,
             "images_per_second": self.recipe.batch_size * self.batches / max(progress.seconds, 1e-9),
             "seconds": progress.seconds,
@@ -215,15 +187,13 @@ class Trainer:
             row |= dataclasses.asdict(self.evaluate(self.val_images)[1])
             del row["images"]
         monitor = self.recipe.validation.monitor
-        is_best = (
-            self.val_images is None or progress.best is None or row[monitor] > progress.best[monitor]
-        )
+        is_best = self.val_images is None or progress.best is None or row[monitor] > progress.best[monitor]
         if is_best and self.processes.is_first:
             metrics = {name: row[name] for name in row if name not in ("seconds", "images_per_second")}
             save_model(self.learner.best_weights, self.folder.bundle, metrics=metrics)
         progress.history.append(row)
         progress.best = row if is_best else progress.best
-        progress.loss = progress.top1 = progress.seconds = 0.0
+        progress.loss, progress.top1, progress.taken, progress.seconds = 0.0, 0.0, 0, 0.0
         if self.processes.is_first:
             self._remove_old()
         self.journal.end_epoch(progress.history, is_best)
@@ -235,7 +205,7 @@ class Trainer:
         self.journal.event("skipped", step=self.progress.cursor, counts=counts, ids=ids, names=names)
         self.progress.skips += counts
         if self.progress.skips > self.recipe.loop.max_skips:
-            raise TrainingError(
+            self._fail(
                 f"{self.progress.skips} steps had a loss or a gradient that is not finite, more than "
                 f"--max-skips {self.recipe.loop.max_skips}: {self.folder.log} lists their images; a lower "
                 "learning rate, clipping or a warm-up may help"
@@ -251,7 +221,7 @@ class Trainer:
             self.folder.write_bad_images(list(self.bad.values()))
         most = self.recipe.data.max_bad
         if len(self.bad) > most:
-            raise TrainingError(
+            self._fail(
                 f"{len(self.bad)} images could not be used, more than --max-bad {most}: "
                 f"{self.folder.path / 'bad_images.csv'} lists them"
             )
@@ -259,50 +229,42 @@ class Trainer:
     def _save(self) -> None:
         """Write a checkpoint."""
         self._saved_at = time.monotonic()
-        if not self.processes.is_first:
-            return
-        learner = self.learner
-        tensors = {
-            "model": learner.model.state_dict(),
-            "optimizer": optimizer_tensors(learner.optimizer, learner.model),
-        }
-        if learner.ema is not None:
-            tensors["ema"] = learner.ema.module.state_dict()
-        state = dataclasses.asdict(self.progress)
-        state |= {"scaler": learner.scaler.state_dict(), "images": fingerprint(self.train_images)}
-        del state["cursor"]
-        checkpoint = Checkpoint(self.progress.cursor, tensors, plain_json("state", state))
-        write_checkpoint(self.folder.checkpoints, checkpoint)
-        self._remove_old()
+        self.processes.by_first(self._write_checkpoint)
+
+    def _write_checkpoint(self) -> None:
+        checkpoint = to_checkpoint(self.learner, self.progress, self._fingerprint)
+        try:
+            write_checkpoint(self.folder.checkpoints, checkpoint)
+            self._remove_old()
+        except OSError as error:
+            raise TrainingError(
+                f"no checkpoint could be written to {self.folder.checkpoints}: {error.strerror or error}; the "
+                "last one is as it was, and the same command goes on from there"
+            ) from error
 
     def _remove_old(self) -> None:
         best = self.progress.best
         keep = self.recipe.checkpoint.keep
         remove_old_checkpoints(self.folder.checkpoints, keep, None if best is None else best["step"])
 
-    def _resume(self) -> None:
-        """Load the newest checkpoint, if there is one; the first process reads it for all."""
-        found = self.processes.first_of(lambda: newest_checkpoint(self.folder.checkpoints))
+    def _resume(self) -> Progress:
+        """Load the newest checkpoint, if there is one."""
+        found = shared_checkpoint(self.folder.checkpoints, self.processes)
         if found is None:
-            return
-        state = dict(found.state)
-        if state.pop("images") != fingerprint(self.train_images):
-            raise TrainingError(
-                f"{self.folder.path} was begun with other images than these: give another --out"
-            )
-        self.learner.model.load_state_dict(found.tensors["model"])
-        load_optimizer_tensors(self.learner.optimizer, self.learner.model, found.tensors["optimizer"])
-        if self.learner.ema is not None:
-            self.learner.ema.module.load_state_dict(found.tensors["ema"])
-        self.learner.scaler.load_state_dict(state.pop("scaler"))
-        self.progress = Progress(cursor=found.step, **state)
+            return Progress()
+        if found.state["images"] != self._fingerprint:
+            self._fail(f"{self.folder.path} was begun with other images than these: give another --out")
+        return from_checkpoint(self.learner, found)
 
-    def _leave(self) -> Any:
+    def _leave(self) -> NoReturn:
         """End the run with the signal that some process got."""
         number = max(self.processes.gather(self.signals.received))
         raise Interrupted(
             number, f"stopped at step {self.progress.cursor}; the same command goes on from there"
         )
+
+    def _fail(self, sentence: str) -> NoReturn:
+        self.processes.fail(TrainingError(sentence))
 
     def _training_loader(self) -> TrainingLoader:
         recipe, data = self.recipe, self.recipe.data

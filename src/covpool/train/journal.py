@@ -1,0 +1,121 @@
+"""What is told of training while it runs: the log, the metrics, the trackers and the bar on the terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from covpool.train.processes import Processes
+from covpool.train.progress import TrainingProgress
+from covpool.train.recipe import Recipe
+from covpool.train.run_folder import RunFolder
+from covpool.train.step import Outcome
+from covpool.train.trackers import Tracker, make_trackers
+
+# Lines of the log in an epoch, at most.
+LINES = 100
+
+
+class Journal:
+    """Of the first process; that of the others says nothing.
+
+    Args:
+        recipe: of the run.
+        processes: that train together.
+        folder: of the run.
+        cursor: where training begins; what the log has beyond it is about to come again.
+        batches: steps in an epoch.
+        epochs: in all.
+    """
+
+    def __init__(
+        self, recipe: Recipe, processes: Processes, folder: RunFolder, cursor: int, batches: int, epochs: int
+    ) -> None:
+        self.recipe, self.folder, self.batches, self.epochs = recipe, folder, batches, epochs
+        self.is_first = processes.is_first
+        self.progress = TrainingProgress(silent=not self.is_first)
+        self._trackers: list[Tracker] = []
+        self._cursor = cursor
+        self._every = -(-batches // LINES)
+        self._since = time.monotonic()
+        self._steps = 0
+        self._exit = contextlib.ExitStack()
+
+    def __enter__(self) -> Journal:
+        self._exit.enter_context(self.progress)
+        if self.is_first:
+            self.folder.cut_log(self._cursor)
+            values = dataclasses.asdict(self.recipe)
+            self._trackers = make_trackers(self.recipe.trackers, self.folder, self._cursor, values)
+            for tracker in self._trackers:
+                self._exit.callback(tracker.close)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._exit.close()
+
+    def line(self, text: str) -> None:
+        """A line for a person."""
+        self.progress.line(text)
+
+    def start_epoch(self, epoch: int, done: int) -> None:
+        """An epoch begins, or goes on after some steps."""
+        self.progress.start(epoch + 1, self.epochs, self.batches, done)
+        self._since, self._steps = time.monotonic(), 0
+
+    def step(self, cursor: int, outcome: Outcome, lr: float) -> None:
+        """A step is done."""
+        if not self.is_first:
+            return
+        self._steps += 1
+        rate = self.recipe.batch_size * self._steps / max(time.monotonic() - self._since, 1e-9)
+        self.progress.step(loss=outcome.loss, top1=outcome.top1, images_per_second=rate, lr=lr)
+        if cursor % self._every and cursor % self.batches:
+            return
+        values = {
+            "loss": outcome.loss,
+            "top1": outcome.top1,
+            "lr": lr,
+            "gradient_norm": outcome.gradient_norm,
+            "images_per_second": rate,
+        }
+        self.folder.append_log({"step": cursor, "epoch": (cursor - 1) // self.batches + 1, **values})
+        self._track({f"train/{name}": value for name, value in values.items()}, cursor)
+        self._since, self._steps = time.monotonic(), 0
+
+    def event(self, what: str, **details: Any) -> None:
+        """Something happened that someone may want to know later."""
+        if self.is_first:
+            self.folder.append_log({"event": what, **details})
+
+    def end_epoch(self, history: Sequence[Mapping[str, Any]], is_best: bool) -> None:
+        """An epoch is done and validated."""
+        if not self.is_first:
+            return
+        row = history[-1]
+        self.folder.write_metrics(history)
+        names = ("loss", "top1", "top5", "macro_f1", "balanced_accuracy")
+        self._track({f"val/{name}": row[name] for name in names if name in row}, row["step"])
+        self.progress.line(_epoch_line(row, self.epochs, is_best))
+
+    def _track(self, values: Mapping[str, float], step: int) -> None:
+        for tracker in self._trackers:
+            tracker.add(values, step)
+
+
+def _epoch_line(row: Mapping[str, Any], epochs: int, is_best: bool) -> str:
+    told = f"epoch {row['epoch']}/{epochs}"
+    told += f"  train loss {row['train_loss']:.3f} top-1 {100 * row['train_top1']:.1f}"
+    if "top1" in row:
+        told += f"  val loss {row['loss']:.3f} top-1 {100 * row['top1']:.1f}"
+        told += "  best so far" if is_best else ""
+    return f"{told}  {row['images_per_second']:.0f} images/s"

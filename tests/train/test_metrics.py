@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torchmetrics.functional.classification as oracle
+
+from covpool.data.batch import BadImage, Batch
+from covpool.train.metrics import measure
+from covpool.train.predictions import predict
+from covpool.train.processes import Processes
+
+ALONE = Processes(0, 1, torch.device("cpu"))
+
+
+def batches(logits: torch.Tensor, labels: torch.Tensor, size: int) -> list[Batch]:
+    ids = torch.arange(len(labels))
+    return [
+        Batch(logits[i : i + size], labels[i : i + size], ids[i : i + size], ())
+        for i in range(0, len(labels), size)
+    ]
+
+
+@pytest.mark.parametrize(("classes", "n"), [(2, 31), (7, 100), (200, 333)])
+def test_metrics_are_those_of_torchmetrics(classes: int, n: int) -> None:
+    torch.manual_seed(classes)
+    labels = torch.randint(classes, (n,))
+    logits = torch.randn(n, classes) + 2 * torch.nn.functional.one_hot(labels, classes)
+    # The network is the identity, so that its logits are what it is given.
+    found = predict(torch.nn.Identity(), batches(logits, labels, 16), ALONE)
+    assert found is not None
+    metrics = measure(found[0], classes)
+    assert metrics.top1 == pytest.approx(oracle.multiclass_accuracy(logits, labels, classes, "micro"))
+    top5 = oracle.multiclass_accuracy(logits, labels, classes, "micro", top_k=min(5, classes))
+    assert metrics.top5 == pytest.approx(top5)
+    # torchmetrics too leaves out classes without images and predictions.
+    assert metrics.macro_f1 == pytest.approx(oracle.multiclass_f1_score(logits, labels, classes, "macro"))
+    present = labels.unique()
+    recall = oracle.multiclass_recall(logits, labels, classes, "none")[present].mean()
+    assert metrics.balanced_accuracy == pytest.approx(recall)
+    assert metrics.loss == pytest.approx(torch.nn.functional.cross_entropy(logits, labels))
+    assert metrics.images == n
+
+
+def test_predictions_are_in_the_order_of_the_set() -> None:
+    logits, labels = torch.eye(6), torch.arange(6)
+    shuffled = [batches(logits, labels, 2)[i] for i in (2, 0, 1)]
+    found = predict(torch.nn.Identity(), shuffled, ALONE)
+    assert found is not None
+    assert found[0].ids.tolist() == found[0].predicted.tolist() == list(range(6))
+    probability = torch.eye(6).softmax(dim=1)[0, 0]
+    assert np.allclose(found[0].confidence, probability)
+    assert np.allclose(found[0].label_confidence, probability)
+
+
+def test_nothing_to_measure_is_told() -> None:
+    bad = BadImage("a.jpg", "unreadable", "it is empty")
+    empty = Batch(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64), (bad,))
+    found = predict(torch.nn.Identity(), [empty], ALONE)
+    assert found is not None
+    assert found[1] == [bad]
+    with pytest.raises(ValueError, match="none of the images could be used"):
+        measure(found[0], 3)
+
+
+def test_a_network_of_nans_has_no_hits() -> None:
+    labels = torch.zeros(4, dtype=torch.int64) + 1
+    found = predict(torch.nn.Identity(), batches(torch.full((4, 9), torch.nan), labels, 4), ALONE)
+    assert found is not None
+    metrics = measure(found[0], 9)
+    assert (metrics.top1, metrics.top5) == (0, 0)
+
+
+def test_a_prediction_that_is_stopped_gives_none() -> None:
+    asked = iter([False, True, True])
+    given = batches(torch.eye(6), torch.arange(6), 2)
+    assert predict(torch.nn.Identity(), given, ALONE, is_stopped=lambda: next(asked)) is None
+
+
+def test_the_mode_of_the_network_stays() -> None:
+    network = torch.nn.Dropout(0.9).train()
+    found = predict(network, batches(torch.eye(6), torch.arange(6), 2), ALONE)
+    assert found is not None
+    assert found[0].predicted.tolist() == list(range(6))  # dropout was off
+    assert network.training
