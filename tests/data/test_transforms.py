@@ -126,6 +126,16 @@ def test_the_shorter_side_takes_every_value_of_its_range() -> None:
     assert sides == {(40, 48), (41, 49), (42, 50), (43, 51)}
 
 
+@pytest.mark.parametrize("crop_mode", ["center", "squash"])
+def test_training_on_the_part_that_is_seen_at_test_time(crop_mode: Any) -> None:
+    preprocessing = Preprocessing(32, crop_pct=0.8, crop_mode=crop_mode)
+    expected = evaluation_transform(preprocessing)(picture(90, 70))
+    for flip, image in ((0, expected), (1, expected.flip(-1))):
+        assert torch.equal(
+            training_transform(preprocessing, Augmentation("test", flip=flip))(picture(90, 70)), image
+        )
+
+
 def test_half_of_the_images_are_flipped() -> None:
     transform = training_transform(Preprocessing(32, 1.0), Augmentation("random"))
     plain = evaluation_transform(Preprocessing(32, 1.0))(picture(32, 32))
@@ -173,7 +183,7 @@ def test_strengths() -> None:
             lambda: Preprocessing.of({"input_size": (3, 8, 8), "mean": [0], "std": [1]}),
             "mean and std must have 3 numbers each",
         ),
-        (lambda: Augmentation("five"), "crop must be one of 'resized', 'random'; got 'five'"),
+        (lambda: Augmentation("five"), "crop must be one of 'resized', 'random', 'test'; got 'five'"),
         (lambda: Augmentation(colour="sepia"), "colour must be one of 'none', 'lighting', 'jitter'"),
         (
             lambda: training_transform(SMALL, Augmentation("random", shorter_side=31)),

@@ -28,6 +28,7 @@ VERBS = {
     "convert": Verb("turn a released checkpoint of fast-MPN-COV into a bundle", "models"),
     "plan": Verb("memory and FLOPs of training a network, and the head to take", "models"),
     "shard": Verb("write images into tar shards with an index, for large sets and object stores", "data"),
+    "train": Verb("train a network on images, from a folder to a report", "train"),
 }
 
 # What a caller can get wrong, as the library says it.
@@ -37,7 +38,9 @@ MISTAKES = (ValueError, TypeError, OSError)
 class VerbFile(Protocol):
     """What the file of a verb has. It imports torch at most before ``run``, so that ``--help`` is quick.
 
-    It may also have a function ``exit_code`` from what ``run`` returned, for a verb whose answer may be no.
+    It may also have a function ``exit_code`` from what ``run`` returned, for a verb whose answer may be no;
+    and ``parse``, from words to arguments and whether JSON was asked for, where options are more than the
+    fields of a dataclass.
     """
 
     Arguments: type[Any]
@@ -53,8 +56,8 @@ class VerbFile(Protocol):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code.
 
-    0 is for success, 2 for a mistake of the caller, 130 for Ctrl-C, and 1 for a mistake of ours, or for a
-    verb whose answer is no, as that of ``check`` where it found something.
+    0 is for success, 2 for a mistake of the caller, 130 for Ctrl-C, 143 for a ``train`` after SIGTERM, and 1
+    for a mistake of ours, or for a verb whose answer is no, as that of ``check`` where it found something.
     """
     verb, *rest = (sys.argv[1:] if arguments is None else arguments) or [""]
     if verb == "--version":
@@ -75,7 +78,8 @@ def _run(verb: str, arguments: list[str]) -> int:
     command = f"covpool {verb}"
     try:
         output, code = _output(verb, arguments)
-        print(output, flush=True)
+        if os.environ.get("RANK", "0") == "0":  # under torchrun the first process speaks for all
+            print(output, flush=True)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader, head or less, has seen enough; Python would flush again at its end
@@ -96,7 +100,10 @@ def _output(verb: str, arguments: list[str]) -> tuple[str, int]:
     from covpool.cli.parser import parse  # jsonargparse may be missing
 
     file = cast(VerbFile, importlib.import_module(f"covpool.cli.{verb}"))
-    parsed, as_json = parse(f"covpool {verb}", file.Arguments, arguments)
+    if hasattr(file, "parse"):
+        parsed, as_json = file.parse(arguments)
+    else:
+        parsed, as_json = parse(f"covpool {verb}", file.Arguments, arguments)
     result = file.run(parsed)
     text = json.dumps(dataclasses.asdict(result), indent=2) if as_json else file.text(result)
     return text, getattr(file, "exit_code", lambda result: 0)(result)

@@ -82,7 +82,8 @@ class Augmentation:
 
     Attributes:
         crop: ``"resized"``: a part of random size and proportions; ``"random"``: the shorter side is brought
-            to ``shorter_side`` and a square is cut out somewhere.
+            to ``shorter_side`` and a square is cut out somewhere; ``"test"``: the part that is seen at test
+            time.
         scale: of ``"resized"``: the smallest and largest part of the image's area.
         ratio: of ``"resized"``: the smallest and largest width over height.
         shorter_side: of ``"random"``: pixels, or the smallest and largest number of them, each equally
@@ -94,7 +95,7 @@ class Augmentation:
             of itself each of the three may change (0.4 if not given).
     """
 
-    crop: Literal["resized", "random"] = "resized"
+    crop: Literal["resized", "random", "test"] = "resized"
     scale: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     shorter_side: int | tuple[int, int] | None = None
@@ -103,16 +104,13 @@ class Augmentation:
     strength: float | None = None
 
     def __post_init__(self) -> None:
-        check_choice("crop", self.crop, ("resized", "random"))
+        check_choice("crop", self.crop, ("resized", "random", "test"))
         check_choice("colour", self.colour, ("none", "lighting", "jitter"))
 
 
 def evaluation_transform(preprocessing: Preprocessing) -> v2.Transform:
     """The same part of every image: resized, and its centre cut out."""
-    side = _test_side(preprocessing)
-    squash = preprocessing.crop_mode == "squash"
-    resize = v2.Resize((side, side) if squash else side, _mode(preprocessing))
-    return v2.Compose([resize, v2.CenterCrop(preprocessing.size), *_to_tensor(preprocessing)])
+    return v2.Compose([*_test_crop(preprocessing), *_to_tensor(preprocessing)])
 
 
 def training_transform(preprocessing: Preprocessing, augmentation: Augmentation) -> v2.Transform:
@@ -153,6 +151,8 @@ class Lighting(v2.Transform):  # type: ignore[misc]  # torchvision is untyped
 
 def _crop(preprocessing: Preprocessing, augmentation: Augmentation) -> list[v2.Transform]:
     size, mode = preprocessing.size, _mode(preprocessing)
+    if augmentation.crop == "test":
+        return _test_crop(preprocessing)
     if augmentation.crop == "resized":
         return [v2.RandomResizedCrop(size, augmentation.scale, augmentation.ratio, mode)]
     sides = augmentation.shorter_side or _test_side(preprocessing)
@@ -161,6 +161,13 @@ def _crop(preprocessing: Preprocessing, augmentation: Augmentation) -> list[v2.T
         raise ValueError(f"shorter_side must be at least {size}, the side of what is cut out; got {sides}")
     # Its second argument is one past the largest, whatever its documentation says.
     return [v2.RandomResize(smallest, largest + 1, mode), v2.RandomCrop(size)]
+
+
+def _test_crop(preprocessing: Preprocessing) -> list[v2.Transform]:
+    side = _test_side(preprocessing)
+    squash = preprocessing.crop_mode == "squash"
+    resize = v2.Resize((side, side) if squash else side, _mode(preprocessing))
+    return [resize, v2.CenterCrop(preprocessing.size)]
 
 
 def _to_tensor(preprocessing: Preprocessing) -> list[v2.Transform]:

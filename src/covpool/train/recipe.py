@@ -57,19 +57,29 @@ class DataOptions:
 
 @dataclass(frozen=True)
 class WeightOptions:
-    """Where the backbone's weights come from.
+    """Where the first weights come from: of ``pretrained``, ``path`` and ``bundle`` one at most.
 
     Attributes:
-        pretrained: timm's, downloaded.
-        path: a file, ``.safetensors`` or ``.pth``.
+        pretrained: the backbone's, of timm, downloaded.
+        path: the backbone's, of a file, ``.safetensors`` or ``.pth``.
+        bundle: all but the classifier's, of a folder that a run or ``covpool convert`` left, for a network of
+            the same backbone, pooling and width.
         key_map: how the file's names become timm's: ``{prefix: replacement}``, or ``order``.
         freeze: ``backbone`` trains pooling and classifier alone.
     """
 
     pretrained: bool = False
     path: str | None = None
+    bundle: str | None = None
     key_map: dict[str, str | None] | Literal["order"] | None = None
     freeze: Literal["backbone"] | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("freeze", self.freeze, (None, "backbone"))
+        if self.pretrained + (self.path is not None) + (self.bundle is not None) > 1:
+            raise ValueError("the first weights come from one place: of pretrained, path and bundle give one")
+        if self.key_map is not None and self.path is None:
+            raise ValueError("key_map says how to read a file of weights: give its path too")
 
 
 @dataclass(frozen=True)
@@ -247,7 +257,7 @@ class Recipe:
     Attributes:
         data: which images, and how they are read.
         model: the network; the number of classes is that of the data.
-        weights: where the backbone's weights come from.
+        weights: where the first weights come from.
         augmentation: how training varies an image.
         loss: label smoothing and mixing.
         optimizer: how weights follow gradients.

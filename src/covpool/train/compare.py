@@ -1,0 +1,62 @@
+"""Two poolings, all else equal, and one report on both."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from covpool.functional.arguments import check_choice
+from covpool.nn.pooling import METHODS
+from covpool.train.recipe import Recipe
+from covpool.train.recipe_files import change_pool, make_recipe
+from covpool.train.recipe_options import flat
+
+if TYPE_CHECKING:
+    from covpool.train.fit import Run
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What :func:`compare` did.
+
+    Attributes:
+        folder: with a folder for each run, named by its pooling.
+        runs: by pooling.
+        report: the page on both; ``None`` in processes other than the first, which writes it.
+    """
+
+    folder: Path
+    runs: dict[str, Run]
+    report: Path | None
+
+
+def compare(recipe: Recipe, other: str = "gap") -> Comparison:
+    """Train a recipe's network and the same with another pooling, one after the other.
+
+    Images, their order and augmentation, seed, epochs and all else are the same; the width, the options of
+    the pooling and the resolution kept for it are for covariances, and a first-order twin goes without.
+    Calling it again goes on where it was interrupted.
+    """
+    from covpool.train.fit import fit
+    from covpool.train.report import write_comparison
+
+    folder = Path(recipe.out)
+    runs = {pool: fit(each) for pool, each in twins(recipe, other).items()}
+    is_first = os.environ.get("RANK", "0") == "0"
+    report = write_comparison(folder, {pool: run.folder for pool, run in runs.items()}) if is_first else None
+    return Comparison(folder, runs, report)
+
+
+def twins(recipe: Recipe, other: str) -> dict[str, Recipe]:
+    """The recipe and the one with another pooling, each with a folder of its own."""
+    check_choice("compare", other, METHODS)
+    own = recipe.model.pool
+    if other == own:
+        raise ValueError(f"there is nothing to compare: the recipe's pooling is {own} already")
+    if recipe.weights.bundle is not None:
+        raise ValueError(f"a bundle fits one pooling, and {own} is compared with {other}: give no bundle")
+    values = {own: flat(recipe), other: change_pool(flat(recipe), other)}
+    out = Path(recipe.out)
+    return {pool: make_recipe({**values[pool], "out": str(out / pool)}) for pool in values}

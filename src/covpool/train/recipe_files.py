@@ -1,0 +1,184 @@
+"""Recipes as YAML: those that come with covpool, by name, and those of runs and of users, by path."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import yaml
+
+from covpool.models.bundles.durable import replace_file
+from covpool.nn.pooling import METHODS
+from covpool.train.recipe import Recipe
+from covpool.train.recipe_options import SHORT, flat, nested, options, sections
+from covpool.train.sentences import SentenceParser
+
+__all__ = [
+    "SHORT",
+    "change_pool",
+    "make_recipe",
+    "read_recipe",
+    "recipe_names",
+    "recipe_text",
+    "write_recipe",
+]
+
+DEFAULT = "modern"
+
+# What a recipe says for a covariance, and an average has no use for.
+SECOND_ORDER = ("model.dim", "model.keep_resolution", "model.features", "model.join")
+
+
+def read_recipe(
+    name_or_path: str | Path | None = None, overrides: Mapping[str, Any] = MappingProxyType({})
+) -> Recipe:
+    """A recipe by its name or from a YAML file, with some keys changed.
+
+    A file has the keys that differ from the defaults of :class:`~covpool.train.recipe.Recipe`. Where
+    ``overrides`` have another pooling, what the file says for its own is left out: see :func:`change_pool`.
+
+    Args:
+        name_or_path: one of :func:`recipe_names`, or a file, ``.yaml``; ``modern`` if not given.
+        overrides: values by key, such as ``{"optimizer.lr": 0.01, "batch_size": 64}``.
+
+    Raises:
+        ValueError: with a sentence on what is wrong, and in which file.
+
+    Example:
+        >>> recipe = read_recipe("resnet50-imagenet", {"schedule.epochs": 2})
+        >>> recipe.batch_size, recipe.schedule.epochs, recipe.schedule.milestones
+        (256, 2, (30.0, 45.0))
+    """
+    file = _find(DEFAULT if name_or_path is None else name_or_path)
+    values = _checked(_values(file), f"{file}: ")
+    pool = overrides.get("model.pool")
+    if pool in METHODS and pool != values.get("model.pool", Recipe().model.pool):
+        values = change_pool(values, pool)
+    return make_recipe({**values, **_checked(overrides, "")})
+
+
+def change_pool(values: Mapping[str, Any], pool: str) -> dict[str, Any]:
+    """Values by key for the same network with another pooling; ``gap`` makes the first-order twin.
+
+    The options of the pooling are left out, and before a first-order method also its width, the resolution
+    kept for it, and the average joined to it.
+    """
+    other = ("model.pool_options", *(SECOND_ORDER if METHODS[pool].order == 1 else ()))
+    return {**{key: value for key, value in values.items() if key not in other}, "model.pool": pool}
+
+
+def make_recipe(values: Mapping[str, Any]) -> Recipe:
+    """From values by key, of the right types; what is not there is as by default."""
+    own = nested({**flat(Recipe()), **values})
+    return Recipe(
+        **{name: sections()[name](**own[name]) if name in sections() else own[name] for name in own}
+    )
+
+
+def write_recipe(recipe: Recipe, path: str | Path) -> None:
+    """Write every key of a recipe; :func:`read_recipe` gives it back."""
+    replace_file(path, recipe_text(recipe).encode())
+
+
+def recipe_text(recipe: Recipe) -> str:
+    """Every key of a recipe, as YAML."""
+    content = _plain(nested(flat(recipe)))
+    return str(yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True))
+
+
+def recipe_names() -> dict[str, str]:
+    """The recipes that come with covpool, and what each is, in a sentence."""
+    files = {path.stem: file for file in _folder().iterdir() if (path := Path(file.name)).suffix == ".yaml"}
+    return {
+        name: file.read_text("utf-8").partition("\n")[0].removeprefix("# ")
+        for name, file in sorted(files.items())
+    }
+
+
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML is untyped
+    """Plain values alone: a tag that names a Python object is an error. ``1e-4`` is a number here."""
+
+
+class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
+    """What the loader reads; the word ``1e-4`` gets quotes."""
+
+
+for _class in (_Loader, _Dumper):
+    # YAML 1.1 wants a point and a sign in it, which nobody remembers.
+    _class.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"),
+        list("-+0123456789"),
+    )
+
+
+def _folder() -> Traversable:
+    return resources.files("covpool") / "recipes"
+
+
+def _find(name_or_path: str | Path) -> Traversable:
+    path = Path(name_or_path)
+    if path.suffix in (".yaml", ".yml") or isinstance(name_or_path, Path):
+        return path
+    names = recipe_names()
+    if str(name_or_path) not in names:
+        raise ValueError(
+            f"{name_or_path} is none of the recipes: {', '.join(names)}; one of your own is a file, .yaml"
+        )
+    return _folder() / f"{name_or_path}.yaml"
+
+
+def _values(file: Traversable) -> dict[str, Any]:
+    """What a file says, by key."""
+    try:
+        content = yaml.load(file.read_text("utf-8"), Loader=_Loader)
+    except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{file} is no YAML that can be read: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{file} has no keys and values, as a recipe has")
+    values: dict[str, Any] = {}
+    for key, value in content.items():
+        if key not in sections():
+            values[str(key)] = value
+        elif isinstance(value, dict):
+            values |= {f"{key}.{name}": inner for name, inner in value.items()}
+        else:
+            raise ValueError(f"{file}: {key} has keys of its own; got {value!r}")
+    return values
+
+
+def _checked(values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The values, each of the type that its key wants."""
+    for key in values:
+        if key not in options():
+            near = difflib.get_close_matches(key, options(), n=1, cutoff=0.5)
+            hint = f"; is it {near[0]}?" if near else ""
+            raise ValueError(f"{where}a recipe has no {key}{hint}")
+    try:
+        parsed = _parser().parse_object(nested(_plain(values)), defaults=False)
+    except ValueError as error:
+        raise ValueError(f"{where}{error}") from error
+    return {key: parsed[key] for key in values}
+
+
+def _parser() -> SentenceParser:
+    parser = SentenceParser()
+    parser.hints = {key: option.hint for key, option in options().items()}
+    for key, option in options().items():
+        parser.add_argument(f"--{key}", type=option.hint, default=option.default)
+    return parser
+
+
+def _plain(value: Any) -> Any:
+    """As YAML has it: lists for tuples, words for paths."""
+    if isinstance(value, Mapping):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, Path):
+        return str(value)
+    return [_plain(inner) for inner in value] if isinstance(value, tuple | list) else value
