@@ -1,0 +1,97 @@
+"""Which classes are taken for which."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap, to_rgb
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from covpool.train.report.lettering import drawn, text_style
+from covpool.train.report.per_class import Errors
+from covpool.train.report.run_folder import Predictions
+from covpool.train.report.theme import Theme, new_figure
+
+# More could not be read.
+SHOWN = 20
+LETTERS = 26
+
+
+def shown_classes(errors: Errors, classes: int) -> list[int]:
+    """All classes if they are few; else those of the most frequent confusions, confused ones side by side."""
+    if classes <= SHOWN:
+        return list(range(classes))
+    chosen: dict[int, None] = {}
+    for pair in zip(errors.labels.tolist(), errors.predicted.tolist(), strict=True):
+        if len(chosen.keys() | set(pair)) <= SHOWN:
+            chosen.update(dict.fromkeys(pair))
+    return list(chosen)
+
+
+def draw_confusion(predictions: Predictions, errors: Errors, theme: Theme) -> Figure:
+    """A row for what images are, a column for what they were taken for; a last one for classes not shown."""
+    shown = shown_classes(errors, len(predictions.classes))
+    counts = _counts(predictions, shown)
+    size = 0.42 * len(shown)
+    figure = new_figure(theme, max(4.2, size + 3.2), max(3.2, size + 2.4))
+    axes = figure.subplots()
+    axes.imshow(_colours(counts, theme), interpolation="nearest", aspect="equal")
+    _write_counts(axes, counts, theme)
+    names = [drawn(predictions.classes[c], f"class {c}", LETTERS) for c in shown]
+    columns = names + ["other classes"] * (counts.shape[1] - len(shown))
+    style = {**text_style(), "color": theme.ink, "fontsize": 9}
+    axes.set_xticks(range(len(columns)), columns, rotation=45, ha="right", rotation_mode="anchor", **style)
+    axes.set_yticks(range(len(names)), names, **style)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    axes.set_facecolor(theme.paper)
+    axes.set_xlabel("taken for", color=theme.faint)
+    axes.set_ylabel("is", color=theme.faint)
+    if not shown:
+        axes.text(0.5, 0.5, "no errors", transform=axes.transAxes, ha="center", color=theme.ink)
+    return figure
+
+
+def _counts(predictions: Predictions, shown: Sequence[int]) -> NDArray[np.int64]:
+    """The part of the table of all classes that is shown."""
+    place = np.full(len(predictions.classes), len(shown))
+    place[list(shown)] = np.arange(len(shown))
+    table = np.zeros((len(shown) + 1, len(shown) + 1), dtype=np.int64)
+    np.add.at(table, (place[predictions.labels], place[predictions.predicted]), 1)
+    is_all = len(shown) == len(predictions.classes)
+    return table[:-1, :-1] if is_all else table[:-1]
+
+
+def _colours(counts: NDArray[np.int64], theme: Theme) -> NDArray[np.float64]:
+    """Blue on the diagonal and orange beside it, by the share of the row."""
+    share = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    off_diagonal = np.eye(*counts.shape) == 0
+    worst = max(share[off_diagonal].max(initial=0.0), 0.1)
+    right = LinearSegmentedColormap.from_list("right", theme.right)(share)
+    wrong = LinearSegmentedColormap.from_list("wrong", theme.wrong)(share / worst)
+    colours = np.where(off_diagonal[..., None], wrong, right)[..., :3]
+    colours[(counts == 0) & off_diagonal] = to_rgb(theme.grid)
+    return np.asarray(colours)
+
+
+def _write_counts(axes: Axes, counts: NDArray[np.int64], theme: Theme) -> None:
+    colours = _colours(counts, theme)
+    for (row, column), count in np.ndenumerate(counts):
+        if count:
+            bright = float(colours[row, column] @ (0.299, 0.587, 0.114)) > 0.55
+            axes.text(
+                column,
+                row,
+                _short(int(count)),
+                ha="center",
+                va="center",
+                fontsize=8,
+                color="#101418" if bright else "#ffffff",
+            )
+
+
+def _short(count: int) -> str:
+    return f"{count}" if count < 10_000 else f"{count / 1000:.0f}k"

@@ -1,0 +1,170 @@
+"""The files of a run's folder, read for a report."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from covpool.data.names import ENCODING, ERRORS, Names
+
+Column = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """What the best model said of each image of a split.
+
+    Attributes:
+        classes: the name of each class.
+        names: of the images.
+        labels: the class of each, by number.
+        predicted: what it was taken for.
+        confidence: the probability of that.
+        label_confidence: the probability of the true class.
+    """
+
+    classes: tuple[str, ...]
+    names: Names
+    labels: NDArray[np.int64]
+    predicted: NDArray[np.int64]
+    confidence: Column
+    label_confidence: Column
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @property
+    def right(self) -> NDArray[np.bool_]:
+        """Whether each image was taken for what it is."""
+        return np.equal(self.labels, self.predicted)
+
+
+@dataclass(frozen=True, eq=False)
+class RunFolder:
+    """A run, as its folder tells it.
+
+    Attributes:
+        summary: of ``summary.json``.
+        epochs: the columns of ``metrics.csv``; NaN where a field is empty.
+        steps: ``step``, ``loss`` and ``lr`` of ``log.jsonl``.
+        events: how often each kind of event is in ``log.jsonl``.
+        predictions: of ``predictions.csv``; none if there is no such file.
+        recipe: ``recipe.yaml`` as text.
+    """
+
+    summary: Mapping[str, Any]
+    epochs: Mapping[str, Column]
+    steps: Mapping[str, Column]
+    events: Mapping[str, int]
+    predictions: Predictions
+    recipe: str
+
+    def epoch_column(self, name: str) -> Column:
+        """A column of ``metrics.csv``, of NaN alone if the file has none of that name."""
+        return self.epochs.get(name, np.full(self.epoch_ends.shape, math.nan))
+
+    @property
+    def epoch_ends(self) -> Column:
+        """How many epochs were done at each line of ``metrics.csv``."""
+        return self.epochs.get("epoch", np.empty(0)) + 1
+
+    @property
+    def step_positions(self) -> Column:
+        """How many epochs were done at each step of ``log.jsonl``; as far as is known, one if none ended."""
+        ends, steps = self.epoch_ends, self.steps["step"]
+        if len(ends):
+            return steps * float(ends[-1] / max(self.epoch_column("step")[-1], 1.0))
+        return steps / max(float(steps.max(initial=0)), 1.0)
+
+
+def read_run(folder: Path) -> RunFolder:
+    """Read what a run has written; of all files, only ``summary.json`` must be there."""
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    steps, events = _read_log(folder / "log.jsonl")
+    recipe = folder / "recipe.yaml"
+    return RunFolder(
+        summary,
+        _read_metrics(folder / "metrics.csv"),
+        steps,
+        events,
+        _read_predictions(folder / "predictions.csv", tuple(summary["classes"])),
+        recipe.read_text(encoding="utf-8") if recipe.exists() else "",
+    )
+
+
+def _read_metrics(path: Path) -> dict[str, Column]:
+    rows = list(_rows(path))
+    return {name: np.array([_number(row[name]) for row in rows]) for name in (rows[0] if rows else ())}
+
+
+def _read_log(path: Path) -> tuple[dict[str, Column], Counter[str]]:
+    steps: dict[int, tuple[float, float]] = {}  # a step that is done again after a kill counts once
+    events: Counter[str] = Counter()
+    for entry in _entries(path):
+        if "event" in entry:
+            events[str(entry["event"])] += 1
+        elif "step" in entry:
+            steps[int(entry["step"])] = _number(entry.get("loss")), _number(entry.get("lr"))
+    table = np.array([(step, *values) for step, values in sorted(steps.items())]).reshape(-1, 3)
+    return dict(zip(("step", "loss", "lr"), table.T, strict=True)), events
+
+
+def _entries(path: Path) -> Iterator[dict[str, Any]]:
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            try:
+                entry = json.loads(line)
+            except ValueError:  # cut short by a kill
+                continue
+            if isinstance(entry, dict):
+                yield entry
+
+
+def _read_predictions(path: Path, classes: tuple[str, ...]) -> Predictions:
+    numbers = {name: number for number, name in enumerate(classes)}
+    labels, predicted, confidence, label_confidence = array("q"), array("q"), array("d"), array("d")
+
+    def names() -> Iterator[str]:
+        for row in _rows(path):
+            try:
+                labels.append(numbers[row["label"]])
+                predicted.append(numbers[row["predicted"]])
+            except KeyError as error:
+                raise ValueError(f"{path} has a class {error} that summary.json does not list") from error
+            confidence.append(_number(row["confidence"]))
+            label_confidence.append(_number(row["label_confidence"]))
+            yield row["name"]
+
+    compact = Names(names())
+    return Predictions(
+        classes,
+        compact,
+        np.array(labels, dtype=np.int64),
+        np.array(predicted, dtype=np.int64),
+        np.array(confidence),
+        np.array(label_confidence),
+    )
+
+
+def _rows(path: Path) -> Iterator[dict[str, str]]:
+    if not path.exists():
+        return
+    with path.open(encoding=ENCODING, errors=ERRORS, newline="") as file:
+        yield from csv.DictReader(file)
+
+
+def _number(value: object) -> float:
+    """NaN for what is missing."""
+    return math.nan if value is None or value == "" else float(str(value))
