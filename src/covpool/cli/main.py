@@ -86,8 +86,12 @@ def _run(verb: str, arguments: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except Exception as error:
+        from covpool.train.processes import ToldByFirstError
+
         if "--debug" in arguments:
             raise
+        if isinstance(error, ToldByFirstError):
+            return 2
         if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("covpool"):
             return _complain(command, f"{error.name} is missing: pip install 'covpool[{VERBS[verb].extra}]'")
         if isinstance(error, MISTAKES):

@@ -137,6 +137,7 @@ def _summary(trainer: Trainer, splits: Splits, seconds: float) -> dict[str, Any]
         "metrics": None,
         "validation": {name: best[name] for name in names} if "top1" in best else None,
         "best_epoch": best.get("epoch"),
+        "last_epoch": progress.history[-1],
         "epochs": len(progress.history),
         "steps": progress.cursor,
         "seconds": seconds,

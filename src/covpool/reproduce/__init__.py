@@ -1,0 +1,1 @@
+"""Experiments whose results are committed under ``results/``: one file each."""
