@@ -103,9 +103,9 @@ def test_help(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatc
 def test_a_whole_command_line(fits: list[Recipe], capsys: pytest.CaptureFixture[str]) -> None:
     command = words(
         "--data DIR --model resnet18 --dim 64 --epochs 60 --batch-size 256 --image-size 224 --limit 9 "
-        "--seed 0 --deterministic true --checkpoint-steps 500 --out OUT --pool gap --recipe resnet50-imagenet "
-        "--optimizer.weight-decay 0.01 --model.pool-options {} --augmentation.shorter-side=[300,400] "
-        "--ema none"
+        "--seed 0 --deterministic true --checkpoint-steps 500 --out OUT --pool gap "
+        "--recipe resnet50-imagenet --optimizer.weight-decay 0.01 --model.pool-options {} "
+        "--augmentation.shorter-side=[300,400] --ema none"
     )
     assert main(command) == 0
     assert fits == [
