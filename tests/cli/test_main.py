@@ -75,7 +75,8 @@ def process(*command: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_every_verb_has_a_file_and_a_line() -> None:
-    assert VERBS.keys() == OPTIONS.keys() == FILES.keys()
+    assert VERBS.keys() == OPTIONS.keys() | {"train"}  # whose options have a test file of their own
+    assert OPTIONS.keys() == FILES.keys()
     assert list(VERBS) == sorted(VERBS)
     assert all(verb.summary and "\n" not in verb.summary for verb in VERBS.values())
 
@@ -169,7 +170,7 @@ def test_a_flag_needs_no_value(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["shout"], "covpool: 'shout' is none of its verbs: check, convert, plan, shard, greet"),
+        (["shout"], "covpool: 'shout' is none of its verbs: check, convert, plan, shard, train, greet"),
         (["greet"], "covpool greet: the following arguments are required: name"),
         (["greet", "Li", "--foo", "3"], "covpool greet: unrecognized arguments: --foo 3"),
         (["greet", "Li", "--loud", "3"], "covpool greet: unrecognized arguments: --loud 3"),
@@ -227,6 +228,16 @@ def test_a_verb_may_have_an_exit_code(
     monkeypatch.setattr(sys.modules["covpool.cli.greet"], "exit_code", lambda g: g.loud_voice, raising=False)
     assert main(["greet", "Li", "--loud-voice", "7", *["--json"] * as_json]) == 7
     assert "Li" in capsys.readouterr().out
+
+
+def test_the_first_of_several_processes_speaks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pretend(monkeypatch, lambda greeting: greeting)
+    for rank, spoken in (("0", "hello Li\n"), ("1", "")):
+        monkeypatch.setenv("RANK", rank)
+        assert main(["greet", "Li"]) == 0
+        assert capsys.readouterr() == (spoken, "")
 
 
 def test_an_interruption_is_quiet(

@@ -17,7 +17,8 @@ from covpool.train.recipe_options import SHORT, options, sections
 SUMMARY = """Train a network on images, and leave a folder that explains itself.
 
 A recipe is read first, then what the command line says, in any order; --print-config shows what comes out.
-The same command goes on where a run was interrupted. On several GPUs or machines: torchrun --nproc-per-node 8 -m covpool train ..."""
+The same command goes on where a run was interrupted.
+On several GPUs or machines: torchrun --nproc-per-node 8 -m covpool train ..."""
 
 # What a section's own words leave open where they stand alone.
 ALONE = {
@@ -106,8 +107,9 @@ def _metavar(key: str, hint: Any) -> str:
 
 
 def _short(text: str) -> str:
-    by_key = {key: short for short, key in SHORT.items()}
-    return re.sub(r"(?<=--)[\w.-]+", lambda key: by_key.get(key[0].replace("-", "_"), key[0]), text)
+    """With the short names of options, spelled by hyphens, for the long ones."""
+    by_key = {key.replace("_", "-"): short.replace("_", "-") for short, key in SHORT.items()}
+    return re.sub(r"(?<=--)[\w.-]+", lambda key: by_key.get(key[0].replace("_", "-"), key[0]), text)
 
 
 def _plain(meaning: str) -> str:

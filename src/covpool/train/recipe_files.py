@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import re
 from collections.abc import Mapping
 from importlib import resources
@@ -167,6 +168,7 @@ def _checked(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     return {key: parsed[key] for key in values}
 
 
+@functools.cache
 def _parser() -> SentenceParser:
     parser = SentenceParser()
     parser.hints = {key: option.hint for key, option in options().items()}

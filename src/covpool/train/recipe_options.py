@@ -52,8 +52,8 @@ class Option(NamedTuple):
 @functools.cache
 def sections() -> dict[str, type[Any]]:
     """The parts of a recipe that have keys of their own."""
-    hints: dict[str, Any] = get_type_hints(Recipe)
-    return {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
+    hints = get_type_hints(Recipe).items()
+    return {name: kind for name, kind in hints if isinstance(kind, type) and dataclasses.is_dataclass(kind)}
 
 
 @functools.cache

@@ -1,0 +1,189 @@
+"""Recipes from files: what is read, what is refused, and what comes back."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from covpool.data.transforms import Augmentation
+from covpool.models.config import ModelConfig
+from covpool.train.recipe import DataOptions, LoopOptions, OptimizerOptions, Recipe, WeightOptions
+from covpool.train.recipe_files import SHORT, read_recipe, recipe_names, recipe_text, write_recipe
+from covpool.train.recipe_options import flat, options
+
+# Words that YAML would take for something else.
+WORDS = [
+    "1e-3",
+    "1e3",
+    "true",
+    "null",
+    "~",
+    "3",
+    "0x1f",
+    "2020-01-01",
+    "1_0",
+    "",
+    " a",
+    "a: b",
+    "- a",
+    "#",
+    "é\n",
+]
+
+RECIPES = [
+    Recipe(),
+    Recipe(
+        data=DataOptions(path="/a b/ü", limit=7, balance="sampling", cache="s3"),
+        model=ModelConfig(
+            "vit_base", dim=None, keep_resolution=True, hidden=(1,), pool_options={"x": [1, {"y": None}]}
+        ),
+        weights=WeightOptions(path="w.pth", key_map={"a.": "b.", "c.": None}),
+        augmentation=Augmentation("random", shorter_side=(3, 4), strength=1e-07),
+        optimizer=OptimizerOptions(lr=1 / 3, clip=1e300),
+        loop=LoopOptions(ema=0.1 + 0.2),
+        seed=2**70,
+    ),
+    Recipe(weights=WeightOptions(path="w", key_map="order"), augmentation=Augmentation(shorter_side=5)),
+    *[Recipe(out=word, model=ModelConfig(word, pool_options={word: word})) for word in WORDS],
+]
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=[str(i) for i in range(len(RECIPES))])
+def test_what_is_written_is_read(recipe: Recipe, tmp_path: Path) -> None:
+    write_recipe(recipe, tmp_path / "recipe.yaml")
+    assert read_recipe(tmp_path / "recipe.yaml") == recipe
+    assert read_recipe(str(tmp_path / "recipe.yaml")) == recipe
+    assert [path.name for path in tmp_path.iterdir()] == ["recipe.yaml"]
+
+
+def test_all_recipes_come_back(tmp_path: Path) -> None:
+    for name in recipe_names():
+        write_recipe(read_recipe(name), tmp_path / "recipe.yaml")
+        assert read_recipe(tmp_path / "recipe.yaml") == read_recipe(name)
+
+
+def test_a_file_says_what_differs_and_overrides_come_last(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yml"
+    file.write_text(
+        "optimizer: {lr: 1e-2, clip: 5}\nbatch_size: 8\nmodel:\n  pool_options: {steps: 3}\n", "utf-8"
+    )
+    expected = dataclasses.replace(
+        Recipe(),
+        optimizer=OptimizerOptions(lr=0.01, clip=5.0),
+        batch_size=8,
+        model=ModelConfig("resnet50", pool_options={"steps": 3}),
+    )
+    assert read_recipe(file) == expected
+    overridden = read_recipe(file, {"batch_size": 4, "optimizer.clip": None, "data.path": tmp_path})
+    assert (overridden.batch_size, overridden.optimizer) == (4, OptimizerOptions(lr=0.01))
+    assert overridden.data.path == str(tmp_path)
+    assert overridden.model == expected.model
+
+
+def test_no_name_is_modern() -> None:
+    assert read_recipe() == read_recipe("modern")
+    assert read_recipe(None, {"seed": 3}).seed == 3
+
+
+def test_another_pooling_leaves_out_what_was_for_the_first() -> None:
+    paper = read_recipe("resnet50-imagenet").model
+    twin = read_recipe("resnet50-imagenet", {"model.pool": "gap"}).model
+    assert twin == dataclasses.replace(paper, pool="gap", dim="auto", pool_options={})
+    told = read_recipe("resnet50-imagenet", {"model.pool": "gap", "model.dim": 64}).model
+    assert told.dim == 64
+    assert read_recipe("resnet50-imagenet", {"model.pool": "isqrt_cov"}).model == paper
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("optimizer: {lrr: 1}", "a recipe has no optimizer.lrr; is it optimizer.lr?"),
+        ("optimiser: {lr: 1}", "a recipe has no optimiser"),
+        ("optimizer: 3", "optimizer has keys of its own; got 3"),
+        ("optimizer:", "optimizer has keys of its own; got None"),
+        ("optimizer: {lr: fast}", "optimizer.lr takes a number; got fast"),
+        ("schedule: {epochs: 2.5}", "schedule.epochs takes a whole number; got 2.5"),
+        ("schedule: {milestones: [a]}", "schedule.milestones takes a list, as [1,2]; got"),
+        ("loop: {device: tpu}", "loop.device takes auto, cpu or cuda; got tpu"),
+        ("loop: {compile: 1}", "loop.compile takes true or false; got 1"),
+        ("model: {pool_options: 3}", 'model.pool_options takes names and values, as {"a": 1}; got 3'),
+        ("out: 3", "out takes a word; got 3"),
+        ("3: 4", "a recipe has no 3"),
+        ("[1, 2]", "has no keys and values, as a recipe has"),
+        ("", "has no keys and values, as a recipe has"),
+        ("a: [", "is no YAML that can be read: while parsing"),
+        ("a: \x00", "is no YAML that can be read: unacceptable character"),
+    ],
+)
+def test_mistakes_in_a_file(text: str, sentence: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(text, "utf-8")
+    with pytest.raises(ValueError, match=r"^[^\n]+$") as error:
+        read_recipe(file)
+    assert str(error.value).startswith(str(file))
+    assert sentence in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "tag",
+    [
+        "!!python/object/apply:pathlib.Path.touch [{}]",
+        "!!python/object/new:subprocess.check_call [[touch, {}]]",
+        "!!python/name:os.system",
+        "!!python/module:os",
+        "!touch {}",
+    ],
+)
+def test_tags_run_nothing(tag: str, tmp_path: Path) -> None:
+    file, trace = tmp_path / "mine.yaml", tmp_path / "trace"
+    for text in (f"out: {tag}", f"model:\n  pool_options:\n    a: {tag}", tag):
+        file.write_text(text.replace("{}", str(trace)), "utf-8")
+        with pytest.raises(ValueError, match="could not determine a constructor for the tag"):
+            read_recipe(file)
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (
+            {"optimizer.weightdecay": 1},
+            "a recipe has no optimizer.weightdecay; is it optimizer.weight_decay?",
+        ),
+        ({"optimizer": {"lr": 1}}, "a recipe has no optimizer"),
+        ({"batch_size": "x"}, "batch_size takes a whole number; got x"),
+        ({"batch_size": 0}, "batch_size must be at least 1; got 0"),
+        ({"model.pool": "median"}, "pool must be one of"),
+        ({"weights.pretrained": True, "weights.path": "a"}, "the first weights come from one place"),
+        ({"weights.key_map": "order"}, "key_map says how to read a file of weights"),
+    ],
+)
+def test_mistakes_in_overrides(overrides: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match="^" + sentence.replace("?", r"\?")):
+        read_recipe("modern", overrides)
+
+
+def test_names() -> None:
+    with pytest.raises(
+        ValueError, match=r"resnet5 is none of the recipes: alexnet-imagenet, .*modern.* is a file"
+    ):
+        read_recipe("resnet5")
+    with pytest.raises(FileNotFoundError):
+        read_recipe("resnet5.yaml")
+
+
+def test_every_key_has_a_meaning_and_every_short_name_a_key() -> None:
+    assert options().keys() == flat(Recipe()).keys()
+    assert all(option.meaning for option in options().values())
+    assert set(SHORT.values()) <= options().keys()
+    assert len(set(SHORT.values())) == len(SHORT)
+    assert not SHORT.keys() & options().keys()
+
+
+def test_text_is_in_the_order_of_the_sections() -> None:
+    text = recipe_text(Recipe())
+    assert text.startswith("batch_size: 256\nseed: 0\n")
+    assert text.index("\ndata:\n  path: ''\n") < text.index("\nmodel:\n  backbone: resnet50\n")
