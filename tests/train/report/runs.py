@@ -29,7 +29,6 @@ out: {out}
 """
 
 
-
 def labelled(images: ImageSet) -> list[tuple[str, int]]:
     """Name and class of every image."""
     return [(images.name(i), int(images.labels[i])) for i in range(len(images))]
@@ -60,7 +59,13 @@ def write_run(
     _write_epochs(folder, epochs, steps, validation, right if split else 0.5)
     _write_log(folder, epochs, steps, random)
     (folder / "recipe.yaml").write_text(RECIPE.format(pool=pool, out=folder.name), encoding="utf-8")
-    metrics = {"loss": 0.71, "top1": right, "top5": 0.97, "macro_f1": right - 0.01, "balanced_accuracy": right}
+    metrics = {
+        "loss": 0.71,
+        "top1": right,
+        "top5": 0.97,
+        "macro_f1": right - 0.01,
+        "balanced_accuracy": right,
+    }
     summary: dict[str, Any] = {
         "split": split,
         "metrics": {**metrics, "images": len(images)} if split else None,

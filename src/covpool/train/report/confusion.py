@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,7 +17,7 @@ from covpool.train.report.run_folder import Predictions
 from covpool.train.report.theme import Theme, new_figure
 
 # More could not be read.
-SHOWN = 20
+SHOWN = 25
 LETTERS = 26
 
 
@@ -40,19 +41,26 @@ def draw_confusion(predictions: Predictions, errors: Errors, theme: Theme) -> Fi
     axes = figure.subplots()
     axes.imshow(_colours(counts, theme), interpolation="nearest", aspect="equal")
     _write_counts(axes, counts, theme)
-    names = [drawn(predictions.classes[c], f"class {c}", LETTERS) for c in shown]
+    names = _names(predictions.classes, shown)
     columns = names + ["other classes"] * (counts.shape[1] - len(shown))
     style = {**text_style(), "color": theme.ink, "fontsize": 9}
     axes.set_xticks(range(len(columns)), columns, rotation=45, ha="right", rotation_mode="anchor", **style)
     axes.set_yticks(range(len(names)), names, **style)
-    axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     axes.set_facecolor(theme.paper)
-    axes.set_xlabel("taken for", color=theme.faint)
-    axes.set_ylabel("is", color=theme.faint)
+    axes.set_xlabel("predicted class", color=theme.faint)
+    axes.set_ylabel("true class", color=theme.faint)
+    _separate_cells(axes, counts, theme)
     if not shown:
         axes.text(0.5, 0.5, "no errors", transform=axes.transAxes, ha="center", color=theme.ink)
     return figure
+
+
+def _names(classes: Sequence[str], shown: Sequence[int]) -> list[str]:
+    """Short ones; where two would be the same, also the classes' numbers."""
+    short = {number: drawn(classes[number], f"class {number}", LETTERS) for number in shown}
+    times = Counter(short.values())
+    return [name if times[name] == 1 else f"{number}: {name}" for number, name in short.items()]
 
 
 def _counts(predictions: Predictions, shown: Sequence[int]) -> NDArray[np.int64]:
@@ -75,6 +83,14 @@ def _colours(counts: NDArray[np.int64], theme: Theme) -> NDArray[np.float64]:
     colours = np.where(off_diagonal[..., None], wrong, right)[..., :3]
     colours[(counts == 0) & off_diagonal] = to_rgb(theme.grid)
     return np.asarray(colours)
+
+
+def _separate_cells(axes: Axes, counts: NDArray[np.int64], theme: Theme) -> None:
+    rows, columns = counts.shape
+    axes.set_xticks(np.arange(columns + 1) - 0.5, minor=True)
+    axes.set_yticks(np.arange(rows + 1) - 0.5, minor=True)
+    axes.grid(which="minor", color=theme.paper, linewidth=1.2)
+    axes.tick_params(which="both", length=0)
 
 
 def _write_counts(axes: Axes, counts: NDArray[np.int64], theme: Theme) -> None:

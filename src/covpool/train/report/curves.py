@@ -24,8 +24,9 @@ MEASURED: dict[Quantity, tuple[str, str, float]] = {
 }
 # So many points are a line as smooth as a figure can show; single epochs are marked up to fewer.
 POINTS, MARKED = 300, 30
-# Beyond it, a linear axis would show the smallest learning rates as 0.
-WIDE = 20.0
+# A linear axis would show rates that are so much smaller than the highest as 0. That is all right at the end
+# of a cosine, but not for a fifth of the training.
+WIDE, LONG = 15.0, 20
 
 
 def draw_curves(
@@ -100,7 +101,7 @@ def _draw_rate(axes: Axes, run: RunFolder, colour: str, name: str, place: int) -
     axes.plot(x, y, color=colour, linewidth=1.8, linestyle=dashes, label=name, marker="o" * (len(x) == 1))
     known = np.concatenate([line.get_ydata() for line in axes.get_lines()])
     known = known[np.isfinite(known)]
-    if len(known) and known.min() > 0 and known.max() > WIDE * known.min():
+    if len(known) and known.min() > 0 and known.max() > WIDE * np.percentile(known, LONG):
         axes.set_yscale("log")
 
 
@@ -123,9 +124,7 @@ def _mark_best(axes: Axes, run: RunFolder, theme: Theme) -> None:
     if run.summary.get("validation") is None or len(run.epoch_ends) < 2:
         return
     epoch = run.summary["best_epoch"] + 1
-    axes.axvline(
-        epoch, color=theme.faint, linewidth=1, linestyle=(0, (1, 2)), label=f"best epoch, the {epoch}."
-    )
+    axes.axvline(epoch, color=theme.faint, linewidth=1, linestyle=(0, (1, 2)), label=f"best epoch: {epoch}")
 
 
 def _thinned(x: Column, y: Column) -> tuple[Column, Column]:

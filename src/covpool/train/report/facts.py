@@ -55,9 +55,9 @@ def facts(summary: Mapping[str, Any]) -> list[Fact]:
         ("Time", duration(summary.get("seconds"))),
     ]
     if summary.get("bad_images"):
-        found.append(("Unusable images", f"{number(summary['bad_images'])}, listed in bad_images.csv"))
+        found.append(("Unusable images", f"{number(summary['bad_images'])} (bad_images.csv)"))
     if summary.get("skipped_steps"):
-        found.append(("Skipped steps", f"{number(summary['skipped_steps'])}, listed in log.jsonl"))
+        found.append(("Skipped steps", f"{number(summary['skipped_steps'])} (log.jsonl)"))
     return [fact for fact in found if fact[1]]
 
 
@@ -83,4 +83,4 @@ def _epochs(summary: Mapping[str, Any]) -> str:
     epochs = number(summary.get("epochs"))
     if summary.get("validation") is None or summary.get("best_epoch") is None:
         return epochs
-    return f"{epochs}, best was the {summary['best_epoch'] + 1}."
+    return f"{epochs}, the best is {summary['best_epoch'] + 1}"

@@ -20,8 +20,8 @@ from covpool.train.report.thumbnails import most_confident_errors, tiles
 from covpool.train.report.worst import draw_worst
 
 PAGE = "report.html"
-# Errors with a thumbnail, and classes that are listed before one asks for the rest.
-WORST, HARDEST = 24, 20
+# Errors with a thumbnail; classes that are listed at once, and how many of more than these before one asks.
+WORST, AT_ONCE, HARDEST = 24, 30, 20
 
 
 def write_report(folder: Path, images: ImageSet | None = None) -> Path:
@@ -64,13 +64,14 @@ def _of_predictions(folder: Path, predictions: Predictions, images: ImageSet | N
     worst = tiles(predictions, most_confident_errors(predictions, WORST), images)
     replace_file(folder / "per_class.csv", per_class_csv(rows))
     replace_file(folder / "confusion.png", png(draw_confusion(predictions, errors, LIGHT)))
-    replace_file(folder / "worst.png", png(draw_worst(worst, LIGHT)))
+    replace_file(folder / "worst.png", png(draw_worst(worst, LIGHT), dpi=110))
     hardest = sorted(rows, key=_hardness)
+    first = HARDEST if len(rows) > AT_ONCE else len(rows)
     return {
         "images": len(predictions),
         "interval": wilson(int(predictions.right.sum()), len(predictions)),
-        "hardest": hardest[:HARDEST],
-        "others": hardest[HARDEST:],
+        "hardest": hardest[:first],
+        "others": hardest[first:],
         "confusion": picture(
             lambda theme: draw_confusion(predictions, errors, theme),
             "table of what images are against what they were taken for",

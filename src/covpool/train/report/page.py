@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from covpool.train.report.theme import DARK, LIGHT, Theme, png
@@ -92,6 +94,16 @@ def duration(seconds: float | None) -> str:
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
+def breakable(name: str) -> Markup:
+    """A name, escaped, that may go on in the next line after what commonly joins words in names.
+
+    Example:
+        >>> breakable("114.House_<b>")
+        Markup('114.House_<wbr>&lt;b&gt;')
+    """
+    return Markup("<wbr>").join(re.split(r"(?<=[_/-])", name))
+
+
 def _is_known(value: float | None) -> TypeGuard[float]:
     return value is not None and math.isfinite(value)
 
@@ -108,5 +120,11 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"percent": percent, "points": points, "number": number, "duration": duration}
+    environment.filters |= {
+        "percent": percent,
+        "points": points,
+        "number": number,
+        "duration": duration,
+        "breakable": breakable,
+    }
     return environment
