@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import os
 import pickle
@@ -109,9 +111,6 @@ class Bomb:
 
 
 def test_a_pickle_with_the_name_and_hash_of_tensors_runs_nothing(tmp_path: Path) -> None:
-    import hashlib
-    import json
-
     path = write_checkpoint(tmp_path, checkpoint(1))
     bomb = pickle.dumps(Bomb(tmp_path / "ran"))
     (path / "model.safetensors").write_bytes(bomb)
@@ -124,15 +123,12 @@ def test_a_pickle_with_the_name_and_hash_of_tensors_runs_nothing(tmp_path: Path)
 
 
 def test_a_manifest_cannot_name_files_elsewhere(tmp_path: Path) -> None:
-    import hashlib
-    import json
-
     path = write_checkpoint(tmp_path, checkpoint(1))
     (tmp_path / "secret").write_bytes(b"x")
     manifest = json.loads((path / "manifest.json").read_bytes())
     manifest["../secret"] = hashlib.sha256(b"x").hexdigest()
     (path / "manifest.json").write_bytes(json.dumps(manifest, indent=1, sort_keys=True).encode())
-    with pytest.raises(DamagedCheckpointError, match="names '../secret'"):
+    with pytest.raises(DamagedCheckpointError, match=r"names '\.\./secret'"):
         read_checkpoint(path)
 
 

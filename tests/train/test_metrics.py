@@ -55,7 +55,9 @@ def test_predictions_are_in_the_order_of_the_set() -> None:
 
 def test_nothing_to_measure_is_told() -> None:
     bad = BadImage("a.jpg", "unreadable", "it is empty")
-    empty = Batch(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64), (bad,))
+    empty = Batch(
+        torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64), (bad,)
+    )
     found = predict(torch.nn.Identity(), [empty], ALONE)
     assert found is not None
     assert found[1] == [bad]

@@ -17,7 +17,6 @@ from covpool.train.network import make_deterministic
 from covpool.train.processes import Processes, joined_processes
 from covpool.train.recipe import Recipe
 from covpool.train.recipe_files import write_recipe
-from covpool.train.report import write_report
 from covpool.train.run_folder import RunFolder
 from covpool.train.same_run import check_same_run
 from covpool.train.splits import Splits, joined, open_data
@@ -86,6 +85,8 @@ def _train(recipe: Recipe, processes: Processes, signals: Signals, folder: RunFo
 
 
 def _finish(folder: RunFolder, summary: dict[str, Any], images: ImageSet | None) -> None:
+    from covpool.train.report import write_report  # here, because what draws takes seconds to import
+
     folder.write_summary({**summary, "finished": False})  # for the report, which may yet fail
     write_report(folder.path, images)
     folder.write_summary({**summary, "finished": True})

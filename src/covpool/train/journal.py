@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
+from covpool.models.model import PooledClassifier
 from covpool.train.processes import Processes
 from covpool.train.progress import TrainingProgress
 from covpool.train.recipe import Recipe
@@ -36,8 +37,8 @@ class Journal:
         self, recipe: Recipe, processes: Processes, folder: RunFolder, cursor: int, batches: int, epochs: int
     ) -> None:
         self.recipe, self.folder, self.batches, self.epochs = recipe, folder, batches, epochs
-        self.is_first = processes.is_first
-        self.progress = TrainingProgress(silent=not self.is_first)
+        self.processes, self.is_first = processes, processes.is_first
+        self.progress = TrainingProgress(processes.rank)
         self._trackers: list[Tracker] = []
         self._cursor = cursor
         self._every = -(-batches // LINES)
@@ -63,13 +64,24 @@ class Journal:
     ) -> None:
         self._exit.close()
 
-    def line(self, text: str) -> None:
-        """A line for a person."""
-        self.progress.line(text)
+    def begin(self, model: PooledClassifier, images: int, cursor: int) -> None:
+        """Training begins, or goes on."""
+        config, each = model.config, self.processes.world_size
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        dim = f" of {config.dim} channels" if config.dim is not None else ""
+        self.progress.line(
+            f"{config.backbone}, {config.pool}{dim}: {parameters / 1e6:.1f}M parameters, "
+            f"{images:,} images of {config.num_classes:,} classes, {self.batches:,} steps an epoch, "
+            f"{each} {'process' if each == 1 else 'processes'} on {self.processes.device.type}"
+        )
+        if cursor:
+            epoch, step = divmod(cursor, self.batches)
+            self.progress.line(f"going on from epoch {epoch + 1}, step {step:,}")
+            self.event("resumed", step=cursor, processes=each)
 
     def start_epoch(self, epoch: int, done: int) -> None:
         """An epoch begins, or goes on after some steps."""
-        self.progress.start(epoch + 1, self.epochs, self.batches, done)
+        self.progress.start(epoch, self.epochs, self.batches, done)
         self._since, self._steps = time.monotonic(), 0
 
     def step(self, cursor: int, outcome: Outcome, lr: float) -> None:
@@ -78,7 +90,7 @@ class Journal:
             return
         self._steps += 1
         rate = self.recipe.batch_size * self._steps / max(time.monotonic() - self._since, 1e-9)
-        self.progress.step(loss=outcome.loss, top1=outcome.top1, images_per_second=rate, lr=lr)
+        self.progress.step(outcome.loss, outcome.top1, rate, lr)
         if cursor % self._every and cursor % self.batches:
             return
         values = {

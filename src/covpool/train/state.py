@@ -1,4 +1,4 @@
-"""The state of training: how far it is, the weights, and what the optimiser keeps; to a checkpoint and back."""
+"""The state of training (how far it is, the weights, what the optimiser keeps) to a checkpoint and back."""
 
 from __future__ import annotations
 

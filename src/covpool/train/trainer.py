@@ -1,4 +1,4 @@
-"""The loop: from epoch to epoch and step to step, with all that a kill, a bad image or a NaN must not spoil."""
+"""The loop: epoch after epoch, step after step, and what a kill, a bad image or a NaN must not spoil."""
 
 from __future__ import annotations
 
@@ -76,6 +76,7 @@ class Trainer:
     def run(self) -> None:
         """Train to the end, from wherever a run before this one came to."""
         with self.journal:
+            self.journal.begin(self.model, len(self.train_images), self.progress.cursor)
             while not self._is_done():
                 if self.progress.cursor == self.batches * (len(self.progress.history) + 1):
                     self._end_epoch()
@@ -238,8 +239,8 @@ class Trainer:
             self._remove_old()
         except OSError as error:
             raise TrainingError(
-                f"no checkpoint could be written to {self.folder.checkpoints}: {error.strerror or error}; the "
-                "last one is as it was, and the same command goes on from there"
+                f"no checkpoint could be written to {self.folder.checkpoints}: {error.strerror or error}; "
+                "the last one is as it was, and the same command goes on from there"
             ) from error
 
     def _remove_old(self) -> None:
