@@ -51,7 +51,7 @@ def write_run(
     seed: int = 0,
     pool: str = "isqrt_cov",
 ) -> Path:
-    """A run's folder: what it predicts is right by ``accuracy``, and else most often one of two neighbours."""
+    """A run's folder: what it predicts is right by ``accuracy``, and else mostly the next class."""
     folder.mkdir(parents=True, exist_ok=True)
     random = np.random.default_rng(seed)
     steps = 40

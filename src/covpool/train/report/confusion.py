@@ -35,6 +35,8 @@ def shown_classes(errors: Errors, classes: int) -> list[int]:
 def draw_confusion(predictions: Predictions, errors: Errors, theme: Theme) -> Figure:
     """A row for what images are, a column for what they were taken for; a last one for classes not shown."""
     shown = shown_classes(errors, len(predictions.classes))
+    if not shown:
+        return _no_errors(theme)
     counts = _counts(predictions, shown)
     size = 0.42 * len(shown)
     figure = new_figure(theme, max(4.2, size + 3.2), max(3.2, size + 2.4))
@@ -51,8 +53,12 @@ def draw_confusion(predictions: Predictions, errors: Errors, theme: Theme) -> Fi
     axes.set_xlabel("predicted class", color=theme.faint)
     axes.set_ylabel("true class", color=theme.faint)
     _separate_cells(axes, counts, theme)
-    if not shown:
-        axes.text(0.5, 0.5, "no errors", transform=axes.transAxes, ha="center", color=theme.ink)
+    return figure
+
+
+def _no_errors(theme: Theme) -> Figure:
+    figure = new_figure(theme, 4.2, 3.2)
+    figure.text(0.5, 0.5, "no errors", ha="center", va="center", color=theme.ink, fontsize=14)
     return figure
 
 

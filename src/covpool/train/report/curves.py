@@ -43,11 +43,12 @@ def draw_curves(
     for axes, quantity in zip(figure.subplots(1, len(quantities), squeeze=False)[0], quantities, strict=True):
         dress(axes, theme)
         for place, (name, run) in enumerate(runs.items()):
-            prefix = f"{drawn(name, f'run {place + 1}', 24)}, " if len(runs) > 1 else ""
+            # matplotlib leaves what begins with an underscore out of legends, hence the space.
+            label = f" {drawn(name, f'run {place + 1}', 24)}" if len(runs) > 1 else ""
             if quantity == "learning rate":
-                _draw_rate(axes, run, theme.series[place], prefix.removesuffix(", "), place)
+                _draw_rate(axes, run, theme.series[place], label, place)
             else:
-                _draw_measured(axes, run, theme, quantity, prefix, place)
+                _draw_measured(axes, run, theme, quantity, label, place)
         _label(axes, quantity, runs, theme)
     return figure
 
@@ -64,10 +65,10 @@ def curve_pictures(runs: Mapping[str, RunFolder]) -> list[Picture]:
 
 
 def _draw_measured(
-    axes: Axes, run: RunFolder, theme: Theme, quantity: Quantity, prefix: str, place: int
+    axes: Axes, run: RunFolder, theme: Theme, quantity: Quantity, name: str, place: int
 ) -> None:
     train, validation, factor = MEASURED[quantity]
-    alone = not prefix
+    alone = not name
     colours = theme.series if alone else (theme.series[place],) * 2
     if alone and quantity == "loss":
         x, y = _thinned(run.step_positions, run.steps["loss"])
@@ -88,7 +89,7 @@ def _draw_measured(
             marker=marker,
             markersize=3.5,
             linewidth=1.8,
-            label=f"{prefix}{what}",
+            label=what if alone else f"{name}, {what}",
         )
 
 

@@ -82,7 +82,7 @@ def duration(seconds: float | None) -> str:
     """A time of hours and minutes, or of minutes and seconds.
 
     Example:
-        >>> duration(40), duration(150), duration(7300)
+        >>> duration(40), duration(150), duration(7320)
         ('40 s', '2 min 30 s', '2 h 2 min')
     """
     if not _is_known(seconds):

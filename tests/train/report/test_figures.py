@@ -1,0 +1,153 @@
+"""Curves, confusions and worst errors: what they show, and that no name keeps them from being drawn."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.metrics import confusion_matrix
+
+from covpool.train.report.confusion import SHOWN, _counts, _names, draw_confusion, shown_classes
+from covpool.train.report.curves import draw_curves
+from covpool.train.report.lettering import drawn
+from covpool.train.report.per_class import errors_by_pair
+from covpool.train.report.run_folder import RunFolder, read_run
+from covpool.train.report.theme import DARK, LIGHT, png
+from covpool.train.report.thumbnails import Tile
+from covpool.train.report.worst import draw_worst
+from tests.train.report.runs import invented, write_run
+
+ODD = (
+    "$\\frac{cat$",
+    "<script>",
+    "鳥類",
+    "a\nb\x00c",
+    "\udcff",
+    "",
+    "_hidden",
+    "العصفور",
+    "x" * 5000,
+    "{}%s",
+)
+
+
+def size_of(data: bytes) -> tuple[int, int]:
+    with Image.open(io.BytesIO(data)) as image:
+        image.load()
+        return image.size
+
+
+def run_of(folder: Path, classes: int, each: int = 10, **options: object) -> RunFolder:
+    names = [f"class {number}" for number in range(classes)]
+    return read_run(write_run(folder, names, invented(classes, each), **options))  # type: ignore[arg-type]
+
+
+def test_curves_show_the_columns_of_the_metrics(tmp_path: Path) -> None:
+    run = run_of(tmp_path, 3)
+    figure = draw_curves({"": run}, LIGHT)
+    loss, top1, rate = figure.axes
+    lines = {line.get_label(): line for line in top1.get_lines()}
+    np.testing.assert_allclose(lines["training"].get_ydata(), 100 * run.epochs["train_top1"])
+    np.testing.assert_allclose(lines["validation"].get_ydata(), 100 * run.epochs["top1"])
+    assert lines["validation"].get_xdata().tolist() == list(range(1, 13))
+    assert lines["best epoch: 9"].get_xdata() == [9, 9]
+    assert len(loss.get_lines()[0].get_xdata()) == 300  # of 480 steps
+    assert loss.get_lines()[0].get_ydata().mean() == pytest.approx(run.steps["loss"].mean(), rel=0.01)
+    assert rate.get_yscale() == "linear"
+
+
+def test_curves_of_one_epoch_without_validation(tmp_path: Path) -> None:
+    run = run_of(tmp_path, 3, epochs=1, split=None, validation=False)
+    figure = draw_curves({"": run}, LIGHT)
+    labels = [line.get_label() for line in figure.axes[1].get_lines()]
+    assert labels == ["training"]
+    assert figure.axes[1].get_lines()[0].get_marker() == "o"  # one point is no line
+    assert size_of(png(figure, 50)) == (780, 180)
+
+
+def test_curves_of_nothing(tmp_path: Path) -> None:
+    write_run(tmp_path, ["a"], [], split=None)
+    (tmp_path / "metrics.csv").unlink()
+    (tmp_path / "log.jsonl").unlink()
+    assert size_of(png(draw_curves({"": read_run(tmp_path)}, LIGHT), 50)) == (780, 180)
+
+
+def test_rates_that_fall_by_steps_are_on_a_logarithmic_axis(tmp_path: Path) -> None:
+    run = run_of(tmp_path, 3)
+    run.steps["lr"][:] = np.repeat([0.1, 0.01, 0.001], 160)
+    assert draw_curves({"": run}, LIGHT, ("learning rate",)).axes[0].get_yscale() == "log"
+
+
+def test_curves_of_two_runs_have_a_colour_each(tmp_path: Path) -> None:
+    runs = {"_$x": run_of(tmp_path / "1", 3), "鳥": run_of(tmp_path / "2", 3, seed=1)}
+    axes = draw_curves(runs, DARK).axes[1]
+    colours = [line.get_color() for line in axes.get_lines()]
+    assert colours == [DARK.series[0]] * 2 + [DARK.series[1]] * 2
+    assert len(axes.get_legend().get_texts()) == 4
+
+
+@pytest.mark.parametrize("classes", [2, 10, 400])
+def test_confusions_are_those_of_scikit_learn(tmp_path: Path, classes: int) -> None:
+    predictions = run_of(tmp_path, classes).predictions
+    errors = errors_by_pair(predictions)
+    shown = shown_classes(errors, classes)
+    table = confusion_matrix(predictions.labels, predictions.predicted, labels=np.arange(classes))
+    counts = _counts(predictions, shown)
+    assert (counts[:, : len(shown)] == table[np.ix_(shown, shown)]).all()
+    assert (counts.sum(axis=1) == table.sum(axis=1)[shown]).all()  # none is lost
+    assert len(shown) == min(classes, SHOWN)
+    np.fill_diagonal(table, 0)
+    first = np.unravel_index(table.argmax(), table.shape)
+    assert classes <= SHOWN or table[shown[0], shown[1]] == table[first]
+
+
+def test_confusions_with_any_names_in_both_themes(tmp_path: Path) -> None:
+    write_run(tmp_path, ODD, invented(len(ODD), 8), split=None)
+    write_run(tmp_path, [f"{n}" for n in range(len(ODD))], invented(len(ODD), 8))
+    predictions = read_run(tmp_path).predictions
+    object.__setattr__(predictions, "classes", ODD)
+    for theme in (LIGHT, DARK):
+        width, height = size_of(png(draw_confusion(predictions, errors_by_pair(predictions), theme), 50))
+        assert 100 < width < 1000
+        assert 100 < height < 1000
+
+
+def test_confusions_of_many_classes_without_an_error(tmp_path: Path) -> None:
+    predictions = run_of(tmp_path, 400, 1, accuracy=2.0).predictions
+    figure = draw_confusion(predictions, errors_by_pair(predictions), LIGHT)
+    assert [text.get_text() for text in figure.texts] == ["no errors"]
+    assert size_of(png(figure, 50))
+
+
+def test_names_that_are_shortened_to_the_same_get_numbers() -> None:
+    names = [f"a very long name, number {n} of many that are alike" for n in range(3)]
+    assert len(set(_names([*names, "wren"], [0, 1, 2, 3]))) == 4
+    assert _names([*names, "wren"], [0, 3])[1] == "wren"
+
+
+def test_names_as_they_are_drawn() -> None:
+    assert drawn("House_Sparrow", "", 20) == "House_Sparrow"
+    assert drawn("a" * 10 + "b" * 10, "", 7) == "aaa…bbb"
+    assert drawn("\U000f0000\U000f0001", "class 3", 20) == "class 3"  # for private use, and in no font
+    assert drawn("", "class 3", 20) == "class 3"
+    assert drawn("a\x1bb", "", 20) == "a□b"
+
+
+def test_worst_errors_with_any_names() -> None:
+    picture = Image.new("RGB", (30, 20), "red")
+    tiles = [Tile(name, name, name, 0.98, picture if place % 2 else None) for place, name in enumerate(ODD)]
+    figure = draw_worst(tiles, LIGHT)
+    assert size_of(png(figure, 50)) == (630, 275)
+    texts = [text.get_text() for axes in figure.axes for text in axes.texts]
+    assert texts.count("98.0 % sure") == len(ODD)
+    assert texts.count("no picture") == len(ODD) // 2
+    assert "is $\\frac{cat$" in texts
+
+
+def test_no_errors_at_all() -> None:
+    figure = draw_worst([], LIGHT)
+    assert [text.get_text() for text in figure.texts] == ["no errors"]
+    assert size_of(png(figure, 50))

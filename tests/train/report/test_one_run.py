@@ -1,0 +1,202 @@
+"""The report of a run: whole, harmless whatever names it holds, and in need of nothing else."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.metrics import accuracy_score
+
+from covpool.data.image_set import ImageSet, Subset
+from covpool.data.sources import open_images
+from covpool.train.report import write_report
+from covpool.train.report.run_folder import read_run
+from tests.data.pictures import TINY10, needs_tiny10
+from tests.train.report.runs import invented, labelled, write_run
+
+EVIL = (
+    "<script>document.title='run'</script>",
+    '"><img src=x onerror="document.title=\'run\'">',
+    "</style></title><svg onload=document.title='run'>",
+    "{{ 7 * 7 }}&amp;",
+    "鳥類 \u202e القط",
+)
+
+
+class Page(HTMLParser):
+    """Elements, attributes and text of a page."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+        self.open: list[str] = []
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in ("meta", "img", "source", "wbr"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+    @property
+    def words(self) -> str:
+        return " ".join("".join(self.text).split())
+
+
+def assert_harmless(page: Page) -> None:
+    """Nothing that runs, nothing from elsewhere, and every element closed."""
+    assert page.open == []
+    for tag, attributes in page.elements:
+        assert tag not in ("script", "iframe", "object", "embed", "link", "base", "form", "svg", "a")
+        assert not [name for name in attributes if name.startswith("on")]
+        for name in ("src", "srcset", "href"):
+            assert (attributes.get(name) or "data:image/").startswith("data:image/")
+    css = "".join(page.text[: next(i for i, text in enumerate(page.text) if "color-scheme" in text) + 1])
+    assert "url(" not in css
+    assert "@import" not in css
+
+
+@pytest.fixture(scope="module")
+def tiny10() -> ImageSet:
+    images = open_images(TINY10, "val")
+    return Subset(images, np.arange(0, len(images), 5))
+
+
+@pytest.fixture(scope="module")
+def run(tiny10: ImageSet, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    write_run(folder, tiny10.classes, labelled(tiny10), split="val", accuracy=0.6)
+    assert write_report(folder, tiny10) == folder / "report.html"
+    return folder
+
+
+@needs_tiny10
+def test_the_headline_comes_first(run: Path) -> None:
+    predictions = read_run(run).predictions
+    top1 = accuracy_score(predictions.labels, predictions.predicted)
+    words = Page(run / "report.html").words
+    body = words[words.index("resnet18 · isqrt_cov", words.index("color-scheme")) :]
+    assert body.startswith(
+        f"resnet18 · isqrt_cov {100 * top1:.1f} % of the {len(predictions)} validation images"
+    )
+    assert "chosen by these same images" in body
+    headings = [
+        "What was trained",
+        "How the training went",
+        "Classes, hardest",
+        "What is taken for",
+        "surest of",
+    ]
+    places = [body.index(heading) for heading in [*headings, "Recipe", "Environment"]]
+    assert places == sorted(places)
+
+
+@needs_tiny10
+def test_all_of_it_is_in_the_page(run: Path, tiny10: ImageSet) -> None:
+    page = Page(run / "report.html")
+    assert_harmless(page)
+    for name in tiny10.classes:
+        assert name in page.words
+    assert "backbone: resnet18" in page.words
+    assert "2.13.0" in page.words
+    sources = [attributes["src"] or "" for tag, attributes in page.elements if tag == "img"]
+    assert sum(source.startswith("data:image/jpeg") for source in sources) == 24
+    assert sum(source.startswith("data:image/png") for source in sources) == 4
+    assert sum(tag == "source" for tag, _ in page.elements) == 4  # for dark pages
+
+
+@needs_tiny10
+def test_the_files_beside_the_page(run: Path) -> None:
+    for name in ("curves.png", "confusion.png", "worst.png"):
+        with Image.open(run / name) as image:
+            image.load()
+            assert min(image.size) > 300
+    assert len((run / "per_class.csv").read_text(encoding="utf-8").splitlines()) == 11
+    assert not list(run.glob(".*"))
+
+
+def write_evil(folder: Path) -> Path:
+    images = [(f"{EVIL[i % 5]}/\udcff{i}.jpg", i % 5) for i in range(40)]
+    write_run(folder, EVIL, images, accuracy=0.3)
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    summary |= {"model": EVIL[1], "machine": EVIL[2], "versions": {EVIL[0]: EVIL[1]}}
+    (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+    (folder / "recipe.yaml").write_text(f"out: {EVIL[0]}{EVIL[2]}", encoding="utf-8")
+    return write_report(folder, None)
+
+
+def test_names_are_text_and_nothing_else(tmp_path: Path) -> None:
+    page = Page(write_evil(tmp_path))
+    assert_harmless(page)
+    for name in EVIL:
+        assert name in page.words
+    assert "49" not in re.findall(r"\d+", page.words.split("Classes, hardest")[1].split("Recipe")[0])
+
+
+def test_without_anything_to_measure_by(tmp_path: Path) -> None:
+    write_run(tmp_path, ["a", "b"], [], split=None, validation=False, epochs=1)
+    page = Page(write_report(tmp_path))
+    assert_harmless(page)
+    assert "Nothing was measured" in page.words
+    assert "Classes, hardest" not in page.words
+    assert not (tmp_path / "per_class.csv").exists()
+
+
+@pytest.mark.slow
+def test_a_thousand_classes_and_two(tmp_path: Path) -> None:
+    for classes in (1000, 2):
+        folder = tmp_path / str(classes)
+        names = [f"class {number}" for number in range(classes)]
+        page = Page(write_report(write_run(folder, names, invented(classes, 5))))
+        assert_harmless(page)
+        assert sum(tag == "tr" for tag, _ in page.elements) == classes + (2 if classes > 30 else 1)
+        assert ("Top-5" in page.words) == (classes > 5)
+        assert (folder / "report.html").stat().st_size < 2_000_000
+
+
+PROBE = """<script>
+parent.postMessage({title: document.title, wide: document.documentElement.scrollWidth > innerWidth}, "*");
+</script>"""
+FRAME = """<body><pre></pre><script>
+onmessage = message => document.querySelector("pre").append(JSON.stringify(message.data) + "\\n");
+</script>"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="there is no chromium to look at the page")
+def test_in_a_browser_nothing_runs_and_nothing_is_cut_off(tmp_path: Path) -> None:
+    """By its escaping alone: the policy that forbids scripts has to go for the one that looks."""
+    html = write_evil(tmp_path).read_text(encoding="utf-8")
+    policy = re.compile('<meta http-equiv="Content-Security-Policy"[^>]*>')
+    assert policy.search(html)
+    (tmp_path / "probe.html").write_text(policy.sub("", html) + PROBE, encoding="utf-8")
+    frames = [
+        f'<iframe src="probe.html" style="width:{width}px;height:900px"></iframe>' for width in (390, 1280)
+    ]
+    (tmp_path / "frame.html").write_text(FRAME + "".join(frames), encoding="utf-8")
+    options = ("--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=4000", "--dump-dom")
+    command = ["chromium", *options, (tmp_path / "frame.html").as_uri()]
+    dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    told = [
+        json.loads(line)
+        for line in re.findall(
+            r"\{.*?\}(?=\n)", dom.replace("&gt;", ">").replace("&lt;", "<").replace("&amp;", "&")
+        )
+    ]
+    assert len(told) == 2
+    for page in told:
+        assert page["title"].startswith(EVIL[1])
+        assert not page["wide"]
