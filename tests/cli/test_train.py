@@ -63,7 +63,7 @@ def fits(monkeypatch: pytest.MonkeyPatch) -> list[Recipe]:
         summary = SUMMARY if recipe.seed == 0 else {**SUMMARY, "split": None, "metrics": None}
         return SimpleNamespace(folder=Path(recipe.out), summary=summary, was_finished=recipe.seed == 2)
 
-    def write_comparison(folder: Path, runs: dict[str, Path]) -> Path:
+    def write_comparison(folder: Path, runs: dict[str, Path], images: object) -> Path:
         return folder / "report.html"
 
     for name, content in (

@@ -3,54 +3,35 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
-from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from covpool.train.compare import compare, twins
 from covpool.train.recipe import Recipe
 from covpool.train.recipe_files import read_recipe
+from tests.data.pictures import needs_tiny10
+from tests.train.small import SMALL
 
 RECIPE = read_recipe(
     "resnet50-imagenet", {"data.path": "images", "out": "runs", "model.keep_resolution": True}
 )
 
 
-@pytest.fixture
-def called(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What the loop and the report were asked for."""
-    calls: list[Any] = []
-
-    def fit(recipe: Recipe) -> Any:
-        calls.append(recipe)
-        return SimpleNamespace(folder=Path(recipe.out), summary={}, was_finished=False)
-
-    def write_comparison(folder: Path, runs: Mapping[str, Path]) -> Path:
-        calls.append((folder, dict(runs)))
-        return folder / "report.html"
-
-    monkeypatch.setitem(sys.modules, "covpool.train.fit", SimpleNamespace(fit=fit))
-    fake = SimpleNamespace(write_comparison=write_comparison)
-    monkeypatch.setitem(sys.modules, "covpool.train.report", fake)
-    return calls
-
-
-def test_both_are_trained_and_one_report_is_written(called: list[Any]) -> None:
-    made = compare(RECIPE)
-    folders = {"isqrt_cov": Path("runs/isqrt_cov"), "gap": Path("runs/gap")}
-    assert called == [*twins(RECIPE, "gap").values(), (Path("runs"), folders)]
-    assert (made.folder, made.report) == (Path("runs"), Path("runs/report.html"))
-    assert {pool: run.folder for pool, run in made.runs.items()} == folders
-
-
-def test_other_processes_write_no_report(called: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "1")
-    assert compare(RECIPE, "gap").report is None
-    assert called == [*twins(RECIPE, "gap").values()]
+@needs_tiny10
+def test_both_are_trained_and_one_report_is_written(tmp_path: Path) -> None:
+    made = compare(read_recipe(None, {**SMALL, "out": str(tmp_path)}))
+    assert made.report == tmp_path / "report.html"
+    assert "McNemar" in made.report.read_text("utf-8")
+    assert {pool: run.folder for pool, run in made.runs.items()} == {
+        "isqrt_cov": tmp_path / "isqrt_cov",
+        "gap": tmp_path / "gap",
+    }
+    first, second = (made.runs[pool].summary for pool in ("isqrt_cov", "gap"))
+    assert (first["pool"], first["dim"], second["pool"], second["dim"]) == ("isqrt_cov", 8, "gap", None)
+    assert (first["steps"], first["images"]) == (second["steps"], second["images"])
+    again = compare(read_recipe(None, {**SMALL, "out": str(tmp_path)}))
+    assert all(run.was_finished for run in again.runs.values())
 
 
 def test_all_else_is_equal() -> None:
@@ -73,7 +54,7 @@ def test_all_else_is_equal() -> None:
         ),
     ],
 )
-def test_mistakes_cost_no_training(recipe: Recipe, other: str, sentence: str, called: list[Any]) -> None:
+def test_mistakes_cost_no_training(recipe: Recipe, other: str, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         compare(recipe, other)
-    assert not called
+    assert not Path(recipe.out).exists()

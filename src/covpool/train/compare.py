@@ -12,6 +12,7 @@ from covpool.nn.pooling import METHODS
 from covpool.train.recipe import Recipe
 from covpool.train.recipe_files import change_pool, make_recipe
 from covpool.train.recipe_options import flat
+from covpool.train.splits import open_data
 
 if TYPE_CHECKING:
     from covpool.train.fit import Run
@@ -44,8 +45,10 @@ def compare(recipe: Recipe, other: str = "gap") -> Comparison:
 
     folder = Path(recipe.out)
     runs = {pool: fit(each) for pool, each in twins(recipe, other).items()}
-    is_first = os.environ.get("RANK", "0") == "0"
-    report = write_comparison(folder, {pool: run.folder for pool, run in runs.items()}) if is_first else None
+    report = None
+    if os.environ.get("RANK", "0") == "0":
+        _, images = open_data(recipe.data, recipe.seed).reported()
+        report = write_comparison(folder, {pool: run.folder for pool, run in runs.items()}, images)
     return Comparison(folder, runs, report)
 
 

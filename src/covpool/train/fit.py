@@ -10,8 +10,9 @@ from typing import Any
 
 from covpool.data.image_set import ImageSet
 from covpool.models.bundles.bundle import load_model, save_model
+from covpool.models.bundles.tensors import versions
 from covpool.provenance.machine import describe_machine, machine_name
-from covpool.provenance.source import describe_source, describe_versions
+from covpool.provenance.source import describe_source
 from covpool.train.interruption import Signals, caught_signals
 from covpool.train.network import make_deterministic
 from covpool.train.processes import Processes, joined_processes
@@ -73,7 +74,7 @@ def _train(recipe: Recipe, processes: Processes, signals: Signals, folder: RunFo
     processes.by_first(lambda: write_recipe(resolved, folder.recipe))
     trainer.run()
     final = _refitted(trainer, splits) if recipe.validation.refit else trainer
-    split, images = _reported(splits)
+    split, images = splits.reported()
     summary = _summary(trainer, splits, time.monotonic() - started)
     if images is not None:
         _load_best(final)
@@ -90,13 +91,6 @@ def _finish(folder: RunFolder, summary: dict[str, Any], images: ImageSet | None)
     folder.write_summary({**summary, "finished": False})  # for the report, which may yet fail
     write_report(folder.path, images)
     folder.write_summary({**summary, "finished": True})
-
-
-def _reported(splits: Splits) -> tuple[str | None, ImageSet | None]:
-    """The split of the numbers at the end: the test's where there is one, touched here and nowhere else."""
-    if splits.test is not None:
-        return "test", splits.test
-    return ("val", splits.val) if splits.val is not None else (None, None)
 
 
 def _refitted(trainer: Trainer, splits: Splits) -> Trainer:
@@ -154,6 +148,6 @@ def _summary(trainer: Trainer, splits: Splits, seconds: float) -> dict[str, Any]
         "processes": trainer.processes.world_size,
         "seed": trainer.recipe.seed,
         "source": describe_source(("functional", "nn", "models", "data", "train")),
-        "versions": describe_versions(),
+        "versions": versions(),
         "machine": machine_name(describe_machine(trainer.processes.device.type)),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +14,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 T = TypeVar("T")
+
+# Seconds, of which a thread needs a few microseconds, once it gets to run.
+LAST_EXCHANGE = 0.5
 
 
 class ToldByFirstError(Exception):
@@ -123,4 +127,7 @@ def joined_processes(device: str = "auto") -> Iterator[Processes]:
         )
     finally:
         if ours:
+            # A thread of gloo that still holds a tensor of the last exchange needs Python's lock to let go of
+            # it. Whoever destroys the group holds that lock and waits for the thread: it must be done before.
+            time.sleep(LAST_EXCHANGE)
             dist.destroy_process_group()

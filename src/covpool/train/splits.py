@@ -35,6 +35,12 @@ class Splits:
         sets = {"train": self.train, "val": self.val, "test": self.test}
         return {name: len(images) for name, images in sets.items() if images is not None}
 
+    def reported(self) -> tuple[str | None, ImageSet | None]:
+        """Where the numbers at the end come from: test where there is one, and it is touched there alone."""
+        if self.test is not None:
+            return "test", self.test
+        return ("val", self.val) if self.val is not None else (None, None)
+
 
 def open_data(options: DataOptions, seed: int) -> Splits:
     """The images of a recipe; where there is no val, some of train are set aside by the seed.

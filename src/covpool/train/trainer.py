@@ -63,6 +63,7 @@ class Trainer:
         self.model = make_model(recipe, train.classes, processes)
         self.preprocessing = Preprocessing.of(self.model.pretrained_cfg)
         self.loader = self._training_loader()
+        self._val_loader = None if val is None else self._evaluation_loader(val)
         self.batches = self.loader.batches
         weights = balancing_weights(train).to(processes.device) if recipe.data.balance == "weights" else None
         objective = Objective(recipe.loss, len(train.classes), weights)
@@ -87,17 +88,10 @@ class Trainer:
         """The predictions of the best weights, in every process, and what they come to."""
         model = self.learner.best_weights
         self.processes.broadcast_buffers(model)
-        loader = EvaluationLoader(
-            images,
-            evaluation_transform(self.preprocessing),
-            batch_size=self.recipe.validation.batch_size,
-            rank=self.processes.rank,
-            world_size=self.processes.world_size,
-            workers=self.recipe.data.workers,
-        )
+        loader = self._val_loader if images is self.val_images else None
         found = predict(
             model,
-            loader,
+            loader or self._evaluation_loader(images),
             self.processes,
             self.recipe.loop.precision,
             is_stopped=lambda: bool(self.signals.received),
@@ -266,6 +260,16 @@ class Trainer:
 
     def _fail(self, sentence: str) -> NoReturn:
         self.processes.fail(TrainingError(sentence))
+
+    def _evaluation_loader(self, images: ImageSet) -> EvaluationLoader:
+        return EvaluationLoader(
+            images,
+            evaluation_transform(self.preprocessing),
+            batch_size=self.recipe.validation.batch_size,
+            rank=self.processes.rank,
+            world_size=self.processes.world_size,
+            workers=self.recipe.data.workers,
+        )
 
     def _training_loader(self) -> TrainingLoader:
         recipe, data = self.recipe, self.recipe.data

@@ -70,7 +70,7 @@ def write_run(
         "split": split,
         "metrics": {**metrics, "images": len(images)} if split else None,
         "validation": {"top1": 0.8} if validation else None,
-        "best_epoch": epochs - 1 - epochs // 4,
+        "best_epoch": epochs - epochs // 4,
         "epochs": epochs,
         "steps": epochs * steps,
         "seconds": 812.4,
@@ -85,7 +85,7 @@ def write_run(
         "skipped_steps": 0,
         "processes": 2,
         "seed": seed,
-        "commit": "0123456789abcdef0123456789abcdef01234567",
+        "source": {"commit": "0123456789abcdef0123456789abcdef01234567", "dirty": False},
         "versions": {"covpool": "0.1.0", "torch": "2.13.0", "python": "3.11.9"},
         "machine": "Some CPU, 2 cores",
     }
@@ -125,7 +125,7 @@ def _write_epochs(folder: Path, epochs: int, steps: int, validation: bool, top1:
         known = (2.2 * math.exp(-2 * done) + 0.5, top1 - 0.4 * math.exp(-4 * done), 0.97, 0.7, 0.7)
         rest = ",".join(f"{value:.5f}" for value in known) if validation else ",,,,"
         figures = ",".join(f"{value:.6f}" for value in train)
-        lines.append(f"{epoch},{(epoch + 1) * steps},{figures},210.5,60.1,{rest}")
+        lines.append(f"{epoch + 1},{(epoch + 1) * steps},{figures},210.5,60.1,{rest}")
     (folder / "metrics.csv").write_text("\n".join([*lines, ""]), encoding="utf-8")
 
 
@@ -134,7 +134,7 @@ def _write_log(folder: Path, epochs: int, steps: int, random: np.random.Generato
         for step in range(1, epochs * steps + 1):
             done = step / (epochs * steps)
             loss = 2.5 * math.exp(-3 * done) + 0.2 + random.normal(0, 0.12)
-            entry = {"step": step, "epoch": (step - 1) // steps, "loss": loss, "lr": _rate(done)}
+            entry = {"step": step, "epoch": (step - 1) // steps + 1, "loss": loss, "lr": _rate(done)}
             file.write(json.dumps(entry) + "\n")
         file.write(json.dumps({"event": "resumed", "step": 17}) + "\n")
 

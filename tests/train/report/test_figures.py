@@ -14,7 +14,7 @@ from covpool.train.report.confusion import SHOWN, _counts, _names, draw_confusio
 from covpool.train.report.curves import draw_curves
 from covpool.train.report.lettering import drawn
 from covpool.train.report.per_class import errors_by_pair
-from covpool.train.report.run_folder import RunFolder, read_run
+from covpool.train.report.record import RunRecord, read_run
 from covpool.train.report.theme import DARK, LIGHT, png
 from covpool.train.report.thumbnails import Tile
 from covpool.train.report.worst import draw_worst
@@ -40,7 +40,7 @@ def size_of(data: bytes) -> tuple[int, int]:
         return image.size
 
 
-def run_of(folder: Path, classes: int, each: int = 10, **options: object) -> RunFolder:
+def run_of(folder: Path, classes: int, each: int = 10, **options: object) -> RunRecord:
     names = [f"class {number}" for number in range(classes)]
     return read_run(write_run(folder, names, invented(classes, each), **options))  # type: ignore[arg-type]
 

@@ -17,7 +17,7 @@ from sklearn.metrics import accuracy_score
 from covpool.data.image_set import ImageSet, Subset
 from covpool.data.sources import open_images
 from covpool.train.report import write_report
-from covpool.train.report.run_folder import read_run
+from covpool.train.report.record import read_run
 from tests.data.pictures import TINY10, needs_tiny10
 from tests.train.report.runs import invented, labelled, write_run
 

@@ -11,7 +11,7 @@ from covpool.data.image_set import ImageSet, Subset
 from covpool.data.shards.reader import open_shards
 from covpool.data.shards.write import write_shards
 from covpool.data.sources import open_images
-from covpool.train.report.run_folder import Predictions, read_run
+from covpool.train.report.record import Predictions, read_run
 from covpool.train.report.thumbnails import SIDE, most_confident_errors, tiles
 from tests.data.pictures import SPARROWS, needs_sparrows
 from tests.data.trees import plant

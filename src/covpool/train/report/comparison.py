@@ -17,7 +17,7 @@ from covpool.train.report.facts import METRICS, SPLITS, environment, facts, metr
 from covpool.train.report.intervals import PairedDifference
 from covpool.train.report.one_run import PAGE
 from covpool.train.report.page import points, render
-from covpool.train.report.run_folder import Predictions, RunFolder, read_run
+from covpool.train.report.record import Predictions, RunRecord, read_run
 from covpool.train.report.theme import LIGHT, png
 from covpool.train.report.thumbnails import tiles
 
@@ -99,7 +99,7 @@ def _difference(first: Predictions, second: Predictions, paired: Paired) -> Pair
     return PairedDifference(len(one), int((one & ~other).sum()), int((other & ~one).sum()))
 
 
-def _metrics(first: RunFolder, second: RunFolder) -> list[tuple[str, str, Any, Any]]:
+def _metrics(first: RunRecord, second: RunRecord) -> list[tuple[str, str, Any, Any]]:
     """Key, name and the two values of each metric that both have."""
     one, other = metrics(first.summary), metrics(second.summary)
     return [
@@ -114,7 +114,7 @@ def _metric_difference(key: str, first: float | None, second: float | None) -> s
 
 
 def _disagreements(
-    runs: Mapping[str, RunFolder], paired: Paired, images: ImageSet | None
+    runs: Mapping[str, RunRecord], paired: Paired, images: ImageSet | None
 ) -> list[dict[str, Any]]:
     """For each run, images that it alone gets right, those first on which it is furthest ahead."""
     (first_name, first), (second_name, second) = runs.items()

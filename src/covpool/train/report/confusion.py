@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from covpool.train.report.lettering import drawn, text_style
 from covpool.train.report.per_class import Errors
-from covpool.train.report.run_folder import Predictions
+from covpool.train.report.record import Predictions
 from covpool.train.report.theme import Theme, new_figure
 
 # More could not be read.

@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 
 from covpool.train.report.lettering import drawn, text_style
 from covpool.train.report.page import Picture, picture
-from covpool.train.report.run_folder import Column, RunFolder
+from covpool.train.report.record import Column, RunRecord
 from covpool.train.report.theme import Theme, dress, new_figure
 
 Quantity = Literal["loss", "top-1", "learning rate"]
@@ -30,7 +30,7 @@ WIDE, LONG = 15.0, 20
 
 
 def draw_curves(
-    runs: Mapping[str, RunFolder], theme: Theme, quantities: tuple[Quantity, ...] = QUANTITIES
+    runs: Mapping[str, RunRecord], theme: Theme, quantities: tuple[Quantity, ...] = QUANTITIES
 ) -> Figure:
     """One panel for each quantity, side by side.
 
@@ -53,7 +53,7 @@ def draw_curves(
     return figure
 
 
-def curve_pictures(runs: Mapping[str, RunFolder]) -> list[Picture]:
+def curve_pictures(runs: Mapping[str, RunRecord]) -> list[Picture]:
     """Each panel for itself, which a narrow page sets below each other."""
     return [
         picture(
@@ -65,7 +65,7 @@ def curve_pictures(runs: Mapping[str, RunFolder]) -> list[Picture]:
 
 
 def _draw_measured(
-    axes: Axes, run: RunFolder, theme: Theme, quantity: Quantity, name: str, place: int
+    axes: Axes, run: RunRecord, theme: Theme, quantity: Quantity, name: str, place: int
 ) -> None:
     train, validation, factor = MEASURED[quantity]
     alone = not name
@@ -93,7 +93,7 @@ def _draw_measured(
         )
 
 
-def _draw_rate(axes: Axes, run: RunFolder, colour: str, name: str, place: int) -> None:
+def _draw_rate(axes: Axes, run: RunRecord, colour: str, name: str, place: int) -> None:
     x, y = _thinned(run.step_positions, run.steps["lr"])
     if not len(x):
         x, y = run.epoch_ends, run.epoch_column("lr")
@@ -106,7 +106,7 @@ def _draw_rate(axes: Axes, run: RunFolder, colour: str, name: str, place: int) -
         axes.set_yscale("log")
 
 
-def _label(axes: Axes, quantity: Quantity, runs: Mapping[str, RunFolder], theme: Theme) -> None:
+def _label(axes: Axes, quantity: Quantity, runs: Mapping[str, RunRecord], theme: Theme) -> None:
     unit = " (%)" if quantity == "top-1" else ""
     axes.set_title(f"{quantity.capitalize()}{unit}", loc="left", fontsize=11, color=theme.ink)
     axes.set_xlabel("epochs", fontsize=9, color=theme.faint)
@@ -121,10 +121,10 @@ def _label(axes: Axes, quantity: Quantity, runs: Mapping[str, RunFolder], theme:
             text.set(**text_style())
 
 
-def _mark_best(axes: Axes, run: RunFolder, theme: Theme) -> None:
+def _mark_best(axes: Axes, run: RunRecord, theme: Theme) -> None:
     if run.summary.get("validation") is None or len(run.epoch_ends) < 2:
         return
-    epoch = run.summary["best_epoch"] + 1
+    epoch = run.summary["best_epoch"]
     axes.axvline(epoch, color=theme.faint, linewidth=1, linestyle=(0, (1, 2)), label=f"best epoch: {epoch}")
 
 

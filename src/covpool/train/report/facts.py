@@ -68,7 +68,7 @@ def environment(summary: Mapping[str, Any]) -> list[Fact]:
         ("Machine", str(summary.get("machine") or "")),
         ("Processes", number(summary.get("processes"))),
         ("Seed", str(summary.get("seed", ""))),
-        ("Commit", str(summary.get("commit") or "")),
+        ("Commit", _commit(summary)),
         *((name, str(version)) for name, version in versions.items()),
     ]
     return [fact for fact in found if fact[1]]
@@ -83,4 +83,10 @@ def _epochs(summary: Mapping[str, Any]) -> str:
     epochs = number(summary.get("epochs"))
     if summary.get("validation") is None or summary.get("best_epoch") is None:
         return epochs
-    return f"{epochs}, the best is {summary['best_epoch'] + 1}"
+    return f"{epochs}, the best is {summary['best_epoch']}"
+
+
+def _commit(summary: Mapping[str, Any]) -> str:
+    source: Mapping[str, Any] = summary.get("source") or {}
+    changed = ", with changes" if source.get("dirty") else ""
+    return f"{source['commit'][:12]}{changed}" if source.get("commit") else ""

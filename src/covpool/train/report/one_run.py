@@ -14,7 +14,7 @@ from covpool.train.report.facts import METRICS, SPLITS, environment, facts, metr
 from covpool.train.report.intervals import wilson
 from covpool.train.report.page import picture, render
 from covpool.train.report.per_class import ClassRow, errors_by_pair, per_class, per_class_csv
-from covpool.train.report.run_folder import Predictions, read_run
+from covpool.train.report.record import Predictions, read_run
 from covpool.train.report.theme import LIGHT, png
 from covpool.train.report.thumbnails import most_confident_errors, tiles
 from covpool.train.report.worst import draw_worst

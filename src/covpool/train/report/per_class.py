@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from covpool.data.names import ENCODING, ERRORS
-from covpool.train.report.run_folder import Predictions
+from covpool.train.report.record import Predictions
 
 HEADER = ("class", "images", "precision", "recall", "f1", "most_confused_with", "times")
 

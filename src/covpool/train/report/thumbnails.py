@@ -14,7 +14,7 @@ from PIL import Image
 from covpool.data.bad_image import BadImageError
 from covpool.data.decode import decode
 from covpool.data.image_set import ImageSet
-from covpool.train.report.run_folder import Predictions
+from covpool.train.report.record import Predictions
 
 SIDE = 224
 

@@ -50,7 +50,7 @@ class Predictions:
 
 
 @dataclass(frozen=True, eq=False)
-class RunFolder:
+class RunRecord:
     """A run, as its folder tells it.
 
     Attributes:
@@ -76,7 +76,7 @@ class RunFolder:
     @property
     def epoch_ends(self) -> Column:
         """How many epochs were done at each line of ``metrics.csv``."""
-        return self.epochs.get("epoch", np.empty(0)) + 1
+        return self.epochs.get("epoch", np.empty(0))
 
     @property
     def step_positions(self) -> Column:
@@ -87,12 +87,12 @@ class RunFolder:
         return steps / max(float(steps.max(initial=0)), 1.0)
 
 
-def read_run(folder: Path) -> RunFolder:
+def read_run(folder: Path) -> RunRecord:
     """Read what a run has written; of all files, only ``summary.json`` must be there."""
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     steps, events = _read_log(folder / "log.jsonl")
     recipe = folder / "recipe.yaml"
-    return RunFolder(
+    return RunRecord(
         summary,
         _read_metrics(folder / "metrics.csv"),
         steps,

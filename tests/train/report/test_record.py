@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from covpool.train.report.run_folder import read_run
+from covpool.train.report.record import read_run
 from tests.train.report.runs import invented, write_run
 
 CLASSES = ["a", "b", "c"]

@@ -1,0 +1,157 @@
+"""Runs in processes of their own, which note what each step learned from, and can be disturbed.
+
+By ``launch``, which forks the processes from a server that has imported what they need; or
+``torchrun -m tests.train.recorded_run RECORD PLAN``, with ``PLAN`` as JSON.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import hashlib
+import json
+import multiprocessing
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+# A small network with whatever keeps a state: BatchNorm, momentum, an average, dropout, mixing.
+RECIPE: dict[str, Any] = {
+    "model.backbone": "test_resnet",
+    "model.dim": 8,
+    "model.image_size": 64,
+    "model.drop_rate": 0.2,
+    "model.preprocessing": {"crop_pct": 1.0},
+    "loss.mixup": 0.2,
+    "loss.cutmix": 0.5,
+    "optimizer.name": "sgd",
+    "optimizer.lr": 0.05,
+    "loop.ema": 0.9,
+    "loop.deterministic": True,
+    "batch_size": 10,
+    "schedule.epochs": 2,
+    "data.workers": 0,
+    "trackers": [],
+}
+
+
+# After which a run is taken to hang.
+SECONDS = 120
+
+
+def launch(
+    world_size: int,
+    record: Path,
+    plan: Mapping[str, Any],
+) -> list[int | None]:
+    """Run ``plan["recipe"]`` on so many processes; their exit codes."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["covpool.train.fit", "tests.train.recorded_run"])
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    group = {"WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    processes = [
+        context.Process(target=_main, args=({**group, "RANK": str(rank)}, record, dict(plan)))
+        for rank in range(world_size)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(SECONDS)
+        if process.is_alive():
+            process.kill()
+            process.join()
+    return [process.exitcode for process in processes]
+
+
+def _main(group: Mapping[str, str], record: Path, plan: dict[str, Any]) -> None:
+    import torch
+
+    os.environ |= group
+    torch.set_num_threads(1)
+    multiprocessing.set_start_method("fork", force=True)  # of the loaders' workers, as in a run of a user
+    os.environ["LOCAL_RANK"] = os.environ["RANK"]
+    with (record / f"stderr-{os.environ['RANK']}.txt").open("a") as file:
+        os.dup2(file.fileno(), 2)
+    faulthandler.dump_traceback_later(SECONDS - 20, file=2)  # where it hangs, if it does
+    sys.exit(run(record, plan))
+
+
+def run(record: Path, plan: dict[str, Any]) -> int:
+    """The run, by the command's own door, so that its exit codes and sentences are those of ``covpool``."""
+    from covpool.cli import train
+    from covpool.cli.main import main
+    from covpool.train.recipe_files import read_recipe
+    from covpool.train.step import Learner
+
+    rank = int(os.environ.get("RANK", 0))
+    (record / f"pid-{rank}").write_text(str(os.getpid()))
+    learn = Learner.step
+
+    def step(self: Learner, batch: Any, cursor: int) -> Any:
+        batch = _disturbed(batch, cursor, rank, plan)
+        outcome = learn(self, batch, cursor)
+        _note(record / f"steps-{rank}.jsonl", batch, cursor, outcome)
+        return outcome
+
+    Learner.step = step  # type: ignore[method-assign]
+    arguments = train.Arguments(read_recipe(None, {**RECIPE, **plan["recipe"]}))
+    train.parse = lambda words: (arguments, False)  # type: ignore[assignment]
+    return main(["train"])
+
+
+def _disturbed(batch: Any, cursor: int, rank: int, plan: dict[str, Any]) -> Any:
+    """What a plan does to a rank at a cursor: ``{"sigterm": [rank, cursor]}``, and so on."""
+    here = [rank, cursor]
+    if plan.get("sigterm") == here:
+        os.kill(os.getpid(), signal.SIGTERM)
+    if plan.get("full_disk") == here:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
+    if here in plan.get("nan", []):
+        batch = batch._replace(images=batch.images * float("nan"))
+    return batch
+
+
+def _note(path: Path, batch: Any, cursor: int, outcome: Any) -> None:
+    import torch
+
+    state = hashlib.sha256(torch.get_rng_state().numpy().tobytes()).hexdigest()
+    line = {"cursor": cursor, "ids": batch.ids.tolist(), "rng": state, "skipped": outcome.skipped}
+    with path.open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def steps(record: Path, rank: int) -> dict[int, dict[str, Any]]:
+    """What a rank noted, by cursor. A step that was taken again must have been the same."""
+    found: dict[int, dict[str, Any]] = {}
+    path = record / f"steps-{rank}.jsonl"
+    for line in path.read_text().splitlines() if path.exists() else ():
+        one = json.loads(line)
+        assert found.setdefault(one["cursor"], one) == one
+    return found
+
+
+def global_batches(*records: tuple[Path, int]) -> dict[int, list[int]]:
+    """The ids of every global batch, sorted, from records of so many ranks each."""
+    found: dict[int, list[int]] = {}
+    for record, world_size in records:
+        ranks = [steps(record, rank) for rank in range(world_size)]
+        for cursor in ranks[0]:
+            ids = sorted(i for rank in ranks for i in rank[cursor]["ids"])
+            assert found.setdefault(cursor, ids) == ids
+    return found
+
+
+def hashes(folder: Path, step: int) -> dict[str, str]:
+    """Of the weights, the momentum and the average at a step; equal hashes are equal bits."""
+    manifest = json.loads((folder / "checkpoints" / f"step-{step:08d}" / "manifest.json").read_bytes())
+    return {name: digest for name, digest in manifest.items() if name.endswith(".safetensors")}
+
+
+if __name__ == "__main__":
+    sys.exit(run(Path(sys.argv[1]), json.loads(sys.argv[2])))

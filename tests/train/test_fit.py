@@ -1,0 +1,245 @@
+"""Runs from beginning to end, in this process."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from PIL import Image
+
+import covpool
+from covpool.cli.main import main
+from covpool.data.sources import open_images
+from covpool.train.fit import Run, fit
+from covpool.train.recipe_files import read_recipe
+from tests.data.pictures import SPARROWS, TINY10, encode, needs_sparrows, needs_tiny10
+from tests.train.small import SMALL
+
+
+def train(out: Path, changes: dict[str, Any] | None = None) -> Run:
+    return fit(read_recipe(None, {**SMALL, "out": str(out), **(changes or {})}))
+
+
+@needs_tiny10
+def test_a_run_leaves_a_folder_that_explains_itself(tmp_path: Path) -> None:
+    run = train(tmp_path / "run", {"trackers": ["tensorboard"], "data.limit": 60})
+    assert {path.name for path in run.folder.iterdir()} == {
+        "bundle",
+        "checkpoints",
+        "confusion.png",
+        "curves.png",
+        "log.jsonl",
+        "metrics.csv",
+        "per_class.csv",
+        "predictions.csv",
+        "recipe.yaml",
+        "report.html",
+        "summary.json",
+        "tensorboard",
+        "worst.png",
+    }
+    assert json.loads((run.folder / "summary.json").read_bytes()) == {**run.summary, "finished": True}
+    assert run.summary["images"] == {"train": 60, "val": 60}
+    assert len(list(csv.DictReader((run.folder / "metrics.csv").open()))) == 2
+    assert not run.was_finished
+    again = train(tmp_path / "run", {"trackers": ["tensorboard"], "data.limit": 60})
+    assert again.was_finished
+    assert again.summary["metrics"] == run.summary["metrics"]
+
+
+@needs_tiny10
+def test_the_numbers_are_those_of_the_bundle(tmp_path: Path) -> None:
+    from covpool.data.decode import decode
+    from covpool.data.transforms import Preprocessing, evaluation_transform
+
+    run = train(tmp_path / "run")
+    model = covpool.load_model(run.folder / "bundle").eval()
+    images = open_images(TINY10, "val")
+    assert model.classes == images.classes
+    transform = evaluation_transform(Preprocessing.of(model.pretrained_cfg))
+    by_name = {images.name(i): i for i in range(len(images))}
+    rows = list(csv.DictReader((run.folder / "predictions.csv").open()))
+    assert len(rows) == 40
+    right = 0
+    for row in rows:
+        i = by_name[row["name"]]
+        with torch.inference_mode():
+            scores = model(transform(decode(images.read(i)))[None]).softmax(dim=1)[0]
+        assert images.classes[images.labels[i]] == row["label"]
+        assert images.classes[int(scores.argmax())] == row["predicted"]
+        assert float(row["confidence"]) == pytest.approx(scores.max().item(), abs=1e-5)
+        right += row["label"] == row["predicted"]
+    assert run.summary["metrics"]["top1"] == right / 40
+
+
+@needs_sparrows
+def test_the_test_split_is_for_the_end_and_val_is_set_aside(tmp_path: Path) -> None:
+    changes = {"data.path": str(SPARROWS), "data.limit": 63, "validation.refit": True, "schedule.epochs": 1}
+    run = train(tmp_path / "run", changes)
+    assert run.summary["images"] == {"train": 63, "val": 63, "test": 63}
+    assert run.summary["split"] == "test"
+    names = {row["name"] for row in csv.DictReader((run.folder / "predictions.csv").open())}
+    assert all(name.startswith("test/") for name in names)
+    # The model is that of the second training, on train and val together.
+    bundle = covpool.load_model(run.folder / "bundle").state_dict()
+    refit = covpool.load_model(run.folder / "refit" / "bundle").state_dict()
+    assert all(torch.equal(bundle[name], refit[name]) for name in refit)
+    log = [json.loads(line) for line in (run.folder / "refit" / "log.jsonl").read_text().splitlines()]
+    assert log[-1]["step"] == 126 // 8
+
+
+@needs_tiny10
+def test_another_recipe_does_not_go_on_with_a_run(tmp_path: Path) -> None:
+    train(tmp_path / "run", {"schedule.epochs": 1})
+    (tmp_path / "run" / "summary.json").unlink()
+    with pytest.raises(ValueError, match=r"was begun with optimizer.lr 0.0005, not 0.1: give the same again"):
+        train(tmp_path / "run", {"schedule.epochs": 1, "optimizer.lr": 0.1})
+    with pytest.raises(ValueError, match="was begun with other images than these"):
+        path = tmp_path / "others"
+        shutil.copytree(TINY10 / "train", path / "train", ignore=lambda folder, names: names[60:])
+        train(tmp_path / "run", {"schedule.epochs": 1, "data.path": str(path), "data.val_fraction": 0})
+    assert train(tmp_path / "run", {"schedule.epochs": 1, "data.max_bad": 7}).summary["steps"] == 5
+
+
+@needs_tiny10
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model.pool": "gap"},
+        {"data.balance": "weights"},
+        {"data.balance": "sampling"},
+        {"loop.accumulate": 3},
+        {"loop.precision": "bfloat16", "loop.channels_last": True},
+        {"optimizer.name": "sgd", "schedule.kind": "exponential"},
+        {"data.val_fraction": 0, "data.path": str(TINY10 / "train")},
+    ],
+    ids=lambda changes: "-".join(map(str, changes)),
+)
+def test_options_of_a_recipe_train(tmp_path: Path, changes: dict[str, Any]) -> None:
+    summary = train(tmp_path / "run", {"schedule.epochs": 1, **changes}).summary
+    assert summary["epochs"] == 1
+    assert (summary["metrics"] is None) == ("data.val_fraction" in changes)
+
+
+@needs_tiny10
+def test_it_stops_early_and_keeps_the_best(tmp_path: Path) -> None:
+    # Nothing is learned at such a rate, so the first epoch stays the best.
+    changes = {"optimizer.lr": 1e-12, "schedule.epochs": 9, "validation.patience": 2, "loop.ema": None}
+    changes |= {"schedule.final_lr": 1e-13, "schedule.warmup": 0, "optimizer.momentum": 0}
+    summary = train(tmp_path / "run", changes).summary
+    assert summary["epochs"] - summary["best_epoch"] == 2
+    steps = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert f"step-{5 * summary['best_epoch']:08d}" in steps
+
+
+def bad_files() -> dict[str, bytes]:
+    """Every kind of image that cannot be used, by name."""
+    good = encode(
+        Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)), "JPEG"
+    )
+    bomb = bytearray(encode(Image.new("L", (16, 16)), "PNG"))
+    bomb[16:24] = (60_000).to_bytes(4, "big") * 2
+    return {
+        "empty.jpg": b"",
+        "truncated.jpg": good[: len(good) // 2],
+        "text.jpg": b"this is no image",
+        "bomb.png": bytes(bomb),
+        "postscript.jpg": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\nshowpage\n",
+        "line.png": encode(Image.new("RGB", (4000, 1)), "PNG"),
+        "pickle.jpg": pickle.dumps(Bomb("ran")),
+    }
+
+
+class Bomb:
+    """Unpickled, it makes a folder."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        return os.mkdir, (self.path,)
+
+
+@pytest.fixture
+def flawed(tmp_path: Path) -> Path:
+    """Forty good images and each bad one once, in two classes."""
+    root = tmp_path / "flawed"
+    for split, count in (("train", 20), ("val", 8)):
+        for number, name in enumerate(sorted((TINY10 / "train").iterdir())[:2]):
+            folder = root / split / f"class{number}"
+            folder.mkdir(parents=True)
+            for file in sorted(name.iterdir())[:count]:
+                shutil.copy(file, folder)
+    for name, data in bad_files().items():
+        (root / "train" / "class0" / name).write_bytes(data)
+    (root / "val" / "class1" / "broken.jpg").write_bytes(b"\xff\xd8\xff")
+    return root
+
+
+@needs_tiny10
+@pytest.mark.parametrize("layout", ["folder", "shards"])
+def test_bad_images_cost_one_sample_each_and_are_listed(flawed: Path, tmp_path: Path, layout: str) -> None:
+    data = flawed
+    if layout == "shards":
+        data = tmp_path / "shards"
+        assert main(["shard", str(flawed), "--output", str(data)]) == 0
+    changes = {"data.path": str(data), "data.limit": None, "batch_size": 47, "schedule.epochs": 2}
+    run = train(tmp_path / "run", changes)
+    rows = list(csv.DictReader((run.folder / "bad_images.csv").open()))
+    found = {Path(row["name"]).name for row in rows}
+    assert found == {*bad_files(), "broken.jpg"}
+    assert all(row["reason"] and row["sentence"] for row in rows)
+    assert run.summary["bad_images"] == len(rows) == 8
+    assert run.summary["metrics"]["images"] == 16
+    assert not Path("ran").exists()
+
+
+@needs_tiny10
+def test_too_many_bad_images_stop_the_run(flawed: Path, tmp_path: Path) -> None:
+    changes = {"data.path": str(flawed), "data.limit": None, "batch_size": 47, "data.max_bad": 3}
+    with pytest.raises(ValueError, match=r"7 images could not be used, more than --max-bad 3"):
+        train(tmp_path / "run", changes)
+    assert len((tmp_path / "run" / "bad_images.csv").read_text().splitlines()) == 8
+
+
+@needs_tiny10
+def test_files_of_strangers_run_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    weights = tmp_path / "weights.safetensors"
+    weights.write_bytes(pickle.dumps(Bomb("ran")))
+    with pytest.raises(ValueError, match=r"weights\.safetensors"):
+        train(tmp_path / "run", {"weights.path": str(weights)})
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("batch_size: !!python/object/apply:os.mkdir [ran]\n")
+    with pytest.raises(ValueError, match="no YAML that can be read"):
+        read_recipe(recipe)
+    with pytest.raises(yaml.YAMLError):  # and the reason is the loader, not the value
+        yaml.safe_load(recipe.read_text())
+    bundle = tmp_path / "bundle"
+    bundle.mkdir()
+    (bundle / "model.safetensors").write_bytes(pickle.dumps(Bomb("ran")))
+    (bundle / "covpool.json").write_text("{}")
+    with pytest.raises(ValueError, match="bundle"):
+        train(tmp_path / "run", {"weights.bundle": str(bundle)})
+    assert not (tmp_path / "ran").exists()
+
+
+@needs_tiny10
+def test_a_bundle_is_where_another_run_begins(tmp_path: Path) -> None:
+    first = train(tmp_path / "first", {"schedule.epochs": 1})
+    frozen = {"weights.bundle": str(first.folder / "bundle"), "weights.freeze": "backbone"}
+    second = train(tmp_path / "second", {"schedule.epochs": 1, **frozen})
+    before, after = (covpool.load_model(run.folder / "bundle").state_dict() for run in (first, second))
+    assert all(torch.equal(before[name], after[name]) for name in before if name.startswith("backbone."))
+    assert not torch.equal(before["head.classifier.weight"], after["head.classifier.weight"])
+    with pytest.raises(ValueError, match="is not of the recipe's network: they differ in pool"):
+        train(tmp_path / "third", {**frozen, "model.dim": 16})
