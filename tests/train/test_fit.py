@@ -29,6 +29,17 @@ def train(out: Path, changes: dict[str, Any] | None = None) -> Run:
     return fit(read_recipe(None, {**SMALL, "out": str(out), **(changes or {})}))
 
 
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture
+def _no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures take seconds to draw, and one test looks at them."""
+    monkeypatch.setattr("covpool.train.report.write_report", lambda folder, images: folder)
+
+
 @needs_tiny10
 def test_a_run_leaves_a_folder_that_explains_itself(tmp_path: Path) -> None:
     run = train(tmp_path / "run", {"trackers": ["tensorboard"], "data.limit": 60})
@@ -49,7 +60,7 @@ def test_a_run_leaves_a_folder_that_explains_itself(tmp_path: Path) -> None:
     }
     assert json.loads((run.folder / "summary.json").read_bytes()) == {**run.summary, "finished": True}
     assert run.summary["images"] == {"train": 60, "val": 60}
-    assert len(list(csv.DictReader((run.folder / "metrics.csv").open()))) == 2
+    assert len(rows(run.folder / "metrics.csv")) == 2
     assert not run.was_finished
     again = train(tmp_path / "run", {"trackers": ["tensorboard"], "data.limit": 60})
     assert again.was_finished
@@ -57,6 +68,7 @@ def test_a_run_leaves_a_folder_that_explains_itself(tmp_path: Path) -> None:
 
 
 @needs_tiny10
+@pytest.mark.usefixtures("_no_report")
 def test_the_numbers_are_those_of_the_bundle(tmp_path: Path) -> None:
     from covpool.data.decode import decode
     from covpool.data.transforms import Preprocessing, evaluation_transform
@@ -67,10 +79,10 @@ def test_the_numbers_are_those_of_the_bundle(tmp_path: Path) -> None:
     assert model.classes == images.classes
     transform = evaluation_transform(Preprocessing.of(model.pretrained_cfg))
     by_name = {images.name(i): i for i in range(len(images))}
-    rows = list(csv.DictReader((run.folder / "predictions.csv").open()))
-    assert len(rows) == 40
+    found = rows(run.folder / "predictions.csv")
+    assert len(found) == 40
     right = 0
-    for row in rows:
+    for row in found:
         i = by_name[row["name"]]
         with torch.inference_mode():
             scores = model(transform(decode(images.read(i)))[None]).softmax(dim=1)[0]
@@ -82,12 +94,13 @@ def test_the_numbers_are_those_of_the_bundle(tmp_path: Path) -> None:
 
 
 @needs_sparrows
+@pytest.mark.usefixtures("_no_report")
 def test_the_test_split_is_for_the_end_and_val_is_set_aside(tmp_path: Path) -> None:
     changes = {"data.path": str(SPARROWS), "data.limit": 63, "validation.refit": True, "schedule.epochs": 1}
     run = train(tmp_path / "run", changes)
     assert run.summary["images"] == {"train": 63, "val": 63, "test": 63}
     assert run.summary["split"] == "test"
-    names = {row["name"] for row in csv.DictReader((run.folder / "predictions.csv").open())}
+    names = {row["name"] for row in rows(run.folder / "predictions.csv")}
     assert all(name.startswith("test/") for name in names)
     # The model is that of the second training, on train and val together.
     bundle = covpool.load_model(run.folder / "bundle").state_dict()
@@ -98,15 +111,16 @@ def test_the_test_split_is_for_the_end_and_val_is_set_aside(tmp_path: Path) -> N
 
 
 @needs_tiny10
+@pytest.mark.usefixtures("_no_report")
 def test_another_recipe_does_not_go_on_with_a_run(tmp_path: Path) -> None:
     train(tmp_path / "run", {"schedule.epochs": 1})
     (tmp_path / "run" / "summary.json").unlink()
     with pytest.raises(ValueError, match=r"was begun with optimizer.lr 0.0005, not 0.1: give the same again"):
         train(tmp_path / "run", {"schedule.epochs": 1, "optimizer.lr": 0.1})
+    path = tmp_path / "others"
+    shutil.copytree(TINY10, path, ignore=lambda folder, names: names[60:])
     with pytest.raises(ValueError, match="was begun with other images than these"):
-        path = tmp_path / "others"
-        shutil.copytree(TINY10 / "train", path / "train", ignore=lambda folder, names: names[60:])
-        train(tmp_path / "run", {"schedule.epochs": 1, "data.path": str(path), "data.val_fraction": 0})
+        train(tmp_path / "run", {"schedule.epochs": 1, "data.path": str(path)})
     assert train(tmp_path / "run", {"schedule.epochs": 1, "data.max_bad": 7}).summary["steps"] == 5
 
 
@@ -124,6 +138,7 @@ def test_another_recipe_does_not_go_on_with_a_run(tmp_path: Path) -> None:
     ],
     ids=lambda changes: "-".join(map(str, changes)),
 )
+@pytest.mark.usefixtures("_no_report")
 def test_options_of_a_recipe_train(tmp_path: Path, changes: dict[str, Any]) -> None:
     summary = train(tmp_path / "run", {"schedule.epochs": 1, **changes}).summary
     assert summary["epochs"] == 1
@@ -131,6 +146,7 @@ def test_options_of_a_recipe_train(tmp_path: Path, changes: dict[str, Any]) -> N
 
 
 @needs_tiny10
+@pytest.mark.usefixtures("_no_report")
 def test_it_stops_early_and_keeps_the_best(tmp_path: Path) -> None:
     # Nothing is learned at such a rate, so the first epoch stays the best.
     changes = {"optimizer.lr": 1e-12, "schedule.epochs": 9, "validation.patience": 2, "loop.ema": None}
@@ -187,6 +203,7 @@ def flawed(tmp_path: Path) -> Path:
 
 @needs_tiny10
 @pytest.mark.parametrize("layout", ["folder", "shards"])
+@pytest.mark.usefixtures("_no_report")
 def test_bad_images_cost_one_sample_each_and_are_listed(flawed: Path, tmp_path: Path, layout: str) -> None:
     data = flawed
     if layout == "shards":
@@ -194,16 +211,16 @@ def test_bad_images_cost_one_sample_each_and_are_listed(flawed: Path, tmp_path: 
         assert main(["shard", str(flawed), "--output", str(data)]) == 0
     changes = {"data.path": str(data), "data.limit": None, "batch_size": 47, "schedule.epochs": 2}
     run = train(tmp_path / "run", changes)
-    rows = list(csv.DictReader((run.folder / "bad_images.csv").open()))
-    found = {Path(row["name"]).name for row in rows}
-    assert found == {*bad_files(), "broken.jpg"}
-    assert all(row["reason"] and row["sentence"] for row in rows)
-    assert run.summary["bad_images"] == len(rows) == 8
+    found = rows(run.folder / "bad_images.csv")
+    assert {Path(row["name"]).name for row in found} == {*bad_files(), "broken.jpg"}
+    assert all(row["reason"] and row["sentence"] for row in found)
+    assert run.summary["bad_images"] == len(found) == 8
     assert run.summary["metrics"]["images"] == 16
     assert not Path("ran").exists()
 
 
 @needs_tiny10
+@pytest.mark.usefixtures("_no_report")
 def test_too_many_bad_images_stop_the_run(flawed: Path, tmp_path: Path) -> None:
     changes = {"data.path": str(flawed), "data.limit": None, "batch_size": 47, "data.max_bad": 3}
     with pytest.raises(ValueError, match=r"7 images could not be used, more than --max-bad 3"):
@@ -212,6 +229,7 @@ def test_too_many_bad_images_stop_the_run(flawed: Path, tmp_path: Path) -> None:
 
 
 @needs_tiny10
+@pytest.mark.usefixtures("_no_report")
 def test_files_of_strangers_run_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     weights = tmp_path / "weights.safetensors"
@@ -234,6 +252,7 @@ def test_files_of_strangers_run_nothing(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @needs_tiny10
+@pytest.mark.usefixtures("_no_report")
 def test_a_bundle_is_where_another_run_begins(tmp_path: Path) -> None:
     first = train(tmp_path / "first", {"schedule.epochs": 1})
     frozen = {"weights.bundle": str(first.folder / "bundle"), "weights.freeze": "backbone"}

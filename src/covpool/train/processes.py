@@ -12,6 +12,8 @@ from typing import NoReturn, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore  # torch.distributed has it too, untyped
+from torch.distributed.rendezvous import rendezvous
 
 T = TypeVar("T")
 
@@ -117,8 +119,7 @@ def joined_processes(device: str = "auto") -> Iterator[Processes]:
     if kind == "cuda":
         torch.cuda.set_device(local)
     if ours:
-        # Flags and names pass between CPUs, so that asking for them does not wait for a GPU.
-        dist.init_process_group("cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo")
+        _join(kind)
     try:
         yield Processes(
             rank=dist.get_rank() if dist.is_initialized() else 0,
@@ -131,3 +132,17 @@ def joined_processes(device: str = "auto") -> Iterator[Processes]:
             # it. Whoever destroys the group holds that lock and waits for the thread: it must be done before.
             time.sleep(LAST_EXCHANGE)
             dist.destroy_process_group()
+
+
+def _join(kind: str) -> None:
+    store, rank, world_size = next(rendezvous("env://"))
+    # torchrun keeps the store when it starts processes anew. Without a name of its own, the new group would
+    # find the addresses of processes that are gone.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    dist.init_process_group(
+        # Flags and names pass between CPUs, so that asking for them does not wait for a GPU.
+        "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo",
+        store=PrefixStore(f"covpool/{attempt}", store),
+        rank=rank,
+        world_size=world_size,
+    )
