@@ -54,10 +54,10 @@ class Configuration:
 
 def parse(words: Sequence[str]) -> tuple[Arguments, bool]:
     """A recipe and what the command line changes in it, in any order."""
-    from covpool.cli.train_options import parse_words
+    from covpool.cli.train_options import make_parser, parse_words
     from covpool.train.recipe_files import read_recipe
 
-    values = parse_words(words)
+    values = parse_words(words, make_parser())
     own = {name: values.pop(name, None) for name in ("recipe", "compare", "print_config", "json", "debug")}
     recipe = read_recipe(own["recipe"], values)
     return Arguments(recipe, own["compare"], bool(own["print_config"])), bool(own["json"])
