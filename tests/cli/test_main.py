@@ -38,7 +38,7 @@ OPTIONS = {
         "--precision",
         "--rank",
     ],
-    "shard": ["--classes", "--index", "--layout", "--megabytes", "--output", "--seed"],
+    "shard": ["--classes", "--index", "--layout", "--megabytes", "--output", "--seed", "--val-fraction"],
 }
 POSITIONALS = {"check": ["data"], "convert": ["file", "folder"], "plan": ["backbone"], "shard": ["data"]}
 FILES = {"check": check, "convert": convert, "plan": plan, "shard": shard}
