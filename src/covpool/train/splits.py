@@ -45,7 +45,7 @@ def open_data(options: DataOptions, seed: int) -> Splits:
     Raises:
         ValueError: in a sentence, if there is nothing to train on, or nothing to set aside.
     """
-    sets = open_splits(options.path, options.layout)
+    sets = open_splits(options.path, options.layout, options.cache)
     train, val, test = (sets.get(split) for split in ("train", "val", "test"))
     if train is None:
         raise ValueError(f"{options.path} has no images to train on: it has {', '.join(sets)} alone")
