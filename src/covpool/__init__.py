@@ -20,7 +20,13 @@ __version__ = "0.1.0"
 __all__ = ["__version__", "create_model", "functional", "load_model", "nn", "save_model"]
 
 # Where the names live that need more than torch, and the extra that brings what they need.
-_LAZY = {"create_model": "models", "load_model": "models", "save_model": "models", "models": "models"}
+_LAZY = {
+    "create_model": "models",
+    "load_model": "models",
+    "save_model": "models",
+    "models": "models",
+    "train": "train",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -38,7 +38,7 @@ OPTIONS = {
         "--precision",
         "--rank",
     ],
-    "shard": ["--classes", "--index", "--layout", "--megabytes", "--output", "--seed"],
+    "shard": ["--classes", "--index", "--layout", "--megabytes", "--output", "--seed", "--val-fraction"],
 }
 POSITIONALS = {"check": ["data"], "convert": ["file", "folder"], "plan": ["backbone"], "shard": ["data"]}
 FILES = {"check": check, "convert": convert, "plan": plan, "shard": shard}
@@ -75,7 +75,7 @@ def process(*command: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_every_verb_has_a_file_and_a_line() -> None:
-    assert VERBS.keys() == OPTIONS.keys() | {"train"}  # whose options have a test file of their own
+    assert VERBS.keys() == OPTIONS.keys() | {"lr-find", "train"}  # whose options have tests of their own
     assert OPTIONS.keys() == FILES.keys()
     assert list(VERBS) == sorted(VERBS)
     assert all(verb.summary and "\n" not in verb.summary for verb in VERBS.values())
@@ -170,7 +170,10 @@ def test_a_flag_needs_no_value(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["shout"], "covpool: 'shout' is none of its verbs: check, convert, plan, shard, train, greet"),
+        (
+            ["shout"],
+            "covpool: 'shout' is none of its verbs: check, convert, lr-find, plan, shard, train, greet",
+        ),
         (["greet"], "covpool greet: the following arguments are required: name"),
         (["greet", "Li", "--foo", "3"], "covpool greet: unrecognized arguments: --foo 3"),
         (["greet", "Li", "--loud", "3"], "covpool greet: unrecognized arguments: --loud 3"),

@@ -6,11 +6,15 @@ import json
 import tarfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from covpool.cli.main import main
 from covpool.data.shards.reader import open_shards
 from covpool.data.sources import open_splits
+from covpool.data.split import split_off
+from covpool.train.recipe import DataOptions
+from covpool.train.splits import open_data
 from tests.data.memory_images import memory_images
 
 
@@ -55,6 +59,39 @@ def test_every_option_arrives(data: Path, capsys: pytest.CaptureFixture[str]) ->
     assert contents[0] == contents[1] != contents[2]
 
 
+def test_a_val_where_there_is_none(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = data.parent / "shards"
+    options = ["--seed", "3", "--val-fraction", "0.2"]
+    assert main(["shard", str(data / "train"), "--output", str(output), *options]) == 0
+    assert [line.partition(" images")[0] for line in capsys.readouterr().out.splitlines()] == [
+        f"{output / 'train'}: 24",
+        f"{output / 'val'}: 6",
+    ]
+    sets, images = open_splits(output), open_splits(data / "train")["train"]
+    expected = zip(("train", "val"), split_off(images, 0.2, seed=3), strict=True)
+    for split, part in expected:
+        found = sets[split]
+        names = {found.name(i): found.label(i) for i in range(len(found))}
+        assert names == {part.name(i): int(part.labels[i]) for i in range(len(part))}
+    assert np.bincount(np.asarray(sets["val"].labels)).tolist() == [2, 2, 2]
+
+
+def test_a_val_that_is_there_stays(data: Path) -> None:
+    output = data.parent / "shards"
+    assert main(["shard", str(data), "--output", str(output), "--val-fraction", "0.5"]) == 0
+    assert {split: len(images) for split, images in open_splits(output).items()} == {"train": 30, "val": 6}
+
+
+def test_shards_with_a_val_can_be_trained_on(data: Path) -> None:
+    output = data.parent / "shards"
+    assert main(["shard", str(data / "train"), "--output", str(output)]) == 0
+    with pytest.raises(ValueError, match="has no val, and shards cannot be divided: pass --val-fraction to"):
+        open_data(DataOptions(path=str(output)), seed=0)
+    output = data.parent / "divided"
+    assert main(["shard", str(data / "train"), "--output", str(output), "--val-fraction", "0.1"]) == 0
+    assert open_data(DataOptions(path=str(output)), seed=0).counts() == {"train": 27, "val": 3}
+
+
 @pytest.mark.parametrize("arguments", [["--index", "{}"], ["{}", "--index"], ["{}", "--index", "true"]])
 def test_an_index_for_tars(data: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     output = data.parent / "shards"
@@ -92,6 +129,9 @@ def test_what_is_left_out_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[
         (["{}", "--index", "--output", "x"], "--index writes beside the tars: give no --output"),
         (["{}", "--output", "x", "--classes", "y"], "--classes is for --index: images bring"),
         (["{}", "--output", "x", "--megabytes", "0"], "--megabytes must be at least 1; got 0"),
+        (["{}", "--output", "x", "--val-fraction", "1"], "--val-fraction must be from 0 to below 1; got 1.0"),
+        (["{}", "--index", "--val-fraction", "0.1"], "--val-fraction is for images: tars that are there"),
+        (["{}/train", "--output", "x", "--val-fraction", "0.01"], "no image is left to set aside: 0.01 of"),
         (["{}", "--output", "{}"], "{} exists: shards are written into a new folder"),
         (["{}", "--output", "s3://bucket/x"], "s3://bucket/x is no folder on a disk: use one"),
         (["s3://bucket/x", "--index"], "s3://bucket/x is no folder on a disk: use one"),

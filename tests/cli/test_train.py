@@ -67,7 +67,7 @@ def fits(monkeypatch: pytest.MonkeyPatch) -> list[Recipe]:
         return folder / "report.html"
 
     for name, content in (
-        ("fit", {"fit": fit}),
+        ("fitting", {"fit": fit}),
         ("interruption", {"Interrupted": Interrupted}),
         ("report", {"write_comparison": write_comparison}),
     ):

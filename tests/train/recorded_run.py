@@ -50,7 +50,7 @@ def launch(
 ) -> list[int | None]:
     """Run ``plan["recipe"]`` on so many processes; their exit codes."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["covpool.train.fit", "tests.train.recorded_run"])
+    context.set_forkserver_preload(["covpool.train.fitting", "tests.train.recorded_run"])
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -89,7 +89,7 @@ def run(record: Path, plan: dict[str, Any]) -> int:
     """
     from covpool.cli import train
     from covpool.cli.main import main
-    from covpool.train import fit
+    from covpool.train import fitting
     from covpool.train.recipe_files import read_recipe
     from covpool.train.step import Learner
 
@@ -104,7 +104,7 @@ def run(record: Path, plan: dict[str, Any]) -> int:
         return outcome
 
     Learner.step = step  # type: ignore[method-assign]
-    fit._finish = lambda folder, summary, images: folder.write_summary({**summary, "finished": True})
+    fitting._finish = lambda folder, summary, images: folder.write_summary({**summary, "finished": True})
     arguments = train.Arguments(read_recipe(None, {**RECIPE, **plan["recipe"]}))
     train.parse = lambda words: (arguments, False)  # type: ignore[assignment]
     return main(["train"])

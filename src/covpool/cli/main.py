@@ -1,6 +1,7 @@
 """``covpool <verb>``: finds the verb, runs it, and puts what went wrong into one sentence.
 
-To add a verb: write a file in this folder, as :class:`VerbFile` says, and add a line to ``VERBS``.
+To add a verb: write a file in this folder, as :class:`VerbFile` says, and add a line to ``VERBS``. The verb
+``lr-find`` is in ``lr_find.py``.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class Verb(NamedTuple):
 VERBS = {
     "check": Verb("find what is wrong with a collection of images, before training on it", "data"),
     "convert": Verb("turn a released checkpoint of fast-MPN-COV into a bundle", "models"),
+    "lr-find": Verb("raise the learning rate until the loss explodes, and suggest one for training", "train"),
     "plan": Verb("memory and FLOPs of training a network, and the head to take", "models"),
     "shard": Verb("write images into tar shards with an index, for large sets and object stores", "data"),
     "train": Verb("train a network on images, from a folder to a report", "train"),
@@ -103,7 +105,7 @@ def _run(verb: str, arguments: list[str]) -> int:
 def _output(verb: str, arguments: list[str]) -> tuple[str, int]:
     from covpool.cli.parser import parse  # jsonargparse may be missing
 
-    file = cast(VerbFile, importlib.import_module(f"covpool.cli.{verb}"))
+    file = cast(VerbFile, importlib.import_module(f"covpool.cli.{verb.replace('-', '_')}"))
     if hasattr(file, "parse"):
         parsed, as_json = file.parse(arguments)
     else:

@@ -1,12 +1,15 @@
 """``covpool shard``: see :func:`covpool.data.shards.write.write_shards`."""
 
 # Annotations are not postponed here: jsonargparse would import what is for type checkers to evaluate them.
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from covpool.data.image_set import ImageSet
     from covpool.data.shards.index import ShardIndex
+    from covpool.data.sources.listing import Split
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,9 @@ class Arguments:
             names in the tars if not given, or the labels.
         layout: of the data; ``auto`` finds it out.
         megabytes: the size at which a shard is closed.
-        seed: of the random order.
+        seed: of the random order, and of what is set aside.
+        val_fraction: of the training images, by class and seed, to be val where there is none; shards cannot
+            be divided later. 0 for none.
     """
 
     data: str
@@ -36,6 +41,7 @@ class Arguments:
     layout: Literal["auto", "csv", "cub", "aircraft", "cars", "folder"] = "auto"
     megabytes: int = 256
     seed: int = 0
+    val_fraction: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -87,6 +93,10 @@ def _check(arguments: Arguments) -> None:
         raise ValueError("--classes is for --index: images bring the names of their classes along")
     if arguments.megabytes < 1:
         raise ValueError(f"--megabytes must be at least 1; got {arguments.megabytes}")
+    if not 0 <= arguments.val_fraction < 1:
+        raise ValueError(f"--val-fraction must be from 0 to below 1; got {arguments.val_fraction}")
+    if arguments.index and arguments.val_fraction:
+        raise ValueError("--val-fraction is for images: tars that are there already are not divided")
     for place in (arguments.data if arguments.index else "", arguments.output or ""):
         if "://" in place:
             raise ValueError(f"{place} is no folder on a disk: use one, and copy all of it to the store")
@@ -100,7 +110,7 @@ def _write(arguments: Arguments) -> Sharded:
     assert arguments.output is not None
     output = Path(arguments.output)
     check_new(output)  # now, not after hours of writing
-    sets = open_splits(arguments.data, arguments.layout)
+    sets = _with_val(open_splits(arguments.data, arguments.layout), arguments)
     folders = []
     for split, images in sets.items():
         folder = output / split
@@ -114,6 +124,20 @@ def _write(arguments: Arguments) -> Sharded:
             )
         folders.append((folder, index))
     return Sharded(tuple(_folder(folder, index) for folder, index in folders), left_out=0)
+
+
+def _with_val(sets: "Mapping[Split, ImageSet]", arguments: Arguments) -> "Mapping[Split, ImageSet]":
+    """With a val from train, if there is none and it was asked for."""
+    from covpool.data.split import split_off
+
+    if not arguments.val_fraction or "val" in sets:
+        return sets
+    if "train" not in sets:
+        raise ValueError(
+            f"{arguments.data} has no train to set a val aside from: it has {', '.join(sets)} alone"
+        )
+    train, val = split_off(sets["train"], arguments.val_fraction, arguments.seed)
+    return {**sets, "train": train, "val": val}
 
 
 def _index(arguments: Arguments) -> Sharded:

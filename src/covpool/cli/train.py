@@ -1,4 +1,4 @@
-"""``covpool train``: see :func:`covpool.train.fit.fit` and :func:`covpool.train.compare.compare`."""
+"""``covpool train``: see :func:`covpool.train.fitting.fit` and :func:`covpool.train.comparison.compare`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from covpool.train.fit import Run
+    from covpool.train.fitting import Run
     from covpool.train.recipe import Recipe
 
 
@@ -54,10 +54,10 @@ class Configuration:
 
 def parse(words: Sequence[str]) -> tuple[Arguments, bool]:
     """A recipe and what the command line changes in it, in any order."""
-    from covpool.cli.train_options import parse_words
+    from covpool.cli.train_options import make_parser, parse_words
     from covpool.train.recipe_files import read_recipe
 
-    values = parse_words(words)
+    values = parse_words(words, make_parser())
     own = {name: values.pop(name, None) for name in ("recipe", "compare", "print_config", "json", "debug")}
     recipe = read_recipe(own["recipe"], values)
     return Arguments(recipe, own["compare"], bool(own["print_config"])), bool(own["json"])
@@ -97,13 +97,13 @@ def exit_code(result: Trained | Interruption | Configuration) -> int:
 
 
 def _train(recipe: Recipe) -> Trained:
-    from covpool.train.fit import fit
+    from covpool.train.fitting import fit
 
     return _trained(fit(recipe))
 
 
 def _compare(recipe: Recipe, other: str) -> Trained:
-    from covpool.train.compare import compare
+    from covpool.train.comparison import compare
 
     made = compare(recipe, other)
     runs = {pool: _trained(run) for pool, run in made.runs.items()}

@@ -1,4 +1,4 @@
-"""The command line of ``covpool train``: every key of a recipe, the common ones by a short name too."""
+"""The command line of what takes a recipe: every key of it, the common ones by a short name too."""
 
 from __future__ import annotations
 
@@ -20,6 +20,12 @@ A recipe is read first, then what the command line says, in any order; --print-c
 The same command goes on where a run was interrupted.
 On several GPUs or machines: torchrun --nproc-per-node 8 -m covpool train ..."""
 
+# What is no key of a recipe.
+TRAIN_OPTIONS: dict[str, dict[str, Any]] = {
+    "compare": {"type": str, "help": "train with this pooling too, and report on both: gap"},
+    "print_config": {"action": "store_true", "help": "print the whole recipe, and do nothing"},
+}
+
 # What a section's own words leave open where they stand alone.
 ALONE = {
     "data.limit": "for a trial: so many images of each split at most",
@@ -36,34 +42,43 @@ ALONE = {
 }
 
 
-def parse_words(words: Sequence[str]) -> dict[str, Any]:
+def parse_words(words: Sequence[str], parser: Parser) -> dict[str, Any]:
     """What a command line says, by key; what it does not say is not there."""
-    parser = make_parser()
     spelled = [_by_key(underscored(word)) for word in words]
     given = parser.parse_args(_nulled(valued(spelled, parser.hints), parser.hints), defaults=False)
     return {key: value for key, value in given.items() if not isinstance(value, argparse.Namespace)}
 
 
-def make_parser() -> Parser:
-    """A parser with the common options first."""
+def make_parser(
+    command: str = "covpool train",
+    summary: str = SUMMARY,
+    more: Mapping[str, Mapping[str, Any]] = TRAIN_OPTIONS,
+) -> Parser:
+    """A parser with the common options first.
+
+    Args:
+        command: the verb.
+        summary: what it does.
+        more: its options that are no keys of a recipe, as ``add_argument`` takes them.
+    """
     parser = _Parser(
-        prog="covpool train",
-        usage="covpool train --data DIR [--recipe NAME] [--model NAME] [options]",
-        description=SUMMARY,
+        prog=command,
+        usage=f"{command} --data DIR [--recipe NAME] [--model NAME] [options]",
+        description=summary,
         epilog="recipes:\n" + "\n".join(f"  {name}: {text}" for name, text in recipe_names().items()),
         formatter_class=_Help,
         allow_abbrev=False,
         print_config=None,  # jsonargparse has such an option itself, for parsers with files of their own
     )
-    parser.hints = {"recipe": str, "compare": str}
+    parser.hints = {"recipe": str} | {name: how["type"] for name, how in more.items() if "type" in how}
     common = parser.add_argument_group("common options")
     common.add_argument("--recipe", type=str, help="one of those below, or a YAML file (default: modern)")
     by_key = {key: short for short, key in SHORT.items()}
     own = [key for key in options() if "." not in key]
     for key in [*by_key, *own]:
         _add(common, parser, key)
-    common.add_argument("--compare", type=str, help="train with this pooling too, and report on both: gap")
-    common.add_argument("--print_config", action="store_true", help="print the whole recipe, and do nothing")
+    for name, how in more.items():
+        common.add_argument(f"--{name}", **how)
     add_shared(common)
     for section in sections():
         group = parser.add_argument_group(f"more of {section}")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from covpool.models.bundles.durable import replace_file
-from covpool.train.fit import fit
+from covpool.train.fitting import fit
 from covpool.train.recipe_files import read_recipe
 
 SEEDS = (0, 1, 2)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torchvision.transforms import v2
 
 from covpool.data.image_set import ImageSet, class_counts
-from covpool.train.recipe import LossOptions
+from covpool.train.recipe import LossOptions, Recipe
 
 
 class Objective:
@@ -48,6 +48,13 @@ class Objective:
         is_mixed = targets.ndim == 2
         weights_B = targets @ self.class_weights if is_mixed else self.class_weights[targets]
         return losses_B * weights_B
+
+
+def make_objective(recipe: Recipe, images: ImageSet, device: torch.device) -> Objective:
+    """That of a recipe, for the images it learns from."""
+    is_weighted = recipe.data.balance == "weights"
+    weights = balancing_weights(images).to(device) if is_weighted else None
+    return Objective(recipe.loss, len(images.classes), weights)
 
 
 def balancing_weights(images: ImageSet) -> Tensor:

@@ -14,6 +14,7 @@ FREE = {
     "data.layout",
     "data.workers",
     "data.max_bad",
+    "data.cache",
     "loop.max_skips",
     "loop.device",
     "checkpoint.steps",

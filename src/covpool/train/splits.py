@@ -8,12 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from covpool.data.image_set import ImageSet, Joined, Subset
+from covpool.data.loader import TrainingLoader
 from covpool.data.order import BalancedOrder, FolderOrder, Order
 from covpool.data.shards.order import ShardOrder
 from covpool.data.shards.reader import ShardSet
 from covpool.data.sources import open_splits
 from covpool.data.split import split_off
-from covpool.train.recipe import DataOptions
+from covpool.data.transforms import Preprocessing, training_transform
+from covpool.train.processes import Processes
+from covpool.train.recipe import DataOptions, Recipe
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +51,7 @@ def open_data(options: DataOptions, seed: int) -> Splits:
     Raises:
         ValueError: in a sentence, if there is nothing to train on, or nothing to set aside.
     """
-    sets = open_splits(options.path, options.layout)
+    sets = open_splits(options.path, options.layout, options.cache)
     train, val, test = (sets.get(split) for split in ("train", "val", "test"))
     if train is None:
         raise ValueError(f"{options.path} has no images to train on: it has {', '.join(sets)} alone")
@@ -83,6 +86,21 @@ def make_order(images: ImageSet, options: DataOptions, batch_size: int, seed: in
     if isinstance(images, ShardSet):
         return ShardOrder(images.index.counts, batch_size, seed, options.window)
     return FolderOrder(len(images), batch_size, seed)
+
+
+def make_loader(
+    images: ImageSet, recipe: Recipe, preprocessing: Preprocessing, processes: Processes
+) -> TrainingLoader:
+    """The batches that this process learns from."""
+    return TrainingLoader(
+        images,
+        make_order(images, recipe.data, recipe.batch_size, recipe.seed),
+        training_transform(preprocessing, recipe.augmentation),
+        seed=recipe.seed,
+        rank=processes.rank,
+        world_size=processes.world_size,
+        workers=recipe.data.workers,
+    )
 
 
 def fingerprint(images: ImageSet) -> str:

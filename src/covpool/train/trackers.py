@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -47,12 +49,10 @@ class WeightsAndBiases:
     """A run of Weights & Biases by the name of the folder; resumed where the run is."""
 
     def __init__(self, folder: Path, recipe: Mapping[str, Any]) -> None:
-        import wandb
-
-        self._run = wandb.init(
+        self._run = _imported("wandb").init(
             dir=folder,
             project="covpool",
-            name=folder.name,
+            name=folder.resolve().name,
             id=_identifier(folder),
             resume="allow",
             config=recipe,
@@ -68,16 +68,17 @@ class WeightsAndBiases:
 
 
 class MLflow:
-    """A run of MLflow by the name of the folder."""
+    """A run of MLflow by the name of the folder; resumed where the run is.
+
+    Where it goes, and to which experiment, is for MLflow's own variables, as ``MLFLOW_TRACKING_URI``.
+    """
 
     def __init__(self, folder: Path, recipe: Mapping[str, Any]) -> None:
-        import mlflow
-
-        self._mlflow = mlflow
+        mlflow = self._mlflow = _imported("mlflow")
         found = mlflow.search_runs(
             filter_string=f"tags.covpool = '{_identifier(folder)}'", output_format="list"
         )
-        mlflow.start_run(found[0].info.run_id if found else None, run_name=folder.name)
+        mlflow.start_run(found[0].info.run_id if found else None, run_name=folder.resolve().name)
         if not found:
             mlflow.set_tag("covpool", _identifier(folder))
             mlflow.log_dict(dict(recipe), "recipe.json")
@@ -104,5 +105,15 @@ def make_trackers(
 
 
 def _identifier(folder: Path) -> str:
-    """The same for a run that is resumed, and for no other folder."""
-    return f"{folder.name}-{hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:12]}"
+    """The same for a run that is resumed, and for no other folder; of letters that any tracker takes."""
+    return hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:32]
+
+
+def _imported(name: str) -> Any:
+    """A package that comes by an extra of its own name."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        raise ValueError(f"{name} is missing: pip install 'covpool[{name}]'") from error

@@ -11,20 +11,20 @@ import torch
 
 from covpool.data.batch import BadImage, Batch, DataError
 from covpool.data.image_set import ImageSet
-from covpool.data.loader import EvaluationLoader, TrainingLoader
-from covpool.data.transforms import Preprocessing, evaluation_transform, training_transform
+from covpool.data.loader import EvaluationLoader
+from covpool.data.transforms import Preprocessing, evaluation_transform
 from covpool.models.bundles.bundle import save_model
 from covpool.train.checkpoint import remove_old_checkpoints, write_checkpoint
 from covpool.train.interruption import Interrupted, Signals
 from covpool.train.journal import Journal
 from covpool.train.metrics import Metrics, Predictions, measure
 from covpool.train.network import make_model
-from covpool.train.objective import Objective, balancing_weights
+from covpool.train.objective import make_objective
 from covpool.train.predictions import predict
 from covpool.train.processes import Processes
 from covpool.train.recipe import Recipe
 from covpool.train.run_folder import RunFolder
-from covpool.train.splits import fingerprint, make_order
+from covpool.train.splits import fingerprint, make_loader
 from covpool.train.state import Progress, from_checkpoint, shared_checkpoint, to_checkpoint
 from covpool.train.step import Learner
 
@@ -62,11 +62,10 @@ class Trainer:
         self.epochs = epochs or recipe.schedule.epochs
         self.model = make_model(recipe, train.classes, processes)
         self.preprocessing = Preprocessing.of(self.model.pretrained_cfg)
-        self.loader = self._training_loader()
+        self.loader = make_loader(train, recipe, self.preprocessing, processes)
         self._val_loader = None if val is None else self._evaluation_loader(val)
         self.batches = self.loader.batches
-        weights = balancing_weights(train).to(processes.device) if recipe.data.balance == "weights" else None
-        objective = Objective(recipe.loss, len(train.classes), weights)
+        objective = make_objective(recipe, train, processes.device)
         self.learner = Learner(self.model, recipe, processes, objective, self.batches)
         self._fingerprint = fingerprint(train)
         self.progress = self._resume()
@@ -269,16 +268,4 @@ class Trainer:
             rank=self.processes.rank,
             world_size=self.processes.world_size,
             workers=self.recipe.data.workers,
-        )
-
-    def _training_loader(self) -> TrainingLoader:
-        recipe, data = self.recipe, self.recipe.data
-        return TrainingLoader(
-            self.train_images,
-            make_order(self.train_images, data, recipe.batch_size, recipe.seed),
-            training_transform(self.preprocessing, recipe.augmentation),
-            seed=recipe.seed,
-            rank=self.processes.rank,
-            world_size=self.processes.world_size,
-            workers=data.workers,
         )

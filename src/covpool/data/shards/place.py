@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
@@ -86,13 +86,44 @@ class Store:
 
 def place(url: str | Path, cache: str | Path | None, cache_bytes: int) -> Place:
     """The place of a path or URL."""
+    store, path = _open_store(url)
+    if isinstance(store, LocalFileSystem):
+        return Disk(Path(path))
+    return Store(str(url), FileCache(cache or _cache_folder(), cache_bytes))
+
+
+def has_index(url: str) -> bool:
+    """Whether there are shards at an address.
+
+    Raises:
+        ShardError: if the store does not tell. To take that for a no, as ``exists`` of fsspec does, would
+            lose a split in silence.
+    """
+    index = f"{url.rstrip('/')}/{INDEX}"
+    store, remote = _open_store(index)
+
+    def attempt() -> bool:
+        try:
+            store.cat_file(remote, start=0, end=1)
+        except FileNotFoundError:
+            return False
+        except Exception as error:
+            # To those who may not list its files, a store says so of any that it does not have.
+            if isinstance(error, PermissionError) or getattr(error, "status", None) == 403:
+                return False
+            raise
+        return True
+
+    return patiently(index, attempt)
+
+
+def _open_store(url: str | Path) -> tuple[Any, str]:
+    """The file system of an address, and what it calls the address."""
     try:
         store, path = fsspec.core.url_to_fs(str(url))
     except (ImportError, ValueError) as error:
         raise ShardError(f"{url} cannot be opened: {error}") from error
-    if isinstance(store, LocalFileSystem):
-        return Disk(Path(path))
-    return Store(str(url), FileCache(cache or _cache_folder(), cache_bytes))
+    return store, path
 
 
 def _cache_folder() -> Path:

@@ -70,11 +70,19 @@ def open_images(path: str | Path, split: str = "train", layout: str = "auto") ->
     return Joined(tuple(chosen))
 
 
-def open_splits(path: str | Path, layout: str = "auto") -> Mapping[Split, ImageSet]:
-    """The images of every split that there is; as :func:`open_images`, at the cost of one."""
+def open_splits(
+    path: str | Path, layout: str = "auto", cache: str | Path | None = None
+) -> Mapping[Split, ImageSet]:
+    """The images of every split that there is; as :func:`open_images`, at the cost of one.
+
+    Args:
+        path: as there.
+        layout: as there.
+        cache: a local folder for the shards of a store; see :func:`covpool.data.shards.reader.open_shards`.
+    """
     name = layout_of(path) if layout == "auto" else layout
     LOGGER.info("%s: layout %s", path, name)
-    sets = read_splits(path, name)
+    sets = read_splits(path, name, cache)
     if not sets:
         raise ValueError(f"{path} has no images")
     _check_classes(path, sets)
@@ -83,10 +91,10 @@ def open_splits(path: str | Path, layout: str = "auto") -> Mapping[Split, ImageS
     return sets
 
 
-def read_splits(path: str | Path, layout: str) -> Mapping[Split, ImageSet]:
+def read_splits(path: str | Path, layout: str, cache: str | Path | None = None) -> Mapping[Split, ImageSet]:
     """The images of every split as they are listed, missing files, empty classes and all."""
     if layout == SHARDS:
-        return shards.read(path)
+        return shards.read(path, cache)
     if layout not in LAYOUTS:
         raise ValueError(f"layout must be one of {', '.join([*LAYOUTS, SHARDS])}; got {layout!r}")
     return LAYOUTS[layout].read(Path(path)).sets()

@@ -16,16 +16,28 @@ def recognises(path: str | Path) -> bool:
     return "://" in str(path) or bool(_folders(Path(path)))
 
 
-def read(path: str | Path) -> Mapping[Split, ImageSet]:
-    """Open every split; an address is that of one split."""
+def read(path: str | Path, cache: str | Path | None = None) -> Mapping[Split, ImageSet]:
+    """Open every split.
+
+    Args:
+        path: a folder or an address.
+        cache: a local folder for the shards of a store.
+    """
     from covpool.data.shards.reader import open_shards  # here, because fsspec is for shards alone
 
-    if "://" in str(path):
-        return {"train": open_shards(path)}
-    folders = _folders(Path(path))
-    if not folders:
+    places: Mapping[Split, str | Path] = _addresses(str(path)) if "://" in str(path) else _folders(Path(path))
+    if not places:
         raise ValueError(f"{path} has no {INDEX}: 'covpool shard' writes shards and their index")
-    return {split: open_shards(folder) for split, folder in folders.items()}
+    return {split: open_shards(place, cache=cache) for split, place in places.items()}
+
+
+def _addresses(url: str) -> dict[Split, str]:
+    from covpool.data.shards.place import has_index
+
+    url = url.rstrip("/")
+    if has_index(url):
+        return {"train": url}
+    return {split: f"{url}/{split}" for split in SPLITS if has_index(f"{url}/{split}")}
 
 
 def _folders(path: Path) -> dict[Split, Path]:

@@ -15,7 +15,7 @@ from covpool.train.recipe_options import flat
 from covpool.train.splits import open_data
 
 if TYPE_CHECKING:
-    from covpool.train.fit import Run
+    from covpool.train.fitting import Run
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def compare(recipe: Recipe, other: str = "gap") -> Comparison:
     the pooling and the resolution kept for it are for covariances, and a first-order twin goes without.
     Calling it again goes on where it was interrupted.
     """
-    from covpool.train.fit import fit
+    from covpool.train.fitting import fit
     from covpool.train.report import write_comparison
 
     folder = Path(recipe.out)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from covpool.train.compare import compare, twins
+from covpool.train.comparison import compare, twins
 from covpool.train.recipe import Recipe
 from covpool.train.recipe_files import read_recipe
 from tests.data.pictures import needs_tiny10

@@ -19,7 +19,7 @@ from PIL import Image
 import covpool
 from covpool.cli.main import main
 from covpool.data.sources import open_images
-from covpool.train.fit import Run, fit
+from covpool.train.fitting import Run, fit
 from covpool.train.recipe_files import read_recipe
 from tests.data.pictures import SPARROWS, TINY10, encode, needs_sparrows, needs_tiny10
 from tests.train.small import SMALL

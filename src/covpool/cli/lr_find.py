@@ -1,0 +1,96 @@
+"""``covpool lr-find``: see :func:`covpool.train.lr_find.lr_find`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from covpool.train.recipe import Recipe
+
+STEPS = 100
+SUMMARY = """Suggest a learning rate, before training with it.
+
+The rate rises from step to step, from 1e-6 to 10, until the loss explodes. Suggested is the rate at which the
+loss fell fastest. It takes the options of covpool train; --lr and the schedule do not matter, and no weights
+are saved. The curve goes into --out, as lr_find.png and lr_find.csv. The exit code is 1 if no rate stands
+out."""
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What a command line asks for.
+
+    Attributes:
+        recipe: with all that was changed in it.
+        steps: from the lowest rate to the highest.
+    """
+
+    recipe: Recipe
+    steps: int = STEPS
+
+
+@dataclass(frozen=True)
+class Found:
+    """A rate, if one stood out, and where the curve is."""
+
+    suggestion: float | None
+    highest: float
+    steps: int
+    figure: str
+    table: str
+
+
+def parse(words: Sequence[str]) -> tuple[Arguments, bool]:
+    """As for ``train``."""
+    from covpool.cli.train_options import make_parser, parse_words
+    from covpool.train.recipe_files import read_recipe
+
+    more = {
+        "steps": {
+            "type": int,
+            "help": f"from the lowest rate to the highest; more show more (default: {STEPS})",
+        }
+    }
+    values = parse_words(words, make_parser("covpool lr-find", SUMMARY, more))
+    own = {name: values.pop(name, None) for name in ("recipe", "steps", "json", "debug")}
+    steps = STEPS if own["steps"] is None else own["steps"]
+    return Arguments(read_recipe(own["recipe"], values), steps), bool(own["json"])
+
+
+def run(arguments: Arguments) -> Found:
+    """Find it."""
+    recipe = arguments.recipe
+    if not recipe.data.path:
+        raise ValueError("--data is missing: a folder of images, a CSV of path,label, or shards")
+
+    from covpool.train.lr_find import find_lr
+
+    sweep = find_lr(recipe, arguments.steps)
+    folder = Path(recipe.out)
+    return Found(
+        suggestion=sweep.suggestion,
+        highest=float(sweep.rates[-1]),
+        steps=len(sweep.rates),
+        figure=str(folder / "lr_find.png"),
+        table=str(folder / "lr_find.csv"),
+    )
+
+
+def text(result: Found) -> str:
+    """The suggestion, and where to see why."""
+    if result.suggestion is None:
+        told = (
+            f"no rate up to {result.highest:.2g} stands out: the loss fell by no more than its noise; "
+            "a larger --batch-size or more --steps may show one"
+        )
+    else:
+        told = f"--lr {result.suggestion:.2g}: there the loss fell fastest, of all up to {result.highest:.2g}"
+    return f"{told}\ncurve: {result.figure}"
+
+
+def exit_code(result: Found) -> int:
+    """1 if no rate stood out."""
+    return int(result.suggestion is None)

@@ -1,0 +1,82 @@
+"""``covpool lr-find``: the command line, around a search that is tested elsewhere."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from covpool.cli.main import main
+from covpool.train import lr_find as search
+from covpool.train.lr_find import Sweep
+from covpool.train.recipe import Recipe
+from covpool.train.recipe_files import read_recipe
+from tests.cli.test_train import FROZEN
+
+
+@pytest.fixture
+def searches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Recipe, int]]:
+    """What was searched for, without doing it; the seed 1 finds nothing."""
+    asked: list[tuple[Recipe, int]] = []
+
+    def find_lr(recipe: Recipe, steps: int) -> Sweep:
+        asked.append((recipe, steps))
+        column = np.array([0.001, 0.0123, 2.5])
+        return Sweep(column, column, column, None if recipe.seed == 1 else 0.0123)
+
+    monkeypatch.setattr(search, "lr_find", lr_find)
+    return asked
+
+
+def test_a_suggestion(searches: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    words = "--steps 300 --data d --out OUT --recipe resnet50-cars --batch-size 8"
+    assert main(["lr-find", *words.split()]) == 0
+    expected = read_recipe("resnet50-cars", {"data.path": "d", "out": "OUT", "batch_size": 8})
+    assert searches == [(expected, 300)]
+    assert capsys.readouterr() == (
+        "--lr 0.012: there the loss fell fastest, of all up to 2.5\ncurve: OUT/lr_find.png\n",
+        "",
+    )
+
+
+def test_no_suggestion_is_told(searches: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lr-find", "--data", "d", "--seed", "1"]) == 1
+    assert searches == [(read_recipe(None, {"data.path": "d", "seed": 1}), 100)]
+    assert capsys.readouterr().out.startswith("no rate up to 2.5 stands out: ")
+    assert main(["lr-find", "--data", "d", "--seed", "1", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out) == {
+        "suggestion": None,
+        "highest": 2.5,
+        "steps": 3,
+        "figure": "run/lr_find.png",
+        "table": "run/lr_find.csv",
+    }
+
+
+def test_it_has_the_options_of_train(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(["lr-find", "--help"])
+    assert exit_.value.code == 0
+    text = capsys.readouterr().out
+    assert text.startswith("usage: covpool lr-find --data DIR")
+    listed = {word.strip(",") for word in text.split() if word.startswith("--")}
+    assert "--steps" in listed
+    assert {"--data", "--optimizer.name", "--lr", "--json", "--debug"} <= listed
+    assert listed - {"--steps"} < set(FROZEN.split())
+    assert not {"--compare", "--print-config"} & listed
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--steps 30", "--data is missing: a folder of images, a CSV of path,label, or shards"),
+        ("--data d --steps x", "--steps takes a whole number; got x"),
+        ("--data d --compare gap", "unrecognized arguments: --compare gap"),
+    ],
+)
+def test_mistakes(words: str, sentence: str, searches: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lr-find", *words.split()]) == 2
+    assert capsys.readouterr() == ("", f"covpool lr-find: {sentence}\n")
+    assert not searches
