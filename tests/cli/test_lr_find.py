@@ -42,10 +42,10 @@ def test_a_suggestion(searches: list[Any], capsys: pytest.CaptureFixture[str]) -
 
 
 def test_no_suggestion_is_told(searches: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["lr-find", "--data", "d", "--seed", "1"]) == 1
+    assert main(["lr-find", "--data", "d", "--seed", "1"]) == 0
     assert searches == [(read_recipe(None, {"data.path": "d", "seed": 1}), 100)]
     assert capsys.readouterr().out.startswith("no rate up to 2.5 stands out: ")
-    assert main(["lr-find", "--data", "d", "--seed", "1", "--json"]) == 1
+    assert main(["lr-find", "--data", "d", "--seed", "1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {
         "suggestion": None,
         "highest": 2.5,

@@ -15,8 +15,7 @@ SUMMARY = """Suggest a learning rate, before training with it.
 
 The rate rises from step to step, from 1e-6 to 10, until the loss explodes. Suggested is the rate at which the
 loss fell fastest. It takes the options of covpool train; --lr and the schedule do not matter, and no weights
-are saved. The curve goes into --out, as lr_find.png and lr_find.csv. The exit code is 1 if no rate stands
-out."""
+are saved. The curve goes into --out, as lr_find.png and lr_find.csv."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +88,3 @@ def text(result: Found) -> str:
     else:
         told = f"--lr {result.suggestion:.2g}: there the loss fell fastest, of all up to {result.highest:.2g}"
     return f"{told}\ncurve: {result.figure}"
-
-
-def exit_code(result: Found) -> int:
-    """1 if no rate stood out."""
-    return int(result.suggestion is None)
