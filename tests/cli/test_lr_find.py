@@ -26,7 +26,7 @@ def searches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Recipe, int]]:
         column = np.array([0.001, 0.0123, 2.5])
         return Sweep(column, column, column, None if recipe.seed == 1 else 0.0123)
 
-    monkeypatch.setattr(search, "lr_find", lr_find)
+    monkeypatch.setattr(search, "find_lr", find_lr)
     return asked
 
 

@@ -72,6 +72,8 @@ def fits(monkeypatch: pytest.MonkeyPatch) -> list[Recipe]:
         ("report", {"write_comparison": write_comparison}),
     ):
         monkeypatch.setitem(sys.modules, f"covpool.train.{name}", SimpleNamespace(**content))
+    no_images = SimpleNamespace(reported=lambda: (None, None))
+    monkeypatch.setattr("covpool.train.comparison.open_data", lambda options, seed: no_images)
     return recipes
 
 

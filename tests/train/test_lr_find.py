@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from covpool.train.lr_find import HIGHEST, LOWEST, smooth
+from covpool.train.lr_find import HIGHEST, LOWEST, find_lr, smooth
 from covpool.train.recipe import Recipe
 from covpool.train.recipe_files import read_recipe
 from covpool.train.step import Learner, Outcome

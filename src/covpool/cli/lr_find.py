@@ -1,4 +1,4 @@
-"""``covpool lr-find``: see :func:`covpool.train.lr_find.lr_find`."""
+"""``covpool lr-find``: see :func:`covpool.train.lr_find.find_lr`."""
 
 from __future__ import annotations
 

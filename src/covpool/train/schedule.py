@@ -27,7 +27,8 @@ def make_schedule(optimizer: Optimizer, options: ScheduleOptions, lr: float, bat
     if options.kind == "cosine":
         return CosineLRScheduler(optimizer, t_initial=max(steps, 2), lr_min=options.final_lr, **shared)
     if options.kind == "steps":
-        milestones = [round(milestone * batches) for milestone in options.milestones]
+        # timm's decays a step before each of them, and ours begins the epoch of a milestone.
+        milestones = [round(milestone * batches) + 1 for milestone in options.milestones]
         return MultiStepLRScheduler(optimizer, decay_t=milestones, decay_rate=0.1, **shared)
     rate = (options.final_lr / lr) ** (1 / steps) if options.kind == "exponential" else 1.0
     return StepLRScheduler(optimizer, decay_t=1, decay_rate=rate, **shared)

@@ -165,7 +165,9 @@ class _Kept:
         self._copies = [buffer.clone() for buffer in self._buffers]
 
     def keep(self) -> None:
-        torch._foreach_copy_(self._copies, self._buffers)
+        if self._buffers:
+            torch._foreach_copy_(self._copies, self._buffers)
 
     def restore(self) -> None:
-        torch._foreach_copy_(self._buffers, self._copies)
+        if self._buffers:
+            torch._foreach_copy_(self._buffers, self._copies)
