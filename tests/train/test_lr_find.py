@@ -47,7 +47,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], float]],
 
         def step(learner: Learner, batch: Any, cursor: int) -> Outcome:
             taken.append(cursor)
-            learner.schedule.step_update(cursor)
+            learner.schedule.set_rates(learner.optimizer, cursor)
             is_bad = not math.isfinite(loss(cursor))
             return Outcome(loss(cursor), 0.5, 1.0, skipped=is_bad, counts=is_bad)
 

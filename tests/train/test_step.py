@@ -152,37 +152,13 @@ def test_half_precision_scales_its_loss_and_skips_overflow() -> None:
     assert learner.scaler.get_scale() < scale
 
 
-def test_the_rate_is_that_of_the_schedule() -> None:
-    learner = make({"schedule.kind": "steps", "schedule.milestones": [1, 1.5], "schedule.warmup": 0})
-    rates = []
-    for cursor in (0, 9, 10, 14, 15, 19):
-        learner.schedule.step_update(cursor)
-        rates.append(learner.lr)
-    lr = learner.recipe.optimizer.lr
-    assert rates == pytest.approx([lr, lr, lr / 10, lr / 10, lr / 100, lr / 100])
-
-
-def test_exponential_ends_where_it_should() -> None:
-    learner = make(
-        {
-            "schedule.kind": "exponential",
-            "optimizer.lr": 0.08,
-            "schedule.final_lr": 1e-5,
-            "schedule.warmup": 0,
-        }
-    )
-    learner.schedule.step_update(0)
-    assert learner.lr == pytest.approx(0.08)
-    learner.schedule.step_update(10)
-    assert learner.lr == pytest.approx((0.08 * 1e-5) ** 0.5)
-    learner.schedule.step_update(20)
-    assert learner.lr == pytest.approx(1e-5)
-
-
-def test_a_warm_up_begins_low_and_ends_at_the_rate() -> None:
-    learner = make({"schedule.kind": "constant", "optimizer.lr": 0.1, "schedule.warmup": 0.4})
-    rates = []
-    for cursor in range(6):
-        learner.schedule.step_update(cursor)
-        rates.append(learner.lr)
-    assert rates == pytest.approx([0.02, 0.04, 0.06, 0.08, 0.1, 0.1])
+def test_rates_of_layers_keep_their_ratio() -> None:
+    learner = make({**PLAIN, "optimizer.layer_decay": 0.5, "schedule.warmup": 0.5, "schedule.final_lr": 1e-4})
+    first = [group["lr"] for group in learner.optimizer.param_groups]
+    assert max(first) > 8 * min(first)
+    for cursor in (0, 3, 5, 12, 19):
+        learner.step(batch(learner, cursor), cursor)
+        rates = [group["lr"] for group in learner.optimizer.param_groups]
+        factor = learner.schedule.factor(cursor)
+        assert rates == pytest.approx([factor * rate for rate in first])
+        assert learner.lr == pytest.approx(factor * learner.recipe.optimizer.lr)

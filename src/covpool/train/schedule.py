@@ -1,34 +1,48 @@
-"""The learning rate as a function of the step alone: timm's schedulers, which keep no state."""
+"""The learning rate as a function of the step alone, so that there is no state of a schedule to keep.
+
+timm's schedulers are functions of the step too, but they begin a warm-up and end a cosine at one rate for all
+groups, whatever the rates of the groups are: under layer-wise decay the first layers would warm up from above.
+Here one factor goes for every group, so that their ratios last.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from bisect import bisect_right
 
-from timm.scheduler import CosineLRScheduler, MultiStepLRScheduler, StepLRScheduler
-from timm.scheduler.scheduler import Scheduler
 from torch.optim import Optimizer
 
 from covpool.train.recipe import ScheduleOptions
 
 
-def make_schedule(optimizer: Optimizer, options: ScheduleOptions, lr: float, batches: int) -> Scheduler:
-    """A scheduler whose ``step_update(step)`` sets the rate of every group.
+class Schedule:
+    """What the rates are multiplied by.
 
     Args:
-        optimizer: each group's rate is where the schedule begins, so their ratios last.
         options: of the recipe.
         lr: the rate that ``final_lr`` is compared with.
         batches: steps in an epoch.
     """
-    steps = options.epochs * batches
-    warmup = round(options.warmup * batches)
-    # The first step of a warm-up does not have the rate 0, or it would be wasted.
-    shared: dict[str, Any] = {"warmup_t": warmup, "warmup_lr_init": lr / (warmup + 1), "t_in_epochs": False}
-    if options.kind == "cosine":
-        return CosineLRScheduler(optimizer, t_initial=max(steps, 2), lr_min=options.final_lr, **shared)
-    if options.kind == "steps":
-        # timm's decays a step before each of them, and ours begins the epoch of a milestone.
-        milestones = [round(milestone * batches) + 1 for milestone in options.milestones]
-        return MultiStepLRScheduler(optimizer, decay_t=milestones, decay_rate=0.1, **shared)
-    rate = (options.final_lr / lr) ** (1 / steps) if options.kind == "exponential" else 1.0
-    return StepLRScheduler(optimizer, decay_t=1, decay_rate=rate, **shared)
+
+    def __init__(self, options: ScheduleOptions, lr: float, batches: int) -> None:
+        self.kind = options.kind
+        self.steps = options.epochs * batches
+        self.warmup = round(options.warmup * batches)
+        self.milestones = [round(milestone * batches) for milestone in options.milestones]
+        self.final = options.final_lr / lr
+
+    def factor(self, step: int) -> float:
+        """Of a step, counted from 0."""
+        if step < self.warmup:
+            return (step + 1) / (self.warmup + 1)
+        done = step / self.steps
+        if self.kind == "cosine":
+            return self.final + (1 - self.final) * (1 + math.cos(math.pi * done)) / 2
+        if self.kind == "exponential":
+            return self.final**done
+        return 0.1 ** bisect_right(self.milestones, step)  # of "constant" there are none
+
+    def set_rates(self, optimizer: Optimizer, step: int) -> None:
+        """Give every group its rate."""
+        for group in optimizer.param_groups:
+            group["lr"] = group.setdefault("initial_lr", group["lr"]) * self.factor(step)

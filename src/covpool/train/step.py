@@ -20,7 +20,7 @@ from covpool.train.optimizer import make_optimizer
 from covpool.train.precision import autocast
 from covpool.train.processes import Processes
 from covpool.train.recipe import Recipe
-from covpool.train.schedule import make_schedule
+from covpool.train.schedule import Schedule
 
 
 class Outcome(NamedTuple):
@@ -65,7 +65,7 @@ class Learner:
     ) -> None:
         self.model, self.recipe, self.processes, self.objective = model, recipe, processes, objective
         self.optimizer = make_optimizer(model, recipe.optimizer)
-        self.schedule = make_schedule(self.optimizer, recipe.schedule, recipe.optimizer.lr, batches)
+        self.schedule = Schedule(recipe.schedule, recipe.optimizer.lr, batches)
         # With its usual decay from the first step on, the average would be of the first weights for long.
         self.ema = ModelEmaV3(model, decay=recipe.loop.ema, use_warmup=True) if recipe.loop.ema else None
         self.scaler = torch.GradScaler(processes.device.type, enabled=recipe.loop.precision == "float16")
@@ -85,7 +85,7 @@ class Learner:
     def lr(self) -> float:
         """The rate of the pooling and the backbone's last layers."""
         group = self.optimizer.param_groups[0]
-        rate: float = group["lr"] / group["initial_lr"] * self.recipe.optimizer.lr
+        rate: float = group["lr"] / group.get("initial_lr", group["lr"]) * self.recipe.optimizer.lr
         return rate
 
     def step(self, batch: Batch, cursor: int) -> Outcome:
@@ -96,7 +96,7 @@ class Learner:
             cursor: the global batches before it.
         """
         torch.manual_seed(number("step", self.recipe.seed, cursor, self.processes.rank))
-        self.schedule.step_update(cursor)
+        self.schedule.set_rates(self.optimizer, cursor)
         self._buffers.keep()
         loss, hits = self._backward(batch)
         self.scaler.unscale_(self.optimizer)

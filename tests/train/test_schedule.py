@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from covpool.train.recipe import ScheduleOptions
+from covpool.train.schedule import Schedule
+
+BATCHES = 10
+
+
+def factors(steps: tuple[int, ...], lr: float = 0.1, **options: Any) -> list[float]:
+    schedule = Schedule(ScheduleOptions(**options), lr, BATCHES)
+    return [schedule.factor(step) for step in steps]
+
+
+def test_a_milestone_begins_its_epoch() -> None:
+    found = factors((0, 9, 10, 14, 15, 19), epochs=2, kind="steps", milestones=(1, 1.5))
+    assert found == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01])
+
+
+def test_exponential_ends_at_the_final_rate() -> None:
+    # The paper's AlexNet: from 10^-1.1 to 10^-5 over 20 epochs.
+    found = factors((0, 100, 200), lr=10**-1.1, epochs=20, kind="exponential", final_lr=1e-5)
+    assert [10**-1.1 * factor for factor in found] == pytest.approx([10**-1.1, 10**-3.05, 1e-5])
+
+
+def test_cosine_is_that_of_torch() -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    oracle = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=30, eta_min=1e-3)
+    for step in range(31):
+        (factor,) = factors((step,), epochs=3, kind="cosine", final_lr=1e-3)
+        assert 0.1 * factor == pytest.approx(oracle.get_last_lr()[0])
+        optimizer.step()
+        oracle.step()
+
+
+def test_a_warm_up_begins_low_and_ends_at_the_rate() -> None:
+    found = factors(tuple(range(6)), epochs=2, kind="constant", warmup=0.4)
+    assert found == pytest.approx([0.2, 0.4, 0.6, 0.8, 1, 1])
+
+
+def test_every_group_keeps_its_ratio() -> None:
+    parameters = [torch.nn.Parameter(torch.zeros(1)) for _ in range(2)]
+    optimizer = torch.optim.SGD([{"params": parameters[0], "lr": 0.5}, {"params": parameters[1], "lr": 0.1}])
+    schedule = Schedule(ScheduleOptions(epochs=2, kind="cosine"), 0.1, BATCHES)
+    for step in (3, 0, 15):
+        schedule.set_rates(optimizer, step)
+        factor = schedule.factor(step)
+        rates = [group["lr"] for group in optimizer.param_groups]
+        assert rates == pytest.approx([0.5 * factor, 0.1 * factor])
