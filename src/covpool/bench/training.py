@@ -1,8 +1,8 @@
 """What the loop of training costs beside what it is for: ``python -m covpool.bench.training IMAGES RESULTS``.
 
-Three ratios, each of things measured in turns in one run, as medians: the loop against a bare one of forward,
-backward and step; reading shards against reading the same images from a folder; and two processes against one,
-each with a thread of its own.
+Three ratios, each of things measured in turns in one run, as medians: the loop against a bare one of
+forward, backward and step; reading shards against reading the same images from a folder; and two processes
+against one, each with a thread of its own.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.multiprocessing
 import torch.nn.functional as F
+from torch.multiprocessing.spawn import spawn
 
 from covpool.data.batch import Batch
 from covpool.data.image_set import ImageSet
@@ -99,7 +99,7 @@ def shards_against_folder(images: ImageSet, rounds: int) -> dict[str, Any]:
 def two_processes_against_one(rounds: int) -> dict[str, Any]:
     """Images a second of two processes over those of one, each on a thread of its own."""
     with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(_alone_and_together, (folder, rounds), nprocs=2)
+        spawn(_alone_and_together, (folder, rounds), nprocs=2)
         seconds = json.loads((Path(folder) / "seconds.json").read_bytes())
     return {"ratio": seconds["one"] / seconds["two"], "seconds": seconds, "rounds": rounds}
 

@@ -1,8 +1,8 @@
 """The learning rate as a function of the step alone, so that there is no state of a schedule to keep.
 
-timm's schedulers are functions of the step too, but they begin a warm-up and end a cosine at one rate for all
-groups, whatever the rates of the groups are: under layer-wise decay the first layers would warm up from above.
-Here one factor goes for every group, so that their ratios last.
+timm's schedulers are functions of the step too, but they begin a warm-up and end a cosine at one rate for
+all groups, whatever the rates of the groups: under layer-wise decay the first layers would warm up from
+above. Here one factor goes for every group, so that their ratios last.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Schedule:
         if self.kind == "cosine":
             return self.final + (1 - self.final) * (1 + math.cos(math.pi * done)) / 2
         if self.kind == "exponential":
-            return self.final**done
+            return float(self.final**done)
         return 0.1 ** bisect_right(self.milestones, step)  # of "constant" there are none
 
     def set_rates(self, optimizer: Optimizer, step: int) -> None:
