@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
+import shutil
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from tests.data.pictures import TINY10, needs_tiny10
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -41,3 +45,29 @@ def test_models_page() -> None:
     names = run_code(ROOT / "docs" / "models.md")
     assert names["model"].num_classes == 10  # type: ignore[attr-defined]
     assert len(names["groups"]) == 2  # type: ignore[arg-type]
+
+
+@needs_tiny10
+def test_training_page(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in sorted((TINY10 / "train").iterdir())[:2]:
+        Path("birds", name.name).mkdir(parents=True)
+        for file in sorted(name.iterdir())[:20]:
+            shutil.copy(file, Path("birds", name.name))
+    names = run_code(ROOT / "docs" / "training.md")
+    assert names["run"].summary["images"] == {"train": 36, "val": 4}  # type: ignore[attr-defined]
+    assert "report.html" in capsys.readouterr().out
+
+
+def test_commands_of_the_training_page(tmp_path: Path) -> None:
+    """Every option that the page names exists."""
+    from covpool.cli.train import parse
+
+    text = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    commands = re.findall(r"covpool train (--.*?)(?:\s+#.*)?$", text, flags=re.MULTILINE)
+    assert len(commands) >= 4
+    for command in commands:
+        if "--help" not in command:
+            parse(shlex.split(command))
+    for option in re.findall(r"`(--[\w.-]+ [^`]+)`", text):
+        if not option.startswith(("--pool", "--compare")):
+            parse(shlex.split(option))
