@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -187,6 +188,30 @@ def test_a_full_disk_leaves_the_last_checkpoint(undisturbed: Path, tmp_path: Pat
     assert launch(2, record, {"recipe": recipe}) == [0, 0]
     assert [event["step"] for event in events(run, "resumed")] == [4]
     assert hashes(run, LAST) == hashes(undisturbed / "run", LAST)
+
+
+@pytest.mark.slow
+def test_a_file_system_that_is_full_leaves_the_last_checkpoint(undisturbed: Path, tmp_path: Path) -> None:
+    record, disk = folder(tmp_path, "record"), folder(tmp_path, "disk")
+    mount = ["mount", "-t", "tmpfs", "-o", "size=20m", "tmpfs", str(disk)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("this user may not mount a file system")
+    run = disk / "run"
+    recipe = {**DATA, "out": str(run), "checkpoint.steps": 2, "checkpoint.keep": 99}
+    try:
+        assert launch(2, record, {"recipe": recipe}) == [2, 2]
+        told = (record / "stderr-0.txt").read_text()
+        assert "no checkpoint could be written" in told
+        assert "No space left on device" in told
+        *old, last = sorted(path.name for path in (run / "checkpoints").iterdir())
+        assert old  # some room is made, as a person would make it
+        for name in old:
+            shutil.rmtree(run / "checkpoints" / name)
+        assert launch(2, record, {"recipe": {**recipe, "checkpoint.keep": 1}}) == [0, 0]
+        assert [f"step-{event['step']:08d}" for event in events(run, "resumed")] == [last]
+        assert hashes(run, LAST) == hashes(undisturbed / "run", LAST)
+    finally:
+        subprocess.run(["umount", str(disk)], check=False)
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterator
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 
@@ -168,7 +168,7 @@ class Trainer:
     def _end_epoch(self) -> None:
         """Validate, keep the model if it is the best, and write the row of the epoch."""
         progress = self.progress
-        row = {
+        row: dict[str, Any] = {
             "epoch": len(progress.history) + 1,
             "step": progress.cursor,
             "train_loss": progress.loss / max(progress.taken, 1),
@@ -182,15 +182,20 @@ class Trainer:
             del row["images"]
         monitor = self.recipe.validation.monitor
         is_best = self.val_images is None or progress.best is None or row[monitor] > progress.best[monitor]
-        if is_best and self.processes.is_first:
-            metrics = {name: row[name] for name in row if name not in ("seconds", "images_per_second")}
-            save_model(self.learner.best_weights, self.folder.bundle, metrics=metrics)
+        if is_best:
+            self.processes.by_first(lambda: self._save_bundle(row))
         progress.history.append(row)
         progress.best = row if is_best else progress.best
         progress.loss, progress.top1, progress.taken, progress.seconds = 0.0, 0.0, 0, 0.0
         if self.processes.is_first:
             self._remove_old()
         self.journal.end_epoch(progress.history, is_best)
+
+    def _save_bundle(self, row: dict[str, Any]) -> None:
+        """The model of an epoch, with what it came to and how it was made."""
+        metrics = {name: row[name] for name in row if name not in ("seconds", "images_per_second")}
+        recipe = dataclasses.asdict(self.recipe)
+        save_model(self.learner.best_weights, self.folder.bundle, metrics=metrics, recipe=recipe)
 
     def _skip(self, batch: Batch, counts: bool) -> None:
         """Write down a batch that was skipped; stop where there were too many."""
