@@ -223,3 +223,13 @@ def test_resumed_on_three_processes_it_ends_as_if_it_never_was(tmp_path: Path) -
     assert launch(3, record, {"recipe": recipes[1], "sigterm": [2, 3]}) == [143, 143, 143]
     assert launch(3, record, {"recipe": recipes[1]}) == [0, 0, 0]
     assert hashes(tmp_path / "stopped", LAST) == hashes(tmp_path / "whole", LAST)
+
+
+@pytest.mark.slow
+def test_two_poolings_are_compared_on_two_processes(tmp_path: Path) -> None:
+    record, run = folder(tmp_path, "record"), tmp_path / "run"
+    recipe = {**DATA, "out": str(run), "schedule.epochs": 1}
+    plan = {"recipe": recipe, "compare": "gap"}
+    assert launch(2, record, {**plan, "sigterm": [1, 3]}) == [143, 143]
+    assert launch(2, record, plan) == [0, 0]
+    assert {path.name for path in run.iterdir()} >= {"isqrt_cov", "gap", "report.html"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +20,8 @@ T = TypeVar("T")
 
 # Seconds, of which a thread needs a few microseconds, once it gets to run.
 LAST_EXCHANGE = 0.5
+# Numbers the groups that this process has been in: the same ones in all of them.
+_GROUPS = itertools.count()
 
 
 class ToldByFirstError(Exception):
@@ -136,13 +139,13 @@ def joined_processes(device: str = "auto") -> Iterator[Processes]:
 
 def _join(kind: str) -> None:
     store, rank, world_size = next(rendezvous("env://"))
-    # torchrun keeps the store when it starts processes anew. Without a name of its own, the new group would
-    # find the addresses of processes that are gone.
+    # torchrun keeps the store when it starts processes anew, and so do processes that train one model after
+    # the other. Without a name of its own, a new group would find the addresses of one that is gone.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     dist.init_process_group(
         # Flags and names pass between CPUs, so that asking for them does not wait for a GPU.
         "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo",
-        store=PrefixStore(f"covpool/{attempt}", store),
+        store=PrefixStore(f"covpool/{attempt}/{next(_GROUPS)}", store),
         rank=rank,
         world_size=world_size,
     )
