@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from covpool.data.image_set import ImageFiles, ImageSet, class_counts
 from covpool.data.names import Names
 from covpool.data.sources import open_images
-from covpool.data.split import split_off
+from covpool.data.split import sample, split_off
 from tests.data.pictures import SPARROWS, needs_sparrows
 
 
@@ -97,3 +97,17 @@ def test_sparrows() -> None:
     assert aside.read(i) == (SPARROWS / aside.name(i)).read_bytes()
     again, _ = split_off(aside, 0.5)
     assert names(again) < names(aside)
+
+
+@given(counts=st.lists(st.integers(0, 20), min_size=1, max_size=8).filter(any), count=st.integers(1, 60))
+def test_a_sample_has_so_many_images_of_all_classes_alike(counts: list[int], count: int) -> None:
+    images = make(counts)
+    found = sample(images, count)
+    assert len(found) == min(count, len(images))
+    exact = np.array(counts) * len(found) / len(images)
+    assert (abs(class_counts(found) - exact) < 1 + 1e-9).all()
+    assert np.array_equal(found.indices, sample(images, count).indices)
+
+
+def test_of_one_image_a_class_a_sample_takes_some() -> None:
+    assert len(sample(make([1] * 30), 20)) == 20

@@ -17,6 +17,7 @@ from covpool.train.checkpoint import (
     newest_checkpoint,
     read_checkpoint,
     remove_old_checkpoints,
+    set_aside_newer,
     write_checkpoint,
 )
 
@@ -143,6 +144,18 @@ def test_the_last_and_the_best_are_kept(tmp_path: Path) -> None:
     ]
     write_checkpoint(tmp_path, checkpoint(100_000_000))
     assert newest_checkpoint(tmp_path).step == 100_000_000  # type: ignore[union-attr]
+
+
+def test_a_damaged_one_does_not_count_among_the_last(tmp_path: Path) -> None:
+    for step in (1, 2):
+        write_checkpoint(tmp_path, checkpoint(step))
+    (tmp_path / "step-00000002" / "state.json").write_bytes(b"{}")
+    found = newest_checkpoint(tmp_path)
+    assert_equal(found, checkpoint(1))
+    set_aside_newer(tmp_path, step=1)
+    write_checkpoint(tmp_path, checkpoint(2))
+    remove_old_checkpoints(tmp_path, keep=1, best_step=None)
+    assert_equal(newest_checkpoint(tmp_path), checkpoint(2))
 
 
 def test_what_a_kill_leaves_beside_is_no_checkpoint(tmp_path: Path) -> None:

@@ -114,14 +114,19 @@ def test_the_test_split_is_for_the_end_and_val_is_set_aside(tmp_path: Path) -> N
 @pytest.mark.usefixtures("_no_report")
 def test_another_recipe_does_not_go_on_with_a_run(tmp_path: Path) -> None:
     train(tmp_path / "run", {"schedule.epochs": 1})
-    (tmp_path / "run" / "summary.json").unlink()
-    with pytest.raises(ValueError, match=r"was begun with optimizer.lr 0.0005, not 0.1: give the same again"):
-        train(tmp_path / "run", {"schedule.epochs": 1, "optimizer.lr": 0.1})
+    changes = {"schedule.epochs": 2, "optimizer.lr": 0.1}
+    with pytest.raises(ValueError, match=r"was begun with --lr 0.0005, not 0.1; --epochs 1, not 2: give the"):
+        train(tmp_path / "run", changes)
     path = tmp_path / "others"
     shutil.copytree(TINY10, path, ignore=lambda folder, names: names[60:])
+    with pytest.raises(ValueError, match="is of other images than these"):
+        train(tmp_path / "run", {"schedule.epochs": 1, "data.path": str(path)})
+    (tmp_path / "run" / "summary.json").unlink()
     with pytest.raises(ValueError, match="was begun with other images than these"):
         train(tmp_path / "run", {"schedule.epochs": 1, "data.path": str(path)})
-    assert train(tmp_path / "run", {"schedule.epochs": 1, "data.max_bad": 7}).summary["steps"] == 5
+    # The width was given before and is left open now.
+    changes = {"schedule.epochs": 1, "data.max_bad": 7, "model.dim": "auto"}
+    assert train(tmp_path / "run", changes).summary["dim"] == 8
 
 
 @needs_tiny10
@@ -262,3 +267,52 @@ def test_a_bundle_is_where_another_run_begins(tmp_path: Path) -> None:
     assert not torch.equal(before["head.classifier.weight"], after["head.classifier.weight"])
     with pytest.raises(ValueError, match="is not of the recipe's network: they differ in pool"):
         train(tmp_path / "third", {**frozen, "model.dim": 16})
+
+
+@needs_tiny10
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"batch_size": 64}, "--batch-size is 64, and there are 40 images to train on: give a smaller one"),
+        ({"validation.refit": True}, "--validation.refit is for images to validate and images to test on"),
+        ({"data.path": "nowhere"}, "nowhere"),
+        ({"model.backbone": "resnet5O"}, "resnet5O"),
+    ],
+)
+def test_what_cannot_be_done_is_told_before_anything_is(
+    tmp_path: Path, changes: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises((ValueError, OSError), match=sentence):
+        train(tmp_path / "run", changes)
+    assert not (tmp_path / "run").exists()
+
+
+@needs_tiny10
+@pytest.mark.usefixtures("_no_report")
+def test_bad_images_of_the_test_count_too(tmp_path: Path) -> None:
+    root = tmp_path / "images"
+    for split in ("train", "test"):
+        for name in sorted((TINY10 / "train").iterdir())[:2]:
+            (root / split / name.name).mkdir(parents=True)
+            for file in sorted(name.iterdir())[:12]:
+                shutil.copy(file, root / split / name.name)
+            (root / split / name.name / "bad.jpg").write_bytes(b"no image")
+    changes = {"data.path": str(root), "data.limit": None, "validation.refit": True, "schedule.epochs": 1}
+    run = train(tmp_path / "run", changes)
+    found = {row["name"] for row in rows(run.folder / "bad_images.csv")}
+    assert len([name for name in found if name.startswith("test/")]) == 2
+    assert run.summary["bad_images"] == len(found)
+
+
+@needs_tiny10
+@pytest.mark.usefixtures("_no_report")
+def test_after_a_damaged_checkpoint_the_bundle_is_that_of_the_best_epoch_there_is(tmp_path: Path) -> None:
+    run = train(tmp_path / "run", {"schedule.epochs": 3, "checkpoint.keep": 9})
+    checkpoints = run.folder / "checkpoints"
+    (run.folder / "summary.json").unlink()
+    for step in (10, 15):
+        (checkpoints / f"step-{step:08d}" / "model.safetensors").write_bytes(b"damaged")
+    again = train(tmp_path / "run", {"schedule.epochs": 3, "checkpoint.keep": 1})
+    assert again.summary["metrics"] == run.summary["metrics"]
+    names = {path.name for path in checkpoints.iterdir()}
+    assert {"damaged-step-00000010", "damaged-step-00000015", "step-00000015"} <= names

@@ -73,6 +73,14 @@ def test_a_network_of_nans_has_no_hits() -> None:
     assert (metrics.top1, metrics.top5) == (0, 0)
 
 
+def test_of_equal_logits_the_first_count() -> None:
+    labels = torch.arange(9)
+    found = predict(torch.nn.Identity(), batches(torch.zeros(9, 9), labels, 4), ALONE)
+    assert found is not None
+    metrics = measure(found[0], 9)
+    assert (metrics.top1, metrics.top5) == (pytest.approx(1 / 9), pytest.approx(5 / 9))
+
+
 def test_a_prediction_that_is_stopped_gives_none() -> None:
     asked = iter([False, True, True])
     given = batches(torch.eye(6), torch.arange(6), 2)

@@ -116,7 +116,8 @@ def _trained(run: Run) -> Trained:
 
 def _result(run: Trained) -> str:
     before = "finished before: " if run.was_finished else ""
-    epochs = f"after {run.summary['epochs']} epochs"
+    count = run.summary["epochs"]
+    epochs = f"after {count} {'epoch' if count == 1 else 'epochs'}"
     metrics = run.summary["metrics"]
     if not metrics:
         return f"{before}trained, {epochs}; there were no images to test on"

@@ -8,7 +8,10 @@ copy, which for shards is a list of the shards, not of the samples.
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
+from types import FrameType
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -152,7 +155,24 @@ def _make(
         persistent_workers=workers > 0,
         multiprocessing_context=start_method if workers > 0 else None,
         generator=torch.Generator(),  # or it would draw a number from the caller's
+        worker_init_fn=_outlive_signals,
     )
+
+
+def _outlive_signals(worker: int) -> None:
+    """Let the main process decide what a signal to all processes means, such as Ctrl-C or a cluster's end.
+
+    A worker that died of it would take the main process along, in the middle of a step. Told twice, it goes:
+    that is how Python ends workers that are stuck.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    told = iter((False, True))
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if next(told, True):
+            os._exit(0)
+
+    signal.signal(signal.SIGTERM, handle)
 
 
 def _as_it_is(batch: T) -> T:

@@ -29,23 +29,42 @@ def split_off(images: ImageSet, fraction: float, seed: int = 0) -> tuple[Subset,
     """
     if not 0 < fraction < 1:
         raise ValueError(f"fraction must be above 0 and below 1; got {fraction}")
-    labels = np.asarray(images.labels, dtype=np.int64)
-    shares = _shares(class_counts(images), fraction)
+    shares = _shares(class_counts(images), fraction, leave=1)
     if not shares.any():
         raise ValueError(f"no image is left to set aside: {fraction} of {len(images)} images is too few")
-    keys = np.array([_key(images.name(i), seed) for i in range(len(images))], dtype=np.uint64)
-    order = np.lexsort((keys, labels))  # class by class, in each by chance
-    starts = np.searchsorted(labels[order], np.arange(len(shares)))
-    is_aside = np.zeros(len(images), dtype=bool)
-    for start, share in zip(starts, shares, strict=True):
-        is_aside[order[start : start + share]] = True
+    is_aside = _chosen(images, shares, seed)
     return Subset(images, np.flatnonzero(~is_aside)), Subset(images, np.flatnonzero(is_aside))
 
 
-def _shares(counts: NDArray[np.int64], fraction: float) -> NDArray[np.int64]:
-    """How many of each class: the whole part of its share, and one more where the rest was largest."""
+def sample(images: ImageSet, count: int, seed: int = 0) -> Subset:
+    """So many images of a set, each class in the same proportion as far as that goes; at most all of them.
+
+    Which ones depends on the seed and their names alone.
+    """
+    fraction = min(count / len(images), 1.0)
+    shares = _shares(class_counts(images), fraction, leave=0)
+    return Subset(images, np.flatnonzero(_chosen(images, shares, seed)))
+
+
+def _chosen(images: ImageSet, shares: NDArray[np.int64], seed: int) -> NDArray[np.bool_]:
+    """Which images are among so many of each class."""
+    labels = np.asarray(images.labels, dtype=np.int64)
+    keys = np.array([_key(images.name(i), seed) for i in range(len(images))], dtype=np.uint64)
+    order = np.lexsort((keys, labels))  # class by class, in each by chance
+    starts = np.searchsorted(labels[order], np.arange(len(shares)))
+    is_chosen = np.zeros(len(images), dtype=bool)
+    for start, share in zip(starts, shares, strict=True):
+        is_chosen[order[start : start + share]] = True
+    return is_chosen
+
+
+def _shares(counts: NDArray[np.int64], fraction: float, leave: int) -> NDArray[np.int64]:
+    """How many of each class: the whole part of its share, and one more where the rest was largest.
+
+    So many of each class are left at least.
+    """
     exact = np.multiply(fraction, counts, dtype=np.float64)
-    most = np.maximum(counts - 1, 0)
+    most = np.maximum(counts - leave, 0)
     shares: NDArray[np.int64] = np.minimum(exact.astype(np.int64), most)
     left = max(0, round(fraction * counts.sum()) - int(shares.sum()))
     rest = np.where(shares < most, exact - shares, -1.0)

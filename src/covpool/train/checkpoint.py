@@ -100,6 +100,15 @@ def newest_checkpoint(folder: Path) -> Checkpoint | None:
     return None
 
 
+def set_aside_newer(folder: Path, step: int) -> None:
+    """Rename the checkpoints after a step, which were damaged: they would count as the last ones."""
+    for path in list_checkpoints(folder):
+        if _step(path) > step:
+            aside = path.with_name(f"damaged-{path.name}")
+            shutil.rmtree(aside, ignore_errors=True)
+            path.rename(aside)
+
+
 def list_checkpoints(folder: Path) -> list[Path]:
     """From the oldest to the newest."""
     found = folder.iterdir() if folder.is_dir() else ()

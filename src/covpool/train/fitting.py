@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from covpool.data.image_set import ImageSet
-from covpool.models.bundles.bundle import load_model, save_model
+from covpool.models.bundles.bundle import load_model, read_card, save_model
 from covpool.models.bundles.tensors import versions
 from covpool.provenance.machine import describe_machine, machine_name
 from covpool.provenance.source import describe_source
+from covpool.train.bad_images import BadImages
 from covpool.train.interruption import Signals, caught_signals
 from covpool.train.network import make_deterministic
 from covpool.train.processes import Processes, joined_processes
 from covpool.train.recipe import Recipe
 from covpool.train.recipe_files import write_recipe
 from covpool.train.run_folder import RunFolder
-from covpool.train.same_run import check_same_run
+from covpool.train.same_run import as_begun
 from covpool.train.splits import Splits, joined, open_data
 from covpool.train.trainer import Trainer
+
+LOGGER = logging.getLogger("covpool")
 
 
 @dataclass(frozen=True)
@@ -56,33 +62,67 @@ def fit(recipe: Recipe) -> Run:
     """
     with joined_processes(recipe.loop.device) as processes, caught_signals() as signals:
         folder = RunFolder(Path(recipe.out))
+        recipe = processes.by_first(lambda: as_begun(folder.recipe, recipe))
+        splits = processes.together(lambda: _opened(recipe))
         summary = processes.by_first(folder.read_summary)
-        if summary is not None:
-            return Run(folder.path, summary, was_finished=True)
-        if recipe.loop.deterministic:
-            make_deterministic()
-        processes.by_first(lambda: folder.path.mkdir(parents=True, exist_ok=True))
-        return Run(folder.path, _train(recipe, processes, signals, folder), was_finished=False)
+        if summary is None:
+            summary = _train(recipe, processes, signals, folder, splits)
+            return Run(folder.path, summary, was_finished=False)
+        if summary["fingerprints"] != splits.fingerprints():
+            processes.fail(ValueError(f"{folder.path} is of other images than these: give another --out"))
+        return Run(folder.path, summary, was_finished=True)
 
 
-def _train(recipe: Recipe, processes: Processes, signals: Signals, folder: RunFolder) -> dict[str, Any]:
-    started = time.monotonic()
-    processes.by_first(lambda: check_same_run(folder.recipe, recipe))
+def _opened(recipe: Recipe) -> Splits:
+    """The images, once it is clear that the recipe can be carried out on them."""
     splits = open_data(recipe.data, recipe.seed)
-    trainer = Trainer(recipe, processes, signals, train=splits.train, val=splits.val, folder=folder)
+    if recipe.batch_size > len(splits.train):
+        raise ValueError(
+            f"--batch-size is {recipe.batch_size}, and there are {len(splits.train)} images to train on: "
+            "give a smaller one"
+        )
+    if recipe.validation.refit:
+        if splits.val is None or splits.test is None:
+            raise ValueError(
+                "--validation.refit is for images to validate and images to test on; some are missing"
+            )
+        joined(splits.train, splits.val)
+    if recipe.schedule.milestones and min(recipe.schedule.milestones) >= recipe.schedule.epochs:
+        LOGGER.warning("the learning rate never falls: its first milestone comes after the last epoch")
+    return splits
+
+
+def _train(
+    recipe: Recipe, processes: Processes, signals: Signals, folder: RunFolder, splits: Splits
+) -> dict[str, Any]:
+    started = time.monotonic()
+    if recipe.loop.deterministic:
+        make_deterministic()
+    bad = BadImages(folder, processes, recipe.data.max_bad)
+    trainer = processes.together(
+        lambda: Trainer(
+            recipe, processes, signals, train=splits.train, val=splits.val, folder=folder, bad=bad
+        )
+    )
     resolved = dataclasses.replace(recipe, model=trainer.model.config)
-    processes.by_first(lambda: write_recipe(resolved, folder.recipe))
+    processes.by_first(lambda: _begin(folder, resolved))
     trainer.run()
     final = _refitted(trainer, splits) if recipe.validation.refit else trainer
     split, images = splits.reported()
-    summary = _summary(trainer, splits, time.monotonic() - started)
+    found: dict[str, Any] = {}
     if images is not None:
         _load_best(final)
         predictions, metrics = final.evaluate(images)
-        summary |= {"split": split, "metrics": dataclasses.asdict(metrics)}
+        found = {"split": split, "metrics": dataclasses.asdict(metrics)}
         processes.by_first(lambda: folder.write_predictions(predictions, images))
+    summary = _summary(trainer, splits, time.monotonic() - started) | found
     processes.by_first(lambda: _finish(folder, summary, images))
     return summary
+
+
+def _begin(folder: RunFolder, recipe: Recipe) -> None:
+    folder.path.mkdir(parents=True, exist_ok=True)
+    write_recipe(recipe, folder.recipe)
 
 
 def _finish(folder: RunFolder, summary: dict[str, Any], images: ImageSet | None) -> None:
@@ -95,31 +135,43 @@ def _finish(folder: RunFolder, summary: dict[str, Any], images: ImageSet | None)
 
 def _refitted(trainer: Trainer, splits: Splits) -> Trainer:
     """Trained once more, on train and val together, for as many epochs as were best."""
-    if splits.val is None or splits.test is None:
-        raise ValueError("refit is for a run with images to validate and images to test on")
     assert trainer.progress.best is not None
+    assert splits.val is not None
+    both = joined(splits.train, splits.val)
     folder = RunFolder(trainer.folder.path / "refit")
-    if trainer.processes.is_first:
-        folder.path.mkdir(exist_ok=True)
+    trainer.processes.by_first(lambda: folder.path.mkdir(exist_ok=True))
     again = Trainer(
         trainer.recipe,
         trainer.processes,
         trainer.signals,
-        train=joined(splits.train, splits.val),
+        train=both,
         val=None,
         folder=folder,
+        bad=trainer.bad,
         epochs=trainer.progress.best["epoch"],
     )
     again.run()
-    if again.processes.is_first:
-        save_model(again.learner.best_weights, trainer.folder.bundle)
+    trainer.progress.skips += again.progress.skips
+    again.processes.by_first(
+        lambda: save_model(
+            again.learner.best_weights,
+            trainer.folder.bundle,
+            metrics=read_card(folder.bundle).metrics,
+            recipe=dataclasses.asdict(trainer.recipe),
+        )
+    )
     return again
 
 
 def _load_best(trainer: Trainer) -> None:
     """The weights of the best epoch, read by the first process for all."""
-    is_first = trainer.processes.is_first
-    weights = load_model(trainer.folder.bundle).state_dict() if is_first else None
+    weights: dict[str, Tensor] | None = None
+
+    def read() -> None:
+        nonlocal weights
+        weights = load_model(trainer.folder.bundle).state_dict()
+
+    trainer.processes.by_first(read)
     trainer.learner.best_weights.load_state_dict(trainer.processes.tensors_from_first(weights))
 
 
@@ -138,6 +190,7 @@ def _summary(trainer: Trainer, splits: Splits, seconds: float) -> dict[str, Any]
         "seconds": seconds,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "images": splits.counts(),
+        "fingerprints": splits.fingerprints(),
         "classes": list(splits.train.classes),
         "model": config.backbone,
         "pool": config.pool,

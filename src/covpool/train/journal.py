@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -17,6 +18,7 @@ from covpool.train.run_folder import RunFolder
 from covpool.train.step import Outcome
 from covpool.train.trackers import Tracker, make_trackers
 
+LOGGER = logging.getLogger("covpool")
 # Lines of the log in an epoch, at most.
 LINES = 100
 
@@ -48,13 +50,15 @@ class Journal:
 
     def __enter__(self) -> Journal:
         self._exit.enter_context(self.progress)
-        if self.is_first:
-            self.folder.cut_log(self._cursor)
-            values = dataclasses.asdict(self.recipe)
-            self._trackers = make_trackers(self.recipe.trackers, self.folder, self._cursor, values)
-            for tracker in self._trackers:
-                self._exit.callback(tracker.close)
+        self.processes.by_first(self._open)
         return self
+
+    def _open(self) -> None:
+        self.folder.cut_log(self._cursor)
+        values = dataclasses.asdict(self.recipe)
+        self._trackers = make_trackers(self.recipe.trackers, self.folder, self._cursor, values)
+        for tracker in self._trackers:
+            self._exit.callback(tracker.close)
 
     def __exit__(
         self,
@@ -100,33 +104,49 @@ class Journal:
             "gradient_norm": outcome.gradient_norm,
             "images_per_second": rate,
         }
-        self.folder.append_log({"step": cursor, "epoch": (cursor - 1) // self.batches + 1, **values})
+        self._log({"step": cursor, "epoch": (cursor - 1) // self.batches + 1, **values})
         self._track({f"train/{name}": value for name, value in values.items()}, cursor)
         self._since, self._steps = time.monotonic(), 0
 
     def event(self, what: str, **details: Any) -> None:
         """Something happened that someone may want to know later."""
         if self.is_first:
-            self.folder.append_log({"event": what, **details})
+            self._log({"event": what, **details})
 
     def end_epoch(self, history: Sequence[Mapping[str, Any]], is_best: bool) -> None:
         """An epoch is done and validated."""
         if not self.is_first:
             return
         row = history[-1]
-        self.folder.write_metrics(history)
         names = ("loss", "top1", "top5", "macro_f1", "balanced_accuracy")
         self._track({f"val/{name}": row[name] for name in names if name in row}, row["step"])
         self.progress.line(_epoch_line(row, self.epochs, is_best))
 
+    def _log(self, line: Mapping[str, Any]) -> None:
+        with _not_worth_a_run("the log"):
+            self.folder.append_log(line)
+
     def _track(self, values: Mapping[str, float], step: int) -> None:
         for tracker in self._trackers:
-            tracker.add(values, step)
+            with _not_worth_a_run(type(tracker).__name__):
+                tracker.add(values, step)
+
+
+@contextlib.contextmanager
+def _not_worth_a_run(what: str) -> Iterator[None]:
+    """A full disk or a server that is gone costs a line, not the training; a checkpoint will tell."""
+    try:
+        yield
+    except Exception as error:
+        LOGGER.warning("%s takes nothing: %s", what, error)
 
 
 def _epoch_line(row: Mapping[str, Any], epochs: int, is_best: bool) -> str:
     told = f"epoch {row['epoch']}/{epochs}"
-    told += f"  train loss {row['train_loss']:.3f} top-1 {100 * row['train_top1']:.1f}"
+    if row["train_loss"] is None:
+        told += "  every step was skipped"
+    else:
+        told += f"  train loss {row['train_loss']:.3f} top-1 {100 * row['train_top1']:.1f}"
     if "top1" in row:
         told += f"  val loss {row['loss']:.3f} top-1 {100 * row['top1']:.1f}"
         told += "  best so far" if is_best else ""

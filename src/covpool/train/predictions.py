@@ -38,17 +38,21 @@ def predict(
     model.eval()
     parts: list[Predictions] = []
     bad: list[BadImage] = []
-    with torch.inference_mode():
-        for batch in batches:
-            if is_stopped():
-                break
-            bad.extend(batch.bad)
-            if len(batch.ids) == 0:
-                continue
-            images = batch.images.to(processes.device, non_blocking=True)
-            with autocast(processes.device, precision):
-                logits = model(images)
-            parts.append(_predictions(logits.float().cpu(), batch))
+
+    def predict_all() -> None:
+        with torch.inference_mode():
+            for batch in batches:
+                if is_stopped():
+                    break
+                bad.extend(batch.bad)
+                if len(batch.ids) == 0:
+                    continue
+                images = batch.images.to(processes.device, non_blocking=True)
+                with autocast(processes.device, precision):
+                    logits = model(images)
+                parts.append(_predictions(logits.float().cpu(), batch))
+
+    processes.together(predict_all)
     model.train(was_training)
     gathered = processes.gather((parts, bad, is_stopped()))
     if any(stopped for _, _, stopped in gathered):
@@ -63,8 +67,9 @@ def _predictions(logits_BK: Tensor, batch: Batch) -> Predictions:
     probabilities = logits_BK.softmax(dim=1)
     confidence, predicted = probabilities.max(dim=1)
     own = batch.labels[:, None]
-    # As many classes are above it as have a higher logit: equal ones are not, so a tie counts as a hit.
-    above = (logits_BK > logits_BK.gather(1, own)).sum(dim=1)
+    # As many classes are above it as have a higher logit, or the same and come first, as argmax has it.
+    same, first = logits_BK == logits_BK.gather(1, own), torch.arange(logits_BK.shape[1]) < own
+    above = ((logits_BK > logits_BK.gather(1, own)) | (same & first)).sum(dim=1)
     return Predictions(
         ids=batch.ids.numpy(),
         labels=batch.labels.numpy(),

@@ -13,7 +13,6 @@ from typing import NoReturn, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore  # torch.distributed has it too, untyped
 from torch.distributed.rendezvous import rendezvous
 
 T = TypeVar("T")
@@ -70,11 +69,23 @@ class Processes:
         if self.is_first:
             try:
                 outcome = act(), None
-            except (OSError, ValueError) as error:
+            except Exception as error:
                 outcome = None, error
         value, found = outcome if self.world_size == 1 else self.from_first(outcome)
         if found is not None:
             self.fail(outcome[1] or found)
+        return value  # type: ignore[return-value]
+
+    def together(self, act: Callable[[], T]) -> T:
+        """What ``act`` returns here, once it has returned in every process; if it raises in one, all fail."""
+        value, error = None, None
+        try:
+            value = act()
+        except Exception as found:
+            error = found
+        told = [message for message in self.gather(None if error is None else _told(error)) if message]
+        if told:
+            self.fail(error or RuntimeError(told[0]))
         return value  # type: ignore[return-value]
 
     def fail(self, error: Exception) -> NoReturn:
@@ -145,7 +156,11 @@ def _join(kind: str) -> None:
     dist.init_process_group(
         # Flags and names pass between CPUs, so that asking for them does not wait for a GPU.
         "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo",
-        store=PrefixStore(f"covpool/{attempt}/{next(_GROUPS)}", store),
+        store=dist.PrefixStore(f"covpool/{attempt}/{next(_GROUPS)}", store),  # type: ignore[attr-defined]
         rank=rank,
         world_size=world_size,
     )
+
+
+def _told(error: Exception) -> str:
+    return str(error) or type(error).__name__

@@ -1,20 +1,20 @@
-"""Whether a folder's run may be gone on with by another recipe: only where the result stays the same."""
+"""Whether a folder's run may be gone on with by a recipe: only where the result stays the same."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from covpool.train.recipe import Recipe
-from covpool.train.recipe_files import read_recipe
-from covpool.train.recipe_options import flat
+from covpool.train.recipe_files import make_recipe, read_recipe
+from covpool.train.recipe_options import SHORT, flat
 
-# What does not change a result. The data may have moved: their fingerprint is checked.
+# What does not change a result. The data may have moved: their fingerprints are compared.
 FREE = {
     "data.path",
     "data.layout",
     "data.workers",
-    "data.max_bad",
     "data.cache",
+    "data.max_bad",
     "loop.max_skips",
     "loop.device",
     "checkpoint.steps",
@@ -23,28 +23,33 @@ FREE = {
     "trackers",
     "out",
 }
-# Left open in a recipe, and filled in when the model was made.
-FILLED = {
-    "model.num_classes": None,
+# As a recipe leaves them open; a run has filled them in.
+OPEN = {
     "model.dim": "auto",
     "model.keep_resolution": None,
     "model.features": None,
 }
 
 
-def check_same_run(path: Path, recipe: Recipe) -> None:
-    """Raise if the recipe of a run that was begun, at ``path``, is not this one.
+def as_begun(path: Path, recipe: Recipe) -> Recipe:
+    """A recipe for going on with the run whose recipe is at ``path``: what it leaves open is as in that.
 
     Raises:
-        ValueError: with what differs first.
+        ValueError: with all that differs, if it would be another run.
     """
     if not path.exists():
-        return
+        return recipe
     before, now = flat(read_recipe(path)), flat(recipe)
-    for name in now.keys() - FREE:
-        is_open = name == "model.num_classes" or (name in FILLED and now[name] == FILLED[name])
-        if before[name] != now[name] and not is_open:
-            raise ValueError(
-                f"{path.parent} was begun with {name} {before[name]}, not {now[name]}: "
-                "give the same again, or another --out"
-            )
+    filled = {name for name, value in OPEN.items() if now[name] == value} | {"model.num_classes"}
+    now |= {name: before[name] for name in filled}
+    options = {key: f"--{short.replace('_', '-')}" for short, key in SHORT.items()}
+    differing = [
+        f"{options.get(name, f'--{name}')} {before[name]}, not {value}"
+        for name, value in now.items()
+        if name not in FREE and before[name] != value
+    ]
+    if differing:
+        raise ValueError(
+            f"{path.parent} was begun with {'; '.join(differing)}: give the same again, or another --out"
+        )
+    return make_recipe(now)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,10 +15,12 @@ from covpool.data.order import BalancedOrder, FolderOrder, Order
 from covpool.data.shards.order import ShardOrder
 from covpool.data.shards.reader import ShardSet
 from covpool.data.sources import open_splits
-from covpool.data.split import split_off
+from covpool.data.split import sample, split_off
 from covpool.data.transforms import Preprocessing, training_transform
 from covpool.train.processes import Processes
 from covpool.train.recipe import DataOptions, Recipe
+
+LOGGER = logging.getLogger("covpool")
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +41,11 @@ class Splits:
         """How many images each has."""
         sets = {"train": self.train, "val": self.val, "test": self.test}
         return {name: len(images) for name, images in sets.items() if images is not None}
+
+    def fingerprints(self) -> dict[str, str]:
+        """What tells each from other images."""
+        sets = {"train": self.train, "val": self.val, "test": self.test}
+        return {name: fingerprint(images) for name, images in sets.items() if images is not None}
 
     def reported(self) -> tuple[str | None, ImageSet | None]:
         """Where the numbers at the end come from: test where there is one, and it is touched there alone."""
@@ -61,10 +70,11 @@ def open_data(options: DataOptions, seed: int) -> Splits:
                 f"{options.path} has no val, and shards cannot be divided: pass --val-fraction to 'covpool "
                 "shard', or --data.val-fraction 0 here to keep the last epoch instead of the best"
             )
-        train, val = split_off(train, options.val_fraction, seed)
+        train, val = _set_aside(train, options.val_fraction, seed)
     if options.limit is not None:
         train, val, test = (_limited(images, options.limit, seed) for images in (train, val, test))
     assert train is not None
+    _check_names(train.classes)
     return Splits(train, val, test)
 
 
@@ -82,6 +92,8 @@ def joined(train: ImageSet, val: ImageSet) -> ImageSet:
 def make_order(images: ImageSet, options: DataOptions, batch_size: int, seed: int) -> Order:
     """In which order they are learned from."""
     if options.balance == "sampling":
+        if isinstance(images, ShardSet):
+            raise ValueError("shards are read in a row, so classes cannot be drawn: use --balance weights")
         return BalancedOrder(np.asarray(images.labels), batch_size, seed)
     if isinstance(images, ShardSet):
         return ShardOrder(images.index.counts, batch_size, seed, options.window)
@@ -119,8 +131,34 @@ def fingerprint(images: ImageSet) -> str:
     return digest.hexdigest()
 
 
+def _set_aside(train: ImageSet, fraction: float, seed: int) -> tuple[ImageSet, ImageSet]:
+    try:
+        rest, val = split_off(train, fraction, seed)
+    except ValueError as error:
+        raise ValueError(f"{error}; --val-fraction 0 trains without validating") from error
+    missing = len(train.classes) - len(np.unique(val.labels))
+    if missing:
+        LOGGER.warning(
+            "%d images are set aside to validate on, and %d of %d classes have none among them: take what is "
+            "measured on them with care, or give a larger --val-fraction",
+            len(val),
+            missing,
+            len(train.classes),
+        )
+    return rest, val
+
+
+def _check_names(classes: Sequence[str]) -> None:
+    """Now, not after an epoch, when the model is saved with them."""
+    for name in classes:
+        try:
+            name.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"the name of class {name!r} is no UTF-8: rename its folder") from error
+
+
 def _limited(images: ImageSet | None, limit: int, seed: int) -> ImageSet | None:
     """So many images of all classes alike."""
     if images is None or limit >= len(images):
         return images
-    return split_off(images, limit / len(images), seed)[1]
+    return sample(images.some(limit, seed) if isinstance(images, ShardSet) else images, limit, seed)

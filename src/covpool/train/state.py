@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from covpool.models.bundles.strict_json import plain_json
-from covpool.train.checkpoint import Checkpoint, newest_checkpoint
+from covpool.train.checkpoint import Checkpoint, newest_checkpoint, set_aside_newer
 from covpool.train.optimizer import load_optimizer_tensors, optimizer_tensors
 from covpool.train.processes import Processes
 from covpool.train.step import Learner
@@ -39,13 +40,13 @@ class Progress:
     skips: int = 0
 
 
-def to_checkpoint(learner: Learner, progress: Progress, images: str) -> Checkpoint:
+def to_checkpoint(learner: Learner, progress: Progress, images: Mapping[str, str]) -> Checkpoint:
     """All that training needs to go on.
 
     Args:
         learner: the weights, and what the optimiser keeps.
         progress: how far it is.
-        images: the fingerprint of the images it learns from.
+        images: the fingerprints of the images it learns from and is validated on.
     """
     tensors = {
         "model": learner.model.state_dict(),
@@ -53,7 +54,7 @@ def to_checkpoint(learner: Learner, progress: Progress, images: str) -> Checkpoi
     }
     if learner.ema is not None:
         tensors["ema"] = learner.ema.module.state_dict()
-    state = dataclasses.asdict(progress) | {"scaler": learner.scaler.state_dict(), "images": images}
+    state = dataclasses.asdict(progress) | {"scaler": learner.scaler.state_dict(), "images": dict(images)}
     del state["cursor"]
     return Checkpoint(progress.cursor, tensors, plain_json("state", state))
 
@@ -82,6 +83,8 @@ def shared_checkpoint(folder: Path, processes: Processes) -> Checkpoint | None:
     def read() -> tuple[int, dict[str, Any], list[str]] | None:
         nonlocal found
         found = newest_checkpoint(folder)
+        if found is not None:
+            set_aside_newer(folder, found.step)
         return None if found is None else (found.step, dict(found.state), list(found.tensors))
 
     head = processes.by_first(read)

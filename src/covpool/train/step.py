@@ -125,7 +125,9 @@ class Learner:
         images = batch.images.to(device, non_blocking=True, memory_format=layout)
         images, targets = self.objective.mixed(images, batch.labels.to(device, non_blocking=True))
         loss, hits = torch.zeros(2, device=device)
-        parts = list(zip(images.chunk(loop.accumulate), targets.chunk(loop.accumulate), strict=True))
+        # As many parts in every process, whatever its share: SyncBatchNorm exchanges in each.
+        count = min(loop.accumulate, self.recipe.batch_size // self.processes.world_size)
+        parts = list(zip(images.tensor_split(count), targets.tensor_split(count), strict=True))
         for place, (x, y) in enumerate(parts, start=1):
             with self._gradients_stay_here() if place < len(parts) else contextlib.nullcontext():
                 with autocast(device, loop.precision):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Iterator
@@ -9,12 +10,18 @@ from typing import Any, NoReturn
 
 import torch
 
-from covpool.data.batch import BadImage, Batch, DataError
+from covpool.data.batch import Batch, DataError
 from covpool.data.image_set import ImageSet
 from covpool.data.loader import EvaluationLoader
 from covpool.data.transforms import Preprocessing, evaluation_transform
-from covpool.models.bundles.bundle import save_model
-from covpool.train.checkpoint import remove_old_checkpoints, write_checkpoint
+from covpool.models.bundles.bundle import BundleError, read_card, save_model
+from covpool.train.bad_images import BadImages, TrainingError
+from covpool.train.checkpoint import (
+    DamagedCheckpointError,
+    read_checkpoint,
+    remove_old_checkpoints,
+    write_checkpoint,
+)
 from covpool.train.interruption import Interrupted, Signals
 from covpool.train.journal import Journal
 from covpool.train.metrics import Metrics, Predictions, measure
@@ -24,13 +31,9 @@ from covpool.train.predictions import predict
 from covpool.train.processes import Processes
 from covpool.train.recipe import Recipe
 from covpool.train.run_folder import RunFolder
-from covpool.train.splits import fingerprint, make_loader
+from covpool.train.splits import Splits, make_loader
 from covpool.train.state import Progress, from_checkpoint, shared_checkpoint, to_checkpoint
 from covpool.train.step import Learner
-
-
-class TrainingError(ValueError):
-    """Why training cannot go on, in a sentence."""
 
 
 class Trainer:
@@ -43,6 +46,7 @@ class Trainer:
         train: the images to learn from.
         val: those to choose the best epoch by; ``None`` for the last.
         folder: for the files.
+        bad: the images that could not be used, to which it adds.
         epochs: after which to stop, if before the schedule's end.
     """
 
@@ -55,9 +59,11 @@ class Trainer:
         train: ImageSet,
         val: ImageSet | None,
         folder: RunFolder,
+        bad: BadImages,
         epochs: int | None = None,
     ) -> None:
-        self.recipe, self.processes, self.signals, self.folder = recipe, processes, signals, folder
+        self.recipe, self.processes, self.signals = recipe, processes, signals
+        self.folder, self.bad = folder, bad
         self.train_images, self.val_images = train, val
         self.epochs = epochs or recipe.schedule.epochs
         self.model = make_model(recipe, train.classes, processes)
@@ -67,9 +73,8 @@ class Trainer:
         self.batches = self.loader.batches
         objective = make_objective(recipe, train, processes.device)
         self.learner = Learner(self.model, recipe, processes, objective, self.batches)
-        self._fingerprint = fingerprint(train)
+        self._fingerprints = Splits(train, val, None).fingerprints()
         self.progress = self._resume()
-        self.bad = {image.name: image for image in processes.from_first(folder.read_bad_images())}
         self.journal = Journal(recipe, processes, folder, self.progress.cursor, self.batches, self.epochs)
         self._saved_at = time.monotonic()
 
@@ -98,7 +103,7 @@ class Trainer:
         if found is None:
             self._leave()
         predictions, bad = found
-        self._note_bad(bad)
+        self.bad.note(bad)
         return predictions, measure(predictions, len(images.classes))
 
     def _is_done(self) -> bool:
@@ -141,7 +146,7 @@ class Trainer:
         batch, failure = None, ""
         try:
             batch = next(batches)
-        except DataError as error:
+        except (DataError, RuntimeError) as error:  # the second if a worker died
             failure = str(error)
         minutes = self.recipe.checkpoint.minutes
         is_due = minutes is not None and time.monotonic() - self._saved_at > 60 * minutes
@@ -152,15 +157,14 @@ class Trainer:
             is_due and self.processes.is_first,
         ]
         stopped, failed, bad, due = self.processes.sum_(torch.tensor(known, dtype=torch.int64)).tolist()
-        if failed:
-            sentences = [sentence for sentence in self.processes.gather(failure) if sentence]
-            self._fail(sentences[0])
-        assert batch is not None
-        if stopped:
+        if stopped:  # first, because the signal may also be why a process has no batch
             self._save()
             self._leave()
+        if failed:
+            self._fail(next(sentence for sentence in self.processes.gather(failure) if sentence))
+        assert batch is not None
         if bad:
-            self._note_bad([image for images in self.processes.gather(list(batch.bad)) for image in images])
+            self.bad.note(image for images in self.processes.gather(list(batch.bad)) for image in images)
         if due:
             self._save()
         return batch
@@ -171,8 +175,8 @@ class Trainer:
         row: dict[str, Any] = {
             "epoch": len(progress.history) + 1,
             "step": progress.cursor,
-            "train_loss": progress.loss / max(progress.taken, 1),
-            "train_top1": progress.top1 / max(progress.taken, 1),
+            "train_loss": progress.loss / progress.taken if progress.taken else None,
+            "train_top1": progress.top1 / progress.taken if progress.taken else None,
             "lr": self.learner.lr,
             "images_per_second": self.recipe.batch_size * self.batches / max(progress.seconds, 1e-9),
             "seconds": progress.seconds,
@@ -187,9 +191,12 @@ class Trainer:
         progress.history.append(row)
         progress.best = row if is_best else progress.best
         progress.loss, progress.top1, progress.taken, progress.seconds = 0.0, 0.0, 0, 0.0
-        if self.processes.is_first:
-            self._remove_old()
+        self.processes.by_first(self._write_epoch)
         self.journal.end_epoch(progress.history, is_best)
+
+    def _write_epoch(self) -> None:
+        self.folder.write_metrics(self.progress.history)
+        self._remove_old()
 
     def _save_bundle(self, row: dict[str, Any]) -> None:
         """The model of an epoch, with what it came to and how it was made."""
@@ -210,28 +217,13 @@ class Trainer:
                 "learning rate, clipping or a warm-up may help"
             )
 
-    def _note_bad(self, found: list[BadImage]) -> None:
-        """Write down images that could not be used; stop where there were too many."""
-        new = [image for image in found if image.name not in self.bad]
-        if not new:
-            return
-        self.bad.update((image.name, image) for image in new)
-        if self.processes.is_first:
-            self.folder.write_bad_images(list(self.bad.values()))
-        most = self.recipe.data.max_bad
-        if len(self.bad) > most:
-            self._fail(
-                f"{len(self.bad)} images could not be used, more than --max-bad {most}: "
-                f"{self.folder.path / 'bad_images.csv'} lists them"
-            )
-
     def _save(self) -> None:
         """Write a checkpoint."""
         self._saved_at = time.monotonic()
         self.processes.by_first(self._write_checkpoint)
 
     def _write_checkpoint(self) -> None:
-        checkpoint = to_checkpoint(self.learner, self.progress, self._fingerprint)
+        checkpoint = to_checkpoint(self.learner, self.progress, self._fingerprints)
         try:
             write_checkpoint(self.folder.checkpoints, checkpoint)
             self._remove_old()
@@ -251,9 +243,23 @@ class Trainer:
         found = shared_checkpoint(self.folder.checkpoints, self.processes)
         if found is None:
             return Progress()
-        if found.state["images"] != self._fingerprint:
+        if found.state["images"] != self._fingerprints:
             self._fail(f"{self.folder.path} was begun with other images than these: give another --out")
+        if (best := found.state["best"]) is not None:
+            self.processes.by_first(lambda: self._mend_bundle(best))
         return from_checkpoint(self.learner, found)
+
+    def _mend_bundle(self, best: dict[str, Any]) -> None:
+        """Put back the model of the best epoch, where the bundle is of a later one that has been lost."""
+        with contextlib.suppress(BundleError):
+            if read_card(self.folder.bundle).metrics.get("step") == best["step"]:
+                return
+        try:
+            tensors = read_checkpoint(self.folder.checkpoints / f"step-{best['step']:08d}").tensors
+        except DamagedCheckpointError:
+            return
+        self.learner.best_weights.load_state_dict(tensors["model" if self.learner.ema is None else "ema"])
+        self._save_bundle(best)
 
     def _leave(self) -> NoReturn:
         """End the run with the signal that some process got."""

@@ -59,8 +59,13 @@ class ShardOrder:
         return np.concatenate(parts)
 
     def share(self, ids: Ids, rank: int, world_size: int) -> Ids:
-        """A part of the batch sorted by shard and place, so that a process needs few shards."""
-        return chunk(np.sort(ids), rank, world_size)
+        """A part of the batch sorted by shard and place, so that a process needs few shards.
+
+        Which part is another's in the next batch: the first process, whose statistics of BatchNorm are kept,
+        is not always to have the first shards.
+        """
+        turn = int(ids[0]) if len(ids) else 0
+        return chunk(np.sort(ids), (rank + turn) % world_size, world_size)
 
     def shards(self, epoch: int, window: int) -> Ids:
         """The shards of a window; none past the last window."""

@@ -21,6 +21,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from covpool.data.bad_image import BadImageError
 from covpool.data.image_set import MAX_FILE_BYTES
+from covpool.data.randomness import permutation
 from covpool.data.shards.index import Contents, ShardIndex, checksum, read_contents, read_index
 from covpool.data.shards.place import Place, place
 
@@ -94,6 +95,14 @@ class ShardSet:
         """Where the image came from. Quick for samples of one shard in a row."""
         shard, place = self._find(i)
         return self._names[shard][place]
+
+    def some(self, count: int, seed: int) -> ShardSet:
+        """A set of few shards, drawn by the seed, with so many samples at least; the others are not read."""
+        order = permutation(len(self.index.shards), "some shards", seed).tolist()
+        sizes = list(accumulate(self.index.shards[i].samples for i in order))
+        drawn = order[: bisect_right(sizes, count - 1) + 1]
+        shards = tuple(self.index.shards[i] for i in sorted(drawn))
+        return ShardSet(replace(self.index, shards=shards), self.where)
 
     def near(self, i: int) -> range:
         """The samples of the same shard, which cost no further download."""
