@@ -142,6 +142,7 @@ def test_dropout_depends_on_the_cursor_and_nothing_before() -> None:
     assert losses[0] == losses[1]
 
 
+@pytest.mark.slow  # convolutions in float16 are, on a CPU
 def test_half_precision_scales_its_loss_and_skips_overflow() -> None:
     learner = make({"loop.precision": "float16"})
     learner.scaler = torch.GradScaler("cpu", init_scale=2.0**26)
