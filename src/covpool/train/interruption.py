@@ -46,7 +46,9 @@ def caught_signals() -> Iterator[Signals]:
     if threading.current_thread() is not threading.main_thread():  # where Python allows no handlers
         yield signals
         return
-    before = {number: signal.signal(number, signals.handle) for number in CAUGHT}
+    # What runs in the background of a shell has Ctrl-C ignored, and keeps it so.
+    heard = [number for number in CAUGHT if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, signals.handle) for number in heard}
     try:
         yield signals
     finally:
