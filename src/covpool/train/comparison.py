@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from covpool.functional.arguments import check_choice
 from covpool.nn.pooling import METHODS
+from covpool.train.processes import joined_processes
 from covpool.train.recipe import Recipe
 from covpool.train.recipe_files import change_pool, make_recipe
 from covpool.train.recipe_options import flat
@@ -44,11 +44,13 @@ def compare(recipe: Recipe, other: str = "gap") -> Comparison:
     from covpool.train.report import write_comparison
 
     folder = Path(recipe.out)
-    runs = {pool: fit(each) for pool, each in twins(recipe, other).items()}
-    report = None
-    if os.environ.get("RANK", "0") == "0":
-        _, images = open_data(recipe.data, recipe.seed).reported()
-        report = write_comparison(folder, {pool: run.folder for pool, run in runs.items()}, images)
+    both = twins(recipe, other)
+    with joined_processes(recipe.loop.device) as processes:  # once for both runs
+        runs = {pool: fit(each) for pool, each in both.items()}
+        report = None
+        if processes.is_first:
+            _, images = open_data(recipe.data, recipe.seed).reported()
+            report = write_comparison(folder, {pool: run.folder for pool, run in runs.items()}, images)
     return Comparison(folder, runs, report)
 
 
