@@ -60,4 +60,4 @@ def test_what_is_left_is_cleared_after_an_error() -> None:
 
 @pytest.mark.parametrize(("left", "text"), [(0.4, "0 s"), (59.6, "1 min 0 s"), (3599.7, "1 h 0 min")])
 def test_durations(left: float, text: str) -> None:
-    assert progress._duration(left) == text
+    assert progress.duration(left) == text

@@ -61,7 +61,9 @@ def fits(monkeypatch: pytest.MonkeyPatch) -> list[Recipe]:
         if recipe.seed == 143:
             raise Interrupted("stopped at step 7: the same command goes on")
         summary = SUMMARY if recipe.seed == 0 else {**SUMMARY, "split": None, "metrics": None}
-        return SimpleNamespace(folder=Path(recipe.out), summary=summary, was_finished=recipe.seed == 2)
+        return SimpleNamespace(
+            folder=Path(recipe.out), summary=summary, was_finished=recipe.seed == 2, images=None
+        )
 
     def write_comparison(folder: Path, runs: dict[str, Path], images: object) -> Path:
         return folder / "report.html"
@@ -72,8 +74,6 @@ def fits(monkeypatch: pytest.MonkeyPatch) -> list[Recipe]:
         ("report", {"write_comparison": write_comparison}),
     ):
         monkeypatch.setitem(sys.modules, f"covpool.train.{name}", SimpleNamespace(**content))
-    no_images = SimpleNamespace(reported=lambda: (None, None))
-    monkeypatch.setattr("covpool.train.comparison.open_data", lambda options, seed: no_images)
     return recipes
 
 

@@ -8,6 +8,8 @@ against one, each with a thread of its own.
 from __future__ import annotations
 
 import json
+import os
+import socket
 import statistics
 import sys
 import tempfile
@@ -50,7 +52,6 @@ RECIPE: dict[str, Any] = {
     "loss.mixup": 0.0,
     "loop.ema": None,
 }
-PORT = 29611
 
 
 def loop_against_bare(rounds: int) -> dict[str, Any]:
@@ -98,36 +99,34 @@ def shards_against_folder(images: ImageSet, rounds: int) -> dict[str, Any]:
 
 def two_processes_against_one(rounds: int) -> dict[str, Any]:
     """Images a second of two processes over those of one, each on a thread of its own."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
-        spawn(_alone_and_together, (folder, rounds), nprocs=2)
+        spawn(_alone_and_together, (port, folder, rounds), nprocs=2)
         seconds = json.loads((Path(folder) / "seconds.json").read_bytes())
     return {"ratio": seconds["one"] / seconds["two"], "seconds": seconds, "rounds": rounds}
 
 
-def _alone_and_together(rank: int, folder: str, rounds: int) -> None:
+def _alone_and_together(rank: int, port: int, folder: str, rounds: int) -> None:
     """Steps of one process while the other waits, and of both, in turns."""
     torch.set_num_threads(1)
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"tcp://127.0.0.1:{PORT}", rank=rank, world_size=2
-    )
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     recipe = read_recipe(None, RECIPE)
+    whole, half = _batch(recipe.batch_size), _batch(recipe.batch_size // 2)
+    found: dict[str, list[float]] = {"one": [], "two": []}
     with joined_processes("cpu") as both:
         alone = _learner(recipe, Processes(0, 1, torch.device("cpu")))
         together = _learner(recipe, both)
-    whole, half = _batch(recipe.batch_size), _batch(recipe.batch_size // 2)
-    found: dict[str, list[float]] = {"one": [], "two": []}
-    for _ in range(rounds + 1):  # the first is a rehearsal
-        torch.distributed.barrier()
-        if rank == 0:
-            found["one"].append(_seconds(lambda: alone.step(whole, 0)))
-        torch.distributed.barrier()
-        found["two"].append(_seconds(lambda: together.step(half, 0)))
+        for _ in range(rounds + 1):  # the first is a rehearsal
+            torch.distributed.barrier()
+            if rank == 0:
+                found["one"].append(_seconds(lambda: alone.step(whole, 0)))
+            torch.distributed.barrier()
+            found["two"].append(_seconds(lambda: together.step(half, 0)))
     if rank == 0:
         seconds = {name: statistics.median(times[1:]) for name, times in found.items()}
         (Path(folder) / "seconds.json").write_text(json.dumps(seconds))
-    torch.distributed.barrier()
-    time.sleep(0.5)
-    torch.distributed.destroy_process_group()
 
 
 def _learner(recipe: Recipe, processes: Processes) -> Learner:

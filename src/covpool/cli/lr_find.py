@@ -61,9 +61,10 @@ def parse(words: Sequence[str]) -> tuple[Arguments, bool]:
 
 def run(arguments: Arguments) -> Found:
     """Find it."""
+    from covpool.cli.train_options import check_data
+
     recipe = arguments.recipe
-    if not recipe.data.path:
-        raise ValueError("--data is missing: a folder of images, a CSV of path,label, or shards")
+    check_data(recipe)
 
     from covpool.train.lr_find import find_lr
 

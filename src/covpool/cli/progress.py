@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from types import TracebackType
 from typing import TextIO
+
+from covpool.train.durations import duration
 
 BAR = 30
 # Seconds between two words of it.
@@ -36,7 +37,7 @@ class Progress:
             return
         self.told = now
         left = (now - self.started) * (total - done) / max(done, 1)
-        line = f"{done:,} of {total:,} {self.what}, {_duration(left)} left"
+        line = f"{done:,} of {total:,} {self.what}, {duration(left)} left"
         if self.is_terminal:
             bar = "#" * (BAR * done // max(total, 1))
             self.stream.write(f"\r[{bar.ljust(BAR)}] {line}\x1b[K")
@@ -44,20 +45,7 @@ class Progress:
             self.stream.write(f"{line}\n")
         self.stream.flush()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self.is_terminal:
             self.stream.write("\r\x1b[K")
             self.stream.flush()
-
-
-def _duration(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"

@@ -65,13 +65,13 @@ def parse(words: Sequence[str]) -> tuple[Arguments, bool]:
 
 def run(arguments: Arguments) -> Trained | Interruption | Configuration:
     """Train, or show what would be done."""
+    from covpool.cli.train_options import check_data
     from covpool.train.recipe_files import recipe_text
 
     recipe = arguments.recipe
     if arguments.print_config:
         return Configuration(recipe_text(recipe).rstrip())
-    if not recipe.data.path:
-        raise ValueError("--data is missing: a folder of images, a CSV of path,label, or shards")
+    check_data(recipe)
 
     from covpool.train.interruption import Interrupted
 

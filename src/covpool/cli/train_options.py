@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from covpool.cli.parser import Help, Parser, add_shared, underscored, valued
 from covpool.nn.pooling import METHODS
+from covpool.train.recipe import Recipe
 from covpool.train.recipe_files import recipe_names
 from covpool.train.recipe_options import SHORT, options, sections
 
@@ -40,6 +41,12 @@ ALONE = {
     "checkpoint.steps": "a checkpoint every so many steps, beside those at the end of each epoch",
     "checkpoint.minutes": "a checkpoint after so many minutes, likewise",
 }
+
+
+def check_data(recipe: Recipe) -> None:
+    """Raise unless the recipe says which images."""
+    if not recipe.data.path:
+        raise ValueError("--data is missing: a folder of images, a CSV of path,label, or shards")
 
 
 def parse_words(words: Sequence[str], parser: Parser) -> dict[str, Any]:

@@ -50,9 +50,14 @@ class Checkpoint:
     state: Mapping[str, Any]
 
 
+def checkpoint_path(folder: Path, step: int) -> Path:
+    """Where the checkpoint of a step is."""
+    return folder / f"step-{step:08d}"
+
+
 def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
     """Write a checkpoint into the folder of checkpoints, in place of one of the same step."""
-    path = folder / f"step-{checkpoint.step:08d}"
+    path = checkpoint_path(folder, checkpoint.step)
     with replace_folder(path) as new:
         hashes = {}
         for part, tensors in checkpoint.tensors.items():

@@ -12,7 +12,6 @@ from covpool.train.processes import joined_processes
 from covpool.train.recipe import Recipe
 from covpool.train.recipe_files import change_pool, make_recipe
 from covpool.train.recipe_options import flat
-from covpool.train.splits import open_data
 
 if TYPE_CHECKING:
     from covpool.train.fitting import Run
@@ -49,7 +48,7 @@ def compare(recipe: Recipe, other: str = "gap") -> Comparison:
         runs = {pool: fit(each) for pool, each in both.items()}
         report = None
         if processes.is_first:
-            _, images = open_data(recipe.data, recipe.seed).reported()
+            images = runs[other].images
             report = write_comparison(folder, {pool: run.folder for pool, run in runs.items()}, images)
     return Comparison(folder, runs, report)
 

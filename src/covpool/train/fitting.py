@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from covpool.data.image_set import ImageSet
 from covpool.models.bundles.bundle import load_model, read_card, save_model
 from covpool.models.bundles.tensors import versions
@@ -18,6 +16,7 @@ from covpool.provenance.machine import describe_machine, machine_name
 from covpool.provenance.source import describe_source
 from covpool.train.bad_images import BadImages
 from covpool.train.interruption import Signals, caught_signals
+from covpool.train.metrics import NAMES
 from covpool.train.network import make_deterministic
 from covpool.train.processes import Processes, joined_processes
 from covpool.train.recipe import Recipe
@@ -38,11 +37,13 @@ class Run:
         folder: with everything in it; ``bundle`` is the model, ``report.html`` is for people.
         summary: what it came to, as in ``summary.json``.
         was_finished: whether there was nothing left to do.
+        images: those that the summary's metrics were measured on; ``None`` if there were none.
     """
 
     folder: Path
     summary: dict[str, Any]
     was_finished: bool
+    images: ImageSet | None
 
 
 def fit(recipe: Recipe) -> Run:
@@ -65,12 +66,12 @@ def fit(recipe: Recipe) -> Run:
         recipe = processes.by_first(lambda: as_begun(folder.recipe, recipe))
         splits = processes.together(lambda: _opened(recipe))
         summary = processes.by_first(folder.read_summary)
+        was_finished = summary is not None
         if summary is None:
             summary = _train(recipe, processes, signals, folder, splits)
-            return Run(folder.path, summary, was_finished=False)
-        if summary["fingerprints"] != splits.fingerprints():
+        elif summary["fingerprints"] != splits.fingerprints:
             processes.fail(ValueError(f"{folder.path} is of other images than these: give another --out"))
-        return Run(folder.path, summary, was_finished=True)
+        return Run(folder.path, summary, was_finished, splits.reported()[1])
 
 
 def _opened(recipe: Recipe) -> Splits:
@@ -100,9 +101,7 @@ def _train(
         make_deterministic()
     bad = BadImages(folder, processes, recipe.data.max_bad)
     trainer = processes.together(
-        lambda: Trainer(
-            recipe, processes, signals, train=splits.train, val=splits.val, folder=folder, bad=bad
-        )
+        lambda: Trainer(recipe, processes, signals, splits=splits, folder=folder, bad=bad)
     )
     resolved = dataclasses.replace(recipe, model=trainer.model.config)
     processes.by_first(lambda: _begin(folder, resolved))
@@ -137,15 +136,13 @@ def _refitted(trainer: Trainer, splits: Splits) -> Trainer:
     """Trained once more, on train and val together, for as many epochs as were best."""
     assert trainer.progress.best is not None
     assert splits.val is not None
-    both = joined(splits.train, splits.val)
     folder = RunFolder(trainer.folder.path / "refit")
     trainer.processes.by_first(lambda: folder.path.mkdir(exist_ok=True))
     again = Trainer(
         trainer.recipe,
         trainer.processes,
         trainer.signals,
-        train=both,
-        val=None,
+        splits=Splits(joined(splits.train, splits.val), None, None),
         folder=folder,
         bad=trainer.bad,
         epochs=trainer.progress.best["epoch"],
@@ -165,32 +162,25 @@ def _refitted(trainer: Trainer, splits: Splits) -> Trainer:
 
 def _load_best(trainer: Trainer) -> None:
     """The weights of the best epoch, read by the first process for all."""
-    weights: dict[str, Tensor] | None = None
-
-    def read() -> None:
-        nonlocal weights
-        weights = load_model(trainer.folder.bundle).state_dict()
-
-    trainer.processes.by_first(read)
-    trainer.learner.best_weights.load_state_dict(trainer.processes.tensors_from_first(weights))
+    read = trainer.processes.tensors_by_first(lambda: load_model(trainer.folder.bundle).state_dict())
+    trainer.learner.best_weights.load_state_dict(read)
 
 
 def _summary(trainer: Trainer, splits: Splits, seconds: float) -> dict[str, Any]:
     progress, config, model = trainer.progress, trainer.model.config, trainer.model
     best = progress.best or {}
-    names = ("loss", "top1", "top5", "macro_f1", "balanced_accuracy")
     return {
         "split": None,
         "metrics": None,
-        "validation": {name: best[name] for name in names} if "top1" in best else None,
+        "validation": {name: best[name] for name in NAMES} if "top1" in best else None,
         "best_epoch": best.get("epoch"),
         "last_epoch": progress.history[-1],
         "epochs": len(progress.history),
         "steps": progress.cursor,
         "seconds": seconds,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "images": splits.counts(),
-        "fingerprints": splits.fingerprints(),
+        "images": {name: len(images) for name, images in splits.sets().items()},
+        "fingerprints": splits.fingerprints,
         "classes": list(splits.train.classes),
         "model": config.backbone,
         "pool": config.pool,

@@ -7,10 +7,10 @@ import dataclasses
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 from covpool.models.model import PooledClassifier
+from covpool.train.metrics import NAMES
 from covpool.train.processes import Processes
 from covpool.train.progress import TrainingProgress
 from covpool.train.recipe import Recipe
@@ -60,15 +60,10 @@ class Journal:
         for tracker in self._trackers:
             self._exit.callback(tracker.close)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._exit.close()
 
-    def begin(self, model: PooledClassifier, images: int, cursor: int) -> None:
+    def begin(self, model: PooledClassifier, images: int) -> None:
         """Training begins, or goes on."""
         config, each = model.config, self.processes.world_size
         parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -78,10 +73,10 @@ class Journal:
             f"{images:,} images of {config.num_classes:,} classes, {self.batches:,} steps an epoch, "
             f"{each} {'process' if each == 1 else 'processes'} on {self.processes.device.type}"
         )
-        if cursor:
-            epoch, step = divmod(cursor, self.batches)
+        if self._cursor:
+            epoch, step = divmod(self._cursor, self.batches)
             self.progress.line(f"going on from epoch {epoch + 1}, step {step:,}")
-            self.event("resumed", step=cursor, processes=each)
+            self.event("resumed", step=self._cursor, processes=each)
 
     def start_epoch(self, epoch: int, done: int) -> None:
         """An epoch begins, or goes on after some steps."""
@@ -118,8 +113,7 @@ class Journal:
         if not self.is_first:
             return
         row = history[-1]
-        names = ("loss", "top1", "top5", "macro_f1", "balanced_accuracy")
-        self._track({f"val/{name}": row[name] for name in names if name in row}, row["step"])
+        self._track({f"val/{name}": row[name] for name in NAMES if name in row}, row["step"])
         self.progress.line(_epoch_line(row, self.epochs, is_best))
 
     def _log(self, line: Mapping[str, Any]) -> None:

@@ -6,9 +6,7 @@ far too high a one makes the loss explode, and a good one to begin with is where
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import itertools
 import time
 from collections.abc import Iterator
@@ -22,6 +20,7 @@ from covpool.data.loader import TrainingLoader
 from covpool.data.transforms import Preprocessing
 from covpool.functional.arguments import check_whole
 from covpool.models.bundles.durable import replace_file
+from covpool.train.csv_file import csv_bytes
 from covpool.train.network import make_deterministic, make_model
 from covpool.train.objective import make_objective
 from covpool.train.processes import Processes, joined_processes
@@ -158,9 +157,6 @@ def _write(folder: Path, sweep: Sweep) -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     replace_file(folder / "lr_find.png", png(draw_sweep(sweep, LIGHT)))
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["lr", "loss", "smoothed"])
     columns = (sweep.rates, sweep.losses, sweep.smoothed)
-    writer.writerows(zip(*(column.tolist() for column in columns), strict=True))
-    replace_file(folder / "lr_find.csv", text.getvalue().encode())
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    replace_file(folder / "lr_find.csv", csv_bytes(["lr", "loss", "smoothed"], rows))

@@ -6,7 +6,7 @@ The predictions are gathered from all processes first, so a metric is the same o
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,6 +54,10 @@ class Metrics:
     macro_f1: float
     balanced_accuracy: float
     images: int
+
+
+# Of all metrics but the number of images.
+NAMES = tuple(one.name for one in fields(Metrics) if one.name != "images")
 
 
 def measure(predictions: Predictions, classes: int) -> Metrics:

@@ -100,14 +100,20 @@ class Processes:
             dist.all_reduce(tensor)
         return tensor
 
-    def tensors_from_first(self, tensors: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
-        """The tensors of the first process, on its CPU, in every process; the others need no file of it."""
+    def tensors_by_first(self, read: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """What ``read`` gives in the first process, on the CPU of every process; the others need no file."""
+        own: dict[str, Tensor] = {}
+
+        def shapes() -> dict[str, tuple[torch.Size, torch.dtype]]:
+            own.update(read())
+            return {name: (tensor.shape, tensor.dtype) for name, tensor in own.items()}
+
+        known = self.by_first(shapes)
         if self.world_size == 1:
-            return dict(tensors or {})
-        known = None if tensors is None else {name: (t.shape, t.dtype) for name, t in tensors.items()}
+            return own
         received = {}
-        for name, (shape, dtype) in self.from_first(known).items():
-            tensor = torch.empty(shape, dtype=dtype) if tensors is None else tensors[name]
+        for name, (shape, dtype) in known.items():
+            tensor = own[name] if self.is_first else torch.empty(shape, dtype=dtype)
             on_device = tensor.to(self.device)
             dist.broadcast(on_device, src=0)
             received[name] = on_device.cpu()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from types import TracebackType
 from typing import TextIO
 
 from rich.console import Console
@@ -60,17 +59,16 @@ class TrainingProgress:
                     "", total=epochs * steps, completed=self._done, epoch=self._where(), figures=""
                 )
 
-    def step(self, loss: float, top1: float, images_per_second: float, lr: float, *, steps: int = 1) -> None:
-        """Tell of steps that were done, if it is time.
+    def step(self, loss: float, top1: float, images_per_second: float, lr: float) -> None:
+        """Tell of a step that was done, if it is time.
 
         Args:
             loss: of the last, or a mean.
             top1: a share from 0 to 1.
             images_per_second: over all processes.
             lr: the learning rate.
-            steps: how many there were since the last call.
         """
-        self._done += steps
+        self._done += 1
         now = time.monotonic()
         if self.is_silent or now - self._told < (ON_A_TERMINAL if self.is_terminal else IN_A_LOG):
             return
@@ -104,12 +102,7 @@ class TrainingProgress:
             else:
                 self._bar.console.print(printable(part), markup=False, highlight=False, soft_wrap=True)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self._bar is not None:
             self._bar.stop()
 

@@ -17,11 +17,10 @@ import yaml
 from covpool.models.bundles.durable import replace_file
 from covpool.nn.pooling import METHODS
 from covpool.train.recipe import Recipe
-from covpool.train.recipe_options import SHORT, flat, nested, options, sections
+from covpool.train.recipe_options import flat, nested, options, sections
 from covpool.train.sentences import SentenceParser
 
 __all__ = [
-    "SHORT",
     "change_pool",
     "make_recipe",
     "read_recipe",

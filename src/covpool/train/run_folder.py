@@ -12,8 +12,10 @@ from typing import Any
 
 from covpool.data.batch import BadImage
 from covpool.data.image_set import ImageSet
+from covpool.data.names import ENCODING, ERRORS
 from covpool.models.bundles.durable import replace_file
 from covpool.models.bundles.strict_json import plain_json
+from covpool.train.csv_file import csv_bytes
 from covpool.train.metrics import Predictions
 
 
@@ -78,7 +80,7 @@ class RunFolder:
     def read_bad_images(self) -> list[BadImage]:
         """Those that were found before the run was resumed."""
         try:
-            text = (self.path / "bad_images.csv").read_text("utf-8", "surrogateescape")
+            text = (self.path / "bad_images.csv").read_text(ENCODING, ERRORS)
         except FileNotFoundError:
             return []
         return [BadImage(*row) for row in list(csv.reader(io.StringIO(text)))[1:]]
@@ -118,8 +120,4 @@ class RunFolder:
         replace_file(self.log, b"".join(kept))
 
     def _write_csv(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(columns)
-        writer.writerows(rows)
-        replace_file(self.path / name, text.getvalue().encode("utf-8", "surrogateescape"))
+        replace_file(self.path / name, csv_bytes(columns, rows))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 from collections.abc import Sequence
@@ -37,15 +38,15 @@ class Splits:
     val: ImageSet | None
     test: ImageSet | None
 
-    def counts(self) -> dict[str, int]:
-        """How many images each has."""
+    def sets(self) -> dict[str, ImageSet]:
+        """Those that there are."""
         sets = {"train": self.train, "val": self.val, "test": self.test}
-        return {name: len(images) for name, images in sets.items() if images is not None}
+        return {name: images for name, images in sets.items() if images is not None}
 
+    @functools.cached_property
     def fingerprints(self) -> dict[str, str]:
-        """What tells each from other images."""
-        sets = {"train": self.train, "val": self.val, "test": self.test}
-        return {name: fingerprint(images) for name, images in sets.items() if images is not None}
+        """What tells each from other images. Of a million files it takes a while, so it is made once."""
+        return {name: fingerprint(images) for name, images in self.sets().items()}
 
     def reported(self) -> tuple[str | None, ImageSet | None]:
         """Where the numbers at the end come from: test where there is one, and it is touched there alone."""

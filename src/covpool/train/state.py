@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from covpool.models.bundles.strict_json import plain_json
 from covpool.train.checkpoint import Checkpoint, newest_checkpoint, set_aside_newer
@@ -91,7 +94,10 @@ def shared_checkpoint(folder: Path, processes: Processes) -> Checkpoint | None:
     if head is None:
         return None
     step, state, parts = head
-    tensors = {
-        part: processes.tensors_from_first(None if found is None else found.tensors[part]) for part in parts
-    }
-    return Checkpoint(step, tensors, state)
+
+    def tensors(part: str) -> Mapping[str, Tensor]:
+        assert found is not None  # in the first process, which alone is asked
+        return found.tensors[part]
+
+    received = {part: processes.tensors_by_first(functools.partial(tensors, part)) for part in parts}
+    return Checkpoint(step, received, state)

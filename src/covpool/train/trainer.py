@@ -18,6 +18,7 @@ from covpool.models.bundles.bundle import BundleError, read_card, save_model
 from covpool.train.bad_images import BadImages, TrainingError
 from covpool.train.checkpoint import (
     DamagedCheckpointError,
+    checkpoint_path,
     read_checkpoint,
     remove_old_checkpoints,
     write_checkpoint,
@@ -43,8 +44,7 @@ class Trainer:
         recipe: of the run.
         processes: that train together.
         signals: that ask to stop.
-        train: the images to learn from.
-        val: those to choose the best epoch by; ``None`` for the last.
+        splits: the images to learn from, and those to choose the best epoch by; without any, it is the last.
         folder: for the files.
         bad: the images that could not be used, to which it adds.
         epochs: after which to stop, if before the schedule's end.
@@ -56,24 +56,21 @@ class Trainer:
         processes: Processes,
         signals: Signals,
         *,
-        train: ImageSet,
-        val: ImageSet | None,
+        splits: Splits,
         folder: RunFolder,
         bad: BadImages,
         epochs: int | None = None,
     ) -> None:
         self.recipe, self.processes, self.signals = recipe, processes, signals
-        self.folder, self.bad = folder, bad
-        self.train_images, self.val_images = train, val
+        self.splits, self.folder, self.bad = splits, folder, bad
         self.epochs = epochs or recipe.schedule.epochs
-        self.model = make_model(recipe, train.classes, processes)
+        self.model = make_model(recipe, splits.train.classes, processes)
         self.preprocessing = Preprocessing.of(self.model.pretrained_cfg)
-        self.loader = make_loader(train, recipe, self.preprocessing, processes)
-        self._val_loader = None if val is None else self._evaluation_loader(val)
+        self.loader = make_loader(splits.train, recipe, self.preprocessing, processes)
+        self._val_loader = None if splits.val is None else self._evaluation_loader(splits.val)
         self.batches = self.loader.batches
-        objective = make_objective(recipe, train, processes.device)
+        objective = make_objective(recipe, splits.train, processes.device)
         self.learner = Learner(self.model, recipe, processes, objective, self.batches)
-        self._fingerprints = Splits(train, val, None).fingerprints()
         self.progress = self._resume()
         self.journal = Journal(recipe, processes, folder, self.progress.cursor, self.batches, self.epochs)
         self._saved_at = time.monotonic()
@@ -81,7 +78,7 @@ class Trainer:
     def run(self) -> None:
         """Train to the end, from wherever a run before this one came to."""
         with self.journal:
-            self.journal.begin(self.model, len(self.train_images), self.progress.cursor)
+            self.journal.begin(self.model, len(self.splits.train))
             while not self._is_done():
                 if self.progress.cursor == self.batches * (len(self.progress.history) + 1):
                     self._end_epoch()
@@ -92,7 +89,7 @@ class Trainer:
         """The predictions of the best weights, in every process, and what they come to."""
         model = self.learner.best_weights
         self.processes.broadcast_buffers(model)
-        loader = self._val_loader if images is self.val_images else None
+        loader = self._val_loader if images is self.splits.val else None
         found = predict(
             model,
             loader or self._evaluation_loader(images),
@@ -110,7 +107,7 @@ class Trainer:
         done, best = self.progress.history, self.progress.best
         patience = self.recipe.validation.patience
         waited = best is not None and patience is not None and len(done) - best["epoch"] >= patience
-        return len(done) >= self.epochs or (self.val_images is not None and waited)
+        return len(done) >= self.epochs or (self.splits.val is not None and waited)
 
     def _train_epoch(self) -> None:
         """The rest of an epoch."""
@@ -181,11 +178,11 @@ class Trainer:
             "images_per_second": self.recipe.batch_size * self.batches / max(progress.seconds, 1e-9),
             "seconds": progress.seconds,
         }
-        if self.val_images is not None:
-            row |= dataclasses.asdict(self.evaluate(self.val_images)[1])
+        if self.splits.val is not None:
+            row |= dataclasses.asdict(self.evaluate(self.splits.val)[1])
             del row["images"]
         monitor = self.recipe.validation.monitor
-        is_best = self.val_images is None or progress.best is None or row[monitor] > progress.best[monitor]
+        is_best = self.splits.val is None or progress.best is None or row[monitor] > progress.best[monitor]
         if is_best:
             self.processes.by_first(lambda: self._save_bundle(row))
         progress.history.append(row)
@@ -207,7 +204,7 @@ class Trainer:
     def _skip(self, batch: Batch, counts: bool) -> None:
         """Write down a batch that was skipped; stop where there were too many."""
         ids = [i for ids in self.processes.gather(batch.ids.tolist()) for i in ids]
-        names = [self.train_images.name(i) for i in ids] if self.processes.is_first else []
+        names = [self.splits.train.name(i) for i in ids] if self.processes.is_first else []
         self.journal.event("skipped", step=self.progress.cursor, counts=counts, ids=ids, names=names)
         self.progress.skips += counts
         if self.progress.skips > self.recipe.loop.max_skips:
@@ -223,7 +220,7 @@ class Trainer:
         self.processes.by_first(self._write_checkpoint)
 
     def _write_checkpoint(self) -> None:
-        checkpoint = to_checkpoint(self.learner, self.progress, self._fingerprints)
+        checkpoint = to_checkpoint(self.learner, self.progress, self.splits.fingerprints)
         try:
             write_checkpoint(self.folder.checkpoints, checkpoint)
             self._remove_old()
@@ -243,7 +240,7 @@ class Trainer:
         found = shared_checkpoint(self.folder.checkpoints, self.processes)
         if found is None:
             return Progress()
-        if found.state["images"] != self._fingerprints:
+        if found.state["images"] != self.splits.fingerprints:
             self._fail(f"{self.folder.path} was begun with other images than these: give another --out")
         if (best := found.state["best"]) is not None:
             self.processes.by_first(lambda: self._mend_bundle(best))
@@ -255,7 +252,7 @@ class Trainer:
             if read_card(self.folder.bundle).metrics.get("step") == best["step"]:
                 return
         try:
-            tensors = read_checkpoint(self.folder.checkpoints / f"step-{best['step']:08d}").tensors
+            tensors = read_checkpoint(checkpoint_path(self.folder.checkpoints, best["step"])).tensors
         except DamagedCheckpointError:
             return
         self.learner.best_weights.load_state_dict(tensors["model" if self.learner.ema is None else "ema"])

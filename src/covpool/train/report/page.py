@@ -13,6 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
+from covpool.train.durations import duration as time_for_people
 from covpool.train.report.theme import DARK, LIGHT, Theme, png
 
 DOTS_PER_INCH = 150
@@ -79,19 +80,8 @@ def number(value: float | None, decimals: int = 0) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """A time of hours and minutes, or of minutes and seconds.
-
-    Example:
-        >>> duration(40), duration(150), duration(7320)
-        ('40 s', '2 min 30 s', '2 h 2 min')
-    """
-    if not _is_known(seconds):
-        return MISSING
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+    """A time of hours and minutes, or of minutes and seconds."""
+    return MISSING if not _is_known(seconds) else time_for_people(seconds)
 
 
 def breakable(name: str) -> Markup:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from covpool.data.names import ENCODING, ERRORS
+from covpool.train.csv_file import csv_bytes
 from covpool.train.report.record import Predictions
 
 HEADER = ("class", "images", "precision", "recall", "f1", "most_confused_with", "times")
@@ -86,14 +84,7 @@ def per_class(predictions: Predictions) -> list[ClassRow]:
 
 def per_class_csv(rows: list[ClassRow]) -> bytes:
     """The rows as a file; what is NaN is left empty."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(HEADER)
-    for row in rows:
-        writer.writerow(
-            ["" if isinstance(v, float) and math.isnan(v) else _short(v) for v in row]  # as people read them
-        )
-    return text.getvalue().encode(ENCODING, ERRORS)
+    return csv_bytes(HEADER, ([_short(value) for value in row] for row in rows))
 
 
 def _share(part: int, whole: int) -> float:
@@ -101,4 +92,7 @@ def _share(part: int, whole: int) -> float:
 
 
 def _short(value: object) -> object:
-    return f"{value:.6g}" if isinstance(value, float) else value
+    """As people read it."""
+    if not isinstance(value, float):
+        return value
+    return "" if math.isnan(value) else f"{value:.6g}"
