@@ -112,8 +112,8 @@ class TestWhatItComputes:
 
     def test_pool_options_reach_the_method(self) -> None:
         model = on_meta("resnet10t", pool_options={"steps": 3, "compute_dtype": "bfloat16"})
-        assert model.pool.pooling.steps == 3
-        assert model.pool.pooling.compute_dtype == torch.bfloat16
+        assert model.pool.pooling.options.steps == 3
+        assert model.pool.pooling.options.compute_dtype == torch.bfloat16
 
     def test_half_precision_and_autocast(self) -> None:
         model = small().eval()
@@ -331,7 +331,7 @@ class TestMistakes:
         [
             ({"join": "cls"}, '^resnet10t has no class token; join="gap"'),
             ({"join": "max"}, "^join must be one of None, 'cls', 'gap'"),
-            ({"pool": "bilinear"}, "^pool must be one of 'gap', 'isqrt_cov'"),
+            ({"pool": "bilinear"}, "^pool must be one of 'gap', 'cov', 'isqrt_cov'"),
             ({"head": "mlp", "rank": 5}, "^rank is a bottleneck before a linear classifier"),
             ({"num_classes": -3}, "^num_classes must be at least 0; got -3"),
             ({"rank": 0}, "^rank must be at least 1; got 0"),

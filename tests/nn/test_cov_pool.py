@@ -18,7 +18,7 @@ B, C, D = 4, 12, 5
 
 
 def test_methods_are_those_of_the_table() -> None:
-    assert list(methods()) == ["gap", "isqrt_cov"]
+    assert list(methods()) == ["gap", "cov", "isqrt_cov", "mpn_cov"]
     assert methods().keys() == METHODS.keys()
     assert all(line and "\n" not in line for line in methods().values())
 
@@ -29,7 +29,7 @@ def test_the_answer_of_methods_is_not_the_table() -> None:
 
 
 def test_the_methods_options_are_those_of_the_design() -> None:
-    assert METHODS["isqrt_cov"].options() == (
+    assert METHODS["isqrt_cov"].option_names() == (
         "steps",
         "normalization",
         "compensation",
@@ -102,7 +102,11 @@ def test_gradients_reach_batchnorm_in_place_of_compensation() -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"method": "isqrtcov"}, ValueError, "^method must be one of 'gap', 'isqrt_cov'; got 'isqrtcov'"),
+        ({"method": "isqrtcov"}, ValueError, "got 'isqrtcov': did you mean 'isqrt_cov'"),
+            {"method": "isqrtcov"},
+            ValueError,
+            "^method must be one of .*; got .isqrtcov.: did you mean .isqrt_cov.",
+        ),
         ({"layout": "nchw"}, ValueError, "^layout must be one of 'auto', 'channels_first', 'channels_last'"),
         ({"reduction": "conv"}, ValueError, "^reduction must be one of 'auto', 'convolution', 'linear'"),
         (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import math
 from collections.abc import Collection
 
 import torch
@@ -12,7 +14,14 @@ def check_choice(name: str, value: object, choices: Collection[object]) -> None:
     """Raise unless ``value`` is one of ``choices``."""
     if value not in choices:
         listed = ", ".join(repr(choice) for choice in choices)
-        raise ValueError(f"{name} must be one of {listed}; got {value!r}")
+        raise ValueError(f"{name} must be one of {listed}; got {value!r}{did_you_mean(value, choices)}")
+
+
+def did_you_mean(value: object, choices: Collection[object]) -> str:
+    """The choices that look like ``value``, as the end of a sentence; nothing if none does."""
+    names = [choice for choice in choices if isinstance(choice, str)]
+    near = difflib.get_close_matches(value, names, n=3) if isinstance(value, str) else []
+    return f": did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 
 def check_whole(name: str, value: object, *, at_least: int = 1, wanted: str = "an int") -> None:
@@ -21,6 +30,14 @@ def check_whole(name: str, value: object, *, at_least: int = 1, wanted: str = "a
         raise TypeError(f"{name} must be {wanted}; got {type(value).__name__}")
     if value < at_least:
         raise ValueError(f"{name} must be at least {at_least}; got {value}")
+
+
+def check_positive(name: str, value: object) -> None:
+    """Raise unless ``value`` is a finite number above zero."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise TypeError(f"{name} must be a number; got {type(value).__name__}")
+    if not 0 < value < math.inf:
+        raise ValueError(f"{name} must be above 0; got {value}")
 
 
 def check_steps(steps: object) -> None:

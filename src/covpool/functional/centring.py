@@ -24,6 +24,7 @@ from torch.autograd import Function
 
 from covpool.functional.differentiable import may_overwrite
 from covpool.functional.normalization import reciprocal_or_zero
+from covpool.functional.weighting import normalized_weights
 
 # Whole numbers are constants to torch.compile; a float of a module becomes an input of the graph, and a
 # second call in the same graph then fails.
@@ -134,17 +135,6 @@ def _weighted(x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     # the derivative with respect to that weight: only what counts is silenced.
     scale = torch.where(keep, scale, reciprocal_or_zero(s))
     return (shifted - mean) * scale * _differentiable_root(w, weights), s
-
-
-def normalized_weights(weights: Tensor, dtype: torch.dtype) -> Tensor:
-    """Weights divided by their sum; all zero where all are zero; NaN where one is negative."""
-    w = weights.to(dtype)
-    w = torch.where(w < 0, torch.nan, w)
-    # By the largest first, which the derivative may ignore, so that no sum overflows.
-    largest = w.detach().amax(-1, keepdim=True)
-    w = w / torch.where(largest == 0, 1.0, largest)
-    total = w.sum(-1, keepdim=True)
-    return torch.where(total == 0, 0.0, w / torch.where(total == 0, 1.0, total))
 
 
 def _tame(x: Tensor, limit: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from covpool.functional.arguments import check_choice, check_whole
+from covpool.functional.arguments import check_choice, check_whole, did_you_mean
 from covpool.nn.layout import LAYOUTS, Layout, channels_first, flat_weights
 from covpool.nn.pooling import METHODS, Method
 from covpool.nn.reduction import REDUCTIONS, Reduction, ReductionKind
@@ -108,8 +108,12 @@ def methods() -> dict[str, str]:
 
 def _make_method(name: str, channels: int, options: dict[str, Any]) -> Method:
     method = METHODS[name]
+    names = method.option_names()
     for option in options:
-        if option not in method.options():
-            listed = ", ".join(method.options()) or "none"
-            raise TypeError(f"{option} is not an option of method {name!r}; its options are: {listed}")
+        if option not in names:
+            listed = ", ".join(names) or "none"
+            raise TypeError(
+                f"{option} is not an option of method {name!r}{did_you_mean(option, names)}; "
+                f"its options are: {listed}"
+            )
     return method(channels, **options)

@@ -12,16 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from covpool.functional.arguments import check_choice
-from covpool.functional.centring import normalized_weights
 from covpool.functional.precision import at_least_float32
+from covpool.functional.weighting import normalized_weights, without_outliers
 
 ReductionKind = Literal["auto", "convolution", "linear"]
 REDUCTIONS = ("auto", "convolution", "linear")
-
-# A feature at a position of weight zero that is this many times larger than every feature that counts
-# is cut out before it meets a product: Inf and NaN would come out of it, and spread. (A whole number, for
-# torch.compile takes a float of a module as an input of the graph.)
-OUTLIER = 1000
 
 
 class Reduction(nn.Module):
@@ -122,20 +117,6 @@ def _with_idle_parameters(y: Tensor, norm: nn.BatchNorm2d) -> Tensor:
     if not torch.is_grad_enabled():
         return y
     return y + 0.0 * (norm.weight.sum() + norm.bias.sum()).to(y.dtype)
-
-
-def without_outliers(x: Tensor, weights: Tensor) -> Tensor:
-    """``x`` with zeros for what a mask hides: positions of weight zero may hold anything, NaN included.
-
-    Under weights that are numbers, a feature of ordinary size stays, since the derivative with respect
-    to its weight depends on it.
-    """
-    hidden_B1n = (weights == 0).unsqueeze(1)
-    if weights.dtype == torch.bool:
-        return x.masked_fill(hidden_B1n, 0.0)
-    size_BCn = x.detach().abs()
-    largest_B11 = size_BCn.masked_fill(hidden_B1n, 0.0).amax((1, 2), keepdim=True)
-    return x.masked_fill(hidden_B1n & ~(size_BCn < OUTLIER * largest_B11), 0.0)
 
 
 def weighted_batch_norm(norm: nn.BatchNorm2d, x: Tensor, weights: Tensor) -> Tensor:

@@ -4,13 +4,17 @@ To add one: write a subclass of :class:`~covpool.nn.pooling.method.Method` in a 
 line to ``METHODS``.
 """
 
+from covpool.nn.pooling.cov import Cov
 from covpool.nn.pooling.gap import Gap
 from covpool.nn.pooling.isqrt_cov import IsqrtCov
 from covpool.nn.pooling.method import Method
+from covpool.nn.pooling.mpn_cov import MpnCov
 
 METHODS: dict[str, type[Method]] = {
     "gap": Gap,
+    "cov": Cov,
     "isqrt_cov": IsqrtCov,
+    "mpn_cov": MpnCov,
 }
 
 __all__ = ["METHODS", "Method"]

@@ -6,27 +6,24 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from covpool.functional.centring import normalized_weights
 from covpool.functional.precision import at_least_float32
+from covpool.functional.weighting import normalized_weights, without_outliers
 from covpool.nn.pooling.method import Method
-from covpool.nn.reduction import without_outliers
 
 
 class Gap(Method):
     r"""The mean over positions, :math:`\tfrac1n \sum_p x_p`, or :math:`\sum_p w_p x_p` with weights.
 
     What every image network ends with. It has no use for a reduction: make the layer with ``dim=None``.
-
-    Args:
-        channels: C, also the length of the result.
     """
 
     summary: ClassVar[str] = "global average pooling, the first-order baseline"
     order: ClassVar[int] = 1
 
-    def __init__(self, channels: int) -> None:
-        super().__init__(channels)
-        self.out_features = channels
+    @property
+    def out_features(self) -> int:
+        """As many as there are channels."""
+        return self.channels
 
     def forward(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
         """Average x ``(B, C, n)``, with weights ``(B, n)`` or none, in float32 at least."""

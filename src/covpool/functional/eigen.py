@@ -1,0 +1,208 @@
+r"""Functions of positive semi-definite matrices through their eigenvalues, by ``torch.linalg.eigh``.
+
+With :math:`A = U \Lambda U^T`, value and gradient of :math:`f(A) = U f(\Lambda) U^T` are
+
+.. math::
+    f(A), \qquad
+    \frac{\partial l}{\partial A} = U \Big(K \circ U^T \tfrac{G + G^T}{2} U\Big) U^T, \qquad
+    K_{ij} = \frac{f(\lambda_i) - f(\lambda_j)}{\lambda_i - \lambda_j}, \quad K_{ii} = f'(\lambda_i)
+
+(Daleckii and Krein). torch's own gradient goes through that of the eigenvectors, which divides by
+:math:`\lambda_i - \lambda_j` and is infinite where two eigenvalues are equal; the divided differences of
+f are not, and each is computed here without a difference of equal numbers.
+
+Zero eigenvalues: those below :math:`m \epsilon \lambda_{max}`, the rounding of the decomposition, count as
+zero. Where both λ are zero, :math:`K_{ij}` is zero. For a root, whose derivative there is infinite, this is
+right for features: with :math:`A = M M^T`, nothing moves :math:`U_0^T A U_0` to first order, since
+:math:`U_0^T M = 0`. So the gradient of the features is that of the function as long as their rank is kept.
+
+Shapes: matrices ``(B, m, m)``, eigenvalues ``(B, m)``. One product forward and four backward, beside the
+decomposition.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from covpool.functional.arguments import check_positive, check_square
+from covpool.functional.precision import at_least_float32, autocast_off
+
+
+def matrix_power(a: Tensor, power: float = 0.5) -> Tensor:
+    r"""The power of positive semi-definite matrices, :math:`U \Lambda^\alpha U^T`.
+
+    A function of symmetric matrices: its gradient is symmetric. It has no second derivative.
+
+    Args:
+        a: ``(..., m, m)``, positive semi-definite. Zero eigenvalues stay zero.
+        power: α > 0; ½ is the square root.
+
+    Returns:
+        ``(..., m, m)``, in float32 for half-precision input.
+
+    Example:
+        >>> matrix_power(torch.diag(torch.tensor([4.0, 0.0])), 0.5)
+        tensor([[2., 0.],
+                [0., 0.]])
+    """
+    check_positive("power", power)
+    return function_of_matrix(a, Power(power))
+
+
+def matrix_log(a: Tensor, *, eps: float) -> Tensor:
+    r"""The logarithm of a positive semi-definite matrix plus εI, :math:`U \log(\Lambda + \epsilon) U^T`.
+
+    Args:
+        a: ``(..., m, m)``, positive semi-definite. Zero eigenvalues become log ε.
+        eps: ε > 0.
+
+    Example:
+        >>> matrix_log(torch.zeros(2, 2), eps=1.0)
+        tensor([[0., 0.],
+                [0., 0.]])
+    """
+    check_positive("eps", eps)
+    return function_of_matrix(a, LogOfShifted(eps))
+
+
+class Spectrum(NamedTuple):
+    """Eigenvalues ``(B, m)``, ascending, and the eigenvectors in the columns of ``(B, m, m)``."""
+
+    values: Tensor
+    vectors: Tensor
+
+    def assemble(self, values: Tensor) -> Tensor:
+        """The matrix of these eigenvectors with other eigenvalues."""
+        return torch.bmm(self.vectors * values.unsqueeze(-2), self.vectors.mT)
+
+    def hadamard(self, coefficients: Tensor, grad: Tensor) -> Tensor:
+        """``U (K ∘ UᵀGU) Uᵀ`` of a symmetric G."""
+        turned = torch.bmm(torch.bmm(self.vectors.mT, grad), self.vectors)
+        return torch.bmm(torch.bmm(self.vectors, coefficients * turned), self.vectors.mT)
+
+
+def spectrum(a: Tensor) -> Spectrum:
+    """The decomposition of positive semi-definite matrices, with what is rounding of zero set to zero.
+
+    LAPACK raises for the whole batch where one matrix holds NaN or Inf: such a matrix gets NaN for
+    eigenvalues instead, and the others theirs.
+    """
+    sound = a.isfinite().all(-1).all(-1)[:, None]
+    values, vectors = torch.linalg.eigh(torch.where(sound.unsqueeze(-1), a, 0.0))
+    largest = values[:, -1:]
+    values = values.masked_fill(values <= rank_tolerance(a) * largest, 0.0)
+    return Spectrum(values.masked_fill(~sound, torch.nan), vectors)
+
+
+def rank_tolerance(a: Tensor) -> float:
+    """Below this part of the largest, an eigenvalue is rounding."""
+    return a.shape[-1] * torch.finfo(a.dtype).eps
+
+
+class ScalarFunction:
+    """A function of eigenvalues and its divided differences."""
+
+    def value(self, eigenvalues: Tensor) -> Tensor:
+        """``f(λ)``, ``(B, m)``."""
+        raise NotImplementedError
+
+    def divided_differences(self, eigenvalues: Tensor) -> Tensor:
+        """``K``, ``(B, m, m)``, zero where both eigenvalues are zero and f has no derivative there."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Power(ScalarFunction):
+    """``λ^α``, zero at zero."""
+
+    power: float
+
+    def value(self, eigenvalues: Tensor) -> Tensor:
+        """Each to its power."""
+        return eigenvalues.sqrt() if self.power == 0.5 else eigenvalues.pow(self.power)
+
+    def divided_differences(self, eigenvalues: Tensor) -> Tensor:
+        """By the larger of each pair: ``λ_i^(α−1) (1 − r^α)/(1 − r)`` with ``r = λ_j/λ_i``."""
+        if self.power == 0.5:
+            roots = eigenvalues.sqrt()
+            return reciprocal_of_sums(roots)
+        larger, gap = _pairs(eigenvalues)
+        quotient = -torch.expm1(self.power * torch.log1p(-gap)) / gap
+        quotient = torch.where(gap == 0, self.power, quotient)
+        return torch.where(larger == 0, 0.0, larger.pow(self.power - 1) * quotient)
+
+
+@dataclass(frozen=True)
+class LogOfShifted(ScalarFunction):
+    """``log(λ + ε)``."""
+
+    eps: float
+
+    def value(self, eigenvalues: Tensor) -> Tensor:
+        """Of each."""
+        return (eigenvalues + self.eps).log()
+
+    def divided_differences(self, eigenvalues: Tensor) -> Tensor:
+        """By the larger of each pair: ``−log(1 − g)/(g λ_i)`` with ``g = 1 − λ_j/λ_i``."""
+        larger, gap = _pairs(eigenvalues + self.eps)
+        return torch.where(gap == 0, 1.0, -torch.log1p(-gap) / gap) / larger
+
+
+def reciprocal_of_sums(roots: Tensor) -> Tensor:
+    """``1/(s_i + s_j)``, and zero where both are zero: the divided differences of a root."""
+    sums = roots.unsqueeze(-1) + roots.unsqueeze(-2)
+    return sums.masked_fill(sums == 0, torch.inf).reciprocal()
+
+
+def _pairs(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Of each pair the larger, and ``1 − smaller/larger``, whose difference is exact for near ones."""
+    rows, columns = values.unsqueeze(-1), values.unsqueeze(-2)
+    larger = torch.maximum(rows, columns)
+    return larger, (rows - columns).abs() / torch.where(larger == 0, 1.0, larger)
+
+
+def function_of_matrix(a: Tensor, function: ScalarFunction) -> Tensor:
+    """``f(A)`` of positive semi-definite ``(..., m, m)``."""
+    check_square("a", a)
+    with autocast_off(a):
+        a_Bmm = at_least_float32(a).reshape(-1, *a.shape[-2:])
+        value_Bmm: Tensor = _FunctionOfMatrix.apply(a_Bmm, function)[0]  # type: ignore[no-untyped-call]
+        return value_Bmm.reshape(a.shape)
+
+
+class _FunctionOfMatrix(Function):
+    """The spectrum rides along as an output that carries no gradient, so that it can be saved."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(a: Tensor, function: ScalarFunction) -> tuple[Tensor, Tensor, Tensor]:
+        with autocast_off(a):
+            of_a = spectrum(a)
+            return of_a.assemble(function.value(of_a.values)), *of_a
+
+    @staticmethod
+    def setup_context(
+        ctx: Any, inputs: tuple[Tensor, ScalarFunction], output: tuple[Tensor, Tensor, Tensor]
+    ) -> None:
+        ctx.function = inputs[1]
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*output[1:])
+
+    @staticmethod
+    @once_differentiable  # what is saved carries no derivative: a second one would be wrong without an error
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, None]:
+        of_a = Spectrum(*ctx.saved_tensors)
+        grad = grads[0]
+        if grad is None:
+            return None, None
+        with autocast_off(grad):
+            coefficients = ctx.function.divided_differences(of_a.values)
+            return of_a.hadamard(coefficients, (grad + grad.mT) * 0.5), None

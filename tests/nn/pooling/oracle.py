@@ -1,0 +1,40 @@
+"""What every method is compared with: numpy and scipy in float64, and finite differences."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from covpool.nn.pooling import METHODS
+
+Array = NDArray[np.float64]
+
+
+def covariance(x: Tensor) -> list[Array]:
+    """By numpy's own function, image by image."""
+    return [np.cov(image.numpy(), bias=True) for image in x]
+
+
+def second_moment(x: Tensor) -> list[Array]:
+    """By a sum over positions."""
+    return [np.einsum("cp,dp->cd", image, image) / image.shape[1] for image in x.numpy()]
+
+
+def upper(matrix: Array) -> Array:
+    """The upper triangle row by row."""
+    return np.asarray(matrix)[np.triu_indices(len(matrix))]
+
+
+def pooled(method: str, x: Tensor, **options: Any) -> Array:
+    """The method's vector of features ``(B, C, n)``."""
+    return METHODS[method](x.shape[1], **options).to(x.dtype)(x).detach().numpy()
+
+
+def check_gradient(method: str, x: Tensor, **options: Any) -> None:
+    """The gradient with respect to the features is that of finite differences."""
+    pool = METHODS[method](x.shape[1], **options).to(x.dtype)
+    assert torch.autograd.gradcheck(pool, x.clone().requires_grad_())

@@ -1,0 +1,24 @@
+"""MPN-COV against scipy's fractional powers and against finite differences."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.linalg
+
+from tests.nn.pooling.inputs import SPECTRA, full_rank
+from tests.nn.pooling.oracle import check_gradient, covariance, pooled, upper
+
+
+@pytest.mark.parametrize("power", [0.25, 0.5, 0.8, 1.0])
+def test_is_the_power_of_the_covariance(power: float) -> None:
+    x = full_rank()
+    expected = [upper(scipy.linalg.fractional_matrix_power(sigma, power)) for sigma in covariance(x)]
+    np.testing.assert_allclose(pooled("mpn_cov", x, power=power), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("spectrum", SPECTRA)
+@pytest.mark.parametrize("power", [0.3, 0.5, 1.0])
+@pytest.mark.parametrize("post_normalization", ["none", "spectral", "frobenius"])
+def test_gradient(spectrum: str, power: float, post_normalization: str) -> None:
+    check_gradient("mpn_cov", SPECTRA[spectrum](), power=power, post_normalization=post_normalization)
