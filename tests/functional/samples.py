@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,3 +15,9 @@ def features(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
 def positive_weights(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
     """Weights well away from zero."""
     return torch.rand(shape, dtype=dtype) + 0.1
+
+
+def definite(*eigenvalues: float, dtype: torch.dtype = torch.float64) -> Tensor:
+    """A matrix of these eigenvalues in a basis of no axis."""
+    basis, _ = np.linalg.qr(np.random.default_rng(1).standard_normal((len(eigenvalues),) * 2))
+    return torch.from_numpy(basis * np.array(eigenvalues) @ basis.T).to(dtype)[None]

@@ -1,13 +1,14 @@
-"""What the hand-written derivatives share: when to rebuild what was saved, when to reuse memory."""
+"""What the hand-written derivatives share: when to rebuild what was saved or refuse, when to reuse memory."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import repeat
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
+from torch.autograd import Function, forward_ad
 
 
 def needs_graph(*tensors: Tensor) -> bool:
@@ -17,6 +18,40 @@ def needs_graph(*tensors: Tensor) -> bool:
     that are wrong without an error, so they must be computed anew from tensors that do carry one.
     """
     return torch.is_grad_enabled() or any(map(_is_dual, tensors))
+
+
+def once_differentiable(gradient: Tensor, *sources: Tensor) -> Tensor:
+    """A gradient made of tensors that carry no derivative; differentiating it again raises.
+
+    torch's decorator of this name looks at the upstream gradient alone, and where that is a constant lets
+    a second derivative pass with this part of it missing.
+
+    Args:
+        gradient: what a backward is about to return.
+        sources: tensors that do carry a derivative, and that it depends on.
+    """
+    if not needs_graph(gradient, *sources):
+        return gradient
+    refused: Tensor = _Refusal.apply(gradient, *sources)  # type: ignore[no-untyped-call]
+    return refused
+
+
+class _Refusal(Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(gradient: Tensor, *sources: Tensor) -> Tensor:
+        return gradient.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> NoReturn:
+        raise RuntimeError(
+            "this pooling method can be differentiated once; matrix_sqrt and isqrt_cov can be twice"
+        )
 
 
 def may_overwrite(*tensors: Tensor) -> bool:

@@ -28,16 +28,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from covpool.functional.arguments import check_positive, check_square
+from covpool.functional.differentiable import once_differentiable
 from covpool.functional.precision import at_least_float32, autocast_off
 
 
 def matrix_power(a: Tensor, power: float = 0.5) -> Tensor:
     r"""The power of positive semi-definite matrices, :math:`U \Lambda^\alpha U^T`.
 
-    A function of symmetric matrices: its gradient is symmetric. It has no second derivative.
+    A function of symmetric matrices: its gradient is symmetric. It can be differentiated once.
 
     Args:
         a: ``(..., m, m)``, positive semi-definite. Zero eigenvalues stay zero.
@@ -180,7 +180,11 @@ def function_of_matrix(a: Tensor, function: ScalarFunction) -> Tensor:
     check_square("a", a)
     with autocast_off(a):
         a_Bmm = at_least_float32(a).reshape(-1, *a.shape[-2:])
-        value_Bmm: Tensor = _FunctionOfMatrix.apply(a_Bmm, function)[0]  # type: ignore[no-untyped-call]
+        # What ties the gradient to A, to refuse a second one, without keeping A in memory.
+        anchor = a_Bmm[:, 0, 0].clone()
+        value_Bmm: Tensor = _FunctionOfMatrix.apply(  # type: ignore[no-untyped-call]
+            a_Bmm, anchor, function
+        )[0]
         return value_Bmm.reshape(a.shape)
 
 
@@ -190,27 +194,27 @@ class _FunctionOfMatrix(Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(a: Tensor, function: ScalarFunction) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(a: Tensor, anchor: Tensor, function: ScalarFunction) -> tuple[Tensor, Tensor, Tensor]:
         with autocast_off(a):
             of_a = spectrum(a)
             return of_a.assemble(function.value(of_a.values)), *of_a
 
     @staticmethod
     def setup_context(
-        ctx: Any, inputs: tuple[Tensor, ScalarFunction], output: tuple[Tensor, Tensor, Tensor]
+        ctx: Any, inputs: tuple[Tensor, Tensor, ScalarFunction], output: tuple[Tensor, Tensor, Tensor]
     ) -> None:
-        ctx.function = inputs[1]
+        _, anchor, ctx.function = inputs
         ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*output[1:])
+        ctx.save_for_backward(anchor, *output[1:])
 
     @staticmethod
-    @once_differentiable  # what is saved carries no derivative: a second one would be wrong without an error
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, None]:
-        of_a = Spectrum(*ctx.saved_tensors)
-        grad = grads[0]
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, None, None]:
+        anchor, *saved = ctx.saved_tensors
+        of_a, grad = Spectrum(*saved), grads[0]
         if grad is None:
-            return None, None
+            return None, None, None
         with autocast_off(grad):
             coefficients = ctx.function.divided_differences(of_a.values)
-            return of_a.hadamard(coefficients, (grad + grad.mT) * 0.5), None
+            gradient = of_a.hadamard(coefficients, (grad + grad.mT) * 0.5)
+        return once_differentiable(gradient, anchor, grad), None, None

@@ -14,13 +14,15 @@ It does not matter how Y was computed; where Y is an approximation, so is X. Two
 
   .. math::
       B \leftarrow \tfrac12 B (3I - B^2), \qquad
-      C \leftarrow \tfrac12 \big(C (3I - B^2) - B^2 C + B C B\big), \qquad X = \tfrac12 C,
+      C \leftarrow \tfrac12 \big(C (3I - B^2) - B^2 C + B C B\big), \qquad X = C - \tfrac12 B C B,
 
-  five products a step. After few steps, directions with :math:`s \ll \sqrt t` have not converged: their part
-  of X is too small.
+  ``5K + 2`` products. After few steps, directions with :math:`s \ll \sqrt t` have not converged: their part
+  of X is too small. The usual end, :math:`X = \tfrac12 C`, is the same for a regular Y, whose B tends to
+  I; for a singular one, whose B tends to the projector on its range, it halves what is between range and
+  null space.
 
-Zero eigenvalues: between a range and a null direction the equation gives :math:`G_{i0}/s_i`, as it should;
-between two null directions nothing, and X is zero there by eigenvalues and :math:`1.5^K` times G by
+Zero eigenvalues: between a range and a null direction the equation gives :math:`G_{i0}/s_i`, as it should.
+Between two null directions it gives nothing: X is zero there by eigenvalues, and :math:`1.5^K G` by
 iteration, which the features never see (:mod:`covpool.functional.eigen` says why).
 
 Shapes: matrices ``(B, m, m)``.
@@ -55,7 +57,7 @@ def solve_by_iteration(root: Tensor, grad: Tensor, steps: int) -> Tensor:
     for k in range(steps):
         half = 1.5 * c - torch.bmm(c, b_squared)
         c = 0.5 * (half + half.mT + torch.bmm(torch.bmm(b, c), b))
+        b = 1.5 * b - 0.5 * torch.bmm(b, b_squared)
         if k < steps - 1:
-            b = 1.5 * b - 0.5 * torch.bmm(b, b_squared)
             b_squared = torch.bmm(b, b)
-    return c * (0.5 * unit)
+    return (c - 0.5 * torch.bmm(torch.bmm(b, c), b)) * unit

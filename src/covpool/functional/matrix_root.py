@@ -10,9 +10,9 @@ from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from covpool.functional.arguments import check_square
+from covpool.functional.differentiable import once_differentiable
 from covpool.functional.eigen import matrix_power, reciprocal_of_sums, spectrum
 from covpool.functional.lyapunov import solve_by_eigenvalues, solve_by_iteration
 from covpool.functional.newton_schulz import newton_schulz
@@ -43,7 +43,7 @@ class RootOptions(NamedTuple):
 
 
 def matrix_root(a: Tensor, options: RootOptions) -> Tensor:
-    """The root of positive semi-definite ``(..., m, m)``; zero for zero. It has no second derivative."""
+    """The root of positive semi-definite ``(..., m, m)``; zero for zero. It can be differentiated once."""
     check_square("a", a)
     if options.forward == "svd" and options.backward != "lyapunov_iteration":
         # The eigenvalues of the value serve the gradient too, and give both equations the same solution.
@@ -93,9 +93,10 @@ class _MatrixRoot(Function):
         ctx.save_for_backward(a, output)
 
     @staticmethod
-    @once_differentiable  # the gradient is not that of the computed value, so its own would mean nothing
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         a, root = ctx.saved_tensors
         grad = (grads[0] + grads[0].mT) * 0.5
         with autocast_off(a):
-            return _gradient(a, root, grad, ctx.options), None
+            gradient = _gradient(a, root, grad, ctx.options)
+        # It is not the gradient of the computed value, so its own would mean nothing.
+        return once_differentiable(gradient, a, grad), None

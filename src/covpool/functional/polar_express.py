@@ -94,9 +94,9 @@ def _coupled(a: Tensor, polynomials: tuple[OddQuintic, ...]) -> Tensor:
     identity = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
     for k, (first, third, fifth) in enumerate(polynomials):
         w = first * identity + third * p + fifth * torch.bmm(p, p)
-        pw = torch.bmm(p, w)
-        g = torch.bmm(g, w) if k else pw  # G and P begin as the same matrix
+        g, old = torch.bmm(g, w), g
         if k < len(polynomials) - 1:
+            pw = g if p is old else torch.bmm(p, w)  # G and P begin as the same matrix
             p = torch.bmm(w, pw)
     return g
 

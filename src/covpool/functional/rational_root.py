@@ -10,8 +10,9 @@ For :math:`A` with eigenvalues :math:`\lambda = s^2` in [0, 1]:
       \sqrt\lambda \approx s\,\frac{(1+s)^N - (1-s)^N}{(1+s)^N + (1-s)^N}
                    = \lambda\,\frac{\sum_j \binom{N}{2j+1} \lambda^j}{\sum_j \binom{N}{2j} \lambda^j},
 
-  a quotient of two polynomials of degree N/2 with positive coefficients, so that the lower one is positive
-  definite and the quotient takes one Cholesky factorisation; N/2 products.
+  λ times the Padé approximant of :math:`(1-z)^{-1/2}` of degrees N/2 - 1 and N/2. Its coefficients are
+  positive, so that the lower polynomial is positive definite and the quotient takes one Cholesky
+  factorisation; N/2 - 1 products.
 
 Both vanish at zero. The form usually printed, for :math:`(1-z)^{1/2}` itself, does not: its [5/5] quotient is
 1/11 at λ = 0, and a covariance of fewer positions than channels, which is full of zero eigenvalues, comes out
@@ -22,6 +23,7 @@ Shapes: ``(B, m, m)``.
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -54,6 +56,7 @@ def pade_root(a: Tensor, degree: int) -> Tensor:
     return (root + root.mT) * 0.5
 
 
+@functools.cache
 def _coefficient(k: int) -> float:
     """Of ``z^k`` in ``(1 − z)^(−½)``."""
     return float(math.comb(2 * k, k) / 4**k)

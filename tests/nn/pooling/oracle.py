@@ -24,6 +24,15 @@ def second_moment(x: Tensor) -> list[Array]:
     return [np.einsum("cp,dp->cd", image, image) / image.shape[1] for image in x.numpy()]
 
 
+def root_of_covariance(x: Tensor) -> list[Array]:
+    """By the singular values of the centred features, which no zero among them disturbs."""
+    roots = []
+    for image in x.numpy():
+        vectors, values, _ = np.linalg.svd(image - image.mean(1, keepdims=True), full_matrices=False)
+        roots.append((vectors * values) @ vectors.T / np.sqrt(image.shape[1]))
+    return roots
+
+
 def upper(matrix: Array) -> Array:
     """The upper triangle row by row."""
     return np.asarray(matrix)[np.triu_indices(len(matrix))]

@@ -13,6 +13,7 @@ from covpool.functional.centring import centre
 from covpool.functional.covariance import as_batch
 from covpool.functional.precision import autocast_off
 from covpool.functional.triu import triu_vec
+from covpool.functional.weighting import without_outliers
 from covpool.nn.pooling.method import Method
 
 
@@ -67,7 +68,10 @@ def cholesky_factor(x: Tensor, weights: Tensor | None, eps: float) -> Tensor:
     if weights is not None:
         check_weights(weights, x)
     with autocast_off(x):
-        m_BCn, s = centre(*as_batch(x, weights))
+        x_BCn, weights_Bn = as_batch(x, weights)
+        if weights_Bn is not None:  # the logarithm of a small pivot would show even the trace of an outlier
+            x_BCn = without_outliers(x_BCn, weights_Bn)
+        m_BCn, s = centre(x_BCn, weights_Bn)
         ridge_CC = torch.eye(m_BCn.shape[1], dtype=m_BCn.dtype, device=m_BCn.device) * eps**0.5
         tall = torch.cat([(m_BCn * s).mT, ridge_CC.expand(m_BCn.shape[0], -1, -1)], dim=1)
         _, upper = torch.linalg.qr(tall)

@@ -53,7 +53,7 @@ class ImprovedBcnn(Method):
     T.-Y. Lin, S. Maji, "Improved Bilinear Pooling with CNNs", BMVC 2017, the four ways of the iSQRT-COV
     paper's Table 2 and the iterative solution. As a vector of d(d+1)/2 numbers. Cost, beside the second
     moment: forward one eigendecomposition and a product, or ``3K - 3`` products; backward one decomposition
-    (none after a forward by SVD) and four products, or ``5K - 1``. Zero eigenvalues stay zero. The gradient
+    (none after a forward by SVD) and four products, or ``5K + 2``. Zero eigenvalues stay zero. The gradient
     is that of the exact root: after Newton-Schulz it is an approximation, the better the more steps.
     """
 

@@ -1,0 +1,121 @@
+"""Methods whose gradient is an approximation by nature: what it is then, and where it is exact."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.linalg
+import torch
+from torch import Tensor
+
+from covpool.nn.pooling import METHODS
+from tests.nn.pooling.inputs import C, full_rank, rank_deficient, repeated
+from tests.nn.pooling.oracle import Array, check_gradient, covariance, pooled, root_of_covariance, upper
+
+
+def upstream() -> Array:
+    """A symmetric gradient of the root, one for every test."""
+    g = np.random.default_rng(3).standard_normal((C, C))
+    return g + g.T
+
+
+def gradient(method: str, x: Tensor, **options: object) -> Array:
+    """Of ``⟨G, root⟩`` with respect to the features of one image."""
+    leaf = x.clone().requires_grad_()
+    vector = METHODS[method](C, **options)(leaf)
+    g = upstream()
+    doubled = torch.from_numpy(upper(2 * g - np.diag(np.diag(g))))  # the triangle holds each pair once
+    return torch.autograd.grad(vector, leaf, doubled[None])[0][0].numpy()
+
+
+def of_features(of_sigma: Array, x: Tensor) -> Array:
+    """From the gradient of Σ to that of the features."""
+    centred = x[0].numpy() - x[0].numpy().mean(1, keepdims=True)
+    return 2 * of_sigma @ centred / x.shape[2]
+
+
+@pytest.mark.parametrize("method", ["svd_taylor", "svd_pade"])
+def test_the_value_is_the_exact_root(method: str) -> None:
+    x = full_rank()
+    expected = [upper(scipy.linalg.sqrtm(sigma)) for sigma in covariance(x)]
+    np.testing.assert_allclose(pooled(method, x), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("features", [full_rank, rank_deficient])
+@pytest.mark.parametrize(
+    ("method", "options"), [("svd_taylor", {"degree": 1000}), ("svd_pade", {"limit": 1e6})]
+)
+def test_exact_where_eigenvalues_are_apart(method: str, options: dict, features: object) -> None:
+    check_gradient(method, features(), **options)
+
+
+@pytest.mark.parametrize("method", ["svd_taylor", "svd_pade", "mpa_lya", "mtp_lya"])
+def test_no_gradient_of_differences_in_general(method: str) -> None:
+    """The claim that it is approximate is not idle."""
+    with pytest.raises(RuntimeError, match="Jacobian mismatch"):
+        check_gradient(method, repeated())
+
+
+@pytest.mark.parametrize("method", ["svd_taylor", "svd_pade"])
+@pytest.mark.parametrize("closeness", [0.0, 0.999])
+def test_gradient_of_the_decomposition(method: str, closeness: float) -> None:
+    """By the derivatives of eigenvectors and eigenvalues, as the authors write them, with numpy.
+
+    Of eigenvalues apart and of some that differ by a thousandth. Where they are equal, it depends on which
+    eigenvectors the library happens to choose.
+    """
+    x = (1 - closeness) * full_rank(1) + closeness * repeated(1)
+    values, vectors = np.linalg.eigh(covariance(x)[0])
+    k = np.zeros((C, C))
+    for i in range(C):
+        for j in range(C):
+            if i == j:
+                continue
+            larger, smaller = max(values[i], values[j]), min(values[i], values[j])
+            ratio = smaller / larger
+            if method == "svd_taylor":
+                series = sum(ratio**power for power in range(101))
+            else:
+                series = min(1 / max(1 - ratio, 1e-300), 1e4)
+            k[i, j] = series / larger * (1 if values[i] > values[j] else -1)
+    g = upstream()
+    of_vectors = 2 * g @ vectors * np.sqrt(values)
+    of_values = np.diag(vectors.T @ g @ vectors) / (2 * np.sqrt(values))
+    inner = k.T * (vectors.T @ of_vectors)
+    of_sigma = vectors @ ((inner + inner.T) / 2 + np.diag(of_values)) @ vectors.T
+    np.testing.assert_allclose(gradient(method, x), of_features(of_sigma, x), atol=1e-9)
+
+
+@pytest.mark.parametrize("method", ["mpa_lya", "mtp_lya"])
+def test_gradient_solves_lyapunov_at_the_approximate_root(method: str) -> None:
+    x = full_rank(1)
+    triangle = torch.from_numpy(pooled(method, x))
+    row, column = np.triu_indices(C)
+    root = np.zeros((C, C))
+    root[row, column] = root[column, row] = triangle[0]
+    of_sigma = scipy.linalg.solve_continuous_lyapunov(root, upstream())
+    np.testing.assert_allclose(gradient(method, x, backward_steps=20), of_features(of_sigma, x), atol=1e-8)
+
+
+def simplex() -> Tensor:
+    """Five positions in six channels all as far apart: four eigenvalues are equal, two are zero."""
+    turned, _ = np.linalg.qr(np.random.default_rng(4).standard_normal((C, C)))
+    return torch.from_numpy(turned[:, :5] @ np.eye(5))[None]
+
+
+@pytest.mark.parametrize(("method", "degree"), [("mpa_lya", 16), ("mtp_lya", 200)])
+@pytest.mark.parametrize("features", [lambda: full_rank(2, 60), repeated, simplex])
+def test_of_high_degree_both_are_exact(method: str, degree: int, features: object) -> None:
+    """On fewer positions than channels too, which the usual quotient gets 30 % wrong."""
+    x = features()
+    expected = [upper(root) for root in root_of_covariance(x)]
+    np.testing.assert_allclose(pooled(method, x, degree=degree), expected, atol=1e-6)
+    check_gradient(method, x, degree=degree, backward_steps=16)
+
+
+def test_pade_at_the_papers_size_is_near_the_root() -> None:
+    """d=256 on 14×14: with zeros kept at zero, a few hundredths off where it was thirty."""
+    x = torch.randn(1, 256, 196, generator=torch.Generator().manual_seed(0)).relu()
+    exact = METHODS["mpn_cov"](256)(x)
+    found = METHODS["mpa_lya"](256)(x)
+    assert (found - exact).norm() / exact.norm() < 0.2

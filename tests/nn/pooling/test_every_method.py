@@ -1,0 +1,245 @@
+"""What holds for every method, whatever it computes: shapes, dtypes, masks, broken and degenerate input."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from covpool.nn import CovPool
+from covpool.nn.pooling import METHODS, Method
+from tests.functional.degenerate import KINDS
+from tests.functional.tolerances import assert_close
+
+B, C = 3, 6
+
+every_method = pytest.mark.parametrize("name", METHODS)
+
+
+def make(name: str, channels: int = C, **options: object) -> Method:
+    """The method as it is at evaluation: where there is chance in training, it is not the matter here."""
+    torch.manual_seed(0)
+    return METHODS[name](channels, **options).eval()
+
+
+def upstream(y: Tensor) -> Tensor:
+    return torch.sin(torch.arange(y.numel(), dtype=y.dtype)).reshape(y.shape)
+
+
+def value_and_gradient(
+    pool: Callable[..., Tensor], x: Tensor, weights: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    leaf = x.detach().clone().requires_grad_()
+    y = pool(leaf, weights)
+    return y.detach(), torch.autograd.grad(y, leaf, upstream(y))[0]
+
+
+@every_method
+def test_length_of_the_vector(name: str) -> None:
+    for channels in (1, 2, C):
+        pool = make(name, channels)
+        assert pool(torch.randn(B, channels, 7)).shape == (B, pool.out_features)
+
+
+@every_method
+@pytest.mark.parametrize("dim", [None, 4])
+def test_maps_and_tokens_are_the_same_features(name: str, dim: int | None) -> None:
+    torch.manual_seed(0)
+    pool = CovPool(C, name, dim=dim, reduction="linear").eval()
+    x = torch.randn(B, C, 4, 5)
+    expected = pool(x)
+    assert expected.shape == (B, pool.out_features)
+    assert_close(pool(x.flatten(2).mT), expected)
+
+
+@every_method
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_half_precision_is_computed_in_float32(name: str, dtype: torch.dtype) -> None:
+    x = torch.randn(B, C, 9).to(dtype)
+    pool = make(name)
+    if dtype == torch.float64:
+        pool = pool.double()
+    y, grad = value_and_gradient(pool, x)
+    wide = torch.promote_types(dtype, torch.float32)
+    assert y.dtype == wide
+    assert grad.dtype == dtype
+    assert_close(y, pool(x.to(wide)).detach())
+
+
+@every_method
+def test_autocast_has_no_say(name: str) -> None:
+    pool, x = make(name), torch.randn(B, C, 9)
+    leaf = x.clone().requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        y = pool(leaf)
+    assert y.dtype == torch.float32
+    expected, expected_grad = value_and_gradient(pool, x)
+    assert torch.equal(y, expected)
+    assert torch.equal(torch.autograd.grad(y, leaf, upstream(y))[0], expected_grad)
+
+
+@every_method
+def test_the_layer_in_bfloat16(name: str) -> None:
+    pool = CovPool(C, name, dim=4).to(torch.bfloat16)
+    y = pool(torch.randn(B, C, 3, 5).bfloat16())
+    (y * upstream(y)).sum().backward()
+    assert y.dtype == torch.float32
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in pool.parameters())
+
+
+@every_method
+def test_equal_weights_are_no_weights(name: str) -> None:
+    pool, x = make(name).double(), torch.randn(B, C, 9, dtype=torch.float64)
+    for weights in (torch.full((B, 9), 0.3, dtype=torch.float64), torch.ones(B, 9, dtype=torch.bool)):
+        for one, other in zip(value_and_gradient(pool, x, weights), value_and_gradient(pool, x), strict=True):
+            assert_close(one, other, relative=1e-9)
+
+
+@every_method
+def test_whole_weights_are_positions_repeated(name: str) -> None:
+    pool, x = make(name).double(), torch.randn(B, C, 8, dtype=torch.float64)
+    times = torch.tensor([1, 2, 3, 1, 1, 2, 1, 1])
+    weighted = pool(x, times.double().expand(B, -1))
+    assert_close(weighted, pool(x.repeat_interleave(times, dim=2)), relative=1e-9)
+
+
+@every_method
+@pytest.mark.parametrize("weights_dtype", [torch.bool, torch.float32])
+@pytest.mark.parametrize("hidden", [torch.nan, torch.inf, 1e38])
+def test_masked_positions_may_hold_anything(name: str, weights_dtype: torch.dtype, hidden: float) -> None:
+    pool, x = make(name), torch.randn(2, C, 9)
+    weights = torch.ones(2, 9).bool()
+    weights[0, 7:], weights[1, ::4] = False, False
+    dirty = x.masked_fill(~weights.unsqueeze(1), hidden)
+    y, grad = value_and_gradient(pool, dirty, weights.to(weights_dtype))
+    for i in range(2):
+        alone, grad_alone = value_and_gradient(lambda leaf, _: pool(leaf), x[i : i + 1, :, weights[i]])
+        assert_close(y[i : i + 1], alone, relative=1e-4)
+        assert grad[i, :, ~weights[i]].eq(0).all()
+        assert grad[i].isfinite().all()
+        assert grad_alone.shape[-1] == int(weights[i].sum())
+
+
+@every_method
+def test_everything_masked_is_finite(name: str) -> None:
+    weights = torch.ones(2, 5)
+    weights[0] = 0.0
+    y, grad = value_and_gradient(make(name), torch.randn(2, C, 5), weights)
+    assert y.isfinite().all()
+    assert grad.isfinite().all()
+    assert grad[0].eq(0).all()
+
+
+@every_method
+@pytest.mark.parametrize("exponent", [-12, -6, 0, 6, 12])
+@pytest.mark.parametrize("kind", KINDS)
+def test_degenerate_features(name: str, kind: Callable[..., Tensor], exponent: int) -> None:
+    """Constant, duplicated, spiky, of any scale, on more and on fewer positions than channels, and on one."""
+    pool = make(name)
+    for positions in (9, 4, 1):
+        x = (kind(2, C, positions, torch.Generator().manual_seed(3)) * 10.0**exponent).float()
+        mask = torch.ones(2, positions).bool()
+        mask[0, 1::2] = False
+        for weights in (None, mask):
+            y, grad = value_and_gradient(pool, x, weights)
+            assert y.isfinite().all()
+            assert grad.isfinite().all()
+
+
+@every_method
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf])
+def test_a_broken_image_breaks_no_other(name: str, poison: float) -> None:
+    pool, x = make(name), torch.randn(3, C, 9)
+    broken = x.clone()
+    broken[1, 2, 3] = poison
+    for clean, dirty in zip(value_and_gradient(pool, x), value_and_gradient(pool, broken), strict=True):
+        assert_close(dirty[::2], clean[::2])
+    assert not pool(broken)[1].isfinite().all(), "a broken image must not look like a sound one"
+
+
+@every_method
+def test_no_images(name: str) -> None:
+    y, grad = value_and_gradient(make(name), torch.zeros(0, C, 5))
+    assert y.shape == (0, make(name).out_features)
+    assert grad.shape == (0, C, 5)
+
+
+@every_method
+def test_shapes_on_the_meta_device(name: str) -> None:
+    with torch.device("meta"):
+        pool = CovPool(C, name, dim=None)
+        assert pool(torch.empty(2, C, 3, 3)).shape == (2, pool.out_features)
+
+
+@every_method
+def test_copies_and_files(name: str) -> None:
+    pool, x = CovPool(C, name, dim=4), torch.randn(B, C, 3, 5)
+    pool(x)
+    file = io.BytesIO()
+    torch.save(pool.state_dict(), file)
+    file.seek(0)
+    torch.manual_seed(7)
+    other = CovPool(C, name, dim=4)
+    other.load_state_dict(torch.load(file, weights_only=True))
+    expected = pool.eval()(x)
+    assert torch.equal(other.eval()(x), expected)
+    assert torch.equal(copy.deepcopy(pool)(x), expected)
+
+
+@every_method
+def test_reset_parameters_reaches_every_parameter(name: str) -> None:
+    pool = METHODS[name](C)
+    for parameter in pool.parameters():
+        nn.init.constant_(parameter, 77.0)
+    pool.reset_parameters()
+    assert all((parameter != 77.0).any() for parameter in pool.parameters())
+
+
+@every_method
+def test_every_parameter_learns(name: str) -> None:
+    """DistributedDataParallel waits for a gradient of each."""
+    torch.manual_seed(0)
+    pool = CovPool(C, name, dim=4).train()
+    y = pool(torch.randn(B, C, 3, 5))
+    (y * upstream(y)).sum().backward()
+    assert all(p.grad is not None for p in pool.parameters())
+
+
+@every_method
+def test_repr_tells_every_option(name: str) -> None:
+    text = repr(CovPool(C, name, dim=None))
+    for option in METHODS[name].option_names():
+        assert f"{option}=" in text
+    assert f"out_features={make(name).out_features}" in text
+
+
+@every_method
+def test_the_documentation_says_what_must_be_known(name: str) -> None:
+    """The paper (but for the baselines), the cost, and what becomes of zero eigenvalues."""
+    text = " ".join((METHODS[name].__doc__ or "").split())
+    if METHODS[name].order == 1:
+        return
+    assert "Cost" in text
+    assert "eigenvalues" in text
+    assert name == "cov" or any(str(year) in text for year in range(2015, 2026))
+
+
+@every_method
+def test_a_second_derivative_is_right_or_refused(name: str) -> None:
+    x = torch.randn(1, 3, 7, dtype=torch.float64, requires_grad=True)
+    pool = make(name, 3).double()
+    try:
+        assert torch.autograd.gradgradcheck(pool, x)
+    except RuntimeError as error:
+        if "can be differentiated once" not in str(error):
+            raise
+
+
+@every_method
+def test_unknown_options_are_refused(name: str) -> None:
+    with pytest.raises(TypeError, match=f"^stepps is not an option of method '{name}'; its options are: "):
+        CovPool(C, name, dim=None, stepps=3)
