@@ -5,6 +5,7 @@ line to ``METHODS``.
 """
 
 from covpool.nn.pooling.bcnn import Bcnn
+from covpool.nn.pooling.cbp import Cbp
 from covpool.nn.pooling.cov import Cov
 from covpool.nn.pooling.gap import Gap
 from covpool.nn.pooling.isqrt_cov import IsqrtCov
@@ -17,6 +18,7 @@ METHODS: dict[str, type[Method]] = {
     "isqrt_cov": IsqrtCov,
     "mpn_cov": MpnCov,
     "bcnn": Bcnn,
+    "cbp": Cbp,
 }
 
 __all__ = ["METHODS", "Method"]
