@@ -7,9 +7,11 @@ line to ``METHODS``.
 from covpool.nn.pooling.bcnn import Bcnn
 from covpool.nn.pooling.cbp import Cbp
 from covpool.nn.pooling.cov import Cov
+from covpool.nn.pooling.dropcov import DropCov
 from covpool.nn.pooling.gap import Gap
 from covpool.nn.pooling.isqrt_cov import IsqrtCov
 from covpool.nn.pooling.method import Method
+from covpool.nn.pooling.moment_probing import MomentProbing
 from covpool.nn.pooling.mpn_cov import MpnCov
 
 METHODS: dict[str, type[Method]] = {
@@ -19,6 +21,8 @@ METHODS: dict[str, type[Method]] = {
     "mpn_cov": MpnCov,
     "bcnn": Bcnn,
     "cbp": Cbp,
+    "dropcov": DropCov,
+    "moment_probing": MomentProbing,
 }
 
 __all__ = ["METHODS", "Method"]
