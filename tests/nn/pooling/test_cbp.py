@@ -165,3 +165,8 @@ def test_a_nan_image_disturbs_no_other(projection: str) -> None:
 @projections
 def test_half_precision_gives_float32(projection: str) -> None:
     promises.check_half_precision_gives_float32(partial(make, projection=projection, features=50))
+
+
+@projections
+def test_gradient_of_the_weights(projection: str) -> None:
+    promises.check_gradient_of_the_weights(partial(make, projection=projection, features=50))

@@ -153,7 +153,6 @@ def test_finite_at_every_scale(
     if rate is not None:
         at_rate(monkeypatch, rate)
     promises.check_finite_at_every_scale(make, kind)
-    promises.check_finite_at_every_scale(lambda channels: make(channels).eval(), kind)
 
 
 @promises.poisons
@@ -177,3 +176,7 @@ def test_half_precision_gives_float32() -> None:
 
 def test_copies_are_the_same() -> None:
     promises.check_copies_are_the_same(make, make)
+
+
+def test_gradient_of_the_weights() -> None:
+    promises.check_gradient_of_the_weights(make)

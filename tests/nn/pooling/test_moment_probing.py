@@ -160,3 +160,7 @@ def test_half_precision_gives_float32() -> None:
 
 def test_copies_are_the_same() -> None:
     promises.check_copies_are_the_same(small, small)
+
+
+def test_gradient_of_the_weights() -> None:
+    promises.check_gradient_of_the_weights(small)

@@ -106,7 +106,7 @@ def tensor_sketch(p_BCC: Tensor, bins_2C: Tensor, signs_2C: Tensor, features: in
     bins_CC = (bins_2C[0].unsqueeze(1) + bins_2C[1]) % features
     signs_CC = signs_2C[0].unsqueeze(1) * signs_2C[1]
     signed_BK = (p_BCC * signs_CC).flatten(1)
-    sketch_BD = signed_BK.new_zeros(len(p_BCC), features)
+    sketch_BD = signed_BK.new_zeros(p_BCC.shape[0], features)
     return sketch_BD.scatter_add(1, bins_CC.flatten().expand_as(signed_BK), signed_BK)
 
 
