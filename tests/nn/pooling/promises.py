@@ -30,13 +30,13 @@ def value_and_gradient(pool: Method, x: Tensor, weights: Tensor | None = None) -
 
 
 def check_finite_at_every_scale(make: Make, kind: Callable[..., Tensor]) -> None:
-    generator = torch.Generator().manual_seed(7)
+    generator, pool = torch.Generator().manual_seed(7), make(6)
     for exponent in (-12, -6, 0, 6, 12):
-        for batch, channels, positions in [(2, 6, 9), (2, 6, 4), (1, 6, 1)]:
-            x = (kind(batch, channels, positions, generator) * 10.0**exponent).float()
-            weights = torch.rand(batch, positions, generator=generator)
+        for positions in (9, 4, 1):
+            x = (kind(2, 6, positions, generator) * 10.0**exponent).float()
+            weights = torch.rand(2, positions, generator=generator)
             for w in (None, weights, weights > 0.5, torch.zeros_like(weights)):
-                v, gradient = value_and_gradient(make(channels), x, w)
+                v, gradient = value_and_gradient(pool, x, w)
                 assert v.isfinite().all(), (exponent, positions, w)
                 assert gradient.isfinite().all(), (exponent, positions, w)
 
@@ -55,6 +55,23 @@ def check_hidden_positions_have_no_say(make: Make, poison: float) -> None:
         torch.testing.assert_close(v, expected, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(gradient[:, :, kept], wanted, rtol=1e-3, atol=1e-4)
         assert (gradient[:, :, [1, 4, 5, 6]] == 0).all()
+
+
+def check_gradient_of_the_weights(make: Make) -> None:
+    """Against finite differences; at a weight of zero, against one step to the side where weights are."""
+    torch.manual_seed(0)
+    x, pool = torch.randn(2, 6, 9, dtype=torch.float64), make(6).double().eval()
+    weights = torch.rand(2, 9, dtype=torch.float64) + 0.1
+    assert torch.autograd.gradcheck(lambda w: pool(x, w), weights.clone().requires_grad_())
+    weights[:, 3] = 0.0
+    step = torch.zeros_like(weights)
+    step[:, 3] = 1e-7
+    with torch.no_grad():
+        expected = (pool(x, weights + step) - pool(x, weights)).sum(-1) / 1e-7
+    weights.requires_grad_()
+    pool(x, weights).sum().backward()
+    assert weights.grad is not None
+    torch.testing.assert_close(weights.grad[:, 3], expected, rtol=1e-3, atol=1e-5)
 
 
 def check_a_nan_image_disturbs_no_other(make: Make) -> None:

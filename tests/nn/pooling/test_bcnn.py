@@ -61,3 +61,7 @@ def test_a_nan_image_disturbs_no_other() -> None:
 
 def test_half_precision_gives_float32() -> None:
     promises.check_half_precision_gives_float32(make)
+
+
+def test_gradient_of_the_weights() -> None:
+    promises.check_gradient_of_the_weights(make)

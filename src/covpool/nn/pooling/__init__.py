@@ -5,14 +5,17 @@ line to ``METHODS``.
 """
 
 from covpool.nn.pooling.bcnn import Bcnn
+from covpool.nn.pooling.cbp import Cbp
 from covpool.nn.pooling.cholesky import Cholesky
 from covpool.nn.pooling.cov import Cov
 from covpool.nn.pooling.deep_o2p import DeepO2P
+from covpool.nn.pooling.dropcov import DropCov
 from covpool.nn.pooling.g2denet import G2DeNet
 from covpool.nn.pooling.gap import Gap
 from covpool.nn.pooling.improved_bcnn import ImprovedBcnn
 from covpool.nn.pooling.isqrt_cov import IsqrtCov
 from covpool.nn.pooling.method import Method
+from covpool.nn.pooling.moment_probing import MomentProbing
 from covpool.nn.pooling.mpa_lya import MpaLya
 from covpool.nn.pooling.mpn_cov import MpnCov
 from covpool.nn.pooling.mtp_lya import MtpLya
@@ -30,11 +33,14 @@ METHODS: dict[str, type[Method]] = {
     "improved_bcnn": ImprovedBcnn,
     "deep_o2p": DeepO2P,
     "g2denet": G2DeNet,
+    "cbp": Cbp,
     "mpa_lya": MpaLya,
     "mtp_lya": MtpLya,
     "svd_pade": SvdPade,
     "svd_taylor": SvdTaylor,
     "polar_express": PolarExpress,
+    "dropcov": DropCov,
+    "moment_probing": MomentProbing,
     "power_tmlr": PowerTmlr,
     "cholesky": Cholesky,
 }
