@@ -13,11 +13,12 @@ import torch
 
 from covpool.bench.accuracy import Reference, float64_reference, relative_errors
 from covpool.bench.contenders import CONTENDERS, MEASURES, OURS, Contender, Prepared
+from covpool.bench.figures import rounded, timing_figures
 from covpool.bench.memory import bytes_kept_for_backward
 from covpool.bench.problem import Problem, Size, chosen_sizes
 from covpool.bench.products import recorded_products
 from covpool.bench.results import Results, differences, read_results, results_path, write_results
-from covpool.bench.timing import Schedule, Spread, Timing, time_interleaved
+from covpool.bench.timing import Schedule, time_interleaved
 from covpool.provenance.machine import describe_machine
 from covpool.provenance.source import describe_source, describe_versions
 
@@ -88,7 +89,7 @@ def measure(problem: Problem, contenders: list[Contender], schedule: Schedule) -
             runs, reference=OURS.name, schedule=schedule, seed=problem.seed, device=problem.device
         )
         for name, timing in timings.items():
-            found[name][what] = _timing(timing)
+            found[name][what] = timing_figures(timing)
             log.info(
                 "  %s %s: %.1f ms, %.2f times ours",
                 what,
@@ -166,27 +167,10 @@ def _untimed(contender: Contender, ready: Prepared, problem: Problem, exact: Ref
         kept = bytes_kept_for_backward(ready.pool, problem.features) / problem.size.batch
         if contender.same_iteration:
             error = relative_errors(ready.pool, problem, exact)
-            error = {name: _rounded(value) for name, value in error.items()}
+            error = {name: rounded(value) for name, value in error.items()}
     return {
         "summary": contender.summary,
         "products": products,
         "bytes_kept_per_image": kept,
         "error": error,
     }
-
-
-def _timing(timing: Timing) -> dict[str, Any]:
-    return {
-        "seconds": _spread(timing.seconds),
-        "ratio": _spread(timing.ratio),
-        "rounds": timing.seconds.count,
-        "calls_per_sample": timing.calls_per_sample,
-    }
-
-
-def _spread(spread: Spread) -> dict[str, float]:
-    return {name: _rounded(getattr(spread, name)) for name in ("median", "q1", "q3")}
-
-
-def _rounded(number: float) -> float:
-    return float(f"{number:.5g}")
