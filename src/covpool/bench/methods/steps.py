@@ -98,9 +98,7 @@ def _results(batch: int, rounds: Sequence[Round], pools: Sequence[str]) -> dict[
     """Of one process and of two, with ratios to the reference on as many; and the speed of two over one."""
     found: dict[str, Any] = {"batch": batch}
     for words, count in (("one", 1), ("two", 2)):
-        timings = {
-            pool: timing_of(_name(pool, count), _name(REFERENCE, count), rounds) for pool in pools
-        }
+        timings = {pool: timing_of(_name(pool, count), _name(REFERENCE, count), rounds) for pool in pools}
         found[words] = {pool: timing_figures(timing) for pool, timing in timings.items()}
     found["two_over_one"] = {
         pool: spread_figures(Spread.of(times[_name(pool, 1)] / times[_name(pool, 2)] for times in rounds))
