@@ -4,6 +4,7 @@ To add one: write a subclass of :class:`~covpool.nn.pooling.method.Method` in a 
 line to ``METHODS``.
 """
 
+from covpool.nn.pooling.bcnn import Bcnn
 from covpool.nn.pooling.cov import Cov
 from covpool.nn.pooling.gap import Gap
 from covpool.nn.pooling.isqrt_cov import IsqrtCov
@@ -15,6 +16,7 @@ METHODS: dict[str, type[Method]] = {
     "cov": Cov,
     "isqrt_cov": IsqrtCov,
     "mpn_cov": MpnCov,
+    "bcnn": Bcnn,
 }
 
 __all__ = ["METHODS", "Method"]
