@@ -75,7 +75,11 @@ def process(*command: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_every_verb_has_a_file_and_a_line() -> None:
-    assert VERBS.keys() == OPTIONS.keys() | {"lr-find", "train"}  # whose options have tests of their own
+    assert VERBS.keys() == OPTIONS.keys() | {
+        "bench",
+        "lr-find",
+        "train",
+    }  # whose options have tests of their own
     assert OPTIONS.keys() == FILES.keys()
     assert list(VERBS) == sorted(VERBS)
     assert all(verb.summary and "\n" not in verb.summary for verb in VERBS.values())

@@ -18,7 +18,7 @@ from covpool.bench.memory import bytes_kept_for_backward
 from covpool.bench.problem import Problem, Size, chosen_sizes
 from covpool.bench.products import recorded_products
 from covpool.bench.results import Results, differences, read_results, results_path, write_results
-from covpool.bench.timing import Schedule, time_interleaved
+from covpool.bench.timing import MakeProgress, Schedule, silence, time_interleaved
 from covpool.provenance.machine import describe_machine
 from covpool.provenance.source import describe_source, describe_versions
 
@@ -36,6 +36,7 @@ def run_isqrt_cov(
     device: str = "cpu",
     seed: int = 0,
     resume: bool = False,
+    progress: MakeProgress = silence,
 ) -> Path:
     """Measure, and write the results size by size as they come.
 
@@ -51,6 +52,7 @@ def run_isqrt_cov(
         seed: of the features, the upstream gradient and the order within rounds.
         resume: keep the sizes that an earlier run has finished, if it measured the same code with the
             same arguments; raise if it did not.
+        progress: makes a listener for each part.
 
     Returns:
         The path of the JSON file.
@@ -70,12 +72,14 @@ def run_isqrt_cov(
             continue
         log.info("%s: %d channels, %d positions", size.name, size.channels, size.positions)
         problem = Problem(size, steps=steps, seed=seed, device=device)
-        results["sizes"][size.name] = measure(problem, selected, schedule)
+        results["sizes"][size.name] = measure(problem, selected, schedule, progress)
         write_results(path, results)
     return path
 
 
-def measure(problem: Problem, contenders: list[Contender], schedule: Schedule) -> dict[str, Any]:
+def measure(
+    problem: Problem, contenders: list[Contender], schedule: Schedule, progress: MakeProgress = silence
+) -> dict[str, Any]:
     """Everything about one size."""
     prepared = {contender.name: contender.prepare(problem) for contender in contenders}
     exact = float64_reference(problem)
@@ -85,9 +89,15 @@ def measure(problem: Problem, contenders: list[Contender], schedule: Schedule) -
     }
     for what in MEASURES:
         runs = {name: getattr(ready, what) for name, ready in prepared.items()}
-        timings = time_interleaved(
-            runs, reference=OURS.name, schedule=schedule, seed=problem.seed, device=problem.device
-        )
+        with progress(f"rounds at {problem.size.name}, {what.replace('_', ' ')}") as tell:
+            timings = time_interleaved(
+                runs,
+                reference=OURS.name,
+                schedule=schedule,
+                seed=problem.seed,
+                device=problem.device,
+                tell=tell,
+            )
         for name, timing in timings.items():
             found[name][what] = timing_figures(timing)
             log.info(

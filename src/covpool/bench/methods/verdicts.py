@@ -26,11 +26,11 @@ def verdicts(results: Results) -> list[str]:
 
 
 def _standing(name: str, size: dict[str, Any]) -> list[str]:
-    """Which layers are quicker, level and slower; level where quartiles are on both sides of 1."""
+    """Which other methods are quicker, level and slower; level where quartiles are on both sides of 1."""
     ratios = {
         label: found["value_and_gradient"]["ratio"]
         for label, found in size["entries"].items()
-        if label != REFERENCE
+        if label.partition(" ")[0] != REFERENCE
     }
     ordered = sorted(ratios, key=lambda label: ratios[label]["median"])
     quicker = [label for label in ordered if ratios[label]["q3"] < 1]
