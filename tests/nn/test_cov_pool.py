@@ -17,10 +17,9 @@ from tests.functional.tolerances import assert_close
 B, C, D = 4, 12, 5
 
 
-def test_methods_are_those_of_the_table() -> None:
-    assert list(methods()) == ["gap", "cov", "isqrt_cov", "mpn_cov"]
+def test_every_method_has_a_line() -> None:
     assert methods().keys() == METHODS.keys()
-    assert all(line and "\n" not in line for line in methods().values())
+    assert all(line and "\n" not in line and len(line) <= 100 for line in methods().values())
 
 
 def test_the_answer_of_methods_is_not_the_table() -> None:
@@ -103,10 +102,6 @@ def test_gradients_reach_batchnorm_in_place_of_compensation() -> None:
     ("arguments", "error", "message"),
     [
         ({"method": "isqrtcov"}, ValueError, "got 'isqrtcov': did you mean 'isqrt_cov'"),
-            {"method": "isqrtcov"},
-            ValueError,
-            "^method must be one of .*; got .isqrtcov.: did you mean .isqrt_cov.",
-        ),
         ({"layout": "nchw"}, ValueError, "^layout must be one of 'auto', 'channels_first', 'channels_last'"),
         ({"reduction": "conv"}, ValueError, "^reduction must be one of 'auto', 'convolution', 'linear'"),
         (

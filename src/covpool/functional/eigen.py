@@ -91,12 +91,16 @@ def spectrum(a: Tensor) -> Spectrum:
     """The decomposition of positive semi-definite matrices, with what is rounding of zero set to zero.
 
     LAPACK raises for the whole batch where one matrix holds NaN or Inf: such a matrix gets NaN for
-    eigenvalues instead, and the others theirs.
+    eigenvalues instead, and the others theirs. And it may return NaN itself where entries are so small
+    beside others that their products underflow: far below the rounding of the rest, they are left out.
     """
-    sound = a.isfinite().all(-1).all(-1)[:, None]
-    values, vectors = torch.linalg.eigh(torch.where(sound.unsqueeze(-1), a, 0.0))
-    largest = values[:, -1:]
-    values = values.masked_fill(values <= rank_tolerance(a) * largest, 0.0)
+    size = a.abs()
+    largest = size.amax((-2, -1), keepdim=True)
+    sound = largest < torch.inf  # false for NaN, which amax hands on
+    negligible = size <= torch.finfo(a.dtype).eps ** 2 * largest
+    values, vectors = torch.linalg.eigh(a.masked_fill(negligible | ~sound, 0.0))
+    sound = sound.squeeze(-1)
+    values = values.masked_fill(values <= rank_tolerance(a) * values[:, -1:], 0.0)
     return Spectrum(values.masked_fill(~sound, torch.nan), vectors)
 
 
@@ -150,8 +154,12 @@ class LogOfShifted(ScalarFunction):
 
     def divided_differences(self, eigenvalues: Tensor) -> Tensor:
         """By the larger of each pair: ``−log(1 − g)/(g λ_i)`` with ``g = 1 − λ_j/λ_i``."""
-        larger, gap = _pairs(eigenvalues + self.eps)
-        return torch.where(gap == 0, 1.0, -torch.log1p(-gap) / gap) / larger
+        shifted = eigenvalues + self.eps
+        larger, gap = _pairs(shifted)
+        logarithms = shifted.log()
+        far = (logarithms.unsqueeze(-1) - logarithms.unsqueeze(-2)).abs()  # there g may round to 1
+        difference = torch.where(gap < 0.5, -torch.log1p(-gap.clamp(max=0.5)), far)
+        return torch.where(gap == 0, 1.0, difference / gap) / larger
 
 
 def reciprocal_of_sums(roots: Tensor) -> Tensor:

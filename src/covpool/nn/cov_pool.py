@@ -113,7 +113,7 @@ def _make_method(name: str, channels: int, options: dict[str, Any]) -> Method:
         if option not in names:
             listed = ", ".join(names) or "none"
             raise TypeError(
-                f"{option} is not an option of method {name!r}{did_you_mean(option, names)}; "
-                f"its options are: {listed}"
+                f"{option} is not an option of method {name!r}; its options are: {listed}"
+                f"{did_you_mean(option, names)}"
             )
     return method(channels, **options)

@@ -1,0 +1,98 @@
+"""G²DeNet: the square root of a Gaussian's embedding, mean and covariance in one matrix."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from covpool.functional.arguments import (
+    check_choice,
+    check_features,
+    check_positive,
+    check_steps,
+    check_weights,
+)
+from covpool.functional.covariance import as_batch
+from covpool.functional.eigen import matrix_power
+from covpool.functional.matrix_sqrt import matrix_sqrt
+from covpool.functional.precision import autocast_off
+from covpool.functional.second_moment import second_moment
+from covpool.functional.triu import triu_vec
+from covpool.functional.weighting import normalized_weights, without_outliers
+from covpool.nn.pooling.method import Method
+
+Root = Literal["svd", "newton_schulz"]
+ROOTS = ("svd", "newton_schulz")
+
+
+@dataclass(frozen=True)
+class G2DeNetOptions:
+    """How much the mean counts, and how the root is taken.
+
+    Attributes:
+        beta: β, by which the mean is multiplied.
+        root: ``"svd"``, the exact root by eigendecomposition, or ``"newton_schulz"``, as iSQRT-COV does it.
+        steps: of Newton-Schulz.
+    """
+
+    beta: float = 1.0
+    root: Root = "svd"
+    steps: int = 5
+
+    def __post_init__(self) -> None:
+        check_positive("beta", self.beta)
+        check_choice("root", self.root, ROOTS)
+        check_steps(self.steps)
+
+
+class G2DeNet(Method):
+    r"""The root of the embedded Gaussian of the features, as a vector of (d+1)(d+2)/2 numbers.
+
+    .. math::
+        \begin{pmatrix} \Sigma + \beta^2 \mu \mu^T & \beta \mu \\ \beta \mu^T & 1 \end{pmatrix}^{1/2}
+
+    Q. Wang, P. Li, L. Zhang, "G²DeNet: Global Gaussian Distribution Embedding Network and Its Application to
+    Visual Recognition", CVPR 2017. The one method here that keeps the mean beside the covariance. Cost: as
+    MPN-COV, or as iSQRT-COV on the channels' side, of a matrix larger by one. Zero eigenvalues stay zero.
+    """
+
+    summary: ClassVar[str] = "square root of mean and covariance embedded in one matrix (G²DeNet)"
+    Options: ClassVar[type[G2DeNetOptions]] = G2DeNetOptions
+    options: G2DeNetOptions
+
+    @property
+    def out_features(self) -> int:
+        """The triangle of a matrix larger by one."""
+        return (self.channels + 1) * (self.channels + 2) // 2
+
+    def forward(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Pool x ``(B, C, n)``, with weights ``(B, n)`` or none."""
+        embedded = gaussian_embedding(x, weights, self.options.beta)
+        if self.options.root == "svd":
+            return triu_vec(matrix_power(embedded, 0.5))
+        return triu_vec(matrix_sqrt(embedded, steps=self.options.steps))
+
+
+def gaussian_embedding(x: Tensor, weights: Tensor | None, beta: float) -> Tensor:
+    """The matrix before the root, ``(B, C+1, C+1)``.
+
+    It is the second moment of the features moved by ``(β − 1) μ``, with a one below each: positive
+    semi-definite by construction. Where every position is masked it is zero.
+    """
+    check_features(x)
+    if weights is not None:
+        check_weights(weights, x)
+    with autocast_off(x):
+        x_BCn, weights_Bn = as_batch(x, weights)
+        if weights_Bn is None:
+            mean = x_BCn.mean(-1, keepdim=True)
+        else:
+            x_BCn = without_outliers(x_BCn, weights_Bn)
+            w_B1n = normalized_weights(weights_Bn, x_BCn.dtype).unsqueeze(1)
+            mean = (x_BCn * w_B1n).sum(-1, keepdim=True)
+        moved = x_BCn + (beta - 1.0) * mean
+        with_ones = torch.cat([moved, torch.ones_like(moved[:, :1])], dim=1)
+        return second_moment(with_ones, weights=weights_Bn)

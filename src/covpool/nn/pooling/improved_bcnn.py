@@ -1,0 +1,69 @@
+"""Improved B-CNN: the matrix square root before B-CNN's elementwise one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from covpool.functional.arguments import check_choice, check_steps
+from covpool.functional.elementwise import l2_normalized, signed_root
+from covpool.functional.matrix_root import RootBackward, RootForward, RootOptions, matrix_root
+from covpool.functional.second_moment import second_moment
+from covpool.functional.triu import triu_vec
+from covpool.nn.pooling.method import Method
+
+FORWARDS = ("newton_schulz", "svd")
+BACKWARDS = ("lyapunov", "lyapunov_iteration", "svd")
+
+
+@dataclass(frozen=True)
+class ImprovedBcnnOptions:
+    """How value and gradient of the root are computed.
+
+    Attributes:
+        forward: ``"newton_schulz"`` or ``"svd"``. The singular value decomposition of a positive
+            semi-definite matrix is its eigendecomposition, and is computed as such.
+        backward: ``"lyapunov"`` solves Lyapunov's equation by eigenvalues of the root,
+            ``"lyapunov_iteration"`` by products alone; ``"svd"`` goes through those of the matrix. After
+            ``forward="svd"`` the first and the last are the same computation, for all eigenvalues are known.
+        steps: of Newton-Schulz.
+        backward_steps: of the iteration for Lyapunov's equation.
+    """
+
+    forward: RootForward = "svd"
+    backward: RootBackward = "lyapunov"
+    steps: int = 10
+    backward_steps: int = 10
+
+    def __post_init__(self) -> None:
+        check_choice("forward", self.forward, FORWARDS)
+        check_choice("backward", self.backward, BACKWARDS)
+        check_steps(self.steps)
+        check_steps(self.backward_steps)
+
+
+class ImprovedBcnn(Method):
+    r"""The root of the second moment, its signed elementwise root, and :math:`\ell_2` normalisation.
+
+    .. math::
+        P = \tfrac1n X X^T, \qquad v = \operatorname{sign}(P^{1/2}) \sqrt{|P^{1/2}|}, \qquad v / \|v\|_2
+
+    T.-Y. Lin, S. Maji, "Improved Bilinear Pooling with CNNs", BMVC 2017, the four ways of the iSQRT-COV
+    paper's Table 2 and the iterative solution. As a vector of d(d+1)/2 numbers. Cost, beside the second
+    moment: forward one eigendecomposition and a product, or ``3K - 3`` products; backward one decomposition
+    (none after a forward by SVD) and four products, or ``5K - 1``. Zero eigenvalues stay zero. The gradient
+    is that of the exact root: after Newton-Schulz it is an approximation, the better the more steps.
+    """
+
+    summary: ClassVar[str] = "matrix root, signed root and l2 norm of the second moment (improved B-CNN)"
+    Options: ClassVar[type[ImprovedBcnnOptions]] = ImprovedBcnnOptions
+    options: ImprovedBcnnOptions
+
+    def forward(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Pool x ``(B, C, n)``, with weights ``(B, n)`` or none."""
+        options = self.options
+        how = RootOptions(options.forward, options.backward, options.steps, options.backward_steps)
+        root = matrix_root(second_moment(x, weights=weights), how)
+        return l2_normalized(signed_root(triu_vec(root)))
