@@ -78,7 +78,7 @@ def _words(label: str) -> str:
     if not options or label.endswith(ALONE):
         return label
     values = [option if option[-1].isdigit() else option.partition("=")[2] for option in options]
-    return f"{method} ({', '.join(values)})"
+    return f"{method} ({', '.join(values)})".replace("newton_schulz", "NS")  # as the paper shortens it
 
 
 def _draw_layers(figure: Any, results: Results) -> None:
@@ -174,11 +174,10 @@ def _draw_memory(axes: Any, size: dict[str, Any], labels: list[str], *, with_pap
     kept = [found[label]["bytes_kept_per_image"] / MIB for label in labels]
     colours = [DECOMPOSITION if label.endswith(ALONE) else LAYER for label in labels]
     axes.barh(range(len(labels)), kept, color=colours, height=0.72)
-    if with_paper:
-        theirs = {label: layer.memory for label, layer in LAYERS.items() if label in labels}
-        _mark(axes, labels, {label: size for label, size in theirs.items() if size is not None}, "D", None)
-    for row, mebibytes in enumerate(kept):
-        _note(axes, f"{mebibytes:.2f}", (mebibytes, row), points=4, va="center")
+    theirs = {label: LAYERS[label].memory or 0 for label in labels if label in LAYERS} if with_paper else {}
+    _mark(axes, labels, {label: memory for label, memory in theirs.items() if memory}, "D", None)
+    for row, (label, mebibytes) in enumerate(zip(labels, kept, strict=True)):
+        _note(axes, f"{mebibytes:.2f}", (max(mebibytes, theirs.get(label, 0)), row), points=6, va="center")
     axes.margins(x=0.25)
     axes.set_title("MiB kept an image", loc="left", fontsize=10)
 
