@@ -9,13 +9,18 @@ import pytest
 
 from covpool.bench import Size, run_isqrt_cov
 from covpool.bench import isqrt_cov as suite
-from covpool.bench.__main__ import main
-from covpool.bench.results import Results, read_results, schema, write_results
+from covpool.bench.results import SUITES, Results, read_results, schema, write_results
 from tests.bench.conftest import EAGER, QUICK, TINY_SIZES
 
 
-def test_schema_is_a_schema() -> None:
-    jsonschema.Draft202012Validator.check_schema(schema())
+@pytest.mark.parametrize("name", [*SUITES, "shared"])
+def test_schema_is_a_schema(name: str) -> None:
+    jsonschema.Draft202012Validator.check_schema(schema(name))
+
+
+def test_results_of_no_suite_are_refused(results: Results, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="one of the suites isqrt_cov, methods; got 'magic'"):
+        write_results(tmp_path / "magic.json", {**results, "suite": "magic"})
 
 
 def test_file_is_named_after_version_suite_machine_and_device(results_file: Path, results: Results) -> None:
@@ -64,7 +69,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, results: Results) -> list[str]:
     """Names of the sizes that are measured from here on; the measuring itself is replaced."""
     names: list[str] = []
 
-    def measure(problem, contenders, schedule):
+    def measure(problem, contenders, schedule, progress):
         names.append(problem.size.name)
         if problem.size.name == "interrupted":
             raise KeyboardInterrupt
@@ -122,16 +127,7 @@ def test_unknown_contenders_are_named(tmp_path: Path) -> None:
         run_isqrt_cov(tmp_path, contenders=["magic"])
 
 
-def test_command_line_measures_and_renders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--sizes", "6:4", "--batch", "1", "--repetitions", "2", "--no-compiled"]
-    assert main(["isqrt_cov", "--out", str(tmp_path), *arguments]) == 0
-    written = [Path(line) for line in capsys.readouterr().out.splitlines()]
-    assert [path.suffix for path in written] == [".json", ".md", ".png"]
-    assert read_results(written[0])["sizes"]["6:4"]["batch"] == 1
-    assert main(["isqrt_cov", "--out", str(tmp_path), "--sizes", "huge"]) == 2
-    assert "sizes must be among" in capsys.readouterr().err
-
-
-def test_committed_results_follow_the_schema() -> None:
-    for path in (Path(__file__).parents[2] / "results").rglob("isqrt_cov--*.json"):
-        read_results(path)
+@pytest.mark.parametrize("name", SUITES)
+def test_committed_results_follow_the_schema(name: str) -> None:
+    for path in (Path(__file__).parents[2] / "results").rglob(f"{name}--*.json"):
+        assert read_results(path)["suite"] == name

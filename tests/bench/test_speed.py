@@ -5,10 +5,10 @@ Timing needs the machine to itself: these are left out under pytest-xdist, where
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -35,16 +35,16 @@ pytestmark = [
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """A run in a process of its own, with all cores: the tests' process is held to one thread."""
     out = tmp_path_factory.mktemp("speed")
-    command = [sys.executable, "-m", "covpool.bench", "isqrt_cov", "--repetitions", str(ROUNDS)]
+    command = [sys.executable, "-m", "covpool", "bench", "isqrt_cov", "--rounds", str(ROUNDS)]
     done = subprocess.run(
-        [*command, "--out", str(out)],
+        [*command, "--out", str(out), "--json"],
         env={name: value for name, value in os.environ.items() if name not in THREAD_LIMITS},
         check=True,
         stdout=subprocess.PIPE,
         text=True,
         timeout=3600,
     )
-    return read_results(Path(done.stdout.splitlines()[0]))
+    return read_results(json.loads(done.stdout)["files"][0])
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: f"{target.size}-{target.label}")

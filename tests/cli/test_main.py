@@ -75,7 +75,8 @@ def process(*command: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_every_verb_has_a_file_and_a_line() -> None:
-    assert VERBS.keys() == OPTIONS.keys() | {"lr-find", "train"}  # whose options have tests of their own
+    # The options of the others have tests of their own.
+    assert VERBS.keys() == OPTIONS.keys() | {"bench", "lr-find", "train"}
     assert OPTIONS.keys() == FILES.keys()
     assert list(VERBS) == sorted(VERBS)
     assert all(verb.summary and "\n" not in verb.summary for verb in VERBS.values())
@@ -172,7 +173,8 @@ def test_a_flag_needs_no_value(
     [
         (
             ["shout"],
-            "covpool: 'shout' is none of its verbs: check, convert, lr-find, plan, shard, train, greet",
+            "covpool: 'shout' is none of its verbs: bench, check, convert, lr-find, plan, shard, train, "
+            "greet",
         ),
         (["greet"], "covpool greet: the following arguments are required: name"),
         (["greet", "Li", "--foo", "3"], "covpool greet: unrecognized arguments: --foo 3"),

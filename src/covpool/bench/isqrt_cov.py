@@ -13,11 +13,12 @@ import torch
 
 from covpool.bench.accuracy import Reference, float64_reference, relative_errors
 from covpool.bench.contenders import CONTENDERS, MEASURES, OURS, Contender, Prepared
+from covpool.bench.figures import rounded, timing_figures
 from covpool.bench.memory import bytes_kept_for_backward
 from covpool.bench.problem import Problem, Size, chosen_sizes
 from covpool.bench.products import recorded_products
 from covpool.bench.results import Results, differences, read_results, results_path, write_results
-from covpool.bench.timing import Schedule, Spread, Timing, time_interleaved
+from covpool.bench.timing import MakeProgress, Schedule, silence, time_interleaved
 from covpool.provenance.machine import describe_machine
 from covpool.provenance.source import describe_source, describe_versions
 
@@ -35,6 +36,7 @@ def run_isqrt_cov(
     device: str = "cpu",
     seed: int = 0,
     resume: bool = False,
+    progress: MakeProgress = silence,
 ) -> Path:
     """Measure, and write the results size by size as they come.
 
@@ -50,6 +52,7 @@ def run_isqrt_cov(
         seed: of the features, the upstream gradient and the order within rounds.
         resume: keep the sizes that an earlier run has finished, if it measured the same code with the
             same arguments; raise if it did not.
+        progress: makes a listener for each part.
 
     Returns:
         The path of the JSON file.
@@ -69,12 +72,14 @@ def run_isqrt_cov(
             continue
         log.info("%s: %d channels, %d positions", size.name, size.channels, size.positions)
         problem = Problem(size, steps=steps, seed=seed, device=device)
-        results["sizes"][size.name] = measure(problem, selected, schedule)
+        results["sizes"][size.name] = measure(problem, selected, schedule, progress)
         write_results(path, results)
     return path
 
 
-def measure(problem: Problem, contenders: list[Contender], schedule: Schedule) -> dict[str, Any]:
+def measure(
+    problem: Problem, contenders: list[Contender], schedule: Schedule, progress: MakeProgress = silence
+) -> dict[str, Any]:
     """Everything about one size."""
     prepared = {contender.name: contender.prepare(problem) for contender in contenders}
     exact = float64_reference(problem)
@@ -84,11 +89,17 @@ def measure(problem: Problem, contenders: list[Contender], schedule: Schedule) -
     }
     for what in MEASURES:
         runs = {name: getattr(ready, what) for name, ready in prepared.items()}
-        timings = time_interleaved(
-            runs, reference=OURS.name, schedule=schedule, seed=problem.seed, device=problem.device
-        )
+        with progress(f"rounds at {problem.size.name}, {what.replace('_', ' ')}") as tell:
+            timings = time_interleaved(
+                runs,
+                reference=OURS.name,
+                schedule=schedule,
+                seed=problem.seed,
+                device=problem.device,
+                tell=tell,
+            )
         for name, timing in timings.items():
-            found[name][what] = _timing(timing)
+            found[name][what] = timing_figures(timing)
             log.info(
                 "  %s %s: %.1f ms, %.2f times ours",
                 what,
@@ -166,27 +177,10 @@ def _untimed(contender: Contender, ready: Prepared, problem: Problem, exact: Ref
         kept = bytes_kept_for_backward(ready.pool, problem.features) / problem.size.batch
         if contender.same_iteration:
             error = relative_errors(ready.pool, problem, exact)
-            error = {name: _rounded(value) for name, value in error.items()}
+            error = {name: rounded(value) for name, value in error.items()}
     return {
         "summary": contender.summary,
         "products": products,
         "bytes_kept_per_image": kept,
         "error": error,
     }
-
-
-def _timing(timing: Timing) -> dict[str, Any]:
-    return {
-        "seconds": _spread(timing.seconds),
-        "ratio": _spread(timing.ratio),
-        "rounds": timing.seconds.count,
-        "calls_per_sample": timing.calls_per_sample,
-    }
-
-
-def _spread(spread: Spread) -> dict[str, float]:
-    return {name: _rounded(getattr(spread, name)) for name in ("median", "q1", "q3")}
-
-
-def _rounded(number: float) -> float:
-    return float(f"{number:.5g}")

@@ -5,9 +5,13 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
-from covpool.bench.plot import draw
-from covpool.bench.results import read_results
-from covpool.bench.table import markdown, summary
+from covpool.bench import plot, table
+from covpool.bench.methods import plot as methods_plot
+from covpool.bench.methods import table as methods_table
+from covpool.bench.results import Results, read_results
+
+_DRAW = {"isqrt_cov": plot.draw, "methods": methods_plot.draw}
+_MARKDOWN = {"isqrt_cov": table.markdown, "methods": methods_table.markdown}
 
 
 def render(path: str | Path) -> list[Path]:
@@ -20,13 +24,18 @@ def render(path: str | Path) -> list[Path]:
     results = read_results(path)
     written = []
     picture = None
-    if find_spec("matplotlib") is not None and results["sizes"]:
+    if find_spec("matplotlib") is not None and _has_figures(results):
         picture = path.with_suffix(".png")
-        draw(results, picture)
+        _DRAW[results["suite"]](results, picture)
         written.append(picture)
-    table = path.with_suffix(".md")
-    table.write_text(markdown(results, picture.name if picture else None), encoding="utf-8")
-    return [table, *written]
+    page = path.with_suffix(".md")
+    text = _MARKDOWN[results["suite"]](results, picture.name if picture else None)
+    page.write_text(text, encoding="utf-8")
+    return [page, *written]
+
+
+def _has_figures(results: Results) -> bool:
+    return any(results.get(part) for part in ("sizes", "layers", "training"))
 
 
 BEGIN, END = "<!-- benchmark:begin -->", "<!-- benchmark:end -->"
@@ -39,6 +48,6 @@ def summary_into(page: str | Path, path: str | Path) -> Path:
     _, end, after = rest.partition(END)
     if not (begin and end):
         raise ValueError(f"{page} has no lines {BEGIN} and {END} to write between")
-    block = f"{BEGIN}\n{summary(read_results(path))}\n{END}"
+    block = f"{BEGIN}\n{table.summary(read_results(path))}\n{END}"
     page.write_text(before + block + after, encoding="utf-8")
     return page

@@ -1,4 +1,4 @@
-"""Results on disk: a JSON file for each suite, machine and device, checked against schema.json."""
+"""Results on disk: a JSON file for each suite, machine and device, checked against the suite's schema."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 from covpool.provenance.machine import machine_name
 
 Results = dict[str, Any]
+SUITES = ("isqrt_cov", "methods")
 
 
 def results_path(out: str | Path, results: Results) -> Path:
@@ -36,17 +37,24 @@ def write_results(path: Path, results: Results) -> None:
     os.replace(unfinished, path)
 
 
-def schema() -> dict[str, Any]:
-    """The JSON schema of results, which is part of the package."""
-    text = resources.files("covpool.bench").joinpath("schema.json").read_text(encoding="utf-8")
-    loaded: dict[str, Any] = json.loads(text)
+def schema(suite: str) -> dict[str, Any]:
+    """The JSON schema of a suite's results, which is part of the package; ``"shared"`` is what all have."""
+    file = resources.files("covpool.bench").joinpath("schemas", f"{suite}.json")
+    loaded: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     return loaded
 
 
 def check_schema(results: Results) -> None:
     """Raise if the results do not follow the schema; needs jsonschema, and passes without it."""
-    if find_spec("jsonschema") is not None:
-        import_module("jsonschema").validate(results, schema())
+    suite = results.get("suite")
+    if suite not in SUITES:
+        raise ValueError(f"results are of one of the suites {', '.join(SUITES)}; got {suite!r}")
+    if find_spec("jsonschema") is None:
+        return
+    referencing = import_module("referencing")  # which jsonschema brings along
+    shared = referencing.Resource.from_contents(schema("shared"))
+    registry = referencing.Registry().with_resource("shared.json", shared)
+    import_module("jsonschema").validate(results, schema(suite), registry=registry)
 
 
 def differences(earlier: Results, now: Results) -> list[str]:

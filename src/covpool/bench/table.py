@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from covpool.bench.cells import machine_words, number, source_words, table, with_quartiles
 from covpool.bench.contenders import MEASURES
 from covpool.bench.results import Results
 from covpool.bench.targets import MIB, TARGETS
@@ -17,7 +18,7 @@ _EXPLANATION = (
 
 def markdown(results: Results, plot: str | None = None) -> str:
     """The whole report: where it comes from, the plot, targets, times, products, memory, error."""
-    parts = [f"# {results['suite']} on {_machine_words(results)}", _origin(results)]
+    parts = [f"# {results['suite']} on {machine_words(results)}", _origin(results)]
     if plot is not None:
         parts.append(f"![Time of each contender as a multiple of ours]({plot})")
     parts += ["## Targets", _targets(results)]
@@ -38,8 +39,8 @@ def summary(results: Results) -> str:
         ratios = {
             contender: found["value_and_gradient"]["ratio"] for contender, found in size["contenders"].items()
         }
-        speeds = [f"{_number(ratios[rival]['median'])}x" for rival in ("plain", "eigh", "svd")]
-        overhead = f"{_number(1 / ratios['bare']['median'])}x"
+        speeds = [f"{number(ratios[rival]['median'])}x" for rival in ("plain", "eigh", "svd")]
+        overhead = f"{number(1 / ratios['bare']['median'])}x"
         rows.append([_size_words(name, size), *speeds, overhead])
     titles = [
         "features (channels × positions)",
@@ -50,27 +51,16 @@ def summary(results: Results) -> str:
     ]
     return (
         "Value and gradient of `isqrt_cov`: how many times faster than the same by other means, and how far "
-        f"above the matrix products it cannot do without. {_machine_words(results)}. {_origin(results)}\n\n"
-        + _table(titles, rows)
+        f"above the matrix products it cannot do without. {machine_words(results)}. {_origin(results)}\n\n"
+        + table(titles, rows)
     )
 
 
-def _machine_words(results: Results) -> str:
-    machine = results["machine"]
-    if machine["gpu"] is not None:
-        return str(machine["gpu"])
-    amx = " with AMX" if "amx_tile" in machine["flags"] else ""
-    return f"{machine['cores']} core{'s' if machine['cores'] > 1 else ''} of {machine['cpu']}{amx}"
-
-
 def _origin(results: Results) -> str:
-    source, versions, arguments = results["source"], results["versions"], results["arguments"]
-    commit = source["commit"][:12] if source["commit"] else "none"
-    changed = " with uncommitted changes" if source["dirty"] else ""
+    arguments = results["arguments"]
     return (
-        f"covpool {versions['covpool']} (commit {commit}{changed}), torch {versions['torch']}, "
-        f"{results['machine']['threads']} threads, {arguments['dtype']}, {arguments['steps']} steps, "
-        f"seed {results['seed']}, {results['date'][:10]}."
+        f"{source_words(results)}, {arguments['dtype']}, {arguments['steps']} steps, seed {results['seed']}, "
+        f"{results['date'][:10]}."
     )
 
 
@@ -84,9 +74,9 @@ def _targets(results: Results) -> str:
         verdict = (
             "met" if target.met(measured[0]) else f"**not met**{': ' if target.limit else ''}{target.limit}"
         )
-        rows.append([target.size, target.label, target.bound_text, _with_quartiles(*measured), verdict])
+        rows.append([target.size, target.label, target.bound_text, with_quartiles(*measured), verdict])
     stated = "Stated for value and gradient on 2 CPU cores in float32 with 5 steps; judged by the median."
-    return f"{stated}\n\n{_table(['size', 'figure', 'target', 'measured', ''], rows)}"
+    return f"{stated}\n\n{table(['size', 'figure', 'target', 'measured', ''], rows)}"
 
 
 def _ratios(results: Results, measure: str) -> str:
@@ -97,11 +87,11 @@ def _ratios(results: Results, measure: str) -> str:
         timings = {contender: found[measure] for contender, found in size["contenders"].items()}
         milliseconds = {key: value * 1e3 for key, value in timings["ours"]["seconds"].items()}
         ratios = [
-            _with_quartiles(**timings[contender]["ratio"]) if contender in timings else ""
+            with_quartiles(**timings[contender]["ratio"]) if contender in timings else ""
             for contender in rivals
         ]
-        rows.append([_size_words(name, size), _with_quartiles(**milliseconds), *ratios])
-    return _table(["size", "ours, ms a batch", *rivals], rows)
+        rows.append([_size_words(name, size), with_quartiles(**milliseconds), *ratios])
+    return table(["size", "ours, ms a batch", *rivals], rows)
 
 
 def _times(results: Results) -> str:
@@ -112,10 +102,10 @@ def _times(results: Results) -> str:
             cells = []
             for measure in MEASURES:
                 milliseconds = {key: value * 1e3 for key, value in found[measure]["seconds"].items()}
-                cells += [_with_quartiles(**milliseconds), str(found[measure]["rounds"])]
+                cells += [with_quartiles(**milliseconds), str(found[measure]["rounds"])]
             rows.append([_size_words(name, size), contender, *cells])
     titles = ["size", "contender", "value, ms a batch", "rounds", "with gradient, ms a batch", "rounds"]
-    return _table(titles, _without_repeats(rows))
+    return table(titles, _without_repeats(rows))
 
 
 def _untimed(results: Results) -> str:
@@ -143,7 +133,7 @@ def _untimed(results: Results) -> str:
     ]
     return (
         "Error is the largest difference from `isqrt_cov` in float64, relative to the largest entry.\n\n"
-        + _table(titles, _without_repeats(rows))
+        + table(titles, _without_repeats(rows))
     )
 
 
@@ -160,25 +150,7 @@ def _size_words(name: str, size: dict[str, Any]) -> str:
     return f"{name} ({size['channels']}×{size['positions']}, batch {size['batch']})"
 
 
-def _with_quartiles(median: float, q1: float, q3: float) -> str:
-    if q1 == q3:
-        return _number(median)
-    return f"{_number(median)} [{_number(q1)}, {_number(q3)}]"
-
-
-def _number(value: float) -> str:
-    """Three significant digits, without an exponent."""
-    if value >= 100:
-        return f"{value:.0f}"
-    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
-
-
 def _without_repeats(rows: list[list[str]]) -> list[list[str]]:
     """The size only in the first of its rows."""
     before = [None, *(row[0] for row in rows)]
     return [["", *row[1:]] if row[0] == last else row for row, last in zip(rows, before, strict=False)]
-
-
-def _table(titles: list[str], rows: list[list[str]]) -> str:
-    lines = [titles, ["---"] * len(titles), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

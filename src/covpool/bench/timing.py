@@ -11,14 +11,27 @@ import gc
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
 
 Run = Callable[[], object]
+# Told after each round: how many are done, and how many there are.
+Tell = Callable[[int, int], object]
+# Makes one to tell, from words on what is counted, such as covpool.cli.progress.Progress.
+MakeProgress = Callable[[str], AbstractContextManager[Tell]]
 Round = dict[str, float]
+
+
+def nobody(done: int, total: int) -> None:
+    """Listens to nothing."""
+
+
+def silence(what: str) -> AbstractContextManager[Tell]:
+    """Progress that nobody follows."""
+    return nullcontext(nobody)
 
 
 @dataclass(frozen=True)
@@ -78,7 +91,13 @@ class Timing:
 
 
 def time_interleaved(
-    runs: Mapping[str, Run], *, reference: str, schedule: Schedule, seed: int, device: str = "cpu"
+    runs: Mapping[str, Run],
+    *,
+    reference: str,
+    schedule: Schedule,
+    seed: int,
+    device: str = "cpu",
+    tell: Tell = nobody,
 ) -> dict[str, Timing]:
     """Time every run against ``runs[reference]``."""
     warm = {name: _warm_up(run, schedule.warmup, device) for name, run in runs.items()}
@@ -90,9 +109,12 @@ def time_interleaved(
     def sample(name: str) -> float:
         return seconds_per_call(runs[name], calls[name], device)
 
-    with _garbage_collector_off():
-        rounds = list(interleaved_rounds(sample, rounds_of, schedule.rounds, random.Random(seed)))
-    return {name: _timing(name, reference, rounds, calls[name]) for name in runs}
+    rounds: list[Round] = []
+    with garbage_collector_off():
+        for times in interleaved_rounds(sample, rounds_of, schedule.rounds, random.Random(seed)):
+            rounds.append(times)
+            tell(len(rounds), schedule.rounds)
+    return {name: timing_of(name, reference, rounds, calls[name]) for name in runs}
 
 
 def interleaved_rounds(
@@ -145,7 +167,8 @@ def _warm_up(run: Run, calls: int, device: str) -> float:
     return min(seconds)
 
 
-def _timing(name: str, reference: str, rounds: list[Round], calls: int) -> Timing:
+def timing_of(name: str, reference: str, rounds: Sequence[Round], calls: int = 1) -> Timing:
+    """What the rounds say of a contender; ratios are to the reference in the same round."""
     took_part = [times for times in rounds if name in times]
     return Timing(
         seconds=Spread.of(times[name] for times in took_part),
@@ -155,7 +178,8 @@ def _timing(name: str, reference: str, rounds: list[Round], calls: int) -> Timin
 
 
 @contextmanager
-def _garbage_collector_off() -> Iterator[None]:
+def garbage_collector_off() -> Iterator[None]:
+    """Collect now, and not while the clock runs."""
     was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()

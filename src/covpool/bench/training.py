@@ -1,4 +1,4 @@
-"""What the loop of training costs beside what it is for: ``python -m covpool.bench.training IMAGES RESULTS``.
+"""The suite ``training``: what the loop costs beside what it is for.
 
 Three ratios, each of things measured in turns in one run, as medians: the loop against a bare one of
 forward, backward and step; reading shards against reading the same images from a folder; and two processes
@@ -8,10 +8,7 @@ against one, each with a thread of its own.
 from __future__ import annotations
 
 import json
-import os
-import socket
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -20,8 +17,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.multiprocessing.spawn import spawn
 
+from covpool.bench.results import results_path
+from covpool.bench.two_processes import from_two_processes
 from covpool.data.batch import Batch
 from covpool.data.image_set import ImageSet
 from covpool.data.loader import TrainingLoader
@@ -36,7 +34,7 @@ from covpool.provenance.machine import describe_machine
 from covpool.provenance.source import describe_source, describe_versions
 from covpool.train.network import make_model
 from covpool.train.objective import Objective
-from covpool.train.processes import Processes, joined_processes
+from covpool.train.processes import Processes
 from covpool.train.recipe import Recipe
 from covpool.train.recipe_files import read_recipe
 from covpool.train.step import Learner
@@ -99,34 +97,25 @@ def shards_against_folder(images: ImageSet, rounds: int) -> dict[str, Any]:
 
 def two_processes_against_one(rounds: int) -> dict[str, Any]:
     """Images a second of two processes over those of one, each on a thread of its own."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with tempfile.TemporaryDirectory() as folder:
-        spawn(_alone_and_together, (port, folder, rounds), nprocs=2)
-        seconds = json.loads((Path(folder) / "seconds.json").read_bytes())
+    (seconds,) = from_two_processes(_alone_and_together, rounds)
     return {"ratio": seconds["one"] / seconds["two"], "seconds": seconds, "rounds": rounds}
 
 
-def _alone_and_together(rank: int, port: int, folder: str, rounds: int) -> None:
-    """Steps of one process while the other waits, and of both, in turns."""
-    torch.set_num_threads(1)
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+def _alone_and_together(both: Processes, rounds: int) -> Iterator[dict[str, float]]:
+    """Median seconds of a step of one process while the other waits, and of both, in turns."""
     recipe = read_recipe(None, RECIPE)
     whole, half = _batch(recipe.batch_size), _batch(recipe.batch_size // 2)
+    alone = _learner(recipe, Processes(0, 1, torch.device("cpu")))
+    together = _learner(recipe, both)
     found: dict[str, list[float]] = {"one": [], "two": []}
-    with joined_processes("cpu") as both:
-        alone = _learner(recipe, Processes(0, 1, torch.device("cpu")))
-        together = _learner(recipe, both)
-        for _ in range(rounds + 1):  # the first is a rehearsal
-            torch.distributed.barrier()
-            if rank == 0:
-                found["one"].append(_seconds(lambda: alone.step(whole, 0)))
-            torch.distributed.barrier()
-            found["two"].append(_seconds(lambda: together.step(half, 0)))
-    if rank == 0:
-        seconds = {name: statistics.median(times[1:]) for name, times in found.items()}
-        (Path(folder) / "seconds.json").write_text(json.dumps(seconds))
+    for _ in range(rounds + 1):  # the first is a rehearsal
+        torch.distributed.barrier()
+        if both.is_first:
+            found["one"].append(_seconds(lambda: alone.step(whole, 0)))
+        torch.distributed.barrier()
+        found["two"].append(_seconds(lambda: together.step(half, 0)))
+    if both.is_first:
+        yield {name: statistics.median(times[1:]) for name, times in found.items()}
 
 
 def _learner(recipe: Recipe, processes: Processes) -> Learner:
@@ -168,8 +157,25 @@ def _seconds(act: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def run(images: Path, rounds: int = 15) -> dict[str, Any]:
-    """All three, with where they come from."""
+def run_training(images: str | Path, out: str | Path = "results", rounds: int = 15) -> Path:
+    """Measure all three, and write them with where they come from.
+
+    Args:
+        images: a collection whose images of training are read.
+        out: folder of results; the file is ``<out>/<version>/training--<machine>--cpu.json``.
+        rounds: of turns.
+
+    Returns:
+        The path of the JSON file.
+    """
+    made = _measured(Path(images), rounds)
+    path = results_path(out, {**made, "suite": "training", "device": "cpu"})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, json.dumps(made, indent=1).encode())
+    return path
+
+
+def _measured(images: Path, rounds: int) -> dict[str, Any]:
     return {
         "benchmark": "training",
         "recipe": RECIPE,
@@ -180,10 +186,3 @@ def run(images: Path, rounds: int = 15) -> dict[str, Any]:
         "versions": describe_versions(),
         "machine": describe_machine("cpu"),
     }
-
-
-if __name__ == "__main__":
-    made = run(Path(sys.argv[1]))
-    replace_file(sys.argv[2], json.dumps(made, indent=1).encode())
-    for name in ("loop_over_bare", "shards_over_folder", "two_processes_over_one"):
-        print(f"{name}: {made[name]['ratio']:.3f}")

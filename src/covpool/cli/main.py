@@ -25,6 +25,7 @@ class Verb(NamedTuple):
 
 
 VERBS = {
+    "bench": Verb("time and memory of the pooling methods on this machine, beside the paper's", "bench"),
     "check": Verb("find what is wrong with a collection of images, before training on it", "data"),
     "convert": Verb("turn a released checkpoint of fast-MPN-COV into a bundle", "models"),
     "lr-find": Verb("raise the learning rate until the loss explodes, and suggest one for training", "train"),

@@ -52,13 +52,14 @@ class Contender:
 def prepared_pool(pool: Callable[[Tensor], Tensor], problem: Problem) -> Prepared:
     """Value and value+gradient of a differentiable function of the features."""
     return Prepared(
-        value=partial(_value, pool, problem.features),
+        value=partial(value_alone, pool, problem.features),
         value_and_gradient=partial(value_and_gradient, pool, problem.features, problem.upstream),
         pool=pool,
     )
 
 
-def _value(pool: Callable[[Tensor], Tensor], features: Tensor) -> Tensor:
+def value_alone(pool: Callable[[Tensor], Tensor], features: Tensor) -> Tensor:
+    """The result, with nothing kept for a gradient."""
     with torch.no_grad():
         return pool(features)
 

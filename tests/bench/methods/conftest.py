@@ -1,0 +1,24 @@
+"""A real run of the layers at a size that takes no time, made once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from covpool.bench import Schedule, Size, run_methods
+from covpool.bench.results import Results, read_results
+
+TINY = Size("tiny", 16, 9, batch=4)
+QUICK = Schedule(rounds=2, warmup=1, sample_seconds=0.0)
+
+
+@pytest.fixture(scope="session")
+def methods_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("methods")
+    return run_methods(out, sections=["layers"], sizes=[TINY], schedule=QUICK)
+
+
+@pytest.fixture
+def methods_results(methods_file: Path) -> Results:
+    return read_results(methods_file)
