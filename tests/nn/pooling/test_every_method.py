@@ -84,6 +84,20 @@ def test_half_precision_is_computed_in_float32(name: str, dtype: torch.dtype) ->
 
 
 @every_method
+def test_float32_is_near_float64(name: str) -> None:
+    """On fewer positions than channels, and features as a backbone leaves them."""
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(2, 64, 49, generator=generator).relu() * torch.rand(64, 1, generator=generator)
+    pool = make(name, 64)
+    found = value_and_gradient(pool, x)
+    expected = value_and_gradient(pool.double(), x.double())
+    # The signed root of an entry near zero is so steep that a gradient through it has few digits.
+    limits = (1e-3, 0.5) if name.startswith("improved_bcnn") else (2e-4, 2e-3)
+    for single, double, limit in zip(found, expected, limits, strict=True):
+        assert ((single - double).norm() / double.norm()).item() < limit
+
+
+@every_method
 def test_autocast_has_no_say(name: str) -> None:
     pool, x = make(name), torch.randn(B, C, 9)
     leaf = x.clone().requires_grad_()
