@@ -62,7 +62,7 @@ def _draw_known(axes: Any, part: dict[str, Any]) -> None:
         at = (x[-1], out[f"isqrt_cov steps={steps}"][-1])
         words = f"{steps} steps" if steps > 1 else "1 step"
         _write(axes, words, at, (-4, 0), colour, ha="right", weight="bold" if steps == MAIN else "normal")
-    _write(axes, "the root lifts\nsmall eigenvalues", (1e-6, 1e-3), (-6, 30), "black", ha="center")
+    _write(axes, "the root lifts\nsmall eigenvalues", (1e-6, 1e-3), (-8, 38), "black", ha="center")
     _write(axes, "large ones\nreach the root", (1e-2, 1e-1), (-4, 22), FAINT, ha="right")
     # In the corner below the lines, with a thin line to the one that is meant.
     arrow = {"arrowstyle": "-", "color": STEPS[MAIN], "lw": 0.8, "shrinkB": 0}
@@ -100,7 +100,7 @@ def _draw_counts(axes: Any, found: dict[str, Any]) -> None:
     axes.set_zorder(counts.get_zorder() + 1)
     axes.patch.set_visible(False)
     fullest = found["in"][found["count"].index(max(found["count"]))]
-    _write(axes, "how many", (fullest, BOTTOM), (0, 5), FAINT, ha="center")
+    _write(axes, "how many there are", (fullest, BOTTOM), (0, 5), FAINT, ha="center")
 
 
 def _draw_signed(axes: Any, part: dict[str, Any]) -> None:
