@@ -102,6 +102,9 @@ def test_gradients_reach_batchnorm_in_place_of_compensation() -> None:
     ("arguments", "error", "message"),
     [
         ({"method": "isqrtcov"}, ValueError, "got 'isqrtcov': did you mean 'isqrt_cov'"),
+        ({"method": "iSQRT-COV"}, ValueError, "got 'iSQRT-COV': did you mean 'isqrt_cov'"),
+        ({"method": "G2DeNet"}, ValueError, "did you mean 'g2denet'"),
+        ({"step": 5}, TypeError, "compute_dtype: did you mean 'steps'"),
         ({"layout": "nchw"}, ValueError, "^layout must be one of 'auto', 'channels_first', 'channels_last'"),
         ({"reduction": "conv"}, ValueError, "^reduction must be one of 'auto', 'convolution', 'linear'"),
         (

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from covpool.functional.arguments import did_you_mean
+
 
 @dataclass(frozen=True)
 class Methods:
@@ -121,7 +123,8 @@ def parse(words: Sequence[str]) -> tuple[Arguments, bool]:
         print(_help())
         raise SystemExit(0)
     if suite not in SUITES:
-        raise ValueError(f"say which: {', '.join(SUITES)}{f'; got {suite!r}' if suite else ''}")
+        got = f"; got {suite!r}{did_you_mean(suite, SUITES)}" if suite else ""
+        raise ValueError(f"say which: {', '.join(SUITES)}{got}")
     return parse_options(f"covpool bench {suite}", SUITES[suite], rest)
 
 

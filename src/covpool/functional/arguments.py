@@ -20,7 +20,9 @@ def check_choice(name: str, value: object, choices: Collection[object]) -> None:
 def did_you_mean(value: object, choices: Collection[object]) -> str:
     """The choices that look like ``value``, as the end of a sentence; nothing if none does."""
     names = [choice for choice in choices if isinstance(choice, str)]
-    near = difflib.get_close_matches(value, names, n=3) if isinstance(value, str) else []
+    # As papers write them, iSQRT-COV, is near as well.
+    spelled = value.casefold().replace("-", "_") if isinstance(value, str) else ""
+    near = difflib.get_close_matches(spelled, names, n=3)
     return f": did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 

@@ -50,13 +50,15 @@ class OddQuintic(NamedTuple):
         return x * (self.a + x * x * (self.b + x * x * self.c))
 
 
-def polar_express_sqrt(a: Tensor, *, steps: int = 5, lower: float = 1e-3) -> Tensor:
+def polar_express_sqrt(a: Tensor, *, steps: int = 5, lower: float = 1e-2) -> Tensor:
     r"""Square root of positive semi-definite matrices by ``steps`` optimal polynomials.
 
     Args:
         a: ``(..., m, m)``. It is divided by its Frobenius norm t, and the root multiplied by √t.
         steps: K.
-        lower: l, the stated bound: eigenvalues from :math:`l^2 t` to t are served best.
+        lower: l, the stated bound: eigenvalues from :math:`l^2 t` to t are served best, and of these all
+            alike. The root of each is off by the largest error of the last polynomial: after 5 steps by 1e-6
+            of itself for a bound of 1e-2, and by a tenth for 1e-3.
 
     Returns:
         ``(..., m, m)``, in float32 for half-precision input; zero for zero.

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from covpool.functional.arguments import check_choice, check_whole, did_you_mean
+from covpool.functional.arguments import check_choice, check_weights, check_whole, did_you_mean
 from covpool.nn.layout import LAYOUTS, Layout, channels_first, flat_weights
 from covpool.nn.pooling import METHODS, Method
 from covpool.nn.reduction import REDUCTIONS, Reduction, ReductionKind
@@ -77,6 +77,7 @@ class CovPool(nn.Module):
         x = channels_first(x, self.in_channels, self.layout)
         if weights is not None:
             weights = flat_weights(weights, x)
+            check_weights(weights, x.flatten(2))
         if self.reduction is not None:
             x = self.reduction(x, weights)
         result: Tensor = self.pooling(x.flatten(2), weights)

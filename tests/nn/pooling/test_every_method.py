@@ -97,6 +97,23 @@ def test_float32_is_near_float64(name: str) -> None:
         assert ((single - double).norm() / double.norm()).item() < limit
 
 
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "improved_bcnn"])
+def test_float32_on_a_spectrum_of_photographs(name: str) -> None:
+    """A condition number of 3.7e5, as 320 channels of 14×14 positions have: none may be taken for zero."""
+    if name == "moment_probing":
+        pytest.skip("its own projection makes another spectrum of it")
+    generator = torch.Generator().manual_seed(6)
+    left, _ = torch.linalg.qr(torch.randn(320, 195, generator=generator, dtype=torch.float64))
+    right, _ = torch.linalg.qr(torch.randn(196, 195, generator=generator, dtype=torch.float64))
+    x = (left * torch.logspace(0, -2.8, 195, dtype=torch.float64)) @ right.mT * 14
+    pool = make(name, 320)
+    x = x[None].float()
+    found = value_and_gradient(pool, x)
+    expected = value_and_gradient(pool.double(), x.double())
+    for single, double, limit in zip(found, expected, (1e-3, 5e-2), strict=True):
+        assert ((single - double).norm() / double.norm()).item() < limit
+
+
 @every_method
 def test_autocast_has_no_say(name: str) -> None:
     pool, x = make(name), torch.randn(B, C, 9)
@@ -147,8 +164,7 @@ def test_masked_positions_may_hold_anything(name: str, weights_dtype: torch.dtyp
         alone, grad_alone = value_and_gradient(lambda leaf, _: pool(leaf), x[i : i + 1, :, weights[i]])
         assert_close(y[i : i + 1], alone, relative=1e-4)
         assert grad[i, :, ~weights[i]].eq(0).all()
-        assert grad[i].isfinite().all()
-        assert grad_alone.shape[-1] == int(weights[i].sum())
+        assert_close(grad[i : i + 1, :, weights[i]], grad_alone, relative=1e-2)
 
 
 @pytest.mark.parametrize("name", [name for name in [*METHODS, *VARIANTS] if name not in APPROXIMATE])

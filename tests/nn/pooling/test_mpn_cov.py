@@ -17,6 +17,15 @@ def test_is_the_power_of_the_covariance(power: float) -> None:
     np.testing.assert_allclose(pooled("mpn_cov", x, power=power), expected, atol=1e-12)
 
 
+@pytest.mark.parametrize(("post_normalization", "order"), [("spectral", 2), ("frobenius", "fro")])
+def test_post_normalisations(post_normalization: str, order: object) -> None:
+    x = full_rank()
+    roots = [scipy.linalg.sqrtm(sigma) for sigma in covariance(x)]
+    expected = [upper(root / np.linalg.norm(root, order)) for root in roots]
+    found = pooled("mpn_cov", x, post_normalization=post_normalization)
+    np.testing.assert_allclose(found, expected, atol=1e-12)
+
+
 @pytest.mark.parametrize("spectrum", SPECTRA)
 @pytest.mark.parametrize("power", [0.3, 0.5, 1.0])
 @pytest.mark.parametrize("post_normalization", ["none", "spectral", "frobenius"])

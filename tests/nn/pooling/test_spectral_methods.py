@@ -1,4 +1,4 @@
-"""Logarithm, tangent of the power, Gaussian embedding and Cholesky factor, against scipy and differences."""
+"""Functions of the whole spectrum, the Gaussian embedding and the Cholesky factor, against scipy."""
 
 from __future__ import annotations
 
@@ -103,3 +103,22 @@ class TestCholesky:
         # The pivots that there are come out as in float64.
         exact = pooled("cholesky", x.double())
         np.testing.assert_allclose(found[:, 0], exact[:, 0], rtol=1e-5)
+
+
+class TestPolarExpress:
+    def test_is_the_root(self) -> None:
+        x = full_rank()
+        expected = [upper(scipy.linalg.sqrtm(sigma)) for sigma in covariance(x)]
+        np.testing.assert_allclose(pooled("polar_express", x, steps=9), expected, atol=1e-10)
+
+    @spectra
+    def test_gradient(self, spectrum: str) -> None:
+        check_gradient("polar_express", SPECTRA[spectrum]())
+
+
+@pytest.mark.parametrize("power", [1e-4, 1e-6])
+def test_a_small_power_keeps_its_digits_in_float32(power: float) -> None:
+    """The tangent of the power tends to the logarithm; a difference of numbers near 1 would be noise."""
+    x = full_rank()
+    found = METHODS["power_tmlr"](C, power=power)(x.float()).numpy()
+    np.testing.assert_allclose(found, pooled("power_tmlr", x, power=power), atol=1e-4)

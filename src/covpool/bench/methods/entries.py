@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from covpool.functional.arguments import check_choice
 from covpool.nn.pooling import METHODS, Method
 
 # Methods that are run otherwise than once by default: the options of each run. A forward and a backward
@@ -50,10 +51,9 @@ class Entry:
 
 def chosen_entries(methods: Collection[str] | None = None) -> list[Entry]:
     """All variants of the methods named, or of all; the reference is always there."""
-    wanted = {*METHODS, *VARIANTS} if methods is None else {*methods, REFERENCE}
-    unknown = sorted(wanted - set(METHODS))
-    if unknown:
-        raise ValueError(f"methods must be among {', '.join(METHODS)}; got {', '.join(unknown)}")
+    wanted = set(METHODS) if methods is None else {*methods, REFERENCE}
+    for name in wanted:
+        check_choice("methods", name, METHODS)
     return [
         Entry(name, options) for name in METHODS if name in wanted for options in VARIANTS.get(name, ({},))
     ]

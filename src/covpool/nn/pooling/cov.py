@@ -15,7 +15,7 @@ class Cov(Method):
     r"""The covariance itself, :math:`\Sigma = X \bar I X^T`, as a vector of d(d+1)/2 numbers.
 
     What the normalisations of the other methods are measured against. See
-    :func:`covpool.functional.covariance`. Cost: one product of d×n by n×d forward, one backward. Zero
+    :func:`covpool.functional.covariance`. Cost: one product of d×n by n×d forward, two backward. Zero
     eigenvalues stay zero, and large ones stay as large as they are.
     """
 

@@ -32,10 +32,11 @@ class DeepO2P(Method):
     r"""The logarithm of the covariance, :math:`\log(\Sigma + \epsilon I)`, as d(d+1)/2 numbers.
 
     C. Ionescu, O. Vantzos, C. Sminchisescu, "Matrix Backpropagation for Deep Networks with Structured
-    Layers", ICCV 2015. It flattens the manifold of covariances under the log-Euclidean metric. Cost: one
-    eigendecomposition of d×d and one product forward, four products backward, beside the covariance. Zero
-    eigenvalues become log ε, of all the largest in magnitude: they outweigh the signal, which is what the
-    root of the later methods avoids.
+    Layers", ICCV 2015, where it is of the second moment; here of the covariance, as the other methods are.
+    It flattens the manifold of covariances under the log-Euclidean metric. Cost: one eigendecomposition of
+    d×d and one product forward, four products backward, beside the covariance. Zero eigenvalues become log
+    ε, of all the largest in magnitude: they outweigh the signal, which is what the root of the later methods
+    avoids.
     """
 
     summary: ClassVar[str] = "matrix logarithm of the covariance plus εI (DeepO2P)"

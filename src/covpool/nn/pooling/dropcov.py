@@ -41,8 +41,10 @@ class DropCov(Method):
     the authors' code: neither dropped nor reweighted.
 
     :math:`\rho` is one number a batch (of one process, where there are several) and a constant of the
-    derivative: k learns by :math:`\tilde\Sigma` alone. Images whose covariance is zero or not finite have
-    no say in it; at :math:`\rho = 1` the result is zero. The draws are of torch's own generator.
+    derivative: k learns by :math:`\tilde\Sigma` alone. Images whose covariance is zero or not finite have no
+    say in it; at :math:`\rho = 1` the result is zero. The formula is made for wide features: of ReLU
+    features of 64 channels and fewer it often gives 0, and nothing is dropped. The draws are of torch's own
+    generator.
 
     Cost: that of the covariance. Zero eigenvalues stay zero; dropped channels add to them.
     """
@@ -86,9 +88,8 @@ def drop_rate(omega_BC: Tensor, sigma_BCC: Tensor) -> Tensor:
     cosine_B = (l2_normalized(omega_BC) * l2_normalized(rows_BC)).sum(-1)
     counted_B = cosine_B.isfinite() & (rows_BC != 0).any(-1)
     mean = cosine_B.masked_fill(~counted_B, 0.0).sum() / counted_B.sum().clamp(min=1)
-    strength = STRENGTH / math.log2(
-        max(omega_BC.shape[-1], 2)
-    )  # a single channel has no logarithm to divide by
+    # A single channel has no logarithm to divide by.
+    strength = STRENGTH / math.log2(max(omega_BC.shape[-1], 2))
     return (1 - strength * mean).clamp(0, 1)
 
 

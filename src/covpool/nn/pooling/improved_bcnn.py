@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from covpool.functional.arguments import check_choice, check_steps
+from covpool.functional.arguments import check_choice, check_steps, check_whole
 from covpool.functional.elementwise import l2_normalized, signed_root
 from covpool.functional.matrix_root import RootBackward, RootForward, RootOptions, matrix_root
 from covpool.functional.second_moment import second_moment
@@ -41,7 +41,7 @@ class ImprovedBcnnOptions:
         check_choice("forward", self.forward, FORWARDS)
         check_choice("backward", self.backward, BACKWARDS)
         check_steps(self.steps)
-        check_steps(self.backward_steps)
+        check_whole("backward_steps", self.backward_steps)
 
 
 class ImprovedBcnn(Method):
@@ -54,9 +54,11 @@ class ImprovedBcnn(Method):
     paper's Table 2 and the iterative solution. As a vector of d(d+1)/2 numbers. Cost, beside the second
     moment: forward one eigendecomposition and a product, or ``3K - 3`` products; backward one decomposition
     (none after a forward by SVD) and four products, or ``5K + 2``. Zero eigenvalues stay zero. The gradient
-    is that of the exact root: after Newton-Schulz it is an approximation, the better the more steps.
-    The elementwise root is steep near zero, where entries of a matrix root are many: in float32 the gradient
-    has one or two digits.
+    is that of the exact root: after Newton-Schulz it is an approximation, the better the more steps. The
+    gradient is fragile in two ways that no other method here has. The elementwise root is steep near zero,
+    where entries of a matrix root are many: in float32 the gradient may be off by as much as its own size.
+    And where Newton-Schulz has not converged, small eigenvalues come out too small, and Lyapunov's equation
+    divides by them.
     """
 
     summary: ClassVar[str] = "matrix root, signed root and l2 norm of the second moment (improved B-CNN)"

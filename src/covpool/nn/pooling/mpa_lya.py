@@ -7,11 +7,13 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from covpool.functional.arguments import check_steps, check_whole
+from covpool.functional.arguments import check_whole
 from covpool.functional.covariance import covariance
 from covpool.functional.matrix_root import RootOptions, matrix_root
 from covpool.functional.triu import triu_vec
 from covpool.nn.pooling.method import Method
+
+HIGHEST_DEGREE = 10
 
 
 @dataclass(frozen=True)
@@ -28,19 +30,24 @@ class MpaLyaOptions:
 
     def __post_init__(self) -> None:
         check_whole("degree", self.degree)
-        check_steps(self.backward_steps)
+        if self.degree > HIGHEST_DEGREE:
+            raise ValueError(
+                f"degree must be at most {HIGHEST_DEGREE}, beyond which float32 has no digits for the "
+                f"polynomials' coefficients; got {self.degree}"
+            )
+        check_whole("backward_steps", self.backward_steps)
 
 
 class MpaLya(Method):
     r"""The root of the covariance by one quotient of polynomials, as a vector of d(d+1)/2 numbers.
 
     Y. Song, N. Sebe, W. Wang, "Fast Differentiable Matrix Square Root", ICLR 2022. See
-    :mod:`covpool.functional.rational_root` for the quotient and :mod:`covpool.functional.lyapunov` for
-    the gradient. Three things differ from the paper: each matrix has a norm of its own, the quotient is
-    one that is zero at zero, so that zero eigenvalues stay zero, and the gradient between range and null
-    space is whole. Cost at degree 5 and 8 steps: 4 products and a Cholesky factorisation with its two
-    triangular solutions forward, 42 products backward, beside the covariance. The gradient is an
-    approximation by nature: that of the exact root, at the approximate one, by finitely many steps.
+    :mod:`covpool.functional.rational_root` for the quotient and :mod:`covpool.functional.lyapunov` for the
+    gradient. Two things differ from the paper: the quotient is one that is zero at zero, so that zero
+    eigenvalues stay zero, and the gradient between range and null space is whole. Every matrix has a norm of
+    its own. Cost at degree 5 and 8 steps: 4 products and a Cholesky factorisation with its two triangular
+    solutions forward, 42 products backward, beside the covariance. The gradient is an approximation by
+    nature: that of the exact root, at the approximate one, by finitely many steps.
     """
 
     summary: ClassVar[str] = "square root by a Padé approximant, gradient by iterated Lyapunov (MPA-Lya)"

@@ -44,7 +44,8 @@ class MpnCov(Method):
     P. Li, J. Xie, Q. Wang, W. Zuo, "Is Second-order Information Helpful for Large-scale Visual
     Recognition?", ICCV 2017. See :mod:`covpool.functional.eigen` for the gradient, which is finite where
     eigenvalues repeat or vanish. Cost: one eigendecomposition of d×d and one product forward, four products
-    backward, beside the covariance. Zero eigenvalues stay zero.
+    backward, beside the covariance; a second decomposition for ``post_normalization="spectral"``. Zero
+    eigenvalues stay zero.
     """
 
     summary: ClassVar[str] = "a power of the covariance, ½ by default, by eigendecomposition (MPN-COV)"

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from covpool.functional.arguments import check_steps, check_whole
+from covpool.functional.arguments import check_whole
 from covpool.functional.covariance import covariance
 from covpool.functional.matrix_root import RootOptions, matrix_root
 from covpool.functional.triu import triu_vec
@@ -28,19 +28,19 @@ class MtpLyaOptions:
 
     def __post_init__(self) -> None:
         check_whole("degree", self.degree)
-        check_steps(self.backward_steps)
+        check_whole("backward_steps", self.backward_steps)
 
 
 class MtpLya(Method):
     r"""The root of the covariance by one polynomial, as a vector of d(d+1)/2 numbers.
 
     Y. Song, N. Sebe, W. Wang, "Fast Differentiable Matrix Square Root", ICLR 2022. See
-    :mod:`covpool.functional.rational_root` for the polynomial and :mod:`covpool.functional.lyapunov` for
-    the gradient. Three things differ from the paper: each matrix has a norm of its own, the polynomial is
-    one that is zero at zero, so that zero eigenvalues stay zero, and the gradient between range and null
-    space is whole. Cost at degree 11 and 8 steps: 11 products forward, 42 products backward, beside the
-    covariance. The gradient is an approximation by nature: that of the exact root, at the approximate
-    one, by finitely many steps.
+    :mod:`covpool.functional.rational_root` for the polynomial and :mod:`covpool.functional.lyapunov` for the
+    gradient. Two things differ from the paper: the polynomial is one that is zero at zero, so that zero
+    eigenvalues stay zero, and the gradient between range and null space is whole. Every matrix has a norm of
+    its own. Cost at degree 11 and 8 steps: 11 products forward, 42 products backward, beside the covariance.
+    The gradient is an approximation by nature: that of the exact root, at the approximate one, by finitely
+    many steps.
     """
 
     summary: ClassVar[str] = "square root by a Taylor polynomial, gradient by iterated Lyapunov (MTP-Lya)"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from covpool.functional.arguments import check_positive
 from covpool.functional.covariance import covariance
-from covpool.functional.eigen import matrix_power
+from covpool.functional.eigen import Power, ScalarFunction, function_of_matrix
 from covpool.functional.triu import triu_vec
 from covpool.nn.pooling.method import Method
 
@@ -45,6 +45,20 @@ class PowerTmlr(Method):
 
     def forward(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
         """Pool x ``(B, C, n)``, with weights ``(B, n)`` or none."""
-        power = matrix_power(covariance(x, weights=weights), self.options.power)
-        identity = torch.eye(self.channels, dtype=power.dtype, device=power.device)
-        return triu_vec((power - identity) / self.options.power)
+        tangent = TangentOfPower(self.options.power)
+        return triu_vec(function_of_matrix(covariance(x, weights=weights), tangent))
+
+
+@dataclass(frozen=True)
+class TangentOfPower(ScalarFunction):
+    """``(λ^θ − 1)/θ``, without the difference that would cost a small θ its digits."""
+
+    power: float
+
+    def value(self, eigenvalues: Tensor) -> Tensor:
+        """Of each; −1/θ at zero."""
+        return torch.expm1(self.power * eigenvalues.log()) / self.power
+
+    def divided_differences(self, eigenvalues: Tensor) -> Tensor:
+        """Those of the power."""
+        return Power(self.power).divided_differences(eigenvalues) / self.power

@@ -1,0 +1,48 @@
+"""The cost that each method states, counted: products of matrices forward and backward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from covpool.nn.pooling import METHODS
+from tests.functional.counting import count_value_and_gradient
+
+# On more positions than channels. The covariance or second moment itself is one product and two.
+COSTS: list[tuple[str, dict[str, Any], int, int]] = [
+    ("gap", {}, 0, 0),
+    ("cov", {}, 1, 2),
+    ("isqrt_cov", {}, 1 + 12, 1 + 16),  # which knows that the gradient of Σ is symmetric
+    ("mpn_cov", {}, 1 + 1, 2 + 4),
+    ("bcnn", {}, 1, 2),
+    ("improved_bcnn", {}, 1 + 1, 2 + 4),
+    ("improved_bcnn", {"forward": "newton_schulz"}, 1 + 27, 2 + 4),
+    ("improved_bcnn", {"forward": "newton_schulz", "backward": "svd"}, 1 + 27, 2 + 4),
+    ("improved_bcnn", {"forward": "newton_schulz", "backward": "lyapunov_iteration"}, 1 + 27, 2 + 52),
+    ("deep_o2p", {}, 1 + 1, 2 + 4),
+    ("g2denet", {}, 1 + 1, 2 + 4),
+    ("g2denet", {"root": "newton_schulz"}, 1 + 12, 2 + 16),
+    ("cbp", {}, 1, 2),
+    ("mpa_lya", {}, 1 + 4, 2 + 42),
+    ("mtp_lya", {}, 1 + 11, 2 + 42),
+    ("svd_pade", {}, 1 + 1, 2 + 4),
+    ("svd_taylor", {}, 1 + 1, 2 + 4),
+    ("polar_express", {}, 1 + 17, 2 + 34),
+    ("dropcov", {}, 1, 2),
+    ("power_tmlr", {}, 1 + 1, 2 + 4),
+]
+
+
+@pytest.mark.parametrize(("method", "options", "forward", "backward"), COSTS, ids=lambda value: str(value))
+def test_products(method: str, options: dict[str, Any], forward: int, backward: int) -> None:
+    pool = METHODS[method](6, **options)
+    value, gradient = count_value_and_gradient(pool, torch.randn(2, 6, 20))
+    assert (value.count, gradient.count) == (forward, backward)
+
+
+def test_every_method_is_counted_or_has_other_operations() -> None:
+    counted = {method for method, *_ in COSTS}
+    # One is a QR decomposition, the other mostly convolutions.
+    assert set(METHODS) - counted == {"cholesky", "moment_probing"}
