@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor
+from torch._inductor import config as inductor_config
 
 from covpool.nn import CovPool
 from covpool.nn.pooling import METHODS
@@ -122,9 +123,9 @@ def test_compiled_whole_and_dynamic(row: Row) -> None:
 
 
 @rows()
-def test_compiled_by_inductor(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch._inductor.config.fallback_random", True)  # to draw as torch itself does
-    check_trained_compiled(row, "inductor")
+def test_compiled_by_inductor(row: Row) -> None:
+    with inductor_config.patch(fallback_random=True):  # to draw as torch itself does
+        check_trained_compiled(row, "inductor")
 
 
 @rows(*map(str, ROWS))
