@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,8 +19,13 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from covpool.nn import CovPool
+from covpool.nn.pooling import METHODS
 
 BATCH, STEPS, RATE = 6, 3, 0.1
+METHOD_OPTIONS: dict[str, dict[str, Any]] = {
+    "cbp": {"features": 20},
+    "moment_probing": {"width": 21, "heads": 3},
+}
 # Input shape of an image, input channels, options of the layer. BatchNorm is in eval mode: in training
 # its statistics are those of a process, not of the whole batch.
 CASES = {
@@ -27,6 +33,12 @@ CASES = {
     "map without reduction": ((7, 2, 2), 7, {"dim": None, "backward": "recompute"}),
     "tokens, reduction auto": ((9, 7), 7, {"dim": 4}),
     "tokens, reduction linear": ((9, 7), 7, {"dim": 4, "reduction": "linear", "side": "positions"}),
+}
+# Every method.
+CASES |= {
+    name: ((7, 4, 5), 7, {"method": name, "dim": 4, **METHOD_OPTIONS.get(name, {})})
+    for name in METHODS
+    if name != "isqrt_cov"
 }
 WRAPPERS = ("ddp", "fsdp2")
 

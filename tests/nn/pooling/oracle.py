@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -47,3 +48,17 @@ def check_gradient(method: str, x: Tensor, **options: Any) -> None:
     """The gradient with respect to the features is that of finite differences."""
     pool = METHODS[method](x.shape[1], **options).to(x.dtype)
     assert torch.autograd.gradcheck(pool, x.clone().requires_grad_())
+
+
+def upstream(y: Tensor) -> Tensor:
+    """A gradient of all signs, the same at every call."""
+    return torch.sin(torch.arange(y.numel(), dtype=y.dtype)).reshape(y.shape)
+
+
+def value_and_gradient(
+    pool: Callable[..., Tensor], x: Tensor, weights: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The vectors, and the gradient of the features."""
+    leaf = x.detach().clone().requires_grad_()
+    y = pool(leaf, weights)
+    return y.detach(), torch.autograd.grad(y, leaf, upstream(y))[0]

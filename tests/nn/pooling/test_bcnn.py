@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from covpool.nn.pooling import METHODS
-from tests.nn.pooling import promises
 from tests.nn.pooling.inputs import SPECTRA
-from tests.nn.pooling.oracle import check_gradient, pooled, second_moment, upper
+from tests.nn.pooling.oracle import check_gradient, pooled, second_moment, upper, value_and_gradient
 
 make = METHODS["bcnn"]
 
@@ -30,38 +26,10 @@ def test_gradient(spectrum: str) -> None:
     check_gradient("bcnn", SPECTRA[spectrum]())
 
 
-def test_weights_are_repetitions() -> None:
-    x = torch.randn(1, 4, 3, dtype=torch.float64)
-    repeated = x[:, :, [0, 1, 1, 2, 2, 2]]
-    torch.testing.assert_close(make(4)(x, torch.tensor([[1.0, 2.0, 3.0]])), make(4)(repeated))
-
-
 @pytest.mark.parametrize("scale", [1e-30, 1e-12, 1e12, 1e37])
 def test_is_the_same_at_every_scale(scale: float) -> None:
     x = torch.rand(2, 4, 7) - 0.5
-    v, gradient = promises.value_and_gradient(make(4), x)
-    scaled, scaled_gradient = promises.value_and_gradient(make(4), x * scale)
+    v, gradient = value_and_gradient(make(4), x)
+    scaled, scaled_gradient = value_and_gradient(make(4), x * scale)
     torch.testing.assert_close(scaled, v, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(scaled_gradient * scale, gradient, rtol=1e-3, atol=1e-3)
-
-
-@promises.degenerate
-def test_finite_at_every_scale(kind: Callable[..., Tensor]) -> None:
-    promises.check_finite_at_every_scale(make, kind)
-
-
-@promises.poisons
-def test_hidden_positions_have_no_say(poison: float) -> None:
-    promises.check_hidden_positions_have_no_say(make, poison)
-
-
-def test_a_nan_image_disturbs_no_other() -> None:
-    promises.check_a_nan_image_disturbs_no_other(make)
-
-
-def test_half_precision_gives_float32() -> None:
-    promises.check_half_precision_gives_float32(make)
-
-
-def test_gradient_of_the_weights() -> None:
-    promises.check_gradient_of_the_weights(make)

@@ -1,9 +1,6 @@
-"""Compact bilinear pooling: its sketches against explicit sums, the kernel they approximate, its promises."""
+"""Compact bilinear pooling: its sketches against explicit sums, the kernel they approximate."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 import pytest
@@ -13,7 +10,6 @@ from torch import Tensor
 from covpool.nn import CovPool
 from covpool.nn.pooling import METHODS
 from covpool.nn.pooling.cbp import Cbp
-from tests.nn.pooling import promises
 from tests.nn.pooling.inputs import SPECTRA, full_rank
 from tests.nn.pooling.oracle import Array, check_gradient, pooled
 
@@ -111,10 +107,12 @@ def test_the_seed_makes_the_sketch_and_leaves_the_global_generator() -> None:
 
 @projections
 def test_loads_with_its_own_sketch_whatever_the_seed(projection: str) -> None:
-    promises.check_copies_are_the_same(
-        partial(make, projection=projection, features=20),
-        partial(make, projection=projection, features=20, seed=5),
-    )
+    x = torch.randn(2, 6, 9)
+    saved = make(6, projection=projection, features=50, seed=1)
+    loaded = make(6, projection=projection, features=50, seed=2)
+    assert not torch.equal(loaded(x), saved(x))
+    loaded.load_state_dict(saved.state_dict())
+    assert torch.equal(loaded(x), saved(x))
 
 
 @projections
@@ -143,30 +141,3 @@ def test_behind_the_layer() -> None:
 def test_wrong_options_are_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Cbp(6, **options)
-
-
-@projections
-@promises.degenerate
-def test_finite_at_every_scale(kind: Callable[..., Tensor], projection: str) -> None:
-    promises.check_finite_at_every_scale(partial(make, projection=projection, features=50), kind)
-
-
-@projections
-@promises.poisons
-def test_hidden_positions_have_no_say(poison: float, projection: str) -> None:
-    promises.check_hidden_positions_have_no_say(partial(make, projection=projection, features=50), poison)
-
-
-@projections
-def test_a_nan_image_disturbs_no_other(projection: str) -> None:
-    promises.check_a_nan_image_disturbs_no_other(partial(make, projection=projection, features=50))
-
-
-@projections
-def test_half_precision_gives_float32(projection: str) -> None:
-    promises.check_half_precision_gives_float32(partial(make, projection=projection, features=50))
-
-
-@projections
-def test_gradient_of_the_weights(projection: str) -> None:
-    promises.check_gradient_of_the_weights(partial(make, projection=projection, features=50))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -14,28 +15,40 @@ from covpool.nn import CovPool
 from covpool.nn.pooling import METHODS, Method
 from tests.functional.degenerate import KINDS
 from tests.functional.tolerances import assert_close
+from tests.nn.pooling.oracle import upstream, value_and_gradient
 
 B, C = 3, 6
 
-every_method = pytest.mark.parametrize("name", METHODS)
+# Options that take other code, beside every method as it comes; and sizes that keep the tests short.
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "cbp": ("cbp", {"features": 50}),
+    "cbp random_maclaurin": ("cbp", {"features": 50, "projection": "random_maclaurin"}),
+    "g2denet newton_schulz": ("g2denet", {"root": "newton_schulz"}),
+    "improved_bcnn newton_schulz lyapunov": ("improved_bcnn", {"forward": "newton_schulz"}),
+    "improved_bcnn newton_schulz iteration": (
+        "improved_bcnn",
+        {"forward": "newton_schulz", "backward": "lyapunov_iteration"},
+    ),
+    "improved_bcnn svd iteration": ("improved_bcnn", {"backward": "lyapunov_iteration"}),
+    "moment_probing": ("moment_probing", {"width": 21, "heads": 3}),
+    "mpn_cov spectral": ("mpn_cov", {"post_normalization": "spectral"}),
+    "mpn_cov frobenius": ("mpn_cov", {"post_normalization": "frobenius", "power": 0.7}),
+}
+APPROXIMATE = ("mpa_lya", "mtp_lya", "svd_pade", "svd_taylor")
+every_method = pytest.mark.parametrize("name", dict.fromkeys([*METHODS, *VARIANTS]))
 
 
-def make(name: str, channels: int = C, **options: object) -> Method:
+def make(name: str, channels: int = C) -> Method:
     """The method as it is at evaluation: where there is chance in training, it is not the matter here."""
     torch.manual_seed(0)
-    return METHODS[name](channels, **options).eval()
+    method, options = VARIANTS.get(name, (name, {}))
+    return METHODS[method](channels, **options).eval()
 
 
-def upstream(y: Tensor) -> Tensor:
-    return torch.sin(torch.arange(y.numel(), dtype=y.dtype)).reshape(y.shape)
-
-
-def value_and_gradient(
-    pool: Callable[..., Tensor], x: Tensor, weights: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    leaf = x.detach().clone().requires_grad_()
-    y = pool(leaf, weights)
-    return y.detach(), torch.autograd.grad(y, leaf, upstream(y))[0]
+def layer(name: str, dim: int | None, **more: Any) -> CovPool:
+    """The whole layer around it, in training."""
+    method, options = VARIANTS.get(name, (name, {}))
+    return CovPool(C, method, dim=dim, **more, **options)
 
 
 @every_method
@@ -49,7 +62,7 @@ def test_length_of_the_vector(name: str) -> None:
 @pytest.mark.parametrize("dim", [None, 4])
 def test_maps_and_tokens_are_the_same_features(name: str, dim: int | None) -> None:
     torch.manual_seed(0)
-    pool = CovPool(C, name, dim=dim, reduction="linear").eval()
+    pool = layer(name, dim, reduction="linear").eval()
     x = torch.randn(B, C, 4, 5)
     expected = pool(x)
     assert expected.shape == (B, pool.out_features)
@@ -71,6 +84,20 @@ def test_half_precision_is_computed_in_float32(name: str, dtype: torch.dtype) ->
 
 
 @every_method
+def test_float32_is_near_float64(name: str) -> None:
+    """On fewer positions than channels, and features as a backbone leaves them."""
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(2, 64, 49, generator=generator).relu() * torch.rand(64, 1, generator=generator)
+    pool = make(name, 64)
+    found = value_and_gradient(pool, x)
+    expected = value_and_gradient(pool.double(), x.double())
+    # The signed root of an entry near zero is so steep that a gradient through it has few digits.
+    limits = (1e-3, 0.5) if name.startswith("improved_bcnn") else (2e-4, 2e-3)
+    for single, double, limit in zip(found, expected, limits, strict=True):
+        assert ((single - double).norm() / double.norm()).item() < limit
+
+
+@every_method
 def test_autocast_has_no_say(name: str) -> None:
     pool, x = make(name), torch.randn(B, C, 9)
     leaf = x.clone().requires_grad_()
@@ -84,7 +111,7 @@ def test_autocast_has_no_say(name: str) -> None:
 
 @every_method
 def test_the_layer_in_bfloat16(name: str) -> None:
-    pool = CovPool(C, name, dim=4).to(torch.bfloat16)
+    pool = layer(name, 4).to(torch.bfloat16)
     y = pool(torch.randn(B, C, 3, 5).bfloat16())
     (y * upstream(y)).sum().backward()
     assert y.dtype == torch.float32
@@ -122,6 +149,23 @@ def test_masked_positions_may_hold_anything(name: str, weights_dtype: torch.dtyp
         assert grad[i, :, ~weights[i]].eq(0).all()
         assert grad[i].isfinite().all()
         assert grad_alone.shape[-1] == int(weights[i].sum())
+
+
+@pytest.mark.parametrize("name", [name for name in [*METHODS, *VARIANTS] if name not in APPROXIMATE])
+def test_gradient_of_the_weights(name: str) -> None:
+    """Against finite differences; at a weight of zero, against one step to the side where weights are."""
+    pool, x = make(name).double(), torch.randn(2, C, 9, dtype=torch.float64)
+    weights = torch.rand(2, 9, dtype=torch.float64) + 0.1
+    if "newton_schulz" not in name:  # whose gradient, after few steps, is an approximation as well
+        assert torch.autograd.gradcheck(lambda w: pool(x, w), weights.clone().requires_grad_())
+    if name == "cholesky":  # which says that it has none at zero
+        return
+    weights[:, 3] = 0.0
+    step = torch.zeros_like(weights)
+    step[:, 3] = 1e-7
+    expected = ((pool(x, weights + step) - pool(x, weights)).sum(-1) / 1e-7).detach()
+    pool(x, weights.requires_grad_()).sum().backward()
+    assert_close(weights.grad[:, 3], expected, relative=1e-2)
 
 
 @every_method
@@ -171,19 +215,19 @@ def test_no_images(name: str) -> None:
 @every_method
 def test_shapes_on_the_meta_device(name: str) -> None:
     with torch.device("meta"):
-        pool = CovPool(C, name, dim=None)
+        pool = layer(name, None)
         assert pool(torch.empty(2, C, 3, 3)).shape == (2, pool.out_features)
 
 
 @every_method
 def test_copies_and_files(name: str) -> None:
-    pool, x = CovPool(C, name, dim=4), torch.randn(B, C, 3, 5)
+    pool, x = layer(name, 4), torch.randn(B, C, 3, 5)
     pool(x)
     file = io.BytesIO()
     torch.save(pool.state_dict(), file)
     file.seek(0)
     torch.manual_seed(7)
-    other = CovPool(C, name, dim=4)
+    other = layer(name, 4)
     other.load_state_dict(torch.load(file, weights_only=True))
     expected = pool.eval()(x)
     assert torch.equal(other.eval()(x), expected)
@@ -192,7 +236,7 @@ def test_copies_and_files(name: str) -> None:
 
 @every_method
 def test_reset_parameters_reaches_every_parameter(name: str) -> None:
-    pool = METHODS[name](C)
+    pool = make(name)
     for parameter in pool.parameters():
         nn.init.constant_(parameter, 77.0)
     pool.reset_parameters()
@@ -203,7 +247,7 @@ def test_reset_parameters_reaches_every_parameter(name: str) -> None:
 def test_every_parameter_learns(name: str) -> None:
     """DistributedDataParallel waits for a gradient of each."""
     torch.manual_seed(0)
-    pool = CovPool(C, name, dim=4).train()
+    pool = layer(name, 4)
     y = pool(torch.randn(B, C, 3, 5))
     (y * upstream(y)).sum().backward()
     assert all(p.grad is not None for p in pool.parameters())
@@ -211,13 +255,13 @@ def test_every_parameter_learns(name: str) -> None:
 
 @every_method
 def test_repr_tells_every_option(name: str) -> None:
-    text = repr(CovPool(C, name, dim=None))
-    for option in METHODS[name].option_names():
+    text = repr(layer(name, None))
+    for option in make(name).option_names():
         assert f"{option}=" in text
     assert f"out_features={make(name).out_features}" in text
 
 
-@every_method
+@pytest.mark.parametrize("name", METHODS)
 def test_the_documentation_says_what_must_be_known(name: str) -> None:
     """The paper (but for the baselines), the cost, and what becomes of zero eigenvalues."""
     text = " ".join((METHODS[name].__doc__ or "").split())
@@ -239,7 +283,7 @@ def test_a_second_derivative_is_right_or_refused(name: str) -> None:
             raise
 
 
-@every_method
+@pytest.mark.parametrize("name", METHODS)
 def test_unknown_options_are_refused(name: str) -> None:
     with pytest.raises(TypeError, match=f"^stepps is not an option of method '{name}'; its options are: "):
         CovPool(C, name, dim=None, stepps=3)

@@ -1,8 +1,7 @@
-"""Moment Probing against loops in numpy and scipy, finite differences, and its promises."""
+"""Moment Probing against loops in numpy and scipy, finite differences."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from math import erf, sqrt
@@ -16,7 +15,6 @@ from torch import Tensor
 from covpool.nn import CovPool
 from covpool.nn.pooling import METHODS
 from covpool.nn.pooling.moment_probing import MomentProbing
-from tests.nn.pooling import promises
 from tests.nn.pooling.inputs import SPECTRA
 from tests.nn.pooling.oracle import Array
 
@@ -102,12 +100,6 @@ def test_out_features() -> None:
     assert pool(torch.randn(2, 9, 20)).shape == (2, 32)
 
 
-def test_tokens_are_maps() -> None:
-    pool = CovPool(20, method="moment_probing", dim=None, width=60, heads=3)
-    x = torch.randn(2, 20, 3, 3)
-    torch.testing.assert_close(pool(x), pool(x.flatten(2).mT))
-
-
 def test_start_again() -> None:
     pool = small(6)
     with torch.no_grad():
@@ -135,32 +127,6 @@ def test_wrong_options_are_refused(options: dict[str, int], message: str) -> Non
         MomentProbing(6, **options)
 
 
-@promises.degenerate
-def test_finite_at_every_scale(kind: Callable[..., Tensor]) -> None:
-    promises.check_finite_at_every_scale(small, kind)
-
-
 def test_constant_features_are_zero() -> None:
     """Rounding does not become a column of unit length."""
     assert (small(6)(torch.randn(2, 6, 1).expand(-1, -1, 9)) == 0).all()
-
-
-@promises.poisons
-def test_hidden_positions_have_no_say(poison: float) -> None:
-    promises.check_hidden_positions_have_no_say(small, poison)
-
-
-def test_a_nan_image_disturbs_no_other() -> None:
-    promises.check_a_nan_image_disturbs_no_other(small)
-
-
-def test_half_precision_gives_float32() -> None:
-    promises.check_half_precision_gives_float32(small)
-
-
-def test_copies_are_the_same() -> None:
-    promises.check_copies_are_the_same(small, small)
-
-
-def test_gradient_of_the_weights() -> None:
-    promises.check_gradient_of_the_weights(small)

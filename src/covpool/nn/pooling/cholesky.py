@@ -61,8 +61,9 @@ def cholesky_factor(x: Tensor, weights: Tensor | None, eps: float) -> Tensor:
     r"""L of :math:`\Sigma + \epsilon I`, ``(B, C, C)``, without forming Σ.
 
     Of fewer positions than channels, a Σ in float32 has negative pivots, and its factorisation fails. The
-    factor of :math:`[M, \sqrt\epsilon I]`, with :math:`\Sigma = M M^T`, has none: it is triangular by
-    rotations, :math:`[M, \sqrt\epsilon I]^T = Q L^T`, with half the digits lost on the way.
+    factor of :math:`[M, \sqrt\epsilon I]`, with :math:`\Sigma = M M^T`, has none: it is made triangular by
+    reflections, :math:`[M, \sqrt\epsilon I]^T = Q L^T`. The price: the derivative with respect to a weight
+    that is exactly zero, which goes through the root of the weight, is not to be relied on.
     """
     check_features(x)
     if weights is not None:

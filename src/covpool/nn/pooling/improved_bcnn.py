@@ -55,6 +55,8 @@ class ImprovedBcnn(Method):
     moment: forward one eigendecomposition and a product, or ``3K - 3`` products; backward one decomposition
     (none after a forward by SVD) and four products, or ``5K + 2``. Zero eigenvalues stay zero. The gradient
     is that of the exact root: after Newton-Schulz it is an approximation, the better the more steps.
+    The elementwise root is steep near zero, where entries of a matrix root are many: in float32 the gradient
+    has one or two digits.
     """
 
     summary: ClassVar[str] = "matrix root, signed root and l2 norm of the second moment (improved B-CNN)"

@@ -1,0 +1,36 @@
+"""Every pooling method in a run of training: one word of the recipe, nothing else."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import covpool
+from covpool.nn.pooling import METHODS
+from covpool.train import fit, read_recipe
+from tests.data.pictures import needs_tiny10
+from tests.train.small import SMALL
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "cbp": {"features": 64},
+    "moment_probing": {"width": 28},
+}
+FAST = ("mpn_cov", "cbp", "dropcov", "moment_probing")  # eigenvalues, buffers, chance, parameters
+
+
+@needs_tiny10
+@pytest.mark.parametrize(
+    "pool", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in METHODS]
+)
+def test_trains_and_is_read_back(pool: str, tmp_path: Path) -> None:
+    changes = {"model.pool": pool, "model.pool_options": OPTIONS.get(pool, {}), "out": str(tmp_path / "run")}
+    if pool == "gap":
+        changes["model.dim"] = "auto"
+    run = fit(read_recipe(None, {**SMALL, "loop.precision": "bfloat16", "loop.ema": None, **changes}))
+    assert run.summary["skipped_steps"] == 0
+    assert math.isfinite(run.summary["last_epoch"]["loss"])
+    model = covpool.load_model(run.folder / "bundle")
+    assert model.pool.method == pool
