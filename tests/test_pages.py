@@ -41,6 +41,30 @@ def test_front_page(capsys: pytest.CaptureFixture[str]) -> None:
     assert tuple(names["v"].shape) == (8, 32896)  # type: ignore[attr-defined]
 
 
+def test_methods_page(capsys: pytest.CaptureFixture[str]) -> None:
+    from covpool.nn import methods
+
+    names = run_code(ROOT / "docs" / "methods.md")
+    assert tuple(names["vector"].shape) == (2, 8256)  # type: ignore[attr-defined]
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(methods())
+
+
+def test_links_between_pages() -> None:
+    """Every file that a page links to is there, and every test that one names."""
+    pages = [README, *(ROOT / "docs").glob("*.md")]
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        for link in re.findall(r"\]\(([^)#:]+)(?:#[\w-]*)?\)", text):
+            assert (page.parent / link).exists(), f"{page.name} links to {link}"
+        for file in re.findall(r"`(tests/[\w/]+\.py)`", text):
+            assert (ROOT / file).exists(), f"{page.name} names {file}"
+    text = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(test_\w+)`", text))
+    found = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "tests").rglob("test_*.py"))
+    assert named
+    assert {name for name in named if f"def {name}(" not in found} == set()
+
+
 def test_models_page() -> None:
     names = run_code(ROOT / "docs" / "models.md")
     assert names["model"].num_classes == 10  # type: ignore[attr-defined]

@@ -47,7 +47,7 @@ def test_isqrt_cov_measures_and_renders(tmp_path: Path, capsys: pytest.CaptureFi
         ([], "say which: methods, isqrt_cov, training, render"),
         (["magic"], "say which: methods, isqrt_cov, training, render; got 'magic'"),
         (["isqrt_cov", "--sizes", "[huge]"], "sizes must be among"),
-        (["methods", "--methods", "[magic]"], "methods must be among"),
+        (["methods", "--methods", "[magic]"], "methods must be one of"),
         (["render", "nowhere.json"], "nowhere.json: No such file"),
     ],
 )

@@ -137,6 +137,9 @@ class TestChoices:
             ("mobilenetv3_small_050", "isqrt_cov", "auto", None),
             ("alexnet", "isqrt_cov", "auto", None),
             ("resnet10t", "gap", "auto", None),
+            ("resnet10t", "cbp", "auto", 256),
+            ("resnet10t", "moment_probing", "auto", None),
+            ("resnet10t", "moment_probing", 64, 64),
         ],
     )
     def test_dim(self, backbone: str, pool: str, dim: object, expected: int | None) -> None:

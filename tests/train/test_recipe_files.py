@@ -95,6 +95,10 @@ def test_another_pooling_leaves_out_what_was_for_the_first() -> None:
     told = read_recipe("resnet50-imagenet", {"model.pool": "gap", "model.dim": 64}).model
     assert told.dim == 64
     assert read_recipe("resnet50-imagenet", {"model.pool": "isqrt_cov"}).model == paper
+    assert read_recipe("resnet50-imagenet", {"model.pool": "mpn_cov"}).model.dim == paper.dim
+    probing = read_recipe("resnet50-imagenet", {"model.pool": "moment_probing"}).model
+    assert probing.dim == "auto", "it projects the channels itself"
+    assert probing.keep_resolution == paper.keep_resolution
 
 
 @pytest.mark.parametrize(

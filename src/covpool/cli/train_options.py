@@ -23,7 +23,7 @@ On several GPUs or machines: torchrun --nproc-per-node 8 -m covpool train ..."""
 
 # What is no key of a recipe.
 TRAIN_OPTIONS: dict[str, dict[str, Any]] = {
-    "compare": {"type": str, "help": "train with this pooling too, and report on both: gap"},
+    "compare": {"type": str, "help": "train with this pooling too, and report on both: gap, or another"},
     "print_config": {"action": "store_true", "help": "print the whole recipe, and do nothing"},
 }
 

@@ -23,7 +23,6 @@ Shapes: ``(B, m, m)``.
 
 from __future__ import annotations
 
-import functools
 import math
 
 import torch
@@ -56,7 +55,6 @@ def pade_root(a: Tensor, degree: int) -> Tensor:
     return (root + root.mT) * 0.5
 
 
-@functools.cache
 def _coefficient(k: int) -> float:
     """Of ``z^k`` in ``(1 − z)^(−½)``."""
     return float(math.comb(2 * k, k) / 4**k)

@@ -29,7 +29,8 @@ class ModelConfig:
         num_classes: 0 for no classifier.
         pool: a method of :func:`covpool.nn.methods`.
         dim: channels after the reduction; ``None`` for no reduction; ``"auto"``: 256 where the backbone has
-            more than 256, none where it has fewer, nor before a first-order method.
+            more than 256, none where it has fewer, nor before a first-order method or one that projects the
+            channels itself (``moment_probing``).
         keep_resolution: leave out the last halving of the resolution; ``None``: where the architecture
             allows it, and the method is second-order.
         features: ``"stage"`` for those before the channels' expansion of EfficientNet, MobileNet and

@@ -44,7 +44,8 @@ def create_model(
         pool: a method of :func:`covpool.nn.methods`; ``"gap"`` makes the first-order twin: timm's backbone as
             it is, the average of its features, a linear classifier.
         dim: channels after the 1x1 reduction; ``None`` for no reduction; ``"auto"``: 256, the paper's, where
-            the backbone has more, and no reduction where it has not.
+            the backbone has more, and no reduction where it has not, or where the method projects the
+            channels itself.
         num_classes: 0 for no classifier: the model then gives the pooled vector.
         pretrained: load timm's weights of the backbone.
         checkpoint_path: a file with weights of the backbone, ``.safetensors`` or ``.pth``.

@@ -172,8 +172,9 @@ class PooledClassifier(nn.Module):
 def _dim(config: ModelConfig, channels: int) -> int | None:
     if config.dim != "auto":
         return config.dim
-    wide = channels > REDUCED and METHODS[config.pool].order > 1
-    return REDUCED if wide else None
+    method = METHODS[config.pool]
+    wanted = channels > REDUCED and method.order > 1 and not method.reduces
+    return REDUCED if wanted else None
 
 
 def _pool(config: ModelConfig, backbone: Backbone) -> CovPool:

@@ -67,9 +67,13 @@ def change_pool(values: Mapping[str, Any], pool: str) -> dict[str, Any]:
     """Values by key for the same network with another pooling; ``gap`` makes the first-order twin.
 
     The options of the pooling are left out, and before a first-order method also its width, the resolution
-    kept for it, and the average joined to it.
+    kept for it, and the average joined to it; before a method that projects the channels itself, the width.
     """
-    other = ("model.pool_options", *(SECOND_ORDER if METHODS[pool].order == 1 else ()))
+    other = ["model.pool_options"]
+    if METHODS[pool].order == 1:
+        other += SECOND_ORDER
+    elif METHODS[pool].reduces:
+        other += ["model.dim"]
     return {**{key: value for key, value in values.items() if key not in other}, "model.pool": pool}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import scipy.interpolate
 import scipy.linalg
 import torch
 from torch import Tensor
@@ -84,6 +85,16 @@ def test_gradient_of_the_decomposition(method: str, closeness: float) -> None:
     inner = k.T * (vectors.T @ of_vectors)
     of_sigma = vectors @ ((inner + inner.T) / 2 + np.diag(of_values)) @ vectors.T
     np.testing.assert_allclose(gradient(method, x), of_features(of_sigma, x), atol=1e-9)
+
+
+@pytest.mark.parametrize("degree", [0, 1, 5])
+def test_the_approximant_of_the_geometric_series_is_its_sum(degree: int) -> None:
+    """Over a polynomial of degree one it is 1/(1 − r) already; over any higher one the system is singular."""
+    upper_one, lower_one = scipy.interpolate.pade([1.0] * (degree + 2), 1, degree)
+    r = np.linspace(-0.9, 0.99, 50)
+    np.testing.assert_allclose(upper_one(r) / lower_one(r), 1 / (1 - r), rtol=1e-12)
+    with pytest.raises(np.linalg.LinAlgError, match=r"(?i)singular"):
+        scipy.interpolate.pade([1.0] * (2 * degree + 5), degree + 2, degree + 2)
 
 
 @pytest.mark.parametrize("method", ["mpa_lya", "mtp_lya"])

@@ -20,7 +20,8 @@ class Method(nn.Module):
     that checks itself, with a default for every field; it gives positions of weight zero no say, whatever
     they hold. ``out_features`` is d(d+1)/2, the upper triangle of a symmetric matrix, unless it says
     otherwise. Layouts and the reduction are not its business. ``order`` is that of the moment it pools: a
-    model around a first-order method takes the backbone as it is.
+    model around a first-order method takes the backbone as it is. ``reduces`` says that the method projects
+    the channels itself: a model then puts no reduction before it unless it is asked for one.
 
     Args:
         channels: d, the channels of the features.
@@ -29,6 +30,7 @@ class Method(nn.Module):
 
     summary: ClassVar[str]
     order: ClassVar[int] = 2
+    reduces: ClassVar[bool] = False
     Options: ClassVar[type[Any]] = NoOptions
     options: Any
 

@@ -67,6 +67,7 @@ class MomentProbing(Method):
     """
 
     summary: ClassVar[str] = "convolved cross-covariances of heads of projected features (Moment Probing)"
+    reduces: ClassVar[bool] = True
     Options: ClassVar[type[MomentProbingOptions]] = MomentProbingOptions
     options: MomentProbingOptions
 

