@@ -37,9 +37,9 @@ class MtpLya(Method):
     Y. Song, N. Sebe, W. Wang, "Fast Differentiable Matrix Square Root", ICLR 2022. See
     :mod:`covpool.functional.rational_root` for the polynomial and :mod:`covpool.functional.lyapunov` for the
     gradient. Two things differ from the paper: the polynomial is one that is zero at zero, so that zero
-    eigenvalues stay zero, and the gradient between range and null space is whole. Cost at degree 11 and 8 steps: 11 products forward, 42 products backward, beside the covariance.
-    The gradient is an approximation by nature: that of the exact root, at the approximate one, by finitely
-    many steps.
+    eigenvalues stay zero, and the gradient between range and null space is whole. Cost at degree 11 and 8
+    steps: 11 products forward, 42 products backward, beside the covariance. The gradient is an approximation
+    by nature: that of the exact root, at the approximate one, by finitely many steps.
     """
 
     summary: ClassVar[str] = "square root by a Taylor polynomial, gradient by iterated Lyapunov (MTP-Lya)"
