@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from covpool.functional.covariance import covariance
 from covpool.functional.elementwise import l2_normalized
+from covpool.functional.mean import mean
 from covpool.functional.normalization import reciprocal_or_zero
 from covpool.functional.precision import autocast_off
 from covpool.functional.triu import triu_vec
-from covpool.nn.pooling.gap import Gap
 from covpool.nn.pooling.method import Method
 
 KERNEL = 3
@@ -53,7 +53,6 @@ class DropCov(Method):
 
     def __init__(self, channels: int, **options: Any) -> None:
         super().__init__(channels, **options)
-        self.mean = Gap(channels)
         self.attention = nn.Conv1d(1, 1, KERNEL, padding=KERNEL // 2, bias=False)
 
     def forward(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -61,7 +60,7 @@ class DropCov(Method):
         sigma_BCC = covariance(x, weights=weights)
         if not self.training:
             return triu_vec(sigma_BCC)
-        omega_BC = self._attention(self.mean(x, weights))
+        omega_BC = self._attention(mean(x, weights))
         sigma_BCC = rescaled(sigma_BCC, 1 + omega_BC)
         return triu_vec(rescaled(sigma_BCC, dropout_gains(omega_BC, drop_rate(omega_BC, sigma_BCC))))
 
@@ -87,10 +86,10 @@ def drop_rate(omega_BC: Tensor, sigma_BCC: Tensor) -> Tensor:
     rows_BC = (sigma_BCC / sigma_BCC.shape[-1]).sum(-1)
     cosine_B = (l2_normalized(omega_BC) * l2_normalized(rows_BC)).sum(-1)
     counted_B = cosine_B.isfinite() & (rows_BC != 0).any(-1)
-    mean = cosine_B.masked_fill(~counted_B, 0.0).sum() / counted_B.sum().clamp(min=1)
+    mean_cosine = cosine_B.masked_fill(~counted_B, 0.0).sum() / counted_B.sum().clamp(min=1)
     # A single channel has no logarithm to divide by.
     strength = STRENGTH / math.log2(max(omega_BC.shape[-1], 2))
-    return (1 - strength * mean).clamp(0, 1)
+    return (1 - strength * mean_cosine).clamp(0, 1)
 
 
 def dropout_gains(like_BC: Tensor, rate: Tensor) -> Tensor:

@@ -18,10 +18,10 @@ from covpool.functional.arguments import (
 from covpool.functional.covariance import as_batch
 from covpool.functional.eigen import matrix_power
 from covpool.functional.matrix_sqrt import matrix_sqrt
+from covpool.functional.mean import mean
 from covpool.functional.precision import autocast_off
 from covpool.functional.second_moment import second_moment
 from covpool.functional.triu import triu_vec
-from covpool.functional.weighting import normalized_weights, without_outliers
 from covpool.nn.pooling.method import Method
 
 Root = Literal["svd", "newton_schulz"]
@@ -87,12 +87,6 @@ def gaussian_embedding(x: Tensor, weights: Tensor | None, beta: float) -> Tensor
         check_weights(weights, x)
     with autocast_off(x):
         x_BCn, weights_Bn = as_batch(x, weights)
-        if weights_Bn is None:
-            mean = x_BCn.mean(-1, keepdim=True)
-        else:
-            x_BCn = without_outliers(x_BCn, weights_Bn)
-            w_B1n = normalized_weights(weights_Bn, x_BCn.dtype).unsqueeze(1)
-            mean = (x_BCn * w_B1n).sum(-1, keepdim=True)
-        moved = x_BCn + (beta - 1.0) * mean
-        with_ones = torch.cat([moved, torch.ones_like(moved[:, :1])], dim=1)
+        moved_BCn = x_BCn + (beta - 1.0) * mean(x_BCn, weights_Bn).unsqueeze(-1)
+        with_ones = torch.cat([moved_BCn, torch.ones_like(moved_BCn[:, :1])], dim=1)
         return second_moment(with_ones, weights=weights_Bn)

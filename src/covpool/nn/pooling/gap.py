@@ -6,8 +6,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from covpool.functional.precision import at_least_float32
-from covpool.functional.weighting import normalized_weights, without_outliers
+from covpool.functional.mean import mean
 from covpool.nn.pooling.method import Method
 
 
@@ -27,9 +26,4 @@ class Gap(Method):
 
     def forward(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
         """Average x ``(B, C, n)``, with weights ``(B, n)`` or none, in float32 at least."""
-        x_BCn = at_least_float32(x)
-        if weights is None:
-            return x_BCn.mean(-1)
-        w_B1n = normalized_weights(weights, x_BCn.dtype).unsqueeze(1)
-        # Not a product of matrices: autocast would take that to half precision.
-        return (without_outliers(x_BCn, weights) * w_B1n).sum(-1)
+        return mean(x, weights)

@@ -52,13 +52,14 @@ class ImprovedBcnn(Method):
 
     T.-Y. Lin, S. Maji, "Improved Bilinear Pooling with CNNs", BMVC 2017, the four ways of the iSQRT-COV
     paper's Table 2 and the iterative solution. As a vector of d(d+1)/2 numbers. Cost, beside the second
-    moment: forward one eigendecomposition and a product, or ``3K - 3`` products; backward one decomposition
-    (none after a forward by SVD) and four products, or ``5K + 2``. Zero eigenvalues stay zero. The gradient
-    is that of the exact root: after Newton-Schulz it is an approximation, the better the more steps. The
-    gradient is fragile in two ways that no other method here has. The elementwise root is steep near zero,
-    where entries of a matrix root are many: in float32 the gradient may be off by as much as its own size.
-    And where Newton-Schulz has not converged, small eigenvalues come out too small, and Lyapunov's equation
-    divides by them.
+    moment: forward one eigendecomposition and a product, or ``3K - 3`` products; backward one
+    decomposition (none after a forward by SVD) and four products, or ``5K + 2``. Zero eigenvalues stay
+    zero.
+
+    The gradient is that of the exact root, and fragile in two ways that no other method here has. The
+    elementwise root is steep near zero, where entries of a matrix root are many: in float32 the gradient
+    may be off by as much as its own size. And where Newton-Schulz has not converged, small eigenvalues
+    come out too small, and Lyapunov's equation divides by them.
     """
 
     summary: ClassVar[str] = "matrix root, signed root and l2 norm of the second moment (improved B-CNN)"
