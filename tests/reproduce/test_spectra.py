@@ -178,6 +178,16 @@ def test_committed_results_say_where_they_come_from(committed: dict[str, Any], k
         assert committed["synthetic"]["out"][label] == pytest.approx(values, rel=1e-4, abs=1e-12)
 
 
+def test_figures_of_the_known_spectrum_are_those_committed(
+    committed: dict[str, Any], known: dict[str, Any]
+) -> None:
+    """Condition numbers hang on what counts as zero: a layer or a bound that changes must show here."""
+    for label, figures in known["figures"].items():
+        for name, value in committed["synthetic"]["figures"][label].items():
+            expected = None if value is None else pytest.approx(value, rel=1e-3)
+            assert figures[name] == expected, (label, name)
+
+
 def test_photographs_follow_the_same_functions(committed: dict[str, Any]) -> None:
     """A bin's median in and its median out are of the same eigenvalue, for both are monotonous."""
     for part in committed["real"]:
