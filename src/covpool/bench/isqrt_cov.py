@@ -5,11 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from covpool.bench.accuracy import Reference, float64_reference, relative_errors
 from covpool.bench.contenders import CONTENDERS, MEASURES, OURS, Contender, Prepared
@@ -17,10 +14,16 @@ from covpool.bench.figures import rounded, timing_figures
 from covpool.bench.memory import bytes_kept_for_backward
 from covpool.bench.problem import Problem, Size, chosen_sizes
 from covpool.bench.products import recorded_products
-from covpool.bench.results import Results, differences, read_results, results_path, write_results
+from covpool.bench.results import (
+    Results,
+    check_device,
+    differences,
+    new_results,
+    read_results,
+    results_path,
+    write_results,
+)
 from covpool.bench.timing import MakeProgress, Schedule, silence, time_interleaved
-from covpool.provenance.machine import describe_machine
-from covpool.provenance.source import describe_source, describe_versions
 
 log = logging.getLogger(__name__)
 
@@ -60,8 +63,7 @@ def run_isqrt_cov(
     wanted = chosen_sizes(sizes, batch)
     schedule = schedule or Schedule()
     selected = _selected(contenders)
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device is cuda, but torch sees no GPU here: pass cpu")
+    check_device(device)
     results = _header(wanted, steps, selected, schedule, device, seed)
     path = results_path(out, results)
     if resume and path.exists():
@@ -131,25 +133,15 @@ def _selected(names: Collection[str] | None) -> list[Contender]:
 def _header(
     sizes: list[Size], steps: int, contenders: list[Contender], schedule: Schedule, device: str, seed: int
 ) -> Results:
-    return {
-        "schema_version": 1,
-        "suite": "isqrt_cov",
-        "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "seed": seed,
-        # The rest of the package cannot change a result.
-        "source": describe_source(("functional", "bench")),
-        "versions": describe_versions(),
-        "machine": describe_machine(device),
-        "device": device,
-        "arguments": {
-            "sizes": [size.name for size in sizes],
-            "contenders": [contender.name for contender in contenders],
-            "steps": steps,
-            "dtype": "float32",
-            "schedule": asdict(schedule),
-        },
-        "sizes": {},
+    arguments = {
+        "sizes": [size.name for size in sizes],
+        "contenders": [contender.name for contender in contenders],
+        "steps": steps,
+        "dtype": "float32",
+        "schedule": asdict(schedule),
     }
+    # The rest of the package cannot change a result.
+    return {**new_results("isqrt_cov", ("functional", "bench"), arguments, device, seed), "sizes": {}}
 
 
 def _finished(path: Path, now: Results) -> dict[str, Any]:

@@ -4,15 +4,42 @@ from __future__ import annotations
 
 import json
 import os
+from datetime import UTC, datetime
 from importlib import import_module, resources
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from covpool.provenance.machine import machine_name
+import torch
+
+from covpool.provenance.machine import describe_machine, machine_name
+from covpool.provenance.source import describe_source, describe_versions
 
 Results = dict[str, Any]
 SUITES = ("isqrt_cov", "methods")
+
+
+def check_device(device: str) -> None:
+    """Raise if there is none."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device is cuda, but torch sees no GPU here: pass cpu")
+
+
+def new_results(
+    suite: str, rooms: tuple[str, ...], arguments: dict[str, Any], device: str, seed: int
+) -> Results:
+    """What every file begins with: which code was measured how, on what; ``rooms`` are those that count."""
+    return {
+        "schema_version": 1,
+        "suite": suite,
+        "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "seed": seed,
+        "source": describe_source(rooms),
+        "versions": describe_versions(),
+        "machine": describe_machine(device),
+        "device": device,
+        "arguments": arguments,
+    }
 
 
 def results_path(out: str | Path, results: Results) -> Path:

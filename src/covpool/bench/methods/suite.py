@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from covpool.bench.methods.entries import Entry, chosen_entries
 from covpool.bench.methods.layers import measure_layers
 from covpool.bench.methods.steps import BATCH_SIZES, PAPER_SETTING, Setting, measured_steps
 from covpool.bench.problem import Problem, Size, chosen_sizes
-from covpool.bench.results import Results, results_path, write_results
+from covpool.bench.results import Results, check_device, new_results, results_path, write_results
 from covpool.bench.timing import MakeProgress, Schedule, silence
 from covpool.functional.arguments import check_choice, check_whole
-from covpool.provenance.machine import describe_machine
-from covpool.provenance.source import describe_source, describe_versions
 
 SECTIONS = ("layers", "training")
 # AlexNet's and ResNet's.
@@ -74,7 +69,12 @@ def run_methods(
         "batch_sizes": list(batch_sizes),
         "step_rounds": step_rounds,
     }
-    results = _header(arguments, device, seed)
+    rooms = ("functional", "nn", "models", "train", "bench")
+    results: Results = {
+        **new_results("methods", rooms, arguments, device, seed),
+        "layers": {},
+        "training": None,
+    }
     path = results_path(out, results)
     if "layers" in sections:
         for size in wanted:
@@ -102,24 +102,7 @@ def _check(sections: Collection[str], batch_sizes: Sequence[int], step_rounds: i
     for size in batch_sizes:
         if size < 4 or size % 2:  # BatchNorm of the hidden layers needs two images in each process
             raise ValueError(f"batch_sizes must be even, with two images a process at least; got {size}")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device is cuda, but torch sees no GPU here: pass cpu")
-
-
-def _header(arguments: dict[str, Any], device: str, seed: int) -> Results:
-    return {
-        "schema_version": 1,
-        "suite": "methods",
-        "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "seed": seed,
-        "source": describe_source(("functional", "nn", "models", "train", "bench")),
-        "versions": describe_versions(),
-        "machine": describe_machine(device),
-        "device": device,
-        "arguments": arguments,
-        "layers": {},
-        "training": None,
-    }
+    check_device(device)
 
 
 def _entry(entry: Entry) -> dict[str, Any]:
