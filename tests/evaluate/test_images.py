@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from covpool.evaluate.images import open_split
+from covpool.models import create_model
+from covpool.models.model import PooledClassifier
+from tests.data.trees import plant
+
+
+def a_model(*classes: str) -> PooledClassifier:
+    model = create_model("test_resnet", dim=8, num_classes=len(classes))
+    model.classes = classes
+    return model
+
+
+def a_folder(root: Path, *classes: str) -> str:
+    return str(plant(root, *[f"{split}/{name}/a.jpg" for split in ("train", "test") for name in classes]))
+
+
+def test_the_images_of_a_split(tmp_path: Path) -> None:
+    images = open_split(a_model("jay", "wren"), a_folder(tmp_path, "jay", "wren"), "test")
+    assert images.classes == ("jay", "wren")
+    assert [images.name(i) for i in range(len(images))] == ["test/jay/a.jpg", "test/wren/a.jpg"]
+
+
+@pytest.mark.parametrize(
+    ("known", "sentence"),
+    [
+        (("jay", "tit"), "has 1 classes that the bundle does not know, first 'wren'"),
+        (("jay", "tit", "wren"), "lacks 1 classes of the bundle, first 'tit'"),
+        (("wren", "jay"), "has the classes of the bundle in another order"),
+    ],
+)
+def test_other_classes_are_told(tmp_path: Path, known: tuple[str, ...], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        open_split(a_model(*known), a_folder(tmp_path, "jay", "wren"), "test")
+
+
+def test_a_bundle_without_names_must_have_as_many_classes(tmp_path: Path) -> None:
+    path = a_folder(tmp_path, "jay", "wren")
+    model = a_model("a", "b", "c")
+    model.classes = None
+    with pytest.raises(ValueError, match=r"tells 3 classes apart, and .* has 2"):
+        open_split(model, path, "test")
