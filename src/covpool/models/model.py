@@ -91,7 +91,7 @@ class PooledClassifier(nn.Module):
             return logits
         if pre_logits or not self.num_classes:
             return torch.cat([self.head(vector, pre_logits=True), first], dim=1)
-        return self.head(vector) + self.first_order(first)  # type: ignore[no-any-return]
+        return self.head(vector) + self.first_order(self.head.drop(first))  # type: ignore[no-any-return]
 
     def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
         """Features to logits, or to what the classifier receives (and the joined one, behind it)."""
