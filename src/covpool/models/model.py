@@ -126,6 +126,11 @@ class PooledClassifier(nn.Module):
             frozen.requires_grad_(False)
         self.train(self.training)
 
+    def unfreeze(self) -> None:
+        """Train all of it."""
+        self.requires_grad_(True)
+        self.train(self.training)
+
     def train(self, mode: bool = True) -> PooledClassifier:
         """As ever, but a backbone without a parameter to train stays in evaluation mode."""
         super().train(mode)

@@ -78,7 +78,7 @@ def fit_head(
     groups = parameter_groups(
         model, options.lr, weight_decay=options.weight_decay, classifier_factor=1.0, decay_norms=False
     )
-    optimizer = AdamW(groups)
+    optimizer = AdamW(groups, fused=True)
     schedule = OneCycleLR(optimizer, [options.lr] * len(groups), total_steps=max(steps, 2))
     torch.manual_seed(number("probe", seed))
     model.train()
