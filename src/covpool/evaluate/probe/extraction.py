@@ -78,6 +78,9 @@ class Extractor:
 
     def extract(self, images: ImageSet, folder: CacheFolder, progress: Progress) -> CachedFeatures:
         """What is there already, and the rest."""
+        labels = np.asarray(images.labels, dtype=np.int64)
+        if folder.state()["done"] == len(images):
+            return folder.opened(labels)
         folder.begin()
         state, arrays = folder.state(), folder.arrays("r+")
         first, since = state["done"], time.monotonic()
@@ -103,11 +106,9 @@ class Extractor:
                     folder, arrays, state | {"done": seen, "seconds": before + time.monotonic() - since}
                 )
         self._save(folder, arrays, state | {"done": seen, "seconds": before + time.monotonic() - since})
-        return folder.opened(np.asarray(images.labels, dtype=np.int64))
+        return folder.opened(labels)
 
     def _save(self, folder: CacheFolder, arrays: dict[str, Any], state: dict[str, Any]) -> None:
-        if state["done"] == folder.state()["done"] and state["done"]:
-            return
         for array in arrays.values():
             array.flush()
         folder.write_state(state)

@@ -75,6 +75,10 @@ class ProbeOptions:
             raise ValueError("heads must name at least one, such as gap or isqrt_cov")
         for head in self.heads:
             parse_head(head)
+        if self.pretrained == (self.weights is not None):
+            raise ValueError(
+                "a frozen backbone is worth its weights: give --pretrained, for timm's, or --weights FILE"
+            )
         check_choice("precision", self.precision, ("float32", "bfloat16", "float16"))
         for name in ("dim", "seeds", "epochs", "batch_size", "extract_batch"):
             check_whole(name, getattr(self, name))

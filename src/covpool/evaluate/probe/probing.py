@@ -102,7 +102,9 @@ class _Probing:
         device: torch.device,
     ) -> None:
         self.options, self.progress, self.device, self.max_cache = options, progress, device, max_cache
-        self.sets: dict[str, ImageSet] = {**open_splits(data, layout)}
+        self.sets: dict[str, ImageSet] = {
+            str(name): found for name, found in open_splits(data, layout).items()
+        }
         if "train" not in self.sets or len(self.sets) == 1:
             raise ValueError(
                 f"{data} needs images to train on and others to test on; it has {', '.join(self.sets)}"
@@ -126,6 +128,9 @@ class _Probing:
         images = {split: len(found) for split, found in self.sets.items()}
         record = new_record(arguments, images, self.device.type)
         record["extraction_seconds"] = {split: round(found.seconds, 1) for split, found in features.items()}
+        record["images_left_out"] = {
+            split: images[split] - len(found.usable) for split, found in features.items()
+        }
         record["rows"] = self.folder.rows_of(record)
         for head in self.options.heads:
             for seed in range(self.options.seeds):
