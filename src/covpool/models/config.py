@@ -13,6 +13,7 @@ Dim = int | Literal["auto"] | None
 Features = Literal["stage", "head"]
 HeadKind = Literal["linear", "mlp"]
 Join = Literal["cls", "gap"]
+Normalize = Literal["l2"]
 
 # Of the paper's AlexNet and VGG.
 HIDDEN = (4096, 4096)
@@ -41,6 +42,8 @@ class ModelConfig:
         hidden_batchnorm: BatchNorm after each hidden layer.
         drop_rate: dropout before the classifier and after hidden layers.
         join: add first-order logits, of the class token or of the average.
+        normalize: ``"l2"`` divides what the classifier receives by its norm; with ``join``, each part by its
+            own. ``None`` leaves it as it is.
         image_size: the side of the images, ``None`` for the backbone's own.
         pool_options: of the method and of :class:`covpool.nn.CovPool`.
         backbone_options: for timm's ``create_model``.
@@ -60,6 +63,7 @@ class ModelConfig:
     hidden_batchnorm: bool = False
     drop_rate: float = 0.0
     join: Join | None = None
+    normalize: Normalize | None = None
     image_size: int | None = None
     pool_options: dict[str, Any] = field(default_factory=dict)
     backbone_options: dict[str, Any] = field(default_factory=dict)
@@ -70,6 +74,7 @@ class ModelConfig:
         check_choice("features", self.features, (None, "stage", "head"))
         check_choice("head", self.head, ("linear", "mlp"))
         check_choice("join", self.join, (None, "cls", "gap"))
+        check_choice("normalize", self.normalize, (None, "l2"))
         check_choice("keep_resolution", self.keep_resolution, (None, True, False))
         if self.rank is not None and self.head == "mlp":
             raise ValueError('rank is a bottleneck before a linear classifier: with head="mlp" use hidden=')

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from covpool.functional.arguments import check_choice, check_whole
 from covpool.models.backbones.backbone import Backbone
 from covpool.models.config import ModelConfig
-from covpool.models.head import Head
+from covpool.models.head import Head, unit
 from covpool.nn import CovPool
 from covpool.nn.pooling import METHODS
 
@@ -84,6 +84,8 @@ class PooledClassifier(nn.Module):
             return logits
         by_token = self.config.join == "cls"
         first = self.format.class_token(features) if by_token else self.format.average(features)
+        if self.config.normalize is not None:
+            first = unit(first)
         if pre_logits or not self.num_classes:
             return torch.cat([self.head(vector, pre_logits=True), first], dim=1)
         return self.head(vector) + self.first_order(first)  # type: ignore[no-any-return]
@@ -196,6 +198,7 @@ def _head(config: ModelConfig, in_features: int) -> Head:
         hidden=config.hidden if config.head == "mlp" else (),
         batchnorm=config.hidden_batchnorm,
         drop_rate=config.drop_rate,
+        normalize=config.normalize,
     )
 
 
