@@ -31,6 +31,7 @@ VERBS = {
     "lr-find": Verb("raise the learning rate until the loss explodes, and suggest one for training", "train"),
     "plan": Verb("memory and FLOPs of training a network, and the head to take", "models"),
     "shard": Verb("write images into tar shards with an index, for large sets and object stores", "data"),
+    "svm": Verb("fit linear SVMs on a trained network's features: the fine-grained protocol", "eval"),
     "train": Verb("train a network on images, from a folder to a report", "train"),
 }
 
