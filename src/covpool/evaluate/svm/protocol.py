@@ -1,4 +1,4 @@
-"""The fine-grained protocol of the paper and of bilinear CNNs: linear SVMs on a trained network's features."""
+"""The fine-grained protocol of the paper and of bilinear CNNs: linear SVMs on a network's features."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from covpool.evaluate.svm.problem import LinearScores, Problem
 from covpool.evaluate.svm.store import Features, Progress, make_features
 from covpool.evaluate.svm.streaming import solve_streaming
 from covpool.evaluate.svm.views import Passing
-from covpool.models.bundles import load_model, read_card, save_model
+from covpool.models.bundles import Card, load_model, read_card, save_model
 from covpool.models.model import PooledClassifier
 from covpool.train.splits import fingerprint
 
@@ -110,41 +110,32 @@ def fit_svm(
     folder = Path(f"{Path(out)}.features" if features is None else features)
     _check_out(bundle, out)
     card, model = read_card(bundle), load_model(bundle).float()
-    train = _images(model, str(data), split, layout)
-    key = {
-        "weights": card.sha256,
-        "model": card.config.to_dict(),
-        "images": fingerprint(train),
-        "preprocessing": dataclasses.asdict(Preprocessing.of(model.pretrained_cfg)),
-        "precision": passing.precision,
-        "shape": [len(train), model.head_hidden_size],
-    }
+    train = _images(model, data, split, layout)
     with progress("training images") as bar:
+        key = _key(card, model, train, passing)
         found = make_features(folder, key, model, train, passing, tell=tell, progress=bar)
     _tell_bad(found, tell)
-    problem = _problem(found, train.classes, c)
+    problem = Problem(found.rows, *found.samples(), len(train.classes), c)
     started = time.monotonic()
     solver, scores = _solve(problem, folder, max_memory, tell)
     if calibrate:
         scores = calibrated(scores, problem)
     seconds = time.monotonic() - started
     found.rows.close()
+    made = with_svm(model, scores, train.classes)
     recipe: dict[str, Any] = {
         "protocol": "svm",
         "C": c,
         "solver": solver,
         "calibrated": calibrate,
         "split": split,
-        "precision": passing.precision,
-        "network": {"sha256": card.sha256, "recipe": card.recipe},
     }
-    made = with_svm(model, scores, train.classes)
+    recipe |= {"precision": passing.precision, "network": {"sha256": card.sha256, "recipe": card.recipe}}
     save_model(made, out, recipe=recipe)  # before anything can go wrong with the test
     accuracy = None
     if "test" in splits(data, layout):
-        test = _images(model, str(data), "test", layout)
         with progress("test images") as bar:
-            accuracy = measure(model, scores, test, passing, bar)
+            accuracy = measure(model, scores, _images(model, data, "test", layout), passing, bar)
         save_model(made, out, recipe=recipe, metrics={"test": dataclasses.asdict(accuracy)})
     return SVMReport(
         bundle=str(out),
@@ -159,8 +150,22 @@ def fit_svm(
     )
 
 
-def _images(model: PooledClassifier, data: str, split: str, layout: str) -> ImageSet:
-    return open_split(model, data, split, layout) if model.num_classes else open_images(data, split, layout)
+def _key(card: Card, model: PooledClassifier, images: ImageSet, passing: Passing) -> dict[str, Any]:
+    """What the features depend on."""
+    return {
+        "weights": card.sha256,
+        "model": card.config.to_dict(),
+        "images": fingerprint(images),
+        "preprocessing": dataclasses.asdict(Preprocessing.of(model.pretrained_cfg)),
+        "precision": passing.precision,
+        "shape": [len(images), model.head_hidden_size],
+    }
+
+
+def _images(model: PooledClassifier, data: str | Path, split: str, layout: str) -> ImageSet:
+    return (
+        open_split(model, str(data), split, layout) if model.num_classes else open_images(data, split, layout)
+    )
 
 
 def _check_out(bundle: str | Path, out: str | Path) -> None:
@@ -178,11 +183,6 @@ def _tell_bad(found: Features, tell: Callable[[str], None]) -> None:
             f"{len(found.bad)} training images could not be used, first {first.name}: {first.sentence} "
             "('covpool check' lists all)"
         )
-
-
-def _problem(found: Features, classes: tuple[str, ...], c: float) -> Problem:
-    numbers, labels = found.samples()
-    return Problem(found.rows, numbers, labels, len(classes), c)
 
 
 def _solve(

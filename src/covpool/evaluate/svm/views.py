@@ -112,10 +112,11 @@ def _classify(model: PooledClassifier, received: Tensor) -> Tensor | None:
     second, *first = _parts(model, received)
     logits: Tensor = model.head.classifier(second)
     if model.first_order is not None:
-        logits = logits + model.first_order(first[0])
+        logits += model.first_order(first[0])
     return logits
 
 
 def _by_image(x: Tensor) -> Tensor:
     """All images and then all mirror images, as pairs."""
-    return x.float().cpu().unflatten(0, (VIEWS, -1)).transpose(0, 1)
+    pairs: Tensor = x.float().cpu().unflatten(0, (VIEWS, -1)).transpose(0, 1)
+    return pairs
