@@ -1,4 +1,4 @@
-"""A process of its own: a pass over few rows, then over ten times as many; its peak memory after each, in MB."""
+"""A process of its own: a pass over few rows, then over ten times as many; its peak memory after each, MB."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ def solve(folder: Path, rows: int) -> float:
         file.write(range(first, first + AT_ONCE), random.standard_normal((AT_ONCE, COLUMNS), np.float32) / 64)
     problem = Problem(file, np.arange(rows), np.arange(rows) % CLASSES, CLASSES)
     solve_streaming(problem, folder, tolerance=np.inf)
-    file.close()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 

@@ -31,8 +31,10 @@ class Matrix:
 def features(
     classes: int, each: int, columns: int, seed: int = 0, spread: float = 1.0
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """As pooled vectors are: a large part that all have in common, and a spectrum that falls. The classes are
-    the same for all seeds, the samples are not."""
+    """As pooled vectors are: a large part in common, and a spectrum that falls.
+
+    The classes are the same for all seeds, the samples are not.
+    """
     world, random = np.random.default_rng(99), np.random.default_rng(seed)
     fall = 1 / np.sqrt(1 + np.arange(columns, dtype=np.float32))
     shared = 4 * world.standard_normal(columns, dtype=np.float32) * fall

@@ -15,13 +15,11 @@ def test_rows_come_back_by_number(tmp_path: Path) -> None:
     file = RowFile.create(tmp_path / "rows.npy", 6, 5)
     file.write([4, 0, 2], written)
     assert np.array_equal(file.read([0, 2, 4, 1]), [written[1], written[2], written[0], np.zeros(5)])
-    file.close()
     again = RowFile(tmp_path / "rows.npy")
     assert (again.rows, again.columns) == (6, 5)
     assert np.array_equal(again.read(range(6)), np.load(tmp_path / "rows.npy"))
     with pytest.raises(IndexError, match=r"^there are 6 rows; got 6"):
         again.read([6])
-    again.close()
 
 
 def test_other_files_and_those_cut_short_are_refused(tmp_path: Path) -> None:
@@ -33,4 +31,3 @@ def test_other_files_and_those_cut_short_are_refused(tmp_path: Path) -> None:
         short.truncate(200)
     with pytest.raises(OSError, match=r"is cut short: delete it"):
         file.read(range(6))
-    file.close()

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from covpool.data.decode import decode
 from covpool.data.sources import open_images
 from covpool.data.transforms import Preprocessing, evaluation_transform
 from covpool.evaluate.svm import Passing
@@ -60,8 +61,6 @@ def test_rows_are_images_and_their_mirror_images(data: Path, bundle: Path, tmp_p
     model, images = load_model(bundle), open_images(data)
     assert np.array_equal(made.labels, images.labels)
     transform = evaluation_transform(Preprocessing.of(model.pretrained_cfg))
-    from covpool.data.decode import decode
-
     picture = transform(decode(images.read(5)))
     with torch.no_grad():
         both = torch.stack([picture, picture.flip(-1)])

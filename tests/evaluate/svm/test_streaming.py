@@ -47,7 +47,6 @@ def test_from_the_disk_it_is_the_same(tmp_path: Path) -> None:
     file.write(range(90), problem.rows.read(problem.numbers))
     on_disk = Problem(file, problem.numbers, problem.labels, 3)
     found = solve_streaming(on_disk, tmp_path)
-    file.close()
     assert np.array_equal(found.weights, solve_streaming(problem, tmp_path).weights)
 
 

@@ -121,7 +121,6 @@ def fit_svm(
     if calibrate:
         scores = calibrated(scores, problem)
     seconds = time.monotonic() - started
-    found.rows.close()
     made = with_svm(model, scores, train.classes)
     recipe: dict[str, Any] = {
         "protocol": "svm",

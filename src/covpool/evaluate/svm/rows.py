@@ -35,8 +35,6 @@ class RowFile:
             raise ValueError(f"{path} is no matrix of float32, row by row")
         self.rows, self.columns = int(mapped.shape[0]), int(mapped.shape[1])
         self._start = int(mapped.offset)
-        del mapped
-        self._file = self.path.open("r+b", buffering=0)
 
     @classmethod
     def create(cls, path: str | Path, rows: int, columns: int) -> RowFile:
@@ -48,26 +46,25 @@ class RowFile:
         """The rows of these numbers, in their order."""
         wanted = list(numbers)
         found = np.empty((len(wanted), self.columns), dtype=np.float32)
-        for row, number in zip(found, wanted, strict=True):
-            self._file.seek(self._offset(number))
-            if self._file.readinto(row.data) != row.nbytes:
-                raise OSError(f"{self.path} is cut short: delete it, and have it made anew")
+        with self.path.open("rb", buffering=0) as file:
+            for row, number in zip(found, wanted, strict=True):
+                file.seek(self._offset(number))
+                if file.readinto(row.data) != row.nbytes:
+                    raise OSError(f"{self.path} is cut short: delete it, and have it made anew")
         return found
 
     def write(self, numbers: Iterable[int], rows: NDArray[np.float32]) -> None:
         """Put rows in their places."""
-        for number, row in zip(numbers, np.ascontiguousarray(rows, dtype=np.float32), strict=True):
-            self._file.seek(self._offset(number))
-            if self._file.write(row.data) != row.nbytes:
-                raise OSError(f"{self.path} could not be written: is the disk full?")
+        with self.path.open("r+b", buffering=0) as file:
+            for number, row in zip(numbers, np.ascontiguousarray(rows, dtype=np.float32), strict=True):
+                file.seek(self._offset(number))
+                if file.write(row.data) != row.nbytes:
+                    raise OSError(f"{self.path} could not be written: is the disk full?")
 
     def sync(self) -> None:
         """Return when what was written is on the disk."""
-        os.fsync(self._file.fileno())
-
-    def close(self) -> None:
-        """Let go of the file."""
-        self._file.close()
+        with self.path.open("r+b") as file:
+            os.fsync(file.fileno())
 
     def _offset(self, number: int) -> int:
         if not 0 <= number < self.rows:

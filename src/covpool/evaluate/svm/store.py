@@ -84,7 +84,7 @@ def make_features(
     done, bad = _begun(folder, key)
     if done is None:
         _make_room(folder, store_bytes(len(images), columns), tell)
-        RowFile.create(folder / "features.npy", VIEWS * len(images), columns).close()
+        RowFile.create(folder / "features.npy", VIEWS * len(images), columns)
         np.save(folder / "labels.npy", np.full(len(images), -1, dtype=np.int32))
         done = 0
         _save(folder, key, done, bad)

@@ -54,16 +54,13 @@ def solve_streaming(
     weights = np.zeros((problem.classes, columns), dtype=np.float32)
     with tempfile.TemporaryDirectory(dir=scratch, prefix="svm-") as folder:
         alphas = RowFile.create(Path(folder, "alphas.npy"), len(problem), problem.classes)
-        try:
-            for done in range(1, MAX_PASSES + 1):
-                violation = _one_pass(problem, weights, alphas, random)
-                passes(done, violation)
-                if violation <= tolerance:
-                    break
-            else:
-                LOGGER.warning("after %d passes the SVMs are not settled yet: %.1e", MAX_PASSES, violation)
-        finally:
-            alphas.close()
+        for done in range(1, MAX_PASSES + 1):
+            violation = _one_pass(problem, weights, alphas, random)
+            passes(done, violation)
+            if violation <= tolerance:
+                break
+        else:
+            LOGGER.warning("after %d passes the SVMs are not settled yet: %.1e", MAX_PASSES, violation)
     return LinearScores(weights[:, :-1].copy(), weights[:, -1].copy())
 
 
