@@ -13,7 +13,7 @@ from typing import Any, Literal
 import pytest
 
 import covpool
-from covpool.cli import check, convert, plan, shard
+from covpool.cli import check, convert, plan, shard, svm
 from covpool.cli.main import VERBS, main
 from covpool.cli.parser import make_parser
 
@@ -39,9 +39,28 @@ OPTIONS = {
         "--rank",
     ],
     "shard": ["--classes", "--index", "--layout", "--megabytes", "--output", "--seed", "--val-fraction"],
+    "svm": [
+        "--batch-size",
+        "--c",
+        "--calibrate",
+        "--device",
+        "--features",
+        "--layout",
+        "--max-memory",
+        "--out",
+        "--precision",
+        "--split",
+        "--workers",
+    ],
 }
-POSITIONALS = {"check": ["data"], "convert": ["file", "folder"], "plan": ["backbone"], "shard": ["data"]}
-FILES = {"check": check, "convert": convert, "plan": plan, "shard": shard}
+POSITIONALS = {
+    "check": ["data"],
+    "convert": ["file", "folder"],
+    "plan": ["backbone"],
+    "shard": ["data"],
+    "svm": ["bundle", "data"],
+}
+FILES = {"check": check, "convert": convert, "plan": plan, "shard": shard, "svm": svm}
 
 
 @dataclasses.dataclass(frozen=True)
