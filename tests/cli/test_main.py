@@ -192,7 +192,7 @@ def test_a_flag_needs_no_value(
     [
         (
             ["shout"],
-            "covpool: 'shout' is none of its verbs: bench, check, convert, lr-find, plan, shard, train, "
+            "covpool: 'shout' is none of its verbs: bench, check, convert, lr-find, plan, shard, svm, train, "
             "greet",
         ),
         (["greet"], "covpool greet: the following arguments are required: name"),

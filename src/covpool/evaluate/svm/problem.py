@@ -45,8 +45,7 @@ class Problem:
     def __post_init__(self) -> None:
         if self.classes < 2:
             raise ValueError(f"an SVM tells classes apart, and there are {self.classes}")
-        if not self.c > 0:
-            raise ValueError(f"C must be above 0; got {self.c}")
+        check_c(self.c)
         counts = np.bincount(self.labels, minlength=self.classes)
         if lacking := np.flatnonzero(counts == 0).tolist():
             raise ValueError(
@@ -60,6 +59,12 @@ class Problem:
         """1 for a sample's own class and -1 for the others: ``(samples, classes)``."""
         own = self.labels[places, None] == np.arange(self.classes)
         return np.where(own, np.float32(1), np.float32(-1))
+
+
+def check_c(c: float) -> None:
+    """Raise unless losses count for something."""
+    if not c > 0:
+        raise ValueError(f"C must be above 0; got {c}")
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,7 +19,7 @@ from covpool.evaluate.svm.accuracy import Accuracy, measure
 from covpool.evaluate.svm.calibrate import calibrated
 from covpool.evaluate.svm.classifier import with_svm
 from covpool.evaluate.svm.in_memory import bytes_in_memory, solve_in_memory
-from covpool.evaluate.svm.problem import LinearScores, Problem
+from covpool.evaluate.svm.problem import LinearScores, Problem, check_c
 from covpool.evaluate.svm.store import Features, Progress, make_features
 from covpool.evaluate.svm.streaming import solve_streaming
 from covpool.evaluate.svm.views import Passing
@@ -108,6 +108,7 @@ def fit_svm(
     """
     passing = passing or Passing()
     folder = Path(f"{Path(out)}.features" if features is None else features)
+    check_c(c)
     _check_out(bundle, out)
     card, model = read_card(bundle), load_model(bundle).float()
     train = _images(model, data, split, layout)
