@@ -89,8 +89,10 @@ def _views(model: PooledClassifier, batch: Batch, passing: Passing) -> Views:
     both = torch.cat([batch.images, batch.images.flip(-1)])
     both = both.to(passing.place, memory_format=torch.channels_last, non_blocking=True)
     with autocast(passing.place, passing.precision):
-        received = model.forward_head(model.forward_features(both), pre_logits=True)
-        logits = _classify(model, received)
+        maps = model.forward_features(both)
+        vector, first = model.forward_pool(maps), model.forward_first_order(maps)
+        received = model.classify(vector, first, pre_logits=True)
+        logits = model.classify(vector, first) if model.num_classes else None
     return Views(
         ids=batch.ids,
         labels=batch.labels,
@@ -104,16 +106,6 @@ def _parts(model: PooledClassifier, received: Tensor) -> list[Tensor]:
     """What the second-order and, if there is one, the first-order classifier receives."""
     second = model.head.hidden_size
     return [received] if received.shape[1] == second else [received[:, :second], received[:, second:]]
-
-
-def _classify(model: PooledClassifier, received: Tensor) -> Tensor | None:
-    if not model.num_classes:
-        return None
-    second, *first = _parts(model, received)
-    logits: Tensor = model.head.classifier(second)
-    if model.first_order is not None:
-        logits += model.first_order(first[0])
-    return logits
 
 
 def _by_image(x: Tensor) -> Tensor:
