@@ -13,7 +13,7 @@ from typing import Any, Literal
 import pytest
 
 import covpool
-from covpool.cli import check, convert, plan, shard
+from covpool.cli import check, convert, plan, shard, svm
 from covpool.cli.main import VERBS, main
 from covpool.cli.parser import make_parser
 
@@ -39,9 +39,28 @@ OPTIONS = {
         "--rank",
     ],
     "shard": ["--classes", "--index", "--layout", "--megabytes", "--output", "--seed", "--val-fraction"],
+    "svm": [
+        "--batch-size",
+        "--c",
+        "--calibrate",
+        "--device",
+        "--features",
+        "--layout",
+        "--max-memory",
+        "--out",
+        "--precision",
+        "--split",
+        "--workers",
+    ],
 }
-POSITIONALS = {"check": ["data"], "convert": ["file", "folder"], "plan": ["backbone"], "shard": ["data"]}
-FILES = {"check": check, "convert": convert, "plan": plan, "shard": shard}
+POSITIONALS = {
+    "check": ["data"],
+    "convert": ["file", "folder"],
+    "plan": ["backbone"],
+    "shard": ["data"],
+    "svm": ["bundle", "data"],
+}
+FILES = {"check": check, "convert": convert, "plan": plan, "shard": shard, "svm": svm}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,8 +192,8 @@ def test_a_flag_needs_no_value(
     [
         (
             ["shout"],
-            "covpool: 'shout' is none of its verbs: bench, check, convert, lr-find, plan, shard, train, "
-            "greet",
+            "covpool: 'shout' is none of its verbs: bench, check, convert, lr-find, plan, probe, shard, svm, "
+            "train, greet",
         ),
         (["greet"], "covpool greet: the following arguments are required: name"),
         (["greet", "Li", "--foo", "3"], "covpool greet: unrecognized arguments: --foo 3"),

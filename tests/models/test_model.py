@@ -96,6 +96,20 @@ class TestWhatItComputes:
         assert model.head_hidden_size == 36 + 192
         assert model.get_classifier() == (model.head.classifier, model.first_order)
 
+    def test_normalized_parts_of_a_join(self) -> None:
+        model = covpool.create_model(
+            "vit_tiny_patch16_224", dim=8, num_classes=5, image_size=64, join="cls", normalize="l2"
+        ).eval()
+        tokens = torch.randn(2, 17, 192)
+        with torch.no_grad():
+            vector, first = (nn.functional.normalize(x) for x in (model.forward_pool(tokens), tokens[:, 0]))
+            pre_logits = model.forward_head(tokens, pre_logits=True)
+            torch.testing.assert_close(pre_logits, torch.cat([vector, first], dim=1))
+            expected = model.head.classifier(vector) + first @ model.first_order.weight.T
+            torch.testing.assert_close(model.forward_head(tokens), expected)
+            model.reset_classifier(0)
+            torch.testing.assert_close(model.forward_head(tokens), pre_logits)
+
     @pytest.mark.parametrize("backbone", ["resnet10t", "swin_tiny_patch4_window7_224"])
     def test_join_gap_on_maps(self, backbone: str) -> None:
         model = covpool.create_model(backbone, dim=8, num_classes=5, join="gap", image_size=64).eval()
@@ -393,6 +407,7 @@ class TestMistakes:
             ({"join": "cls"}, '^resnet10t has no class token; join="gap"'),
             ({"pool": "cls"}, '^resnet10t has no class token; pool="gap"'),
             ({"join": "max"}, "^join must be one of None, 'cls', 'gap'"),
+            ({"normalize": "l1"}, "^normalize must be one of None, 'l2'"),
             ({"pool": "bilinear"}, "^pool must be one of 'gap', 'cov', 'isqrt_cov'"),
             ({"head": "mlp", "rank": 5}, "^rank is a bottleneck before a linear classifier"),
             ({"num_classes": -3}, "^num_classes must be at least 0; got -3"),

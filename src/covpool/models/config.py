@@ -14,6 +14,7 @@ Dim = int | Literal["auto"] | None
 Features = Literal["stage", "head"]
 HeadKind = Literal["linear", "mlp"]
 Join = Literal["cls", "gap"]
+Normalize = Literal["l2"]
 
 # In the place of a pooling method: no pooling, but the token that a transformer has for the whole image.
 CLASS_TOKEN = "cls"
@@ -45,6 +46,8 @@ class ModelConfig:
         drop_rate: dropout before the classifier and after hidden layers.
         join: add first-order logits, of the class token or of the average. The average is the first-order
             twin's: after the expansion, where there is one.
+        normalize: ``"l2"`` divides what the classifier receives by its norm; with ``join``, each part by its
+            own. ``None`` leaves it as it is.
         image_size: the side of the images, ``None`` for the backbone's own.
         pool_options: of the method and of :class:`covpool.nn.CovPool`.
         backbone_options: for timm's ``create_model``.
@@ -64,6 +67,7 @@ class ModelConfig:
     hidden_batchnorm: bool = False
     drop_rate: float = 0.0
     join: Join | None = None
+    normalize: Normalize | None = None
     image_size: int | None = None
     pool_options: dict[str, Any] = field(default_factory=dict)
     backbone_options: dict[str, Any] = field(default_factory=dict)
@@ -74,6 +78,7 @@ class ModelConfig:
         check_choice("features", self.features, (None, "stage", "head"))
         check_choice("head", self.head, ("linear", "mlp"))
         check_choice("join", self.join, (None, "cls", "gap"))
+        check_choice("normalize", self.normalize, (None, "l2"))
         check_choice("keep_resolution", self.keep_resolution, (None, True, False))
         if self.rank is not None and self.head == "mlp":
             raise ValueError('rank is a bottleneck before a linear classifier: with head="mlp" use hidden=')

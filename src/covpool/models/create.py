@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from covpool.models.backbones.backbone import make_backbone
-from covpool.models.config import HIDDEN, Dim, Features, HeadKind, Join, ModelConfig
+from covpool.models.config import HIDDEN, Dim, Features, HeadKind, Join, ModelConfig, Normalize
 from covpool.models.model import PooledClassifier
 from covpool.models.weights.checkpoint import KeyMap
 
@@ -30,6 +30,7 @@ def create_model(
     hidden_batchnorm: bool = False,
     drop_rate: float = 0.0,
     join: Join | None = None,
+    normalize: Normalize | None = None,
     image_size: int | None = None,
     freeze: Literal["backbone"] | None = None,
     pool_options: Mapping[str, Any] | None = None,
@@ -62,6 +63,8 @@ def create_model(
         drop_rate: dropout before the classifier and after hidden layers.
         join: add to the second-order logits those of the class token (``"cls"``) or of the average that the
             first-order twin has (``"gap"``).
+        normalize: ``"l2"`` divides what the classifier receives by its norm, as linear SVMs want it; with
+            ``join`` each of the two parts by its own.
         image_size: the side of the images, ``None`` for the backbone's own. A transformer is built for it.
         freeze: ``"backbone"`` trains pooling and classifier alone.
         pool_options: of the method, such as ``{"steps": 3}``, and of :class:`covpool.nn.CovPool`.
@@ -91,6 +94,7 @@ def create_model(
         hidden_batchnorm=hidden_batchnorm,
         drop_rate=drop_rate,
         join=join,
+        normalize=normalize,
         image_size=image_size,
         pool_options=dict(pool_options or {}),
         backbone_options=dict(backbone_options or {}),

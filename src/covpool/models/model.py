@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from covpool.functional.arguments import check_choice, check_whole
 from covpool.models.backbones.backbone import Backbone
 from covpool.models.config import CLASS_TOKEN, ModelConfig
-from covpool.models.head import Head
+from covpool.models.head import Head, unit
 from covpool.nn import CovPool
 
 # Wider backbones are reduced to this many channels: the paper's choice.
@@ -89,6 +89,8 @@ class PooledClassifier(nn.Module):
         if first is None or self.first_order is None:
             logits: Tensor = self.head(vector, pre_logits)
             return logits
+        if self.config.normalize is not None:
+            first = unit(first)
         if pre_logits or not self.num_classes:
             return torch.cat([self.head(vector, pre_logits=True), first], dim=1)
         return self.head(vector) + self.first_order(self.head.drop(first))  # type: ignore[no-any-return]
@@ -232,6 +234,7 @@ def _head(config: ModelConfig, in_features: int) -> Head:
         hidden=config.hidden if config.head == "mlp" else (),
         batchnorm=config.hidden_batchnorm,
         drop_rate=config.drop_rate,
+        normalize=config.normalize,
     )
 
 
