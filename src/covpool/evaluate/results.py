@@ -1,4 +1,4 @@
-"""What a protocol leaves: a folder with ``results.json``, which says what was tried on what, by which code."""
+"""What a protocol leaves: a folder with ``results.json``, which says what was tried on what."""
 
 from __future__ import annotations
 
@@ -73,6 +73,15 @@ def write_results(folder: Path, results: Results) -> None:
     plain = plain_json("results", results)
     origin.check_schema(plain, PACKAGE, plain["protocol"])
     replace_file(folder / FILE, (json.dumps(plain, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def closing_lines(folder: str, results: Results) -> str:
+    """For a terminal: what was left out, and where everything is."""
+    lines = [f"results: {Path(folder) / FILE}"]
+    if bad := results["bad_images"]:
+        listed = Path(folder) / "bad_images.csv"
+        lines.insert(0, f"{bad:,} images could not be used and were left out: {listed}")
+    return "\n".join(lines)
 
 
 def _protocol_of(folder: Path) -> str | None:

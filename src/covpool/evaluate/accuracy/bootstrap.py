@@ -41,7 +41,10 @@ def intervals(
         weights_Rn = _weights(random, min(rows, resamples - start), n)
         parts.append(_metrics(terms_Fn @ weights_Rn.T, n, classes))
     tail = 50 * (1 - LEVEL)
-    ends = {name: np.percentile(np.concatenate([part[name] for part in parts]), (tail, 100 - tail)) for name in parts[0]}
+    ends = {
+        name: np.percentile(np.concatenate([part[name] for part in parts]), (tail, 100 - tail))
+        for name in parts[0]
+    }
     return {name: (float(low), float(high)) for name, (low, high) in ends.items()}
 
 
@@ -52,7 +55,7 @@ def _weights(random: np.random.Generator, rows: int, n: int) -> Column:
 
 
 def _terms(predictions: Predictions, classes: int) -> sparse.csr_array:
-    """What each image adds to each sum: right, in the top 5, of each class three counts, of each bin a gap."""
+    """What each image adds to each sum: right, in the top 5, three counts of a class, the gap of a bin."""
     n, labels, predicted = len(predictions.ids), predictions.labels, predictions.predicted
     right = (labels == predicted).astype(np.float64)
     ones, zeros = np.ones(n), np.zeros(n, dtype=np.int64)

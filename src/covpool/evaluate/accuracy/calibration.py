@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,8 +43,8 @@ def calibrate(predictions: Predictions) -> Calibration:
     place = bin_of(predictions.confidence)
     right = predictions.labels == predictions.predicted
     images = np.bincount(place, minlength=BINS)
-    confidence = np.bincount(place, weights=predictions.confidence, minlength=BINS)
-    accuracy = np.bincount(place, weights=right, minlength=BINS)
+    confidence = np.bincount(place, weights=predictions.confidence.astype(np.float64), minlength=BINS)
+    accuracy = np.bincount(place, weights=right.astype(np.float64), minlength=BINS)
     gaps = np.abs(accuracy - confidence)
     filled = images > 0
     return Calibration(
@@ -55,7 +56,7 @@ def calibrate(predictions: Predictions) -> Calibration:
     )
 
 
-def _means(sums: NDArray[np.float64], images: NDArray[np.int64]) -> tuple[float | None, ...]:
+def _means(sums: NDArray[Any], images: NDArray[Any]) -> tuple[float | None, ...]:
     return tuple(
         total / count if count else None for total, count in zip(sums.tolist(), images.tolist(), strict=True)
     )

@@ -1,4 +1,4 @@
-"""How often, and where, a network looks at an image before it decides: the logits of all views are averaged."""
+"""Where a network looks at an image before it decides: the logits of all views are averaged."""
 
 from __future__ import annotations
 

@@ -1,0 +1,52 @@
+"""How well each class is recognised, the hardest first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from matplotlib.figure import Figure
+
+from covpool.train.report.intervals import wilson
+from covpool.train.report.lettering import drawn, text_style
+from covpool.train.report.per_class import ClassRow
+from covpool.train.report.theme import Theme, dress, new_figure
+
+# More could not be read.
+SHOWN = 40
+LETTERS = 30
+
+
+def draw_classes(rows: Sequence[ClassRow], theme: Theme) -> Figure:
+    """A line for each class: its recall with a 95 % interval (Wilson), its precision, and how many images."""
+    there = sorted((row for row in rows if row.images), key=lambda row: (row.recall, row.name))
+    shown = there[:SHOWN]
+    places = list(range(len(shown)))
+    figure = new_figure(theme, 7.2, 1.3 + 0.24 * max(len(shown), 4))
+    axes = figure.subplots()
+    dress(axes, theme)
+    axes.grid(visible=False, axis="y")
+    recall = [100 * row.recall for row in shown]
+    ends = [wilson(round(row.recall * row.images), row.images) for row in shown]
+    axes.hlines(
+        places,
+        [100 * low for low, _ in ends],
+        [100 * high for _, high in ends],
+        color=theme.series[0],
+        alpha=0.35,
+        linewidth=4,
+    )
+    axes.plot(recall, places, "o", color=theme.series[0], markersize=5, label="recall, with 95 % interval")
+    known = [(100 * row.precision, place) for place, row in enumerate(shown) if not math.isnan(row.precision)]
+    axes.plot(*zip(*known, strict=True), "D", color=theme.series[1], markersize=4, label="precision")
+    names = [f"{drawn(row.name, f'class {row.name!r}', LETTERS)}  ({row.images:,})" for row in shown]
+    axes.set_yticks(places, names, **{**text_style(), "color": theme.ink, "fontsize": 9})
+    axes.set_ylim(len(shown) - 0.4, -0.6)
+    axes.set_xlim(-2, 102)
+    axes.set_xlabel("% of the class's images (recall), of those taken for it (precision)", color=theme.faint)
+    axes.legend(
+        loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False, labelcolor=theme.ink, fontsize=9
+    )
+    if len(there) > SHOWN:
+        axes.set_title(f"the {SHOWN} hardest of {len(there):,}", fontsize=9, color=theme.faint, loc="right")
+    return figure
