@@ -22,14 +22,14 @@ FILE = "results.json"
 ROOMS = ("functional", "nn", "models", "data", "train", "evaluate")
 
 
-def new_results(protocol: str, arguments: dict[str, Any], processes: Processes, seed: int) -> Results:
+def new_results(protocol: str, arguments: dict[str, Any], processes: Processes, seed: int | None) -> Results:
     """What every file begins with. ``arguments`` are the caller's; its ``bundle`` is described here.
 
     Args:
         protocol: its name, which is also that of its schema.
         arguments: of the protocol's function.
         processes: that did the work.
-        seed: of what came by chance.
+        seed: of what came by chance; ``None`` where nothing did.
     """
     head = origin.new_results(ROOMS, arguments, processes.device.type, seed)
     head["versions"] |= versions()

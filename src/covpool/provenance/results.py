@@ -17,8 +17,11 @@ Results = dict[str, Any]
 ORIGIN = "covpool.provenance"
 
 
-def new_results(rooms: Sequence[str], arguments: dict[str, Any], device: str, seed: int) -> Results:
-    """Which code was run how, on what; ``rooms`` are those of the package that the numbers depend on."""
+def new_results(rooms: Sequence[str], arguments: dict[str, Any], device: str, seed: int | None) -> Results:
+    """Which code was run how, on what; ``rooms`` are those of the package that the numbers depend on.
+
+    ``seed`` is ``None`` where nothing comes by chance.
+    """
     return {
         "schema_version": 1,
         "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),

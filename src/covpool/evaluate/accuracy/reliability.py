@@ -60,6 +60,6 @@ def _draw_bins(
         linewidth=2.2,
         label="mean confidence",
     )
-    axes.set_ylim(0, 1)
+    axes.set_ylim(0, 1.02)
     axes.set_ylabel("share that is right", color=theme.faint)
     axes.legend(loc="upper left", frameon=False, labelcolor=theme.ink, fontsize=9)
