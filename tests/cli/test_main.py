@@ -13,7 +13,7 @@ from typing import Any, Literal
 import pytest
 
 import covpool
-from covpool.cli import check, convert, plan, shard
+from covpool.cli import check, convert, eval, plan, retrieve, shard
 from covpool.cli.main import VERBS, main
 from covpool.cli.parser import make_parser
 
@@ -22,6 +22,17 @@ SHARED = ["--debug", "--help", "--json"]
 OPTIONS = {
     "check": ["--layout", "--output", "--workers"],
     "convert": ["--classes", "--steps"],
+    "eval": [
+        "--batch-size",
+        "--device",
+        "--layout",
+        "--out",
+        "--precision",
+        "--seed",
+        "--split",
+        "--views",
+        "--workers",
+    ],
     "plan": [
         "--backbone-options",
         "--batch-size",
@@ -38,10 +49,29 @@ OPTIONS = {
         "--precision",
         "--rank",
     ],
+    "retrieve": [
+        "--at",
+        "--batch-size",
+        "--device",
+        "--engine",
+        "--gallery",
+        "--layout",
+        "--out",
+        "--precision",
+        "--split",
+        "--workers",
+    ],
     "shard": ["--classes", "--index", "--layout", "--megabytes", "--output", "--seed", "--val-fraction"],
 }
-POSITIONALS = {"check": ["data"], "convert": ["file", "folder"], "plan": ["backbone"], "shard": ["data"]}
-FILES = {"check": check, "convert": convert, "plan": plan, "shard": shard}
+POSITIONALS = {
+    "check": ["data"],
+    "convert": ["file", "folder"],
+    "eval": ["bundle", "data"],
+    "plan": ["backbone"],
+    "retrieve": ["bundle", "data"],
+    "shard": ["data"],
+}
+FILES = {"check": check, "convert": convert, "eval": eval, "plan": plan, "retrieve": retrieve, "shard": shard}
 
 
 @dataclasses.dataclass(frozen=True)

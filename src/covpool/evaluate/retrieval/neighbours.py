@@ -18,8 +18,11 @@ from covpool.train.report.thumbnails import squared
 
 QUERIES = 10
 LETTERS = 22
+# Columns, for the title to have room.
+FEWEST = 5
+TITLE = "query, and the nearest images; above the queries of the lowest average precision (AP), below others"
 # Frames of what is of the query's class and what is not: also of different lightness, for all eyes.
-RIGHT, WRONG = "#3fb950", "#b3261e"
+RIGHT, WRONG = "#1f9d45", "#a61b1b"
 
 
 class Found(NamedTuple):
@@ -50,8 +53,8 @@ def draw_neighbours(rows: Sequence[Row], theme: Theme) -> Figure:
         rows: the query, its average precision, and its neighbours.
         theme: the colours.
     """
-    columns = 1 + max(len(found) for _, _, found in rows)
-    figure = new_figure(theme, 1.75 * columns, 2.05 * len(rows) + 0.3)
+    columns = max(FEWEST, 1 + max(len(found) for _, _, found in rows))
+    figure = new_figure(theme, 1.75 * columns, 2.05 * len(rows) + 0.5)
     places = figure.subplots(len(rows), columns, squeeze=False)
     for axes in places.ravel():
         axes.set_axis_off()
@@ -59,9 +62,7 @@ def draw_neighbours(rows: Sequence[Row], theme: Theme) -> Figure:
         _draw(line[0], query, theme.ink, theme, f"AP {precision:.2f}")
         for one, axes in zip(found, line[1:], strict=False):
             _draw(axes, one, RIGHT if one.label == query.label else WRONG, theme)
-    places[0][0].set_title("query", fontsize=10, color=theme.ink)
-    if columns > 1:
-        places[0][1].set_title("nearest first", fontsize=10, color=theme.ink)
+    figure.suptitle(TITLE, x=0.005, ha="left", fontsize=10, color=theme.faint)
     return figure
 
 
