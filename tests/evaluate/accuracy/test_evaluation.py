@@ -157,7 +157,8 @@ def test_two_processes_find_what_one_does(bundle: Path, birds: Path, tmp_path: P
     assert (together["processes"], alone.results["processes"]) == (2, 1)
     assert together["data"] == alone.results["data"]
     assert together["metrics"] == pytest.approx(alone.results["metrics"], abs=1e-6)
-    for one, two in zip(rows_of(tmp_path / "one/predictions.csv"), rows_of(tmp_path / "two/predictions.csv")):
+    rows = [rows_of(tmp_path / name / "predictions.csv") for name in ("one", "two")]
+    for one, two in zip(*rows, strict=True):
         for name, value in one.items():
             if name in ("name", "label", "predicted"):
                 assert two[name] == value

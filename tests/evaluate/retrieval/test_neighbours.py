@@ -33,6 +33,6 @@ def test_frames_tell_right_from_wrong() -> None:
     picture = Image.new("RGB", (30, 20))
     jay, wren, odd = Found("jay", picture), Found("wren", picture), Found("$x_{\n", None)
     figure = draw_neighbours([(jay, 0.5, [jay, wren, odd])], LIGHT)
-    frames = [to_hex(axes.patches[0].get_edgecolor()) for axes in figure.axes if axes.patches]
+    frames = [to_hex(frame.get_edgecolor()) for frame in figure.axes[0].patches]
     assert frames == [LIGHT.ink, RIGHT, WRONG, WRONG]
     assert png(figure).startswith(b"\x89PNG")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from matplotlib.figure import Figure
@@ -37,8 +36,8 @@ def draw_classes(rows: Sequence[ClassRow], theme: Theme) -> Figure:
         linewidth=4,
     )
     axes.plot(recall, places, "o", color=theme.series[0], markersize=5, label="recall, with 95 % interval")
-    known = [(100 * row.precision, place) for place, row in enumerate(shown) if not math.isnan(row.precision)]
-    axes.plot(*zip(*known, strict=True), "D", color=theme.series[1], markersize=4, label="precision")
+    precision = [100 * row.precision for row in shown]  # where it is NaN, nothing is drawn
+    axes.plot(precision, places, "D", color=theme.series[1], markersize=4, label="precision")
     names = [f"{drawn(row.name, f'class {row.name!r}', LETTERS)}  ({row.images:,})" for row in shown]
     axes.set_yticks(places, names, **{**text_style(), "color": theme.ink, "fontsize": 9})
     axes.set_ylim(len(shown) - 0.4, -0.6)

@@ -17,7 +17,9 @@ from covpool.train.report.theme import Theme, new_figure
 from covpool.train.report.thumbnails import squared
 
 QUERIES = 10
-LETTERS = 22
+LETTERS = 24
+# In inches: a picture with its frame, with what is below and beside it, and what is around them all.
+SIDE, CELL, MARGIN, TOP = 1.6, (1.75, 2.05), 0.12, 0.4
 # Columns, for the title to have room.
 FEWEST = 5
 TITLE = "query, and the nearest images; above the queries of the lowest average precision (AP), below others"
@@ -54,34 +56,28 @@ def draw_neighbours(rows: Sequence[Row], theme: Theme) -> Figure:
         theme: the colours.
     """
     columns = max(FEWEST, 1 + max(len(found) for _, _, found in rows))
-    figure = new_figure(theme, 1.75 * columns, 2.05 * len(rows) + 0.5)
-    places = figure.subplots(len(rows), columns, squeeze=False)
-    for axes in places.ravel():
-        axes.set_axis_off()
-    for (query, precision, found), line in zip(rows, places, strict=True):
-        _draw(line[0], query, theme.ink, theme, f"AP {precision:.2f}")
-        for one, axes in zip(found, line[1:], strict=False):
-            _draw(axes, one, RIGHT if one.label == query.label else WRONG, theme)
-    figure.suptitle(TITLE, x=0.005, ha="left", fontsize=10, color=theme.faint)
+    width, height = columns * CELL[0] + MARGIN, len(rows) * CELL[1] + TOP
+    figure = new_figure(theme, width, height)
+    figure.set_layout_engine("none")
+    # One for all: axes of their own for each picture would take seconds to lay out.
+    axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
+    axes.set_axis_off()
+    axes.text(MARGIN, TOP / 2, TITLE, va="center", fontsize=10, color=theme.faint)
+    for line, (query, precision, found) in enumerate(rows):
+        y = TOP + line * CELL[1]
+        _draw(axes, MARGIN, y, query, theme.ink, theme)
+        axes.text(MARGIN, y + SIDE + 0.3, f"AP {precision:.2f}", fontsize=7.5, color=theme.faint)
+        for column, one in enumerate(found, start=1):
+            colour = RIGHT if one.label == query.label else WRONG
+            _draw(axes, MARGIN + column * CELL[0], y, one, colour, theme)
     return figure
 
 
-def _draw(axes: Axes, found: Found, colour: str, theme: Theme, note: str = "") -> None:
-    if found.picture is None:
-        axes.imshow(np.full((2, 2, 3), 0.5), extent=(0, 1, 0, 1), interpolation="nearest")
-    else:
-        picture = squared(found.picture, theme.grid)
-        axes.imshow(picture, extent=(0, 1, 0, 1), interpolation="lanczos")
-    axes.add_patch(Rectangle((0, 0), 1, 1, fill=False, edgecolor=colour, linewidth=4))
-    lines = ((drawn(found.label, "(no font for its name)", LETTERS), colour), (note, theme.faint))
-    for place, (words, shade) in enumerate(lines):
-        axes.annotate(
-            words,
-            (0, 0),
-            xytext=(0, -10 - 10 * place),
-            xycoords="axes fraction",
-            textcoords="offset points",
-            fontsize=7.5,
-            color=shade,
-            **text_style(),
-        )
+def _draw(axes: Axes, x: float, y: float, found: Found, colour: str, theme: Theme) -> None:
+    """The picture with its upper left corner at a place, a frame, and its class below."""
+    picture = Image.new("RGB", (2, 2), "gray") if found.picture is None else found.picture
+    extent = (x, x + SIDE, y + SIDE, y)
+    axes.imshow(squared(picture, theme.grid), extent=extent, aspect="auto", interpolation="lanczos")
+    axes.add_patch(Rectangle((x, y), SIDE, SIDE, fill=False, edgecolor=colour, linewidth=3))
+    label = drawn(found.label, "(no font for its name)", LETTERS)
+    axes.text(x, y + SIDE + 0.16, label, fontsize=7.5, color=colour, **text_style())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -87,6 +88,8 @@ def retrieve(
     check_pass(batch_size, workers, precision)
     for k in at:
         check_whole("at", k)
+    if engine == "faiss" and find_spec("faiss") is None:
+        raise ValueError("--engine faiss needs faiss: pip install 'covpool[faiss]'")
     arguments: dict[str, Any] = {"bundle": bundle, "data": data, "layout": layout, "at": list(at)}
     arguments |= {"engine": engine, "batch_size": batch_size, "workers": workers, "precision": precision}
     with joined_processes(device) as processes:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# Bytes of a block, and for each of its similarities: the number, its place, and both again after sorting.
+# Bytes of a block, and those that each of its similarities takes while it is sorted and scored.
 MEMORY = 1 << 28
 BYTES = 40
 
