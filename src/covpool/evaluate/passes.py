@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,34 +32,44 @@ def channels_last(images_B3HW: Tensor) -> Tensor:
     return images_B3HW.contiguous(memory_format=torch.channels_last)
 
 
-def check_pass(batch_size: int, workers: int, precision: str) -> None:
-    """Raise if one of them makes no sense."""
-    check_whole("batch_size", batch_size)
-    check_whole("workers", workers, at_least=0)
-    check_choice("precision", precision, PRECISIONS)
+@dataclass(frozen=True)
+class Pass:
+    """How images go through a network.
 
+    Attributes:
+        batch_size: of each process.
+        workers: processes that read images, for each process.
+        precision: of autocast.
+        progress: called with the images done and those there are; ``None`` for nobody.
+    """
 
-def batches(
-    images: ImageSet,
-    transform: Transform,
-    processes: Processes,
-    *,
-    batch_size: int,
-    workers: int,
-    progress: ProgressCall | None = None,
-) -> Iterator[Batch]:
-    """This process's batches of a set. ``progress`` is told of all, as if the others were as far."""
-    loader = EvaluationLoader(
-        images,
-        transform,
-        batch_size=batch_size,
-        rank=processes.rank,
-        world_size=processes.world_size,
-        workers=workers,
-    )
-    done = 0
-    for batch in loader:
-        yield batch
-        done += (len(batch.ids) + len(batch.bad)) * processes.world_size
-        if progress is not None and processes.is_first:
-            progress(min(done, len(images)), len(images))
+    batch_size: int
+    workers: int
+    precision: str
+    progress: ProgressCall | None
+
+    def __post_init__(self) -> None:
+        check_whole("batch_size", self.batch_size)
+        check_whole("workers", self.workers, at_least=0)
+        check_choice("precision", self.precision, PRECISIONS)
+
+    def described(self) -> dict[str, Any]:
+        """For the results."""
+        return {"batch_size": self.batch_size, "workers": self.workers, "precision": self.precision}
+
+    def batches(self, images: ImageSet, transform: Transform, processes: Processes) -> Iterator[Batch]:
+        """This process's batches of a set. Progress is told of all, as if the others were as far."""
+        loader = EvaluationLoader(
+            images,
+            transform,
+            batch_size=self.batch_size,
+            rank=processes.rank,
+            world_size=processes.world_size,
+            workers=self.workers,
+        )
+        done = 0
+        for batch in loader:
+            yield batch
+            done += (len(batch.ids) + len(batch.bad)) * processes.world_size
+            if self.progress is not None and processes.is_first:
+                self.progress(min(done, len(images)), len(images))

@@ -46,7 +46,7 @@ def test_the_hardest_classes_come_first() -> None:
     names = [label.get_text() for label in axes.get_yticklabels()]
     assert len(names) == SHOWN
     assert names[:2] == ["class 0  (50)", "class 43  (50)"]
-    assert axes.get_title(loc="right") == "the 40 hardest of 50"
+    assert axes.get_ylabel() == "the 40 hardest of 50 classes"
     recall, precision = (line.get_xdata() for line in axes.get_lines())
     assert list(recall) == pytest.approx([2.0 * place for place in range(SHOWN)])
     assert len(precision) == SHOWN

@@ -32,9 +32,9 @@ def draw_classes(rows: Sequence[ClassRow], theme: Theme) -> Figure:
     axes.set_yticks(range(len(names)), names, **{**text_style(), "color": theme.ink, "fontsize": 9})
     axes.set_ylim(len(shown) - 0.4, -0.6)
     axes.set_xlim(-2, 102)
-    axes.set_xlabel("% of the class's images (recall), of those taken for it (precision)", color=theme.faint)
+    axes.set_xlabel("recall and precision, %", color=theme.faint)
     if len(there) > SHOWN:
-        axes.set_title(f"the {SHOWN} hardest of {len(there):,}", fontsize=9, color=theme.faint, loc="right")
+        axes.set_ylabel(f"the {SHOWN} hardest of {len(there):,} classes", color=theme.faint)
     return figure
 
 

@@ -16,7 +16,7 @@ from covpool.evaluate.accuracy.bootstrap import LEVEL, RESAMPLES, intervals
 from covpool.evaluate.accuracy.calibration import calibrate
 from covpool.evaluate.accuracy.views import VIEWS, AveragedViews, Views, views_transform
 from covpool.evaluate.images import open_split
-from covpool.evaluate.passes import ProgressCall, batches, check_pass, open_bundle
+from covpool.evaluate.passes import Pass, ProgressCall, open_bundle
 from covpool.evaluate.results import Results, describe_images, new_results, prepare_folder, write_results
 from covpool.functional.arguments import check_choice
 from covpool.train.metrics import Predictions, measure
@@ -83,19 +83,16 @@ def evaluate(
     """
     bundle, data, folder = str(bundle), str(data), Path(out)
     check_choice("views", views, VIEWS)
-    check_pass(batch_size, workers, precision)
-    arguments: dict[str, Any] = {"bundle": bundle, "data": data, "layout": layout, "views": views}
-    arguments |= {"batch_size": batch_size, "workers": workers, "precision": precision}
+    passing = Pass(batch_size, workers, precision, progress)
+    arguments = {"bundle": bundle, "data": data, "layout": layout, "views": views, **passing.described()}
     with joined_processes(device) as processes:
         started = time.monotonic()
         processes.by_first(lambda: prepare_folder(folder, PROTOCOL))
         model = processes.together(lambda: open_bundle(bundle, processes.device))
         images = processes.together(lambda: open_split(model, data, split, layout))
         transform = views_transform(Preprocessing.of(model.pretrained_cfg), views)
-        passing = batches(
-            images, transform, processes, batch_size=batch_size, workers=workers, progress=progress
-        )
-        found = predict(AveragedViews(model, views), passing, processes, precision)
+        batches = passing.batches(images, transform, processes)
+        found = predict(AveragedViews(model, views), batches, processes, precision)
         assert found is not None  # nobody can stop it
         predictions, bad = found
         processes.together(lambda: _check_finite(predictions, images, precision))

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from covpool.evaluate.accuracy.calibration import BINS
 from covpool.train.report.theme import Theme, dress, new_figure
@@ -37,6 +38,8 @@ def draw_reliability(metrics: Mapping[str, float], calibration: Mapping[str, Any
     )
     middles = (np.arange(BINS) + 0.5) * WIDTH
     below.bar(middles, calibration["images"], 0.9 * WIDTH, color=theme.faint)
+    below.yaxis.set_major_locator(MaxNLocator(4, integer=True))
+    below.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     below.set_ylabel("images", color=theme.faint)
     below.set_xlabel("confidence", color=theme.faint)
     below.set_xlim(0, 1)

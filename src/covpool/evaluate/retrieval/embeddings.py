@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from covpool.data.batch import BadImage, Batch
+from covpool.data.image_set import ImageSet
 from covpool.evaluate.passes import channels_last
 from covpool.models.model import PooledClassifier
 from covpool.train.precision import autocast
@@ -33,6 +34,29 @@ class Embeddings:
     labels: NDArray[np.int64]
     vectors: Tensor
     bad: tuple[BadImage, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Side:
+    """Queries, or what is searched.
+
+    Attributes:
+        split: its name.
+        images: the set.
+        embeddings: of its images.
+    """
+
+    split: str
+    images: ImageSet
+    embeddings: Embeddings
+
+    def name(self, place: int) -> str:
+        """Of the image at a place of the embeddings."""
+        return self.images.name(int(self.embeddings.ids[place]))
+
+    def label(self, place: int) -> str:
+        """The name of its class."""
+        return self.images.classes[int(self.embeddings.labels[place])]
 
 
 def embed(

@@ -11,12 +11,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from covpool.data.image_set import ImageSet
 from covpool.data.sources import open_images
 from covpool.data.transforms import Preprocessing, evaluation_transform
-from covpool.evaluate.passes import ProgressCall, batches, check_pass, open_bundle
+from covpool.evaluate.passes import Pass, ProgressCall, open_bundle
 from covpool.evaluate.results import Results, describe_images, new_results, prepare_folder, write_results
-from covpool.evaluate.retrieval.embeddings import Embeddings, embed
+from covpool.evaluate.retrieval.embeddings import Embeddings, Side, embed
 from covpool.evaluate.retrieval.scores import Scores, score
 from covpool.evaluate.retrieval.search import search_exact, search_faiss
 from covpool.functional.arguments import check_choice, check_whole
@@ -85,46 +84,49 @@ def retrieve(
     """
     bundle, data, folder = str(bundle), str(data), Path(out)
     check_choice("engine", engine, ENGINES)
-    check_pass(batch_size, workers, precision)
+    passing = Pass(batch_size, workers, precision, progress)
     for k in at:
         check_whole("at", k)
     if engine == "faiss" and find_spec("faiss") is None:
         raise ValueError("--engine faiss needs faiss: pip install 'covpool[faiss]'")
-    arguments: dict[str, Any] = {"bundle": bundle, "data": data, "layout": layout, "at": list(at)}
-    arguments |= {"engine": engine, "batch_size": batch_size, "workers": workers, "precision": precision}
+    arguments = {"bundle": bundle, "data": data, "layout": layout, "at": list(at), "engine": engine}
     with joined_processes(device) as processes:
         started = time.monotonic()
         processes.by_first(lambda: prepare_folder(folder, PROTOCOL))
         model = processes.together(lambda: open_bundle(bundle, processes.device))
         transform = evaluation_transform(Preprocessing.of(model.pretrained_cfg))
 
-        def side(name: str) -> tuple[ImageSet, Embeddings]:
+        def side(name: str) -> Side:
             images = processes.together(lambda: open_images(data, name, layout))
-            passing = batches(
-                images, transform, processes, batch_size=batch_size, workers=workers, progress=progress
-            )
-            return images, embed(model, passing, processes, precision)
+            batches = passing.batches(images, transform, processes)
+            return Side(name, images, embed(model, batches, processes, precision))
 
-        images, queries = side(split)
-        searched, found = (images, None) if gallery in (None, split) else side(str(gallery))
+        queries = side(split)
+        searched = None if gallery in (None, split) else side(str(gallery))
 
         def finish() -> Results:
-            scores = _search(queries, found, at, engine)
-            results = new_results(PROTOCOL, arguments, processes, seed=None)
-            results["data"] = describe_images(images, split)
-            results["gallery"] = None if found is None else describe_images(searched, str(gallery))
-            results |= _measured(scores, at)
-            bad = [*queries.bad, *(() if found is None else found.bad)]
-            results |= {"vector_length": queries.vectors.shape[1], "bad_images": len(bad)}
-            results["seconds"] = time.monotonic() - started
-
             from covpool.evaluate.retrieval.files import write_files  # what draws takes seconds to import
 
-            write_files(folder, scores, (images, queries), (searched, found or queries), bad)
+            scores = _search(
+                queries.embeddings, None if searched is None else searched.embeddings, at, engine
+            )
+            results = new_results(PROTOCOL, arguments | passing.described(), processes, seed=None)
+            results |= _described(queries, searched) | _measured(scores, at)
+            write_files(folder, scores, queries, searched)
+            results["seconds"] = time.monotonic() - started
             write_results(folder, results)
             return results
 
         return Retrieval(folder, processes.by_first(finish))
+
+
+def _described(queries: Side, gallery: Side | None) -> dict[str, Any]:
+    return {
+        "data": describe_images(queries.images, queries.split),
+        "gallery": gallery and describe_images(gallery.images, gallery.split),
+        "vector_length": queries.embeddings.vectors.shape[1],
+        "bad_images": sum(len(side.embeddings.bad) for side in (queries, gallery) if side),
+    }
 
 
 def _search(queries: Embeddings, gallery: Embeddings | None, at: Sequence[int], engine: str) -> Scores:
