@@ -77,7 +77,7 @@ def _draw(axes: Axes, x: float, y: float, found: Found, colour: str, theme: Them
     """The picture with its upper left corner at a place, a frame, and its class below."""
     picture = Image.new("RGB", (2, 2), "gray") if found.picture is None else found.picture
     extent = (x, x + SIDE, y + SIDE, y)
-    axes.imshow(squared(picture, theme.grid), extent=extent, aspect="auto", interpolation="lanczos")
+    axes.imshow(squared(picture, theme.grid), extent=extent, aspect="auto")
     axes.add_patch(Rectangle((x, y), SIDE, SIDE, fill=False, edgecolor=colour, linewidth=3))
     label = drawn(found.label, "(no font for its name)", LETTERS)
     axes.text(x, y + SIDE + 0.16, label, fontsize=7.5, color=colour, **text_style())
