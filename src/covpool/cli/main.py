@@ -31,6 +31,7 @@ VERBS = {
     "eval": Verb("try a bundle on images: accuracy with intervals, calibration, confusions", "eval"),
     "lr-find": Verb("raise the learning rate until the loss explodes, and suggest one for training", "train"),
     "plan": Verb("memory and FLOPs of training a network, and the head to take", "models"),
+    "probe": Verb("train heads on a frozen backbone in minutes, and keep the best", "eval"),
     "retrieve": Verb("find like images by a bundle's vectors: recall at k, mean average precision", "eval"),
     "shard": Verb("write images into tar shards with an index, for large sets and object stores", "data"),
     "train": Verb("train a network on images, from a folder to a report", "train"),

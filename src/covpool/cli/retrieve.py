@@ -24,8 +24,8 @@ class Arguments:
             others.
         layout: of the data; ``auto`` finds it out.
         at: the ks of recall at k.
-        engine: ``faiss`` (pip install 'covpool[faiss]') finds the same, sooner in a large gallery, but gives
-            no mAP, for which it would have to rank all of it.
+        engine: ``faiss`` (pip install 'covpool[faiss]') is exact too, but ranks no more images than recall
+            and mAP at R need: there is no mAP.
         batch_size: images at a time, in each process.
         workers: processes that read images, for each process.
         device: ``auto`` takes a GPU if there is one.

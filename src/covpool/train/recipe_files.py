@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from covpool.models.bundles.durable import replace_file
+from covpool.models.config import CLASS_TOKEN
 from covpool.nn.pooling import METHODS
 from covpool.train.recipe import Recipe
 from covpool.train.recipe_options import flat, nested, options, sections
@@ -58,7 +59,7 @@ def read_recipe(
     file = _find(DEFAULT if name_or_path is None else name_or_path)
     values = _checked(_values(file), f"{file}: ")
     pool = overrides.get("model.pool")
-    if pool in METHODS and pool != values.get("model.pool", Recipe().model.pool):
+    if pool in (*METHODS, CLASS_TOKEN) and pool != values.get("model.pool", Recipe().model.pool):
         values = change_pool(values, pool)
     return make_recipe({**values, **_checked(overrides, "")})
 
@@ -70,7 +71,7 @@ def change_pool(values: Mapping[str, Any], pool: str) -> dict[str, Any]:
     kept for it, and the average joined to it; before a method that projects the channels itself, the width.
     """
     other = ["model.pool_options"]
-    if METHODS[pool].order == 1:
+    if pool == CLASS_TOKEN or METHODS[pool].order == 1:
         other += SECOND_ORDER
     elif METHODS[pool].reduces:
         other += ["model.dim"]

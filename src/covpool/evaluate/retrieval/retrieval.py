@@ -71,8 +71,8 @@ def retrieve(
             the others.
         layout: of the data.
         at: ks of recall at k.
-        engine: ``"exact"``, or ``"faiss"``, which is exact too, but ranks no more images than it must: there
-            is no mAP then.
+        engine: ``"exact"``, or ``"faiss"``, which is exact too, but ranks no more images than recall and mAP
+            at R need: there is no mAP then.
         batch_size: of each process.
         workers: processes that read images, for each process.
         device: of the network; ``"auto"`` for a GPU if there is one. The search is the CPU's.
