@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from tests.data.pictures import TINY10, needs_tiny10
+from covpool.cli.parser import parse
+from tests.data.pictures import TINY10, needs_sparrows, needs_tiny10
+from tests.evaluate.birds import a_bundle, some_sparrows
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -98,16 +101,36 @@ def test_probing_page(capsys: pytest.CaptureFixture[str]) -> None:
     assert "bundle" in capsys.readouterr().out
 
 
+@needs_sparrows
+def test_evaluation_page(capsys: pytest.CaptureFixture[str]) -> None:
+    some_sparrows(Path("birds"))
+    a_bundle(Path("runs/birds/bundle"))
+    names = run_code(ROOT / "docs" / "evaluation.md")
+    assert names["done"].results["images"] == 54  # type: ignore[attr-defined]
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+@pytest.mark.parametrize("verb", ["eval", "retrieve"])
+def test_commands_of_the_evaluation_page(verb: str) -> None:
+    """Every option that the page names exists."""
+    text = (ROOT / "docs" / "evaluation.md").read_text(encoding="utf-8")
+    commands = re.findall(rf"covpool {verb} (.*?)(?:\s+#.*)?$", text, flags=re.MULTILINE)
+    assert len(commands) >= 2
+    for command in commands:
+        arguments = import_module(f"covpool.cli.{verb}").Arguments
+        parse(verb, arguments, shlex.split(command))
+
+
 def test_commands_of_the_training_page(tmp_path: Path) -> None:
     """Every option that the page names exists."""
-    from covpool.cli.train import parse
+    from covpool.cli.train import parse as parse_training
 
     text = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
     commands = re.findall(r"covpool train (--.*?)(?:\s+#.*)?$", text, flags=re.MULTILINE)
     assert len(commands) >= 4
     for command in commands:
         if "--help" not in command:
-            parse(shlex.split(command))
+            parse_training(shlex.split(command))
     for option in re.findall(r"`(--[\w.-]+ [^`]+)`", text):
         if not option.startswith(("--pool", "--compare")):
-            parse(shlex.split(option))
+            parse_training(shlex.split(option))

@@ -9,8 +9,8 @@ import pytest
 
 from covpool.bench import Size, run_isqrt_cov
 from covpool.bench import isqrt_cov as suite
-from covpool.bench import results as results_module
 from covpool.bench.results import SUITES, Results, read_results, schema, write_results
+from covpool.provenance import results as origin
 from tests.bench.conftest import EAGER, QUICK, TINY_SIZES
 
 
@@ -118,7 +118,7 @@ def test_resume_refuses_other_code(
 ) -> None:
     run_isqrt_cov(tmp_path, sizes=TINY_SIZES, schedule=QUICK)
     other = {"commit": None, "dirty": None, "digest": "0" * 16}
-    monkeypatch.setattr(results_module, "describe_source", lambda rooms: other)
+    monkeypatch.setattr(origin, "describe_source", lambda rooms: other)
     with pytest.raises(ValueError, match="source changed"):
         run_isqrt_cov(tmp_path, sizes=TINY_SIZES, schedule=QUICK, resume=True)
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import pytest
 
 import covpool
-from covpool.cli import check, convert, plan, shard, svm
+from covpool.cli import check, convert, eval, plan, probe, retrieve, shard, svm
 from covpool.cli.main import VERBS, main
 from covpool.cli.parser import make_parser
 
@@ -22,6 +22,17 @@ SHARED = ["--debug", "--help", "--json"]
 OPTIONS = {
     "check": ["--layout", "--output", "--workers"],
     "convert": ["--classes", "--steps"],
+    "eval": [
+        "--batch-size",
+        "--device",
+        "--layout",
+        "--out",
+        "--precision",
+        "--seed",
+        "--split",
+        "--views",
+        "--workers",
+    ],
     "plan": [
         "--backbone-options",
         "--batch-size",
@@ -37,6 +48,44 @@ OPTIONS = {
         "--pool-options",
         "--precision",
         "--rank",
+    ],
+    "probe": [
+        "--batch-size",
+        "--cache",
+        "--compile",
+        "--device",
+        "--dim",
+        "--drop-rate",
+        "--epochs",
+        "--heads",
+        "--image-size",
+        "--key-map",
+        "--layout",
+        "--lr",
+        "--max-cache",
+        "--model",
+        "--out",
+        "--precision",
+        "--preprocessing",
+        "--pretrained",
+        "--seeds",
+        "--svm",
+        "--val-fraction",
+        "--weight-decay",
+        "--weights",
+        "--workers",
+    ],
+    "retrieve": [
+        "--at",
+        "--batch-size",
+        "--device",
+        "--engine",
+        "--gallery",
+        "--layout",
+        "--out",
+        "--precision",
+        "--split",
+        "--workers",
     ],
     "shard": ["--classes", "--index", "--layout", "--megabytes", "--output", "--seed", "--val-fraction"],
     "svm": [
@@ -56,11 +105,23 @@ OPTIONS = {
 POSITIONALS = {
     "check": ["data"],
     "convert": ["file", "folder"],
+    "eval": ["bundle", "data"],
     "plan": ["backbone"],
+    "probe": ["data"],
+    "retrieve": ["bundle", "data"],
     "shard": ["data"],
     "svm": ["bundle", "data"],
 }
-FILES = {"check": check, "convert": convert, "plan": plan, "shard": shard, "svm": svm}
+FILES = {
+    "check": check,
+    "convert": convert,
+    "eval": eval,
+    "plan": plan,
+    "probe": probe,
+    "retrieve": retrieve,
+    "shard": shard,
+    "svm": svm,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,8 +253,7 @@ def test_a_flag_needs_no_value(
     [
         (
             ["shout"],
-            "covpool: 'shout' is none of its verbs: bench, check, convert, lr-find, plan, probe, shard, svm, "
-            "train, greet",
+            f"covpool: 'shout' is none of its verbs: {', '.join(VERBS)}, greet",
         ),
         (["greet"], "covpool greet: the following arguments are required: name"),
         (["greet", "Li", "--foo", "3"], "covpool greet: unrecognized arguments: --foo 3"),

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from datetime import UTC, datetime
-from importlib import import_module, resources
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from covpool.provenance.machine import describe_machine, machine_name
-from covpool.provenance.source import describe_source, describe_versions
+from covpool.provenance import results as origin
+from covpool.provenance.machine import machine_name
 
-Results = dict[str, Any]
+Results = origin.Results
 SUITES = ("isqrt_cov", "methods")
 
 
@@ -29,17 +26,7 @@ def new_results(
     suite: str, rooms: tuple[str, ...], arguments: dict[str, Any], device: str, seed: int
 ) -> Results:
     """What every file begins with: which code was measured how, on what; ``rooms`` are those that count."""
-    return {
-        "schema_version": 1,
-        "suite": suite,
-        "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "seed": seed,
-        "source": describe_source(rooms),
-        "versions": describe_versions(),
-        "machine": describe_machine(device),
-        "device": device,
-        "arguments": arguments,
-    }
+    return {"suite": suite, **origin.new_results(rooms, arguments, device, seed)}
 
 
 def results_path(out: str | Path, results: Results) -> Path:
@@ -66,9 +53,7 @@ def write_results(path: Path, results: Results) -> None:
 
 def schema(suite: str) -> dict[str, Any]:
     """The JSON schema of a suite's results, which is part of the package; ``"shared"`` is what all have."""
-    file = resources.files("covpool.bench").joinpath("schemas", f"{suite}.json")
-    loaded: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return loaded
+    return origin.schema("covpool.bench", suite)
 
 
 def check_schema(results: Results) -> None:
@@ -76,12 +61,7 @@ def check_schema(results: Results) -> None:
     suite = results.get("suite")
     if suite not in SUITES:
         raise ValueError(f"results are of one of the suites {', '.join(SUITES)}; got {suite!r}")
-    if find_spec("jsonschema") is None:
-        return
-    referencing = import_module("referencing")  # which jsonschema brings along
-    shared = referencing.Resource.from_contents(schema("shared"))
-    registry = referencing.Registry().with_resource("shared.json", shared)
-    import_module("jsonschema").validate(results, schema(suite), registry=registry)
+    origin.check_schema(results, "covpool.bench", suite)
 
 
 def differences(earlier: Results, now: Results) -> list[str]:

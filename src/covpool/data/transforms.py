@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from PIL import Image
 from torch import Tensor
 from torchvision.transforms import v2
 
@@ -113,6 +114,12 @@ def evaluation_transform(preprocessing: Preprocessing) -> v2.Transform:
     return v2.Compose([*_test_crop(preprocessing), *_to_tensor(preprocessing)])
 
 
+def ten_crop_transform(preprocessing: Preprocessing) -> v2.Transform:
+    """Ten parts of every image, as ``(10, 3, size, size)``: corners and centre, and the same mirrored."""
+    resize, _ = _test_crop(preprocessing)
+    return v2.Compose([resize, TenCrop(preprocessing)])
+
+
 def training_transform(preprocessing: Preprocessing, augmentation: Augmentation) -> v2.Transform:
     """A random part of every image, perhaps with left and right exchanged and in other colours."""
     steps = _crop(preprocessing, augmentation)
@@ -125,6 +132,22 @@ def training_transform(preprocessing: Preprocessing, augmentation: Augmentation)
     elif augmentation.colour == "lighting":
         values.append(Lighting(0.1 if strength is None else strength))
     return v2.Compose([*steps, *values, normalize])
+
+
+class TenCrop:
+    """A picture to ten parts of it in one tensor; torchvision leaves the stacking to its callers.
+
+    Args:
+        preprocessing: says how large a part is, and how it becomes a tensor.
+    """
+
+    def __init__(self, preprocessing: Preprocessing) -> None:
+        self.crop = v2.TenCrop(preprocessing.size)
+        self.to_tensor = v2.Compose(_to_tensor(preprocessing))
+
+    def __call__(self, picture: Image.Image) -> Tensor:
+        """The corners, row by row, and the centre; then those of the mirrored picture."""
+        return torch.stack([self.to_tensor(part) for part in self.crop(picture)])
 
 
 class Lighting(v2.Transform):  # type: ignore[misc]  # torchvision is untyped

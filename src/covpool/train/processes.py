@@ -132,11 +132,16 @@ def joined_processes(device: str = "auto") -> Iterator[Processes]:
 
     Args:
         device: ``"cpu"``, ``"cuda"``, or ``"auto"`` for a GPU if there is one.
+
+    Raises:
+        ValueError: if a GPU is asked for and there is none.
     """
     kind = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     ours = not dist.is_initialized() and "RANK" in os.environ and "WORLD_SIZE" in os.environ
     local = int(os.environ.get("LOCAL_RANK", 0))
     if kind == "cuda":
+        if not torch.cuda.is_available():
+            raise ValueError("device is cuda, but torch sees no GPU here: pass cpu")
         torch.cuda.set_device(local)
     if ours:
         _join(kind)

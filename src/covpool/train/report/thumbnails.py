@@ -70,6 +70,24 @@ def tiles(predictions: Predictions, numbers: Iterable[int], images: ImageSet | N
     ]
 
 
+def thumbnail(images: ImageSet, i: int) -> Image.Image | None:
+    """An image of a set, small; ``None`` if it is bad, or gone since: a report is about the others too."""
+    try:
+        picture = decode(images.read(i))
+    except (BadImageError, OSError):
+        return None
+    picture.thumbnail((SIDE, SIDE))
+    return picture
+
+
+def squared(picture: Image.Image, colour: str) -> Image.Image:
+    """The whole picture in the middle of a square, so that all are alike."""
+    side = max(picture.size)
+    square = Image.new("RGB", (side, side), colour)
+    square.paste(picture, ((side - picture.width) // 2, (side - picture.height) // 2))
+    return square
+
+
 def _pictures(images: ImageSet, wanted: set[str]) -> Iterator[tuple[str, Image.Image]]:
     """Look for names from image to image, since a set is asked by number; those not found are left out."""
     for i in range(len(images)):
@@ -79,9 +97,6 @@ def _pictures(images: ImageSet, wanted: set[str]) -> Iterator[tuple[str, Image.I
         if name not in wanted:
             continue
         wanted.remove(name)
-        try:
-            picture = decode(images.read(i))
-        except (BadImageError, OSError):  # bad, or gone since; the report is about the others too
-            continue
-        picture.thumbnail((SIDE, SIDE))
-        yield name, picture
+        picture = thumbnail(images, i)
+        if picture is not None:
+            yield name, picture

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from PIL import Image
 
 from covpool.train.report.lettering import drawn, text_style
 from covpool.train.report.theme import Theme, new_figure
-from covpool.train.report.thumbnails import Tile
+from covpool.train.report.thumbnails import Tile, squared
 
 COLUMNS = 6
 LETTERS = 22
@@ -32,20 +31,12 @@ def draw_worst(tiles: Sequence[Tile], theme: Theme) -> Figure:
     return figure
 
 
-def _squared(picture: Image.Image, theme: Theme) -> Image.Image:
-    """The whole picture in the middle of a square, so that all tiles are alike."""
-    side = max(picture.size)
-    square = Image.new("RGB", (side, side), theme.grid)
-    square.paste(picture, ((side - picture.width) // 2, (side - picture.height) // 2))
-    return square
-
-
 def _draw_tile(axes: Axes, tile: Tile, theme: Theme) -> None:
     if tile.picture is None:
         axes.imshow(np.full((2, 2, 3), 0.5), interpolation="nearest")
         axes.text(0.5, 0.5, "no picture", ha="center", color="white", transform=axes.transAxes, fontsize=8)
     else:
-        axes.imshow(_squared(tile.picture, theme), interpolation="lanczos")
+        axes.imshow(squared(tile.picture, theme.grid), interpolation="lanczos")
     lines = (
         (f"is {drawn(tile.label, '(no font for its name)', LETTERS)}", theme.ink),
         (f"taken for {drawn(tile.predicted, '(no font for its name)', LETTERS)}", theme.series[1]),

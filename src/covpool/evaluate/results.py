@@ -1,0 +1,92 @@
+"""What a protocol leaves: a folder with ``results.json``, which says what was tried on what."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from covpool.data.image_set import ImageSet
+from covpool.models.bundles.bundle import read_card
+from covpool.models.bundles.durable import replace_file
+from covpool.models.bundles.strict_json import plain_json
+from covpool.models.bundles.tensors import versions
+from covpool.provenance import results as origin
+from covpool.train.processes import Processes
+from covpool.train.splits import fingerprint
+
+Results = origin.Results
+PACKAGE = "covpool.evaluate"
+FILE = "results.json"
+# The code that a number depends on.
+ROOMS = ("functional", "nn", "models", "data", "train", "evaluate")
+
+
+def new_results(protocol: str, arguments: dict[str, Any], processes: Processes, seed: int | None) -> Results:
+    """What every file begins with. ``arguments`` are the caller's; its ``bundle`` is described here.
+
+    Args:
+        protocol: its name, which is also that of its schema.
+        arguments: of the protocol's function.
+        processes: that did the work.
+        seed: of what came by chance; ``None`` where nothing did.
+    """
+    head = origin.new_results(ROOMS, arguments, processes.device.type, seed)
+    head["versions"] |= versions()
+    card = read_card(arguments["bundle"])
+    bundle = {
+        "sha256": card.sha256,
+        "model": card.config.backbone,
+        "pool": card.config.pool,
+        "dim": card.config.dim,
+        "image_size": card.preprocessing["input_size"][-1],
+    }
+    return {"protocol": protocol, **head, "processes": processes.world_size, "bundle": bundle}
+
+
+def describe_images(images: ImageSet, split: str) -> dict[str, Any]:
+    """Which images they are."""
+    return {
+        "split": split,
+        "images": len(images),
+        "classes": len(images.classes),
+        "fingerprint": fingerprint(images),
+    }
+
+
+def prepare_folder(folder: Path, protocol: str) -> None:
+    """Make a folder for results, now, not after hours of work.
+
+    Raises:
+        ValueError: in a sentence, if it holds something else, which would be mixed with them.
+    """
+    if not folder.exists():
+        folder.mkdir(parents=True)
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is a file: give another --out")
+    if any(folder.iterdir()) and _protocol_of(folder) != protocol:
+        raise ValueError(f"{folder} holds other things: give a new --out, or that of an earlier {protocol}")
+
+
+def write_results(folder: Path, results: Results) -> None:
+    """Check them against their schema, and write them in place of earlier ones."""
+    plain = plain_json("results", results)
+    origin.check_schema(plain, PACKAGE, plain["protocol"])
+    replace_file(folder / FILE, (json.dumps(plain, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def closing_lines(folder: str, results: Results) -> str:
+    """For a terminal: what was left out, and where everything is."""
+    lines = [f"results: {Path(folder) / FILE}"]
+    if bad := results["bad_images"]:
+        listed = Path(folder) / "bad_images.csv"
+        lines.insert(0, f"{bad:,} images could not be used and were left out: {listed}")
+    return "\n".join(lines)
+
+
+def _protocol_of(folder: Path) -> str | None:
+    try:
+        found = json.loads((folder / FILE).read_bytes())
+    except (OSError, ValueError):
+        return None
+    return found.get("protocol") if isinstance(found, dict) else None

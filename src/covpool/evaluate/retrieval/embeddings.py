@@ -1,0 +1,108 @@
+"""A vector for every image of a set, gathered from all processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from covpool.data.batch import BadImage, Batch
+from covpool.data.image_set import ImageSet
+from covpool.evaluate.passes import channels_last
+from covpool.models.model import PooledClassifier
+from covpool.train.precision import autocast
+from covpool.train.processes import Processes
+
+
+@dataclass(frozen=True, eq=False)
+class Embeddings:
+    """Of the images of a set that could be used, in its order.
+
+    Attributes:
+        ids: ``(N,)``, the image's number in the set.
+        labels: ``(N,)``, its class.
+        vectors: ``(N, D)``, of length 1, float32.
+        bad: the images that could not be used.
+    """
+
+    ids: NDArray[np.int64]
+    labels: NDArray[np.int64]
+    vectors: Tensor
+    bad: tuple[BadImage, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Side:
+    """Queries, or what is searched.
+
+    Attributes:
+        split: its name.
+        images: the set.
+        embeddings: of its images.
+    """
+
+    split: str
+    images: ImageSet
+    embeddings: Embeddings
+
+    def name(self, place: int) -> str:
+        """Of the image at a place of the embeddings."""
+        return self.images.name(int(self.embeddings.ids[place]))
+
+    def label(self, place: int) -> str:
+        """The name of its class."""
+        return self.images.classes[int(self.embeddings.labels[place])]
+
+
+def embed(
+    model: PooledClassifier, batches: Iterable[Batch], processes: Processes, precision: str = "float32"
+) -> Embeddings:
+    """What the classifier receives, scaled to length 1, for all images, in every process.
+
+    Args:
+        model: in evaluation mode.
+        batches: this process's.
+        processes: among which the set is divided.
+        precision: of autocast.
+
+    Raises:
+        ValueError: in a sentence, if no image could be used, or a vector is not finite.
+    """
+    own = processes.together(lambda: _own(model, batches, processes.device, precision))
+    gathered = processes.gather(own)
+    bad = tuple(image for part in gathered for image in part.bad)
+    parts = [part for part in gathered if len(part.ids)]
+    if not parts:
+        processes.fail(ValueError("none of the images could be used, so there is nothing to search"))
+    ids = np.concatenate([part.ids for part in parts])
+    order = np.argsort(ids, kind="stable")
+    vectors = torch.cat([part.vectors for part in parts])
+    if not bool(vectors.isfinite().all()):
+        processes.fail(ValueError(f"some vectors are not finite in {precision}: try --precision float32"))
+    labels = np.concatenate([part.labels for part in parts])
+    return Embeddings(ids[order], labels[order], vectors[torch.from_numpy(order)], bad)
+
+
+def _own(
+    model: PooledClassifier, batches: Iterable[Batch], device: torch.device, precision: str
+) -> Embeddings:
+    """Those of this process."""
+    ids: list[Tensor] = [torch.empty(0, dtype=torch.int64)]
+    labels, vectors, bad = list(ids), [torch.empty(0, model.head_hidden_size)], list[BadImage]()
+    with torch.inference_mode():
+        for batch in batches:
+            bad.extend(batch.bad)
+            if len(batch.ids) == 0:
+                continue
+            images = channels_last(batch.images.to(device, non_blocking=True))
+            with autocast(device, precision):
+                received = model.forward_head(model.forward_features(images), pre_logits=True)
+            ids.append(batch.ids)
+            labels.append(batch.labels)
+            vectors.append(F.normalize(received.float(), dim=1).cpu())
+    return Embeddings(torch.cat(ids).numpy(), torch.cat(labels).numpy(), torch.cat(vectors), tuple(bad))

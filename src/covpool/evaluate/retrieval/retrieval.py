@@ -1,0 +1,159 @@
+"""From a bundle and images to what a search finds among them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from covpool.data.sources import open_images
+from covpool.data.transforms import Preprocessing, evaluation_transform
+from covpool.evaluate.passes import Pass, ProgressCall, open_bundle
+from covpool.evaluate.results import Results, describe_images, new_results, prepare_folder, write_results
+from covpool.evaluate.retrieval.embeddings import Embeddings, Side, embed
+from covpool.evaluate.retrieval.scores import Scores, score
+from covpool.evaluate.retrieval.search import search_exact, search_faiss
+from covpool.functional.arguments import check_choice, check_whole
+from covpool.train.processes import joined_processes
+
+PROTOCOL = "retrieval"
+ENGINES = ("exact", "faiss")
+# Neighbours that are kept, to be drawn.
+NEAREST = 6
+
+
+@dataclass(frozen=True, eq=False)
+class Retrieval:
+    """What a search came to.
+
+    Attributes:
+        folder: with everything in it; ``results.json`` is for programs.
+        results: as in that file; ``metrics`` are fractions from 0 to 1.
+    """
+
+    folder: Path
+    results: Results
+
+
+def retrieve(
+    bundle: str | Path,
+    data: str | Path,
+    out: str | Path,
+    *,
+    split: str = "test",
+    gallery: str | None = None,
+    layout: str = "auto",
+    at: Sequence[int] = (1, 2, 4, 8),
+    engine: Literal["exact", "faiss"] = "exact",
+    batch_size: int = 64,
+    workers: int = 2,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    precision: Literal["float32", "bfloat16", "float16"] = "float32",
+    progress: ProgressCall | None = None,
+) -> Retrieval:
+    """Search for images of the same class by a bundle's vectors, and write what was found into a folder.
+
+    The vector of an image is what the bundle's classifier would receive, compared by cosine similarity. The
+    images need not be of the bundle's classes. Under torchrun all processes call it and divide the images
+    among themselves; the first one searches.
+
+    Args:
+        bundle: the folder of :func:`covpool.save_model`.
+        data: as for :func:`covpool.data.sources.open_images`.
+        out: a new folder, or that of an earlier search.
+        split: of the queries.
+        gallery: the split that is searched; ``None`` for that of the queries, of which each then looks for
+            the others.
+        layout: of the data.
+        at: ks of recall at k.
+        engine: ``"exact"``, or ``"faiss"``, which is exact too, but ranks no more images than recall and mAP
+            at R need: there is no mAP then.
+        batch_size: of each process.
+        workers: processes that read images, for each process.
+        device: of the network; ``"auto"`` for a GPU if there is one. The search is the CPU's.
+        precision: of autocast.
+        progress: called with the images done and those there are, of each split.
+
+    Raises:
+        ValueError: in a sentence, if bundle, images and options do not go together.
+    """
+    bundle, data, folder = str(bundle), str(data), Path(out)
+    check_choice("engine", engine, ENGINES)
+    passing = Pass(batch_size, workers, precision, progress)
+    for k in at:
+        check_whole("at", k)
+    if engine == "faiss" and find_spec("faiss") is None:
+        raise ValueError("--engine faiss needs faiss: pip install 'covpool[faiss]'")
+    arguments = {"bundle": bundle, "data": data, "layout": layout, "at": list(at), "engine": engine}
+    with joined_processes(device) as processes:
+        started = time.monotonic()
+        processes.by_first(lambda: prepare_folder(folder, PROTOCOL))
+        model = processes.together(lambda: open_bundle(bundle, processes.device))
+        transform = evaluation_transform(Preprocessing.of(model.pretrained_cfg))
+
+        def side(name: str) -> Side:
+            images = processes.together(lambda: open_images(data, name, layout))
+            batches = passing.batches(images, transform, processes)
+            return Side(name, images, embed(model, batches, processes, precision))
+
+        queries = side(split)
+        searched = None if gallery in (None, split) else side(str(gallery))
+
+        def finish() -> Results:
+            from covpool.evaluate.retrieval.files import write_files  # what draws takes seconds to import
+
+            scores = _search(
+                queries.embeddings, None if searched is None else searched.embeddings, at, engine
+            )
+            results = new_results(PROTOCOL, arguments | passing.described(), processes, seed=None)
+            results |= _described(queries, searched) | _measured(scores, at)
+            write_files(folder, scores, queries, searched)
+            results["seconds"] = time.monotonic() - started
+            write_results(folder, results)
+            return results
+
+        return Retrieval(folder, processes.by_first(finish))
+
+
+def _described(queries: Side, gallery: Side | None) -> dict[str, Any]:
+    return {
+        "data": describe_images(queries.images, queries.split),
+        "gallery": gallery and describe_images(gallery.images, gallery.split),
+        "vector_length": queries.embeddings.vectors.shape[1],
+        "bad_images": sum(len(side.embeddings.bad) for side in (queries, gallery) if side),
+    }
+
+
+def _search(queries: Embeddings, gallery: Embeddings | None, at: Sequence[int], engine: str) -> Scores:
+    vectors, labels = (None, None) if gallery is None else (gallery.vectors, gallery.labels)
+    ranks = len(queries.ids) - 1 if gallery is None else len(gallery.ids)
+    if max(at) > ranks:
+        raise ValueError(f"--at asks for the first {max(at)}, and there are {ranks} images to find")
+    among = queries.labels if labels is None else labels
+    if engine == "exact":
+        blocks = search_exact(queries.vectors, vectors)
+    else:
+        largest = int(np.bincount(among).max())  # no query has more matches
+        blocks = search_faiss(queries.vectors, vectors, min(ranks, max(*at, largest, NEAREST)))
+    return score(blocks, queries.labels, labels, NEAREST)
+
+
+def _measured(scores: Scores, at: Sequence[int]) -> dict[str, Any]:
+    counted = scores.counted
+    if not counted.any():
+        raise ValueError("no query has another image of its class to find, so there is nothing to measure")
+    whole = scores.precision
+    return {
+        "queries": int(counted.sum()),
+        "queries_without_match": int((~counted).sum()),
+        "metrics": {
+            "recall": {str(k): scores.recall(k) for k in at},
+            "map": None if whole is None else float(whole[counted].mean()),
+            "map_at_r": float(scores.precision_at_r[counted].mean()),
+        },
+    }

@@ -1,0 +1,30 @@
+"""Predictions of logits that a test makes up."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from covpool.data.batch import Batch
+from covpool.train.metrics import Predictions
+from covpool.train.predictions import predict
+from covpool.train.processes import Processes
+
+
+def made_logits(n: int, classes: int, seed: int = 0, skill: float = 2.0) -> tuple[Tensor, Tensor]:
+    """Logits and labels; the classes are of different sizes, and some are easier than others."""
+    generator = torch.Generator().manual_seed(seed)
+    sizes = torch.arange(1, classes + 1).double()
+    labels = torch.multinomial(sizes, n, replacement=True, generator=generator)
+    logits = 2 * torch.randn(n, classes, generator=generator)
+    ease = skill * (1 + labels % 3) / 2
+    logits[torch.arange(n), labels] += ease
+    return logits, labels
+
+
+def predictions_of(logits: Tensor, labels: Tensor) -> Predictions:
+    """By the code that a network's logits take."""
+    batch = Batch(logits, labels, torch.arange(len(labels)), ())
+    found = predict(nn.Identity(), [batch], Processes(0, 1, torch.device("cpu")))
+    assert found is not None
+    return found[0]

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from covpool.evaluate.accuracy import bootstrap
+from covpool.evaluate.accuracy.bootstrap import intervals
+from covpool.evaluate.accuracy.calibration import calibrate
+from covpool.train.metrics import Predictions, measure
+from tests.evaluate.accuracy.made import made_logits, predictions_of
+
+K = 5
+
+
+def some(predictions: Predictions, ids: Any) -> Predictions:
+    columns = {field.name: getattr(predictions, field.name)[ids] for field in dataclasses.fields(predictions)}
+    return Predictions(**columns)
+
+
+def all_metrics(predictions: Predictions) -> dict[str, float]:
+    metrics = dataclasses.asdict(measure(predictions, K))
+    names = ("top1", "top5", "macro_f1", "balanced_accuracy")
+    return {name: metrics[name] for name in names} | {
+        "expected_calibration_error": calibrate(predictions).expected_error
+    }
+
+
+@pytest.mark.parametrize("n", [1, 40, 700])
+def test_a_resample_is_measured_as_a_set_is(n: int) -> None:
+    """Also one that lacks classes."""
+    predictions = predictions_of(*made_logits(n, K))
+    random = np.random.default_rng(3)
+    drawn = random.integers(n, size=(6, n))
+    weights = np.stack([np.bincount(row, minlength=n) for row in drawn]).astype(float)
+    found = bootstrap._metrics(bootstrap._terms(predictions, K) @ weights.T, n, K)
+    for number, row in enumerate(drawn):
+        for name, value in all_metrics(some(predictions, row)).items():
+            assert found[name][number] == pytest.approx(value, abs=1e-6), name
+
+
+def test_every_image_is_drawn_alike() -> None:
+    weights = bootstrap._weights(np.random.default_rng(0), 4000, 10)
+    assert (weights.sum(axis=1) == 10).all()
+    np.testing.assert_allclose(weights.mean(axis=0), 1, atol=0.08)
+    np.testing.assert_allclose(weights.var(axis=0), 0.9, atol=0.1)
+
+
+@pytest.mark.parametrize("name", ["top1", "macro_f1", "balanced_accuracy", "expected_calibration_error"])
+def test_intervals_are_those_of_scipy(name: str) -> None:
+    predictions = predictions_of(*made_logits(400, K))
+    theirs = stats.bootstrap(
+        (np.arange(400),),
+        lambda ids: all_metrics(some(predictions, ids))[name],
+        n_resamples=8000,
+        method="percentile",
+        vectorized=False,
+        rng=np.random.default_rng(1),
+    ).confidence_interval
+    ours = intervals(predictions, K, seed=0, resamples=8000)[name]
+    assert ours == pytest.approx((theirs.low, theirs.high), abs=0.004)
+
+
+def test_the_seed_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    predictions = predictions_of(*made_logits(100, K))
+    assert intervals(predictions, K, seed=0) == intervals(predictions, K, seed=0)
+    assert intervals(predictions, K, seed=0) != intervals(predictions, K, seed=1)
+    whole = intervals(predictions, K, seed=0)
+    monkeypatch.setattr(bootstrap, "BLOCK", 100 * 7)  # blocks of seven resamples, and a shorter one
+    for name, ends in intervals(predictions, K, seed=0).items():
+        assert ends == pytest.approx(whole[name], abs=0.02)
+
+
+def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
+    """Of 300 sets of one population; the ECE is left out, whose chance gaps add up to a bias."""
+    truth = all_metrics(predictions_of(*made_logits(200_000, K, seed=99)))
+    names = ("top1", "macro_f1", "balanced_accuracy")
+    held = dict.fromkeys(names, 0)
+    for seed in range(300):
+        found = intervals(predictions_of(*made_logits(250, K, seed=seed)), K, seed=seed, resamples=400)
+        for name in names:
+            low, high = found[name]
+            held[name] += low <= truth[name] <= high
+    for name, times in held.items():
+        assert 0.90 <= times / 300 <= 0.985, name

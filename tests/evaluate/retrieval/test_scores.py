@@ -1,0 +1,112 @@
+"""Searches and scores against plain loops, scikit-learn and faiss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from sklearn.metrics import average_precision_score
+from torch import Tensor
+
+from covpool.evaluate.retrieval.scores import score
+from covpool.evaluate.retrieval.search import BYTES, search_exact, search_faiss
+
+
+def made(n: int, classes: int, seed: int) -> tuple[Tensor, Any]:
+    """Vectors that tell of their class, somewhat."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(classes, (n,), generator=generator)
+    centres = torch.randn(classes, 16, generator=torch.Generator().manual_seed(99))
+    return F.normalize(centres[labels] + 1.5 * torch.randn(n, 16, generator=generator)), labels.numpy()
+
+
+def by_hand(similarity: Any, is_match: Any) -> tuple[int, float, float]:
+    """First match, average precision and that at R of a query, one rank after the other."""
+    order = sorted(range(len(similarity)), key=lambda place: (-similarity[place], place))
+    total, hits, r, first, whole, at_r = int(is_match.sum()), 0, 0, 0, 0.0, 0.0
+    for r, place in enumerate(order, start=1):
+        if is_match[place]:
+            hits += 1
+            first = first or r
+            whole += hits / r
+            at_r += hits / r if r <= total else 0
+    return first, whole / total, at_r / total
+
+
+@pytest.mark.parametrize("memory", [1, 40 * 300, 1 << 28])
+@pytest.mark.parametrize("same", [True, False])
+def test_scores_are_those_of_plain_loops_and_scikit_learn(memory: int, same: bool) -> None:
+    queries, labels = made(90, 6, seed=0)
+    gallery, among = (queries, labels) if same else made(130, 6, seed=1)
+    blocks = search_exact(queries, None if same else gallery, memory)
+    found = score(blocks, labels, None if same else among, nearest=4)
+    similarity = (queries @ gallery.T).double().numpy()
+    assert found.precision is not None
+    for query in range(90):
+        others = np.arange(len(among)) != (query if same else -1)
+        row, is_match = similarity[query, others], among[others] == labels[query]
+        first, whole, at_r = by_hand(row, is_match)
+        assert found.matches[query] == is_match.sum()
+        assert found.first_match[query] == first
+        assert found.precision[query] == pytest.approx(whole, abs=1e-12)
+        assert found.precision[query] == pytest.approx(average_precision_score(is_match, row), abs=1e-6)
+        assert found.precision_at_r[query] == pytest.approx(at_r, abs=1e-12)
+        assert found.nearest[query].tolist() == np.flatnonzero(others)[np.argsort(-row)[:4]].tolist()
+    for k in (1, 2, 8):
+        assert found.recall(k) == np.mean(found.first_match <= k)
+    assert 0.1 < found.recall(1) < 0.9
+
+
+def test_blocks_keep_within_their_memory() -> None:
+    queries, _ = made(100, 3, seed=0)
+    blocks = list(search_exact(queries, None, memory=BYTES * 100 * 7))
+    assert [start for start, _ in blocks] == list(range(0, 100, 7))
+    assert [len(order) for _, order in blocks] == [7] * 14 + [2]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the wrapper that faiss is made with
+@pytest.mark.parametrize("same", [True, False])
+def test_faiss_finds_what_the_exact_search_does(same: bool) -> None:
+    pytest.importorskip("faiss")
+    queries, labels = made(300, 12, seed=0)
+    gallery, among = (None, None) if same else made(500, 12, seed=1)
+    exact = score(search_exact(queries, gallery), labels, among, nearest=5)
+    most = int(exact.matches.max())
+    faiss = score(search_faiss(queries, gallery, most, memory=10_000), labels, among, nearest=5)
+    assert faiss.precision is None
+    assert [faiss.recall(k) for k in (1, 2, 4, 8)] == [exact.recall(k) for k in (1, 2, 4, 8)]
+    np.testing.assert_allclose(faiss.precision_at_r, exact.precision_at_r, atol=1e-12)
+    assert (faiss.nearest == exact.nearest).all()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("engine", ["exact", "faiss"])
+def test_of_equal_images_the_first_comes_first(engine: str) -> None:
+    """And the query itself never does, though others are as near."""
+    pytest.importorskip("faiss")
+    queries = torch.eye(3)[[0, 1, 1, 1, 2]]
+    blocks = search_exact(queries, None) if engine == "exact" else search_faiss(queries, None, 4)
+    ((_, order),) = blocks
+    assert order.tolist() == [[1, 2, 3, 4], [2, 3, 0, 4], [1, 3, 0, 4], [1, 2, 0, 4], [0, 1, 2, 3]]
+
+
+def test_a_query_without_a_match_counts_for_nothing() -> None:
+    queries, labels = made(20, 2, seed=0)
+    labels[3] = 7
+    found = score(search_exact(queries, None), labels, None, nearest=1)
+    assert found.counted.sum() == 19
+    assert found.first_match[3] == 0
+    assert np.isnan(found.precision_at_r[3])
+    kept = np.arange(20) != 3
+    assert found.recall(19) == 1.0
+    assert np.isfinite(found.best_known_precision[kept]).all()
+
+
+def test_a_class_that_the_gallery_lacks() -> None:
+    queries, labels = made(5, 2, seed=0)
+    gallery, among = made(9, 2, seed=1)
+    labels[0] = 5
+    assert score(search_exact(queries, gallery), labels, among, nearest=1).matches[0] == 0

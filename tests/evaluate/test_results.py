@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from covpool.evaluate.results import PACKAGE, prepare_folder, write_results
+from covpool.provenance.results import schema
+
+
+@pytest.mark.parametrize("name", ["accuracy", "retrieval", "shared"])
+def test_schema_is_a_schema(name: str) -> None:
+    jsonschema.Draft202012Validator.check_schema(schema(PACKAGE, name))
+
+
+def test_results_that_do_not_follow_their_schema_are_not_written(tmp_path: Path) -> None:
+    with pytest.raises(jsonschema.ValidationError):
+        write_results(tmp_path, {"protocol": "accuracy", "seed": "none"})
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_is_new_or_of_the_same_protocol(tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "b"
+    prepare_folder(folder, "accuracy")
+    prepare_folder(folder, "accuracy")
+    (folder / "results.json").write_text('{"protocol": "accuracy"}')
+    prepare_folder(folder, "accuracy")
+    with pytest.raises(
+        ValueError, match="holds other things: give a new --out, or that of an earlier retrieval"
+    ):
+        prepare_folder(folder, "retrieval")
+
+
+@pytest.mark.parametrize("text", ["[]", "{", '{"metrics": 1}'])
+def test_other_peoples_results_are_not_replaced(tmp_path: Path, text: str) -> None:
+    (tmp_path / "results.json").write_text(text)
+    with pytest.raises(ValueError, match="holds other things"):
+        prepare_folder(tmp_path, "accuracy")
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="is a file: give another --out"):
+        prepare_folder(tmp_path / "file", "accuracy")
