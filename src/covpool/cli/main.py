@@ -28,8 +28,10 @@ VERBS = {
     "bench": Verb("time and memory of the pooling methods on this machine, beside the paper's", "bench"),
     "check": Verb("find what is wrong with a collection of images, before training on it", "data"),
     "convert": Verb("turn a released checkpoint of fast-MPN-COV into a bundle", "models"),
+    "embed": Verb("write the vectors of any number of images, for search and other classifiers", "eval"),
     "lr-find": Verb("raise the learning rate until the loss explodes, and suggest one for training", "train"),
     "plan": Verb("memory and FLOPs of training a network, and the head to take", "models"),
+    "predict": Verb("tell the classes of any number of images, into Parquet or CSV", "eval"),
     "shard": Verb("write images into tar shards with an index, for large sets and object stores", "data"),
     "train": Verb("train a network on images, from a folder to a report", "train"),
 }
