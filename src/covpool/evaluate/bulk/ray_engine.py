@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import ray
 import ray.data
-from ray.exceptions import RayTaskError
 
+from covpool.data.batch import DataError
+from covpool.data.shards.index import ShardError
 from covpool.evaluate.bulk.decode import Batch, Decoder
 from covpool.evaluate.bulk.tasks import Columns
 from covpool.evaluate.bulk.units import Unit, UnlabelledImages
@@ -31,16 +32,15 @@ def run_ray(work: Work, running: Running, progress: Progress) -> int:
     """Do it, and return how many of the images were bad.
 
     Raises:
-        ValueError: with what went wrong in a task or an actor.
+        DataError: where the input cannot be read any more, or the rows cannot be written.
     """
     total, done, bad = sum(map(len, work.units)), 0, 0
     with _cluster(running.ray_address), _quiet():
-        try:
-            for told in _dataset(work, running).iter_rows():
-                done, bad = done + int(told["images"]), bad + int(told["bad"])
-                progress(done, total)
-        except RayTaskError as error:
-            raise ValueError(str(error.cause)) from error
+        for told in _dataset(work, running).iter_rows():
+            if told["failure"]:
+                raise DataError(told["failure"])
+            done, bad = done + int(told["images"]), bad + int(told["bad"])
+            progress(done, total)
     return bad
 
 
@@ -72,8 +72,12 @@ def _shares(running: Running) -> tuple[float, float]:
 
 def _decode(images: list[Any], decoder: Decoder, unit: Row) -> Row:
     """A task: the pixels of a unit, all in one row, which cannot be split."""
-    batch = decoder.batch(_received(images[0]), range(unit["start"], unit["stop"]))
-    return {**unit, **batch, "image": batch["image"].numpy()}
+    failure = ""
+    try:
+        batch = decoder.batch(_received(images[0]), range(unit["start"], unit["stop"]))
+    except ShardError as error:  # Ray would wrap it in pages of tracebacks
+        batch, failure = decoder.batch(_received(images[0]), range(0)), str(error)
+    return {**unit, **batch, "image": batch["image"].numpy(), "failure": failure}
 
 
 @cache
@@ -94,13 +98,22 @@ class _Actor:
     def __call__(self, rows: dict[str, Any]) -> dict[str, Any]:
         """From a row of pixels to a row on what was written; the mini-batches are those of one machine."""
         unit = Unit(str(rows["name"][0]), int(rows["start"][0]), int(rows["stop"][0]))
-        columns = {name: np.asarray(rows[name][0]) for name in COLUMNS}
+        failure = str(rows["failure"][0])
+        parts = [] if failure else self._rows(unit, {name: np.asarray(rows[name][0]) for name in COLUMNS})
+        try:
+            if not failure:
+                self.writer(unit, parts)
+        except (OSError, ShardError) as error:
+            failure = str(error)
+        told = {"images": len(unit), "bad": sum(map(bad_rows, parts)), "failure": failure}
+        return {name: np.array([value]) for name, value in told.items()}
+
+    def _rows(self, unit: Unit, columns: Batch) -> list[Columns]:
         parts = []
         for start in range(0, len(unit), self.batch_size):
             part = slice(start, start + self.batch_size)
             parts.append(self.predictor({name: values[part] for name, values in columns.items()}))
-        self.writer(unit, parts)
-        return {"images": np.array([len(unit)]), "bad": np.array([sum(map(bad_rows, parts))])}
+        return parts
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -107,7 +106,7 @@ class Address:
 
     def open(self) -> Any:
         """The file, to read parts of it."""
-        return open(self.path, "rb") if self.is_local else io.BufferedReader(self.store.open(self.path, "rb"))
+        return open(self.path, "rb") if self.is_local else self.store.open(self.path, "rb")
 
     def files(self, wanted: Any) -> list[str]:
         """The names of the files in the folder and below that ``wanted`` says yes to, in order."""

@@ -12,6 +12,7 @@ import hashlib
 import os
 from bisect import bisect_right
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from covpool.data.bad_image import BadImageError
+from covpool.data.shards.index import ShardError
 from covpool.evaluate.bulk.inputs.address import Address
 from covpool.evaluate.bulk.units import Group
 
@@ -77,13 +79,11 @@ class ParquetImages:
         """The bytes in the row, or those of the file that it names."""
         number, row = self._find(i)
         rows, place = self._load(number, row)
-        image = rows.images[place].as_py()
-        path = image
-        if isinstance(image, dict):
-            image, path = image.get("bytes"), image.get("path")
+        value = rows.images[place].as_py()
+        image, path = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, value)
         if isinstance(image, bytes):
             return image
-        if not path:
+        if not isinstance(path, str):
             raise BadImageError("unreadable", "the row has no image")
         return self.root.below(self.files[number].name).parent.below(path).read()
 
@@ -123,12 +123,14 @@ class ParquetImages:
         return self._rows, row - ends[group] + file.rows[group]
 
 
-def _opened(root: Address, name: str) -> pq.ParquetFile:
+@contextmanager
+def _opened(root: Address, name: str) -> Iterator[Any]:
     where = root.below(name)
     try:
-        return pq.ParquetFile(where.open(), pre_buffer=False)
+        with where.open() as file, pq.ParquetFile(file) as parquet:
+            yield parquet
     except pa.ArrowInvalid as error:
-        raise ValueError(f"{where.url} is no Parquet file, or cut short: {error}") from error
+        raise ShardError(f"{where.url} is no Parquet file, or cut short: {error}") from error
 
 
 def _look(root: Address, name: str) -> _File:
@@ -146,8 +148,8 @@ def _columns(name: str, schema: Any) -> tuple[str, str | None]:
             f"{name} has no column 'image', 'bytes' or 'path'; its columns are {', '.join(schema.names)}"
         )
     kind = schema.field(image).type
-    if image in BYTES and not (pa.types.is_struct(kind) or _is_bytes(kind) or _is_text(kind)):
-        raise ValueError(f"{name} has {kind} in its column {image!r}, where bytes of images are wanted")
+    if not (_is_text(kind) or (image in BYTES and (pa.types.is_struct(kind) or _is_bytes(kind)))):
+        raise ValueError(f"{name} has {kind} in its column {image!r}: bytes of images or paths are wanted")
     ids = next((column for column in ("id", "path") if column in schema.names and column != image), None)
     return image, ids
 
