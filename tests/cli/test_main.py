@@ -13,15 +13,29 @@ from typing import Any, Literal
 import pytest
 
 import covpool
-from covpool.cli import check, convert, plan, shard
+from covpool.cli import check, convert, embed, plan, predict, shard
 from covpool.cli.main import VERBS, main
 from covpool.cli.parser import make_parser
 
 # Every option of every verb: to take one away is to break somebody's script.
 SHARED = ["--debug", "--help", "--json"]
+BULK = [
+    "--actors",
+    "--batch-size",
+    "--device",
+    "--engine",
+    "--flip",
+    "--format",
+    "--out",
+    "--precision",
+    "--ray-address",
+    "--rows-per-file",
+    "--workers",
+]
 OPTIONS = {
     "check": ["--layout", "--output", "--workers"],
     "convert": ["--classes", "--steps"],
+    "embed": ["--dtype", "--project", "--raw", "--seed", *BULK],
     "plan": [
         "--backbone-options",
         "--batch-size",
@@ -38,10 +52,25 @@ OPTIONS = {
         "--precision",
         "--rank",
     ],
+    "predict": ["--top", *BULK],
     "shard": ["--classes", "--index", "--layout", "--megabytes", "--output", "--seed", "--val-fraction"],
 }
-POSITIONALS = {"check": ["data"], "convert": ["file", "folder"], "plan": ["backbone"], "shard": ["data"]}
-FILES = {"check": check, "convert": convert, "plan": plan, "shard": shard}
+POSITIONALS = {
+    "check": ["data"],
+    "convert": ["file", "folder"],
+    "embed": ["bundle", "data"],
+    "plan": ["backbone"],
+    "predict": ["bundle", "data"],
+    "shard": ["data"],
+}
+FILES = {
+    "check": check,
+    "convert": convert,
+    "embed": embed,
+    "plan": plan,
+    "predict": predict,
+    "shard": shard,
+}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -44,11 +44,11 @@ def plainly(bundle: Path, data: Path, names: list[str]) -> tuple[Any, Tensor]:
     return model, torch.stack([transform(decode((data / name).read_bytes())) for name in names])
 
 
-@torch.inference_mode()
 def vectors(bundle: Path, data: Path, names: list[str], flip: bool = False) -> Tensor:
     model, images = plainly(bundle, data, names)
     images = images.flip(-1) if flip else images
-    return model.forward_head(model.forward_features(images), pre_logits=True)
+    with torch.inference_mode():
+        return model.forward_head(model.forward_features(images), pre_logits=True)
 
 
 def embedded(rows: list[dict[str, Any]]) -> Tensor:
