@@ -20,6 +20,7 @@ from covpool.cli.parser import make_parser
 # Every option of every verb: to take one away is to break somebody's script.
 SHARED = ["--debug", "--help", "--json"]
 BULK = [
+    
     "--actors",
     "--batch-size",
     "--device",
@@ -31,6 +32,7 @@ BULK = [
     "--ray-address",
     "--rows-per-file",
     "--workers",
+,
 ]
 OPTIONS = {
     "check": ["--layout", "--output", "--workers"],

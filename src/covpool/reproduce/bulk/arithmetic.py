@@ -14,8 +14,8 @@ SHARD_BYTES = 256 * 10**6  # as covpool shard makes them
 DIMS, PROJECTED = (64, 128, 256), 512
 # Requests a second to one prefix of S3, by its documentation.
 GETS, PUTS = 5500, 3500
-# An A100 in bfloat16 by its data sheet, and the part of that which a network is assumed to get.
-PEAK_FLOPS, UTILISATION = 312e12, 0.3
+# An A100 in bfloat16 by its data sheet, and the part of that which a convolutional network is assumed to get.
+PEAK_FLOPS, UTILISATION = 312e12, 0.1
 
 
 def table(results: dict[str, Any]) -> str:
@@ -39,8 +39,12 @@ def hours(results: dict[str, Any]) -> str:
     for name, rate in results["images a core-second"].items():
         rows.append((name, f"{rate:.1f} images a core-second", f"{core_hours(rate):,.0f} core-hours"))
     for size in SIZES:
-        flops = results["forward FLOPs"][str(size)]
-        told = f"{flops / 1e9:.1f} GFLOPs an image"
+        flops, decoded = (
+            results["forward FLOPs"][str(size)],
+            results["images a core-second"][f"decode {size}"],
+        )
+        rate = PEAK_FLOPS * UTILISATION / flops
+        told = f"{flops / 1e9:.1f} GFLOPs, {rate:,.0f} images a second, fed by {rate / decoded:.0f} cores"
         rows.append((f"{BACKBONE} {size} on an A100, estimate", told, f"{gpu_hours(flops):,.0f} GPU-hours"))
     return _markdown(("what", "rate", "a billion images"), rows)
 
