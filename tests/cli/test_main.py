@@ -20,7 +20,6 @@ from covpool.cli.parser import make_parser
 # Every option of every verb: to take one away is to break somebody's script.
 SHARED = ["--debug", "--help", "--json"]
 BULK = [
-    
     "--actors",
     "--batch-size",
     "--device",
@@ -32,7 +31,6 @@ BULK = [
     "--ray-address",
     "--rows-per-file",
     "--workers",
-,
 ]
 OPTIONS = {
     "check": ["--layout", "--output", "--workers"],
@@ -204,8 +202,8 @@ def test_a_flag_needs_no_value(
     [
         (
             ["shout"],
-            "covpool: 'shout' is none of its verbs: bench, check, convert, lr-find, plan, shard, train, "
-            "greet",
+            "covpool: 'shout' is none of its verbs: bench, check, convert, embed, lr-find, plan, predict, "
+            "shard, train, greet",
         ),
         (["greet"], "covpool greet: the following arguments are required: name"),
         (["greet", "Li", "--foo", "3"], "covpool greet: unrecognized arguments: --foo 3"),

@@ -37,7 +37,7 @@ def test_the_figures_in_the_text() -> None:
     assert f"{1024 * 256 * 257 // 2 * 4 / 1e6:.0f} MB at d = 256" in page
     assert f"{1024 * 512 * 4 / 1e6:.0f} MB when projected" in page
     shards = 10**9 * committed()["bytes an image"] / 256e6
-    assert f"300 bytes each: {300 * shards / 1e9:.1f} GB" in page
+    assert f"1000 bytes each: {1000 * shards / 1e9:.1f} GB" in page
     assert f"{arithmetic.GETS:,} GET and {arithmetic.PUTS:,} PUT" in page
 
 

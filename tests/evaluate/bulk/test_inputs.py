@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+import json
+import pickle
 import tarfile
+import tracemalloc
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -14,10 +17,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from covpool.data.bad_image import BadImageError
-from covpool.data.shards.index import ShardError
+from covpool.data.shards.index import ShardError, read_index
+from covpool.data.shards.reader import ShardSet
 from covpool.data.shards.write import write_shards
 from covpool.evaluate.bulk import Files, Predict, Running, infer
 from covpool.evaluate.bulk.inputs import open_input
+from covpool.evaluate.bulk.inputs.tars import IndexedTars
 from covpool.evaluate.bulk.units import Unit, UnlabelledImages, divide
 from tests.data.memory_images import MemoryImages
 from tests.evaluate.bulk.small import picture, pictures, rows_of, write_folder
@@ -266,9 +271,21 @@ class TestUnits:
         assert list(Unit("a", 3, 10).parts(4)) == [range(3, 7), range(7, 10)]
 
 
-def test_memory_does_not_grow_with_the_images_in_shards(tmp_path: Path) -> None:
-    import pickle
+def test_a_shard_takes_less_than_a_kilobyte() -> None:
+    """And its images nothing; the page on scale counts with it."""
+    fields = ({"name": f"{i:06d}.tar", "bytes": 2**28, "contents": f"{i:064x}"} for i in range(2000))
+    shards = [{**field, "samples": 3000} for field in fields]
+    data = json.dumps({"format": "covpool shards", "version": 1, "classes": [], "shards": shards}).encode()
+    tracemalloc.start()
+    images = IndexedTars(ShardSet(read_index(data), None))  # type: ignore[arg-type]  # nothing is read
+    units = divide(images, 10_000)
+    taken = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert len(images) > len(units) == 2000
+    assert taken / 2000 < 1000
 
+
+def test_memory_does_not_grow_with_the_images_in_tars(tmp_path: Path) -> None:
     sizes = []
     for count in (20, 200):
         (tmp_path / str(count)).mkdir()

@@ -1,4 +1,4 @@
-"""What the job costs beside its network and its decoder; the figure is printed, the target a quiet machine's."""
+"""What a job costs beside its network and its decoder; the figure is printed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from covpool.models import create_model, load_model, save_model
 from tests.data.pictures import encode, photo
 from tests.evaluate.bulk.small import write_folder
 
-COUNT, BATCH, WORKERS, ROUNDS = 256, 16, 1, 5
+COUNT, BATCH, WORKERS, ROUNDS = 128, 16, 1, 5
 
 
 class Decoded(Dataset[torch.Tensor]):

@@ -27,6 +27,8 @@ class Predictor:
     def __init__(self, bundle: str | Path, task: Task, device: str = "auto") -> None:
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
+        if device == "cuda" and not torch.cuda.is_available():
+            raise ValueError("device is cuda, but torch sees no GPU here: pass cpu")
         self.device, self.task = torch.device(device), task
         model = load_model(bundle, device=self.device)
         self.decoder = Decoder(Preprocessing.of(model.pretrained_cfg))
