@@ -134,3 +134,25 @@ def test_commands_of_the_training_page(tmp_path: Path) -> None:
     for option in re.findall(r"`(--[\w.-]+ [^`]+)`", text):
         if not option.startswith(("--pool", "--compare")):
             parse_training(shlex.split(option))
+            parse(shlex.split(option))
+
+
+def test_scale_page() -> None:
+    pytest.importorskip("pyarrow")
+    names = run_code(ROOT / "docs" / "scale.md")
+    assert names["done"].new_images == 20  # type: ignore[attr-defined]
+    assert names["again"].new_images == 0  # type: ignore[attr-defined]
+    assert names["vectors"].files == 3  # type: ignore[attr-defined]
+
+
+def test_commands_of_the_scale_page() -> None:
+    """Every option that the page names exists."""
+    from covpool.cli import embed, predict
+    from covpool.cli.parser import parse
+
+    text = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
+    commands = re.findall(r"^    covpool (predict|embed) (.*)$", text, flags=re.MULTILINE)
+    assert len(commands) == 3
+    files = {"embed": embed, "predict": predict}
+    for verb, words in commands:
+        parse(f"covpool {verb}", files[verb].Arguments, shlex.split(words))  # type: ignore[attr-defined]

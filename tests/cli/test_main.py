@@ -13,12 +13,25 @@ from typing import Any, Literal
 import pytest
 
 import covpool
-from covpool.cli import check, convert, eval, plan, probe, retrieve, shard, svm
+from covpool.cli import check, convert, embed, eval, plan, predict, probe, retrieve, shard, svm
 from covpool.cli.main import VERBS, main
 from covpool.cli.parser import make_parser
 
 # Every option of every verb: to take one away is to break somebody's script.
 SHARED = ["--debug", "--help", "--json"]
+BULK = [
+    "--actors",
+    "--batch-size",
+    "--device",
+    "--engine",
+    "--flip",
+    "--format",
+    "--out",
+    "--precision",
+    "--ray-address",
+    "--rows-per-file",
+    "--workers",
+]
 OPTIONS = {
     "check": ["--layout", "--output", "--workers"],
     "convert": ["--classes", "--steps"],
@@ -33,6 +46,7 @@ OPTIONS = {
         "--views",
         "--workers",
     ],
+    "embed": ["--dtype", "--project", "--raw", "--seed", *BULK],
     "plan": [
         "--backbone-options",
         "--batch-size",
@@ -87,6 +101,7 @@ OPTIONS = {
         "--split",
         "--workers",
     ],
+    "predict": ["--top", *BULK],
     "shard": ["--classes", "--index", "--layout", "--megabytes", "--output", "--seed", "--val-fraction"],
     "svm": [
         "--batch-size",
@@ -105,8 +120,10 @@ OPTIONS = {
 POSITIONALS = {
     "check": ["data"],
     "convert": ["file", "folder"],
+    "embed": ["bundle", "data"],
     "eval": ["bundle", "data"],
     "plan": ["backbone"],
+    "predict": ["bundle", "data"],
     "probe": ["data"],
     "retrieve": ["bundle", "data"],
     "shard": ["data"],
@@ -115,8 +132,10 @@ POSITIONALS = {
 FILES = {
     "check": check,
     "convert": convert,
+    "embed": embed,
     "eval": eval,
     "plan": plan,
+    "predict": predict,
     "probe": probe,
     "retrieve": retrieve,
     "shard": shard,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import inspect
 import re
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,12 @@ def parse(command: str, arguments: type[Arguments], argv: Sequence[str]) -> tupl
     parsed = parser.parse_args(valued([underscored(word) for word in argv], parser.hints)).as_dict()
     as_json, _ = parsed.pop("json"), parsed.pop("debug")
     return arguments(**parsed), as_json
+
+
+def part_of(arguments: Any, kind: type[Arguments]) -> Arguments:
+    """The dataclass ``kind`` from arguments that have all of its fields, beside others."""
+    fields = dataclasses.fields(kind)  # type: ignore[arg-type]
+    return kind(**{field.name: getattr(arguments, field.name) for field in fields})
 
 
 def make_parser(command: str, arguments: type[Any]) -> Parser:

@@ -54,6 +54,20 @@ class ImageSet(Protocol):
         """
 
 
+def read_file(path: str) -> bytes:
+    """The bytes of a file that should be an image.
+
+    Raises:
+        OSError: where it cannot be read.
+        BadImageError: where it is far too large to be one.
+    """
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > MAX_FILE_BYTES:
+            raise BadImageError("too large", f"the file has {size:,} bytes")
+        return file.read()
+
+
 @dataclass(frozen=True, eq=False)
 class ImageFiles:
     """Images in files.
@@ -79,11 +93,7 @@ class ImageFiles:
 
     def read(self, i: int) -> bytes:
         """The bytes of an image."""
-        with open(os.path.join(self.root, self.names[i]), "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size > MAX_FILE_BYTES:
-                raise BadImageError("too large", f"the file has {size:,} bytes")
-            return file.read()
+        return read_file(os.path.join(self.root, self.names[i]))
 
 
 @dataclass(frozen=True, eq=False)

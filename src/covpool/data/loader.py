@@ -155,11 +155,11 @@ def _make(
         persistent_workers=workers > 0,
         multiprocessing_context=start_method if workers > 0 else None,
         generator=torch.Generator(),  # or it would draw a number from the caller's
-        worker_init_fn=_outlive_signals,
+        worker_init_fn=outlive_signals,
     )
 
 
-def _outlive_signals(worker: int) -> None:
+def outlive_signals(worker: int) -> None:
     """Let the main process decide what a signal to all processes means, such as Ctrl-C or a cluster's end.
 
     A worker that died of it would take the main process along, in the middle of a step. Told twice, it goes:

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+from sklearn.svm import LinearSVC
 
 import covpool
 from covpool.data.loader import EvaluationLoader
@@ -196,6 +197,32 @@ def test_class_token_and_its_joins(birds: Path, tmp_path: Path) -> None:
     assert [row["head"] for row in made.record["rows"]] == list(heads)
     for head in heads:
         assert covpool.load_model(made.folder / "heads" / head)(torch.randn(1, 3, 160, 160)).shape == (1, 3)
+
+
+def test_svms_are_scikit_learns(birds: Path, cache: Path, tmp_path: Path) -> None:
+    options = dataclasses.replace(
+        OPTIONS, heads=("isqrt_cov+gap",), seeds=1, epochs=1, val_fraction=0.0, svm=True
+    )
+    made = probe(str(birds), options, out=tmp_path, cache=cache)
+    model = covpool.load_model(made.folder / "heads" / "isqrt_cov+gap")
+    transform = evaluation_transform(Preprocessing.of(model.pretrained_cfg))
+    vectors: dict[str, Any] = {}
+    for split in ("train", "test"):
+        (batch,) = EvaluationLoader(open_images(birds, split), transform, batch_size=64)
+        with torch.no_grad():
+            both = torch.cat([batch.images, batch.images.flip(-1)])
+            received = model.forward_head(model.forward_features(both), pre_logits=True)
+        parts = received.split([model.head.hidden_size, received.shape[1] - model.head.hidden_size], dim=1)
+        x = torch.cat([torch.nn.functional.normalize(part, dim=1) for part in parts], dim=1).numpy()
+        vectors[split] = x, batch.labels.numpy()
+    x, labels = vectors["train"]
+    svm = LinearSVC(C=1, tol=1e-6, max_iter=10_000).fit(x, np.tile(labels, 2))
+    x, labels = vectors["test"]
+    scores = svm.decision_function(x).reshape(2, len(labels), -1)
+    right = (scores.mean(axis=0).argmax(axis=1) == labels).sum()
+    # Features are kept in float16.
+    assert made.record["rows"][0]["svm"]["top1_flip"] * len(labels) == pytest.approx(right, abs=1.5)
+    assert made.record["heads"][0]["svm"]["top1"]["mean"] == made.record["rows"][0]["svm"]["top1"]
 
 
 @pytest.mark.parametrize("changes", [{"weights": None}, {"pretrained": True}])

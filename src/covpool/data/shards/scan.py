@@ -13,7 +13,7 @@ import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -57,6 +57,29 @@ class _Sample:
     class_name: str | None = None
 
 
+class TarImage(NamedTuple):
+    """Where an image lies in a tar."""
+
+    name: str
+    offset: int
+    size: int
+
+
+def find_images(path: Path) -> list[TarImage]:
+    """The images of a tar, labelled or not, by its headers alone.
+
+    Raises:
+        ShardError: where it is cut short, damaged, compressed or no tar.
+    """
+    _check_plain(path)
+    with path.open("rb") as file:
+        return [
+            TarImage(_name(path, sample), sample.image.offset_data, sample.image.size)
+            for sample in _samples(path, file)
+            if sample.image is not None
+        ]
+
+
 def scan_tar(path: Path) -> Scan:
     """Find the samples of a tar.
 
@@ -73,10 +96,14 @@ def scan_tar(path: Path) -> Scan:
         sizes=np.array([image.size for _, image, _ in whole], dtype=np.int64),
         checksums=np.array(checksums, dtype=np.int64),
         labels=np.array([label for _, _, label in whole], dtype=np.int64),
-        names=tuple(s.name or f"{path.name}/{s.key}" for s, _, _ in whole),
+        names=tuple(_name(path, s) for s, _, _ in whole),
     )
     classes = {label: s.class_name for s, _, label in whole if s.class_name is not None}
     return Scan(contents, classes, left_out=len(samples) - len(whole))
+
+
+def _name(path: Path, sample: _Sample) -> str:
+    return sample.name or f"{path.name}/{sample.key}"
 
 
 def _check_plain(path: Path) -> None:

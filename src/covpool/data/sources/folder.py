@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from covpool.data.signature import FORMAT_OF
@@ -93,12 +93,21 @@ def _rows(
         for label, name in enumerate(classes):
             if name in folders[split]:
                 start = "/".join(filter(None, (root, folders[split][name])))
-                for image in _images(path, start, ()):
+                for image in files_under(path, is_image, start):
                     yield Row(split, label, image)
 
 
-def _images(root: Path, folder: str, above: tuple[Identity, ...]) -> Iterator[str]:
-    """The images in a folder and below, in order; ``above`` are the folders on the way to it."""
+def files_under(
+    root: Path, wanted: Callable[[str], bool], folder: str = "", above: tuple[Identity, ...] = ()
+) -> Iterator[str]:
+    """The files in a folder and below, in order, as paths from ``root``.
+
+    Args:
+        root: where paths start.
+        wanted: whether a file is one of them, by its name.
+        folder: of which the files are, as a path from ``root``.
+        above: the folders on the way to it.
+    """
     path = os.path.join(root, folder)
     status = os.stat(path)
     identity = status.st_dev, status.st_ino
@@ -112,12 +121,13 @@ def _images(root: Path, folder: str, above: tuple[Identity, ...]) -> Iterator[st
             # The kind comes with the name; only links are looked at. One to nowhere is left to complain of.
             if entry.is_dir():
                 folders.append(entry.name)
-            elif is_image(entry.name) and (entry.is_file() or entry.is_symlink()):
+            elif wanted(entry.name) and (entry.is_file() or entry.is_symlink()):
                 files.append(entry.name)
+    start = f"{folder}/" if folder else ""
     for name in sorted(files, key=_composed):
-        yield f"{folder}/{name}"
+        yield f"{start}{name}"
     for name in sorted(folders, key=_composed):
-        yield from _images(root, f"{folder}/{name}", (*above, identity))
+        yield from files_under(root, wanted, f"{start}{name}", (*above, identity))
 
 
 def _composed(name: str) -> str:

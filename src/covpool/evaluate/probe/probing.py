@@ -109,8 +109,6 @@ class _Probing:
             raise ValueError(
                 f"{data} needs images to train on and others to test on; it has {', '.join(self.sets)}"
             )
-        if options.svm:
-            import sklearn  # noqa: F401  # now, not after an hour of training
         self.train_images: ImageSet = self.sets["train"]
         self.backbone = ModelConfig(
             options.model,
@@ -196,10 +194,11 @@ class _Probing:
         return row
 
     def _svm(self, model: PooledClassifier, train: CachedFeatures, test: CachedFeatures) -> dict[str, Any]:
-        from covpool.evaluate.probe.svm import svm_shares
+        from covpool.evaluate.probe.svm import fit_svms, svm_scores  # scikit-learn takes a second to import
 
         started = time.monotonic()
-        shares = svm_shares(model, train, test)
+        scores = svm_scores(model, fit_svms(model, train), test)
+        shares = right_answers(scores, test.labels[test.usable])
         return {**shares, "seconds": round(time.monotonic() - started, 1)}
 
     def _trained(

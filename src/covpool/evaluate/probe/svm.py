@@ -1,1 +1,49 @@
-"""Linear SVMs on the vectors of a trained head."""
+"""Linear SVMs on the vectors of a trained head: the fine-grained protocol, on features that are there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from covpool.evaluate.probe.cache import VIEWS, CachedFeatures
+from covpool.evaluate.probe.training import head_outputs
+from covpool.evaluate.svm.in_memory import solve_in_memory
+from covpool.evaluate.svm.problem import LinearScores, Problem
+from covpool.evaluate.svm.views import unit_parts
+from covpool.models.model import PooledClassifier
+
+
+@dataclass(frozen=True, eq=False)
+class _Array:
+    """Rows in memory, as :class:`covpool.evaluate.svm.problem.Rows` has them."""
+
+    values: NDArray[np.float32]
+
+    @property
+    def columns(self) -> int:
+        return int(self.values.shape[1])
+
+    def read(self, numbers: NDArray[np.int64]) -> NDArray[np.float32]:
+        return self.values[numbers]
+
+
+def fit_svms(model: PooledClassifier, train: CachedFeatures) -> LinearScores:
+    """One for each class, of the training images and their mirrors."""
+    vectors = _unit_vectors(model, train).flatten(0, 1).numpy()
+    labels = np.tile(train.labels[train.usable], VIEWS)
+    return solve_in_memory(Problem(_Array(vectors), np.arange(len(vectors)), labels, model.num_classes))
+
+
+def svm_scores(model: PooledClassifier, scores: LinearScores, test: CachedFeatures) -> Tensor:
+    """Of the usable images and their mirrors, ``(views, images, classes)``."""
+    return torch.stack([torch.from_numpy(scores.of(view.numpy())) for view in _unit_vectors(model, test)])
+
+
+def _unit_vectors(model: PooledClassifier, cached: CachedFeatures) -> Tensor:
+    """``(views, images, v)``, of length one."""
+    received = head_outputs(model, cached, cached.usable, pre_logits=True)
+    return unit_parts(model, received.flatten(0, 1)).unflatten(0, received.shape[:2])  # type: ignore[no-any-return]

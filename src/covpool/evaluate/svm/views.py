@@ -96,16 +96,17 @@ def _views(model: PooledClassifier, batch: Batch, passing: Passing) -> Views:
     return Views(
         ids=batch.ids,
         labels=batch.labels,
-        features=_by_image(torch.cat([unit(part.float()) for part in _parts(model, received)], dim=1)),
+        features=_by_image(unit_parts(model, received)),
         logits=None if logits is None else _by_image(logits),
         bad=list(batch.bad),
     )
 
 
-def _parts(model: PooledClassifier, received: Tensor) -> list[Tensor]:
-    """What the second-order and, if there is one, the first-order classifier receives."""
+def unit_parts(model: PooledClassifier, received: Tensor) -> Tensor:
+    """What the second-order and, if there is one, the first-order classifier receives, each of length one."""
     second = model.head.hidden_size
-    return [received] if received.shape[1] == second else [received[:, :second], received[:, second:]]
+    parts = [received[:, :second], received[:, second:]]
+    return torch.cat([unit(part.float()) for part in parts if part.shape[1]], dim=1)
 
 
 def _by_image(x: Tensor) -> Tensor:

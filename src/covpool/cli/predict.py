@@ -1,0 +1,68 @@
+"""``covpool predict``: see :func:`covpool.evaluate.bulk.infer.infer`."""
+
+# Annotations are not postponed here: jsonargparse would import what is for type checkers to evaluate them.
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from covpool.evaluate.bulk import Done
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Tell the likeliest classes of any number of images, from one to a billion.
+
+    Rows of id, label1, score1 and so on go into a folder, a file for every tar or every thousand images. If
+    it is killed, the same command goes on where it was. A bad image becomes a row with an error.
+
+    Attributes:
+        bundle: the folder of a trained model.
+        data: an image; a folder of images; a CSV with a column path; a Parquet file, or a folder of them;
+            or tars. A path or an address, as s3://bucket/images.
+        out: the folder for the rows, or an address.
+        top: how many classes.
+        flip: average with the mirrored image's logits.
+        format: of the files.
+        rows_per_file: the most that a file has.
+        precision: of the network.
+        device: ``auto`` takes a GPU if there is one.
+        batch_size: images that the network sees at once.
+        workers: processes that read and decode.
+        engine: ``ray`` for a cluster; it needs covpool[scale].
+        actors: with Ray, processes with a network each.
+        ray_address: of a cluster of Ray; one is started on this machine if not given.
+    """
+
+    bundle: str
+    data: str
+    out: str = "predictions"
+    top: int = 5
+    flip: bool = False
+    format: Literal["parquet", "csv"] = "parquet"
+    rows_per_file: int = 1024
+    precision: Literal["float32", "bfloat16"] = "float32"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    batch_size: int = 64
+    workers: int = 2
+    engine: Literal["local", "ray"] = "local"
+    actors: int = 1
+    ray_address: str | None = None
+
+
+def run(arguments: Arguments) -> "Done":
+    """Do it, or go on with it."""
+    from covpool.cli.parser import part_of
+    from covpool.cli.progress import Progress
+    from covpool.evaluate.bulk import Files, Predict, Running, infer
+
+    task, files = part_of(arguments, Predict), part_of(arguments, Files)
+    running = part_of(arguments, Running)
+    with Progress("images") as progress:
+        return infer(arguments.bundle, arguments.data, arguments.out, task, files, running, progress)
+
+
+def text(result: "Done") -> str:
+    """What is there, and what of it is new."""
+    from covpool.evaluate.bulk.report import report_text
+
+    return report_text(result)

@@ -1,0 +1,65 @@
+"""From images' bytes to a batch of pixels: what worker processes do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torchvision.transforms import v2
+
+from covpool.data.batch import MAX_PROPORTION
+from covpool.data.decode import BadImageError, decode
+from covpool.data.transforms import Preprocessing, evaluation_transform
+from covpool.evaluate.bulk.units import UnlabelledImages
+
+Batch = dict[str, Any]
+
+
+class Decoder:
+    """Makes pixels of bytes as a network's evaluation does, up to where values become floats.
+
+    Pixels stay bytes on their way from process to process, a quarter of what floats would take.
+
+    Args:
+        preprocessing: what the network wants.
+    """
+
+    def __init__(self, preprocessing: Preprocessing) -> None:
+        self.size = preprocessing.size
+        *pixels, self.to_float, self.normalize = evaluation_transform(preprocessing).transforms
+        self.pixels = v2.Compose(pixels)
+
+    def __call__(self, data: bytes) -> Tensor:
+        """Bytes of a file to ``(3, size, size)`` from 0 to 255.
+
+        Raises:
+            BadImageError: with what is wrong with it.
+        """
+        picture = decode(data)
+        if max(picture.size) > MAX_PROPORTION * min(picture.size):
+            raise BadImageError("too large", f"it is {picture.width} by {picture.height}, a line")
+        pixels: Tensor = self.pixels(picture)
+        return pixels
+
+    def floats(self, pixels_B3HW: Tensor) -> Tensor:
+        """What the network receives."""
+        images: Tensor = self.normalize(self.to_float(pixels_B3HW))
+        return images
+
+    def batch(self, images: UnlabelledImages, numbers: range) -> Batch:
+        """Columns ``id``, ``image`` and ``error``, a row an image; of a bad one the pixels are zeros."""
+        pixels = torch.zeros(len(numbers), 3, self.size, self.size, dtype=torch.uint8)
+        ids = np.empty(len(numbers), dtype=object)
+        errors = np.full(len(numbers), "", dtype=object)
+        for row, i in enumerate(numbers):
+            # The bytes of a file's name need not be UTF-8, those of a text in a table must.
+            ids[row] = images.name(i).encode("utf-8", "backslashreplace").decode()
+            try:
+                pixels[row] = self(images.read(i))
+            except BadImageError as error:
+                errors[row] = f"{error.reason}: {error}"
+            except OSError as error:
+                errors[row] = f"unreadable: {error.strerror or error}"
+        return {"id": ids, "image": pixels, "error": errors}

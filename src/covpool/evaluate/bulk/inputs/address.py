@@ -1,0 +1,116 @@
+"""Files by address: on a disk, or in any store that fsspec opens."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+
+from covpool.data.image_set import read_file
+from covpool.data.shards.cache import patiently
+from covpool.data.sources.folder import files_under, is_visible
+
+
+@dataclass(frozen=True)
+class Address:
+    """A file or a folder.
+
+    Attributes:
+        url: as fsspec takes it; a path, for a disk.
+        path: what its file system calls it.
+        is_local: whether it is on a disk.
+    """
+
+    url: str
+    path: str
+    is_local: bool
+
+    @classmethod
+    def of(cls, text: str | Path) -> Address:
+        """An address from what a person wrote.
+
+        Raises:
+            ValueError: where fsspec does not know such a store.
+        """
+        try:
+            store, path = fsspec.core.url_to_fs(os.fspath(text))
+        except (ImportError, ValueError) as error:
+            raise ValueError(f"{text} cannot be opened: {error}") from error
+        is_local = isinstance(store, LocalFileSystem)
+        return cls(path if is_local else os.fspath(text).rstrip("/"), path.rstrip("/") or "/", is_local)
+
+    @property
+    def store(self) -> Any:
+        """Its file system. Asked for anew each time: one that came through a fork can wait forever."""
+        return fsspec.core.url_to_fs(self.url)[0]
+
+    @property
+    def name(self) -> str:
+        """The last part."""
+        return PurePosixPath(self.path).name
+
+    @property
+    def parent(self) -> Address:
+        """The folder that it is in."""
+        path = str(PurePosixPath(self.path).parent)
+        return Address(path if self.is_local else self.url.rpartition("/")[0], path, self.is_local)
+
+    def below(self, name: str) -> Address:
+        """What has this name in the folder; or an address of its own, if the name is one."""
+        if "://" in name or (self.is_local and os.path.isabs(name)):
+            return Address.of(name)
+        path = f"{self.path.rstrip('/')}/{name}"
+        return Address(path if self.is_local else f"{self.url}/{name}", path, self.is_local)
+
+    def is_folder(self) -> bool:
+        """Whether it is one.
+
+        Raises:
+            FileNotFoundError: where there is nothing.
+        """
+        if self.is_local:
+            os.stat(self.path)
+            return os.path.isdir(self.path)
+        store = self.store
+        if store.isdir(self.path):
+            return True
+        if not store.exists(self.path):
+            raise FileNotFoundError(f"{self.url} does not exist")
+        return False
+
+    def read(self) -> bytes:
+        """All bytes of a file; a store is asked again if it fails.
+
+        Raises:
+            OSError: where this file cannot be read.
+            ShardError: where the store cannot.
+        """
+        if self.is_local:
+            return read_file(self.path)
+
+        def attempt() -> bytes | None:
+            try:
+                data: bytes = self.store.cat_file(self.path)
+                return data
+            except FileNotFoundError:
+                return None
+
+        data = patiently(self.url, attempt)
+        if data is None:
+            raise FileNotFoundError("the file does not exist")
+        return data
+
+    def open(self) -> Any:
+        """The file, to read parts of it."""
+        return open(self.path, "rb") if self.is_local else self.store.open(self.path, "rb")
+
+    def files(self, wanted: Any) -> list[str]:
+        """The names of the files in the folder and below that ``wanted`` says yes to, in order."""
+        if self.is_local:
+            return list(files_under(Path(self.path), wanted))
+        found = (path[len(self.path) :].lstrip("/") for path in self.store.find(self.path))
+        return sorted(name for name in found if all(map(is_visible, name.split("/"))) and wanted(name))

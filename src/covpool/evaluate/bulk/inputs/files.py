@@ -1,0 +1,72 @@
+"""Images in files of their own: one, those of a folder, or those that a table lists."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+from collections.abc import Iterable, Iterator
+
+from covpool.data.names import Names
+from covpool.evaluate.bulk.inputs.address import Address
+from covpool.evaluate.bulk.units import Group
+
+
+class FileImages:
+    """Files by their names.
+
+    Args:
+        root: the folder that names start from.
+        names: of the files.
+    """
+
+    def __init__(self, root: Address, names: Iterable[str]) -> None:
+        self.root, self.names = root, Names(names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def name(self, i: int) -> str:
+        """From the folder on."""
+        return self.names[i]
+
+    def read(self, i: int) -> bytes:
+        """All of the file."""
+        return self.root.below(self.names[i]).read()
+
+    def groups(self, rows: int) -> list[Group]:
+        """One, to be cut."""
+        return [Group("", len(self))]
+
+    def fingerprint(self) -> str:
+        """Of the names."""
+        return hashlib.sha256(bytes(self.names.joined) + self.names.ends.tobytes()).hexdigest()
+
+
+def read_table(address: Address) -> FileImages:
+    """The images in the column ``path`` of a CSV, from its folder on; other columns do not matter.
+
+    Raises:
+        ValueError: with what is wrong.
+    """
+    try:
+        text = address.read().decode("utf-8-sig")
+        separator = max(",;\t", key=text.partition("\n")[0].count)
+        return FileImages(address.parent, _paths(address, csv.reader(io.StringIO(text), delimiter=separator)))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{address.url} is not in UTF-8: save it as 'CSV UTF-8'") from error
+    except csv.Error as error:
+        raise ValueError(f"{address.url} is no CSV: {error}") from error
+
+
+def _paths(address: Address, lines: Iterator[list[str]]) -> Iterator[str]:
+    header = [name.strip().lower() for name in next(lines, [])]
+    if "path" not in header:
+        raise ValueError(f"{address.url} has no column 'path': its first line is {','.join(header)!r}")
+    place = header.index("path")
+    for number, line in enumerate(lines, start=2):
+        if not line:
+            continue
+        if len(line) <= place or not line[place].strip():
+            raise ValueError(f"{address.url} has no path in row {number}")
+        yield line[place].strip()

@@ -1,0 +1,63 @@
+"""The one function on a batch, which every engine runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from covpool.data.transforms import Preprocessing
+from covpool.evaluate.bulk.decode import Batch, Decoder
+from covpool.evaluate.bulk.tasks import Columns, Task
+from covpool.models.bundles import load_model
+from covpool.train.precision import autocast
+
+
+class Predictor:
+    """From a batch of pixels to rows; ``ray.data.Dataset.map_batches`` takes it as it is.
+
+    Args:
+        bundle: the folder of a model.
+        task: what is wanted.
+        device: ``"cpu"``, ``"cuda"``, or ``"auto"`` for a GPU if there is one.
+    """
+
+    def __init__(self, bundle: str | Path, task: Task, device: str = "auto") -> None:
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        if device == "cuda" and not torch.cuda.is_available():
+            raise ValueError("device is cuda, but torch sees no GPU here: pass cpu")
+        self.device, self.task = torch.device(device), task
+        model = load_model(bundle, device=self.device)
+        self.decoder = Decoder(Preprocessing.of(model.pretrained_cfg))
+        # Convolutions are quicker where the channels of a pixel lie together.
+        self.outputs = task.start(model.to(memory_format=torch.channels_last))  # type: ignore[call-overload]
+
+    def __call__(self, batch: Batch) -> Columns:
+        """The rows of a batch.
+
+        Args:
+            batch: as :meth:`covpool.evaluate.bulk.decode.Decoder.batch` makes it.
+
+        Returns:
+            ``id``, the columns of the task, and ``error``, which is ``""`` where there was none.
+        """
+        good = np.flatnonzero(batch["error"] == "")
+        columns = self.outputs.empty(len(batch["id"]))
+        if len(good):
+            pixels = torch.as_tensor(batch["image"][good])
+            for name, values in self.outputs.columns(self._vectors(pixels)).items():
+                columns[name][good] = values
+        return {"id": batch["id"], **columns, "error": batch["error"]}
+
+    @torch.inference_mode()
+    def _vectors(self, pixels: Tensor) -> Tensor:
+        images = self.decoder.floats(pixels.to(self.device, non_blocking=True))
+        images = images.contiguous(memory_format=torch.channels_last)
+        with autocast(self.device, self.task.precision):
+            vectors = self.outputs.forward(images).float()
+            if self.task.flip:
+                vectors = (vectors + self.outputs.forward(images.flip(-1)).float()) / 2
+        return vectors

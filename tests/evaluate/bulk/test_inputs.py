@@ -1,0 +1,294 @@
+"""Every kind of input gives the same images, by number."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import tarfile
+import tracemalloc
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from covpool.data.bad_image import BadImageError
+from covpool.data.shards.index import ShardError, read_index
+from covpool.data.shards.reader import ShardSet
+from covpool.data.shards.write import write_shards
+from covpool.evaluate.bulk import Files, Predict, Running, infer
+from covpool.evaluate.bulk.inputs import open_input
+from covpool.evaluate.bulk.inputs.tars import IndexedTars
+from covpool.evaluate.bulk.units import Unit, UnlabelledImages, divide
+from tests.data.memory_images import MemoryImages
+from tests.evaluate.bulk.small import picture, pictures, rows_of, write_folder
+
+FILES = pictures(30)
+NAMES, BYTES = list(FILES), list(FILES.values())
+
+
+def tar(path: Path, files: Mapping[str, bytes]) -> Path:
+    with tarfile.open(path, "w") as archive:
+        for name, data in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    return path
+
+
+def a_folder(root: Path) -> Path:
+    return write_folder(root / "images", {**FILES, ".hidden.jpg": b"", "notes.txt": b""})
+
+
+def a_csv(root: Path) -> Path:
+    a_folder(root)
+    lines = "".join(f"{i},images/{name}\r\n" for i, name in enumerate(NAMES))
+    (root / "list.csv").write_text(f"number,path\r\n{lines}", newline="")
+    return root / "list.csv"
+
+
+def a_parquet(root: Path) -> Path:
+    pq.write_table(pa.table({"id": NAMES, "image": BYTES}), root / "some.parquet", row_group_size=7)
+    return root / "some.parquet"
+
+
+def parquets(root: Path) -> Path:
+    """As Hugging Face writes images, in two files, one in a folder."""
+    kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+    rows = [{"bytes": data, "path": name} for name, data in FILES.items()]
+    (root / "hub/data").mkdir(parents=True)
+    for part, name in ((rows[:11], "a.parquet"), (rows[11:], "data/b.parquet")):
+        pq.write_table(pa.table({"image": pa.array(part, kind)}), root / "hub" / name, row_group_size=4)
+    return root / "hub"
+
+
+def parquet_of_paths(root: Path) -> Path:
+    a_folder(root)
+    pq.write_table(pa.table({"path": [f"images/{name}" for name in NAMES]}), root / "paths.parquet")
+    return root / "paths.parquet"
+
+
+def indexed(root: Path) -> Path:
+    images = MemoryImages(("a",), np.zeros(len(FILES), dtype=np.int64), NAMES, BYTES)
+    write_shards(images, root / "shards", shard_bytes=20_000, seed=0)
+    return root / "shards"
+
+
+def foreign_tars(root: Path) -> Path:
+    """As webdataset has them, without labels."""
+    (root / "tars").mkdir()
+    for k in range(3):
+        some = {name.replace("/", "_"): FILES[name] for name in NAMES[10 * k : 10 * (k + 1)]}
+        tar(root / f"tars/part{k}.tar", some)
+    return root / "tars"
+
+
+MAKERS = [a_folder, a_csv, a_parquet, parquets, parquet_of_paths, indexed, foreign_tars]
+
+
+@pytest.fixture
+def memory() -> Iterator[fsspec.AbstractFileSystem]:
+    store = fsspec.filesystem("memory")
+    yield store
+    store.store.clear()
+    store.pseudo_dirs[:] = [""]
+
+
+def contents(images: UnlabelledImages) -> dict[str, bytes]:
+    return {images.name(i): images.read(i) for i in range(len(images))}
+
+
+def base(name: str) -> str:
+    """An id without what the kind of input puts around a name."""
+    return name.removeprefix("images/").rpartition("/")[2].removeprefix("more_").removesuffix(".jpg")
+
+
+def same(images: UnlabelledImages) -> bool:
+    return {base(name): data for name, data in contents(images).items()} == {
+        base(name): data for name, data in FILES.items()
+    }
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_every_kind(tmp_path: Path, make: Callable[[Path], Path]) -> None:
+    path = make(tmp_path)
+    images = open_input(path)
+    assert len(images) == len(FILES)
+    assert same(images)
+    assert open_input(path).fingerprint() == images.fingerprint()
+
+
+@pytest.mark.parametrize("make", MAKERS[:-1])
+def test_every_kind_in_a_store(
+    tmp_path: Path,
+    memory: fsspec.AbstractFileSystem,
+    make: Callable[[Path], Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "here").mkdir()
+    path = make(tmp_path / "here")
+    memory.put(str(tmp_path / "here"), "/bucket", recursive=True)
+    assert same(open_input(f"memory://bucket/{path.name}"))
+
+
+@pytest.mark.parametrize("make", [a_folder, parquets, indexed], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_whole_job_in_a_store(
+    tmp_path: Path,
+    bundle: Path,
+    memory: fsspec.AbstractFileSystem,
+    monkeypatch: pytest.MonkeyPatch,
+    make: Callable[[Path], Path],
+    workers: int,
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "here").mkdir()
+    path = make(tmp_path / "here")
+    memory.put(str(path), "/bucket", recursive=True)
+    files, running = Files(rows_per_file=8), Running(batch_size=4, workers=workers)
+    infer(bundle, path, tmp_path / "disk", Predict(), files, running)
+    done = infer(bundle, "memory://bucket", "memory://rows", Predict(), files, running)
+    memory.get("/rows", str(tmp_path / "store"), recursive=True)
+    assert rows_of(tmp_path / "store") == rows_of(tmp_path / "disk")
+    assert done.bad_images == 4
+    assert infer(bundle, "memory://bucket", "memory://rows", Predict(), files, running).new_files == 0
+    with pytest.raises(ValueError, match="top was 5, is 2"):
+        infer(bundle, "memory://bucket", "memory://rows", Predict(top=2), files, running)
+
+
+def test_one_image(tmp_path: Path) -> None:
+    images = open_input(write_folder(tmp_path, {"a.jpg": picture(0)}) / "a.jpg")
+    assert contents(images) == {"a.jpg": picture(0)}
+
+
+def test_a_row_without_id_or_path_is_named_by_its_number(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"bytes": BYTES[:3]}), tmp_path / "some.parquet", row_group_size=2)
+    images = open_input(tmp_path / "some.parquet")
+    assert [images.name(i) for i in range(3)] == [f"some.parquet#{i}" for i in range(3)]
+
+
+def test_rows_without_an_image_are_bad_images(tmp_path: Path) -> None:
+    kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+    rows = [None, {"bytes": None, "path": None}, {"bytes": None, "path": "absent.jpg"}]
+    pq.write_table(pa.table({"image": pa.array(rows, kind)}), tmp_path / "some.parquet")
+    images = open_input(tmp_path / "some.parquet")
+    for i in (0, 1):
+        with pytest.raises(BadImageError, match="no image"):
+            images.read(i)
+    with pytest.raises(FileNotFoundError):
+        images.read(2)
+
+
+def test_a_list_may_have_addresses_and_paths_of_the_disk(
+    tmp_path: Path, memory: fsspec.AbstractFileSystem
+) -> None:
+    memory.pipe_file("/bucket/a.jpg", picture(1))
+    write_folder(tmp_path, {"b.jpg": picture(2)})
+    (tmp_path / "list.csv").write_text(
+        f"path\nmemory://bucket/a.jpg\n{tmp_path}/b.jpg\nmemory://bucket/c.jpg\n"
+    )
+    images = open_input(tmp_path / "list.csv")
+    assert [images.read(0), images.read(1)] == [picture(1), picture(2)]
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        images.read(2)
+
+
+@pytest.mark.parametrize(
+    ("files", "sentence"),
+    [
+        ({"notes.txt": b""}, "has no images"),
+        ({"a.parquet": b"", "b.jpg": b""}, r"end in \.parquet, as a\.parquet, beside other images"),
+        ({"a.parquet": b"no Parquet"}, "is no Parquet file, or cut short"),
+        ({"list.csv": b"file\na.jpg\n"}, "has no column 'path'"),
+        ({"list.csv": b"path,label\n,1\n"}, "has no path in row 2"),
+        ({"list.csv": b"path\n\xff\n"}, "not in UTF-8"),
+        ({"a.tar": b"no tar"}, "cut short, damaged or no tar"),
+    ],
+)
+def test_what_is_refused(tmp_path: Path, files: dict[str, bytes], sentence: str) -> None:
+    write_folder(tmp_path, files)
+    (name,) = files if "list.csv" in files else ("",)
+    with pytest.raises(ValueError, match=sentence):
+        open_input(tmp_path / name)
+
+
+def test_columns_that_hold_no_images(tmp_path: Path) -> None:
+    for name, table in (("a", {"x": [1]}), ("b", {"image": [1]}), ("c", {"path": [1]})):
+        pq.write_table(pa.table(table), tmp_path / f"{name}.parquet")
+    for name, sentence in (("a", "its columns are x"), ("b", "has int64 in its"), ("c", "has int64 in its")):
+        with pytest.raises(ValueError, match=sentence):
+            open_input(tmp_path / f"{name}.parquet")
+
+
+def test_tars_in_a_store_need_an_index(tmp_path: Path, memory: fsspec.AbstractFileSystem) -> None:
+    memory.put(str(foreign_tars(tmp_path)), "/bucket", recursive=True)
+    with pytest.raises(ValueError, match="covpool shard --index"):
+        open_input("memory://bucket")
+
+
+def test_what_does_not_exist(memory: fsspec.AbstractFileSystem) -> None:
+    for absent in ("/nowhere/at/all", "memory://nowhere"):
+        with pytest.raises(FileNotFoundError):
+            open_input(absent)
+    with pytest.raises(ValueError, match="cannot be opened"):
+        open_input("nosuchstore://bucket")
+
+
+def test_a_tar_that_changed_fails_as_a_whole(tmp_path: Path, bundle: Path) -> None:
+    folder = indexed(tmp_path)
+    images = open_input(folder)
+    (folder / "00000.tar.json").write_text("{}")
+    with pytest.raises(ShardError, match="is not the one"):
+        images.read(0)
+    with pytest.raises(ValueError, match="is not the one"):
+        infer(bundle, folder, tmp_path / "out", Predict(), running=Running(workers=1))
+
+
+class TestUnits:
+    def test_of_a_folder(self, tmp_path: Path) -> None:
+        units = divide(open_input(a_folder(tmp_path)), 12)
+        assert units == [Unit("0000000", 0, 12), Unit("0000001", 12, 24), Unit("0000002", 24, 30)]
+
+    def test_of_tars(self, tmp_path: Path) -> None:
+        units = divide(open_input(foreign_tars(tmp_path)), 6)
+        names = [f"{k:07d}-part{k // 2}" for k in range(6)]
+        starts = [0, 6, 10, 16, 20, 26, 30]
+        ends = [6, 10, 16, 20, 26, 30]
+        assert units == [Unit(*unit) for unit in zip(names, starts, ends, strict=False)]
+
+    def test_of_row_groups(self, tmp_path: Path) -> None:
+        units = divide(open_input(a_parquet(tmp_path)), 15)
+        assert [len(unit) for unit in units] == [14, 14, 2], "groups of 7 stay whole, and never reach over 15"
+        units = divide(open_input(tmp_path / "some.parquet"), 5)
+        assert [len(unit) for unit in units] == [5, 2, 5, 2, 5, 2, 5, 2, 2]
+
+    def test_mini_batches_stay_in_their_unit(self) -> None:
+        assert list(Unit("a", 3, 10).parts(4)) == [range(3, 7), range(7, 10)]
+
+
+def test_a_shard_takes_less_than_a_kilobyte() -> None:
+    """And its images nothing; the page on scale counts with it."""
+    fields = ({"name": f"{i:06d}.tar", "bytes": 2**28, "contents": f"{i:064x}"} for i in range(2000))
+    shards = [{**field, "samples": 3000} for field in fields]
+    data = json.dumps({"format": "covpool shards", "version": 1, "classes": [], "shards": shards}).encode()
+    tracemalloc.start()
+    images = IndexedTars(ShardSet(read_index(data), None))  # type: ignore[arg-type]  # nothing is read
+    units = divide(images, 10_000)
+    taken = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert len(images) > len(units) == 2000
+    assert taken / 2000 < 1000
+
+
+def test_memory_does_not_grow_with_the_images_in_tars(tmp_path: Path) -> None:
+    sizes = []
+    for count in (20, 200):
+        (tmp_path / str(count)).mkdir()
+        tar(tmp_path / f"{count}/a.tar", {f"{i}.jpg": BYTES[0] for i in range(count)})
+        sizes.append(len(pickle.dumps(open_input(tmp_path / str(count)))))
+    assert abs(sizes[1] - sizes[0]) < 20

@@ -1,0 +1,137 @@
+"""The engine on Ray: the rows of the other one, also if an actor is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from covpool.data.transforms import Preprocessing
+from covpool.evaluate.bulk import Embed, Files, Predict, Running, infer
+from covpool.evaluate.bulk.decode import Batch, Decoder
+from covpool.evaluate.bulk.inputs import open_input
+from covpool.evaluate.bulk.place import open_place
+from covpool.evaluate.bulk.predictor import Predictor
+from covpool.evaluate.bulk.tasks import Columns
+from covpool.evaluate.bulk.units import divide
+from covpool.evaluate.bulk.work import Work, Writer
+from covpool.models.bundles import read_card
+from tests.evaluate.bulk.small import hidden, pictures, rows_of, write_folder
+
+ray = pytest.importorskip("ray", reason="Ray is not installed")
+
+LOCAL = Running(batch_size=8, workers=0, device="cpu")
+RAY = replace(LOCAL, engine="ray", actors=2)
+FILES = Files(rows_per_file=20)
+
+# Ray leaves files and sockets to the end of the process.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("OMP_NUM_THREADS", "1")
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=200 * 2**20)
+        yield
+        ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_folder(tmp_path_factory.mktemp("data"), pictures(70))
+
+
+class Mortal(Predictor):
+    """Is killed when it first meets an image of the second unit."""
+
+    marker: Path
+
+    def __init__(self, marker: Path, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.marker = marker
+
+    def __call__(self, batch: Batch) -> Columns:
+        if "00031.jpg" in batch["id"] and not self.marker.exists():
+            self.marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__call__(batch)
+
+
+@pytest.mark.parametrize(
+    "task", [Predict(top=3), Embed(project=10, dtype="float16")], ids=["predict", "embed"]
+)
+def test_rows_are_those_of_one_machine(tmp_path: Path, bundle: Path, data: Path, task: Any) -> None:
+    one = infer(bundle, data, tmp_path / "local", task, FILES, LOCAL)
+    two = infer(bundle, data, tmp_path / "ray", task, FILES, RAY)
+    assert rows_of(tmp_path / "ray") == rows_of(tmp_path / "local")
+    assert (one.bad_images, one.new_files) == (two.bad_images, two.new_files) == (10, 4)
+    assert infer(bundle, data, tmp_path / "ray", task, FILES, LOCAL).new_files == 0
+
+
+def test_a_killed_actor_is_replaced(tmp_path: Path, bundle: Path, data: Path) -> None:
+    infer(bundle, data, tmp_path / "local", Predict(), FILES, LOCAL)
+
+    from covpool.evaluate.bulk.ray_engine import run_ray
+
+    images, marker, out = open_input(data), tmp_path / "killed", tmp_path / "ray"
+    out.mkdir()
+    work = Work(
+        images,
+        divide(images, FILES.rows_per_file),
+        Decoder(Preprocessing.of(read_card(bundle).preprocessing)),
+        partial(Mortal, marker, bundle, Predict(), "cpu"),
+        Writer(open_place(out), "parquet"),
+    )
+    run_ray(work, RAY, lambda done, total: None)
+    assert marker.exists()
+    assert rows_of(out) == rows_of(tmp_path / "local")
+    assert hidden(out) == []
+
+
+def test_the_predictor_by_itself_is_a_function_for_map_batches(bundle: Path, data: Path) -> None:
+    images = open_input(data)
+    batch = Decoder(Preprocessing.of(read_card(bundle).preprocessing)).batch(images, range(8))
+    columns = {**batch, "image": batch["image"].numpy()}
+    mapped = ray.data.from_numpy(columns["image"]).rename_columns({"data": "image"})
+    mapped = mapped.map_batches(
+        lambda part: {"id": columns["id"], "error": columns["error"], "image": part["image"]}, batch_size=None
+    )
+    rows = mapped.map_batches(
+        Predictor,
+        fn_constructor_args=(bundle, Predict(top=1), "cpu"),
+        batch_size=8,
+        compute=ray.data.ActorPoolStrategy(size=1),
+        num_cpus=0.5,
+    ).take_all()
+    expected = Predictor(bundle, Predict(top=1), "cpu")(batch)
+    assert [row["label1"] for row in rows] == expected["label1"].tolist()
+    assert [row["error"] for row in rows] == expected["error"].tolist()
+
+
+@pytest.mark.slow
+def test_what_cannot_be_written_is_told_in_a_sentence(tmp_path: Path, bundle: Path, data: Path) -> None:
+    from covpool.evaluate.bulk.ray_engine import run_ray
+
+    images = open_input(data)
+    work = Work(
+        images,
+        divide(images, 50),
+        Decoder(Preprocessing.of(read_card(bundle).preprocessing)),
+        partial(Predictor, bundle, Predict(), "cpu"),
+        Writer(open_place(tmp_path / "missing"), "parquet"),
+    )
+    with pytest.raises(ValueError, match=r"No such file or directory.*missing"):
+        run_ray(work, RAY, lambda done, total: None)
