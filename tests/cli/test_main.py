@@ -83,7 +83,7 @@ OPTIONS = {
         "--preprocessing",
         "--pretrained",
         "--seeds",
-        "--svm",
+        "--svm-seeds",
         "--val-fraction",
         "--weight-decay",
         "--weights",

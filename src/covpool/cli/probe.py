@@ -32,7 +32,7 @@ class Arguments:
         drop_rate: dropout before the classifier.
         val_fraction: of the training images, set aside by each seed to choose the best head by, where there
             is no val; 0 to choose none.
-        svm: linear SVMs too, on the vectors of every head.
+        svm_seeds: linear SVMs too, on the vectors of so many seeds of every head.
         precision: in which the backbone runs.
         compile: the backbone by torch.compile.
         workers: processes that read images.
@@ -59,7 +59,7 @@ class Arguments:
     weight_decay: float = 0.05
     drop_rate: float = 0.5
     val_fraction: float = 0.2
-    svm: bool = False
+    svm_seeds: int = 0
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     compile: bool = False
     workers: int = 2

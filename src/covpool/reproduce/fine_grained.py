@@ -68,16 +68,16 @@ class Case:
         dim: channels after the reduction.
         epochs: of a head.
         seeds: of a head.
-        svm: SVMs too.
+        svm_seeds: of SVMs.
     """
 
     data: str
     backbone: str
     size: int
     dim: int = 128
-    epochs: int = 15
+    epochs: int = 10
     seeds: int = 3
-    svm: bool = True
+    svm_seeds: int = 1
 
     @property
     def name(self) -> str:
@@ -93,7 +93,7 @@ class Case:
             dim=self.dim,
             epochs=self.epochs,
             seeds=self.seeds,
-            svm=self.svm,
+            svm_seeds=self.svm_seeds,
             val_fraction=0.0,
             precision="bfloat16",
             compile=True,
@@ -108,20 +108,23 @@ class Case:
         for name, value in OWN[self.backbone].items():
             given = value if isinstance(value, str) else json.dumps(value)
             words += [f"--{name.replace('_', '-')}", given]
-        for name in ("dim", "epochs", "seeds"):
-            words += [f"--{name}", str(getattr(self, name))]
-        words += ["--image-size", str(self.size), *(["--svm"] if self.svm else [])]
+        for name in ("dim", "epochs", "seeds", "svm_seeds"):
+            words += [f"--{name.replace('_', '-')}", str(getattr(self, name))]
+        words += ["--image-size", str(self.size)]
         words += ["--val-fraction", "0", "--precision", "bfloat16", "--compile", "--workers", "1"]
         return shlex.join(words)
 
 
 CASES = (
-    Case("sparrows", "lite0", 224, dim=64, epochs=25),
-    Case("sparrows", "lite0", 224, epochs=25),
-    *(Case(data, backbone, 224) for backbone in ("lite0", "lite2") for data in ("cub", "cars", "flowers")),
-    *(Case(data, "similarity50", 224, svm=False) for data in ("cub", "cars", "flowers")),
-    *(Case(data, "lite0", 448, dim=64, epochs=10) for data in ("cub", "cars")),
-    *(Case(data, "lite2", 448, dim=64, epochs=10) for data in ("cub", "cars")),
+    *(Case("sparrows", "lite0", 224, dim=dim, epochs=25, svm_seeds=3) for dim in (32, 64, 128)),
+    *(Case(data, "lite0", 224) for data in ("cub", "cars", "flowers")),
+    *(Case(data, "lite2", 224, seeds=2) for data in ("cub", "cars", "flowers")),
+    *(Case(data, "similarity50", 224, seeds=1, svm_seeds=0) for data in ("cub", "cars", "flowers")),
+    *(
+        Case(data, backbone, 448, dim=64, seeds=1)
+        for backbone in ("lite0", "lite2")
+        for data in ("cub", "cars")
+    ),
 )
 
 

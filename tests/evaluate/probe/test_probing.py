@@ -201,7 +201,7 @@ def test_class_token_and_its_joins(birds: Path, tmp_path: Path) -> None:
 
 def test_svms_are_scikit_learns(birds: Path, cache: Path, tmp_path: Path) -> None:
     options = dataclasses.replace(
-        OPTIONS, heads=("isqrt_cov+gap",), seeds=1, epochs=1, val_fraction=0.0, svm=True
+        OPTIONS, heads=("isqrt_cov+gap",), seeds=1, epochs=1, val_fraction=0.0, svm_seeds=1
     )
     made = probe(str(birds), options, out=tmp_path, cache=cache)
     model = covpool.load_model(made.folder / "heads" / "isqrt_cov+gap")

@@ -37,7 +37,7 @@ class ProbeOptions:
         label_smoothing: the share of every label that is spread over all classes.
         val_fraction: of the training images, set aside by each seed to choose the best head by, where there
             is no val; 0 to choose none.
-        svm: linear SVMs too, on the vectors of every head.
+        svm_seeds: linear SVMs too, on the vectors of so many seeds of every head.
         precision: in which the backbone runs, by autocast.
         compile: the backbone by torch.compile, with its weights as constants: two to three times faster,
             after half a minute.
@@ -62,7 +62,7 @@ class ProbeOptions:
     drop_rate: float = 0.5
     label_smoothing: float = 0.1
     val_fraction: float = 0.2
-    svm: bool = False
+    svm_seeds: int = 0
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     compile: bool = False
     extract_batch: int = 32
@@ -82,6 +82,7 @@ class ProbeOptions:
         check_choice("precision", self.precision, ("float32", "bfloat16", "float16"))
         for name in ("dim", "seeds", "epochs", "batch_size", "extract_batch"):
             check_whole(name, getattr(self, name))
-        check_whole("workers", self.workers, at_least=0)
+        for name in ("workers", "svm_seeds"):
+            check_whole(name, getattr(self, name), at_least=0)
         if not 0 <= self.val_fraction < 1:
             raise ValueError(f"val_fraction must be from 0 to below 1; got {self.val_fraction}")

@@ -185,7 +185,7 @@ class _Probing:
         if test is not None:
             row["test"] = _shares(model, test, test.usable)
         row["parameters"] = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        if self.options.svm and test is not None:
+        if seed < self.options.svm_seeds and test is not None:
             row["svm"] = self._svm(model, train, test)
         if seed == 0:
             model.classes = tuple(self.train_images.classes)
