@@ -68,8 +68,8 @@ class Case:
 
 
 CASES = (
-    Case("sparrows", ("gap", "isqrt_cov"), epochs=24, seeds=3, changes={}),
-    Case("cub", ("isqrt_cov",), epochs=4, seeds=1, changes={}),
+    Case("sparrows", ("gap", "isqrt_cov"), epochs=12, seeds=3, changes={"batch_size": 16}),
+    Case("cub", ("isqrt_cov",), epochs=3, seeds=1, changes={}),
 )
 
 

@@ -164,7 +164,7 @@ class ScheduleOptions:
     @property
     def head_epochs(self) -> int:
         """The epochs in which pooling and classifier learn alone."""
-        return round(self.head_first * self.epochs)
+        return int(self.head_first * self.epochs)
 
     def __post_init__(self) -> None:
         check_whole("epochs", self.epochs)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from datetime import UTC, datetime
 from pathlib import Path
@@ -83,7 +82,8 @@ def new_record(arguments: dict[str, Any], images: dict[str, int], device: str) -
 
 def summarised(record: dict[str, Any]) -> dict[str, Any]:
     """Means and deviations over seeds, and the head that was the best where the choice was made."""
-    heads = [_summary(name, record) for name in record["arguments"]["heads"]]
+    begun = {row["head"] for row in record["rows"]}
+    heads = [_summary(name, record) for name in record["arguments"]["heads"] if name in begun]
     judged = [head for head in heads if head["val"] is not None]
     best = max(judged, key=lambda head: head["val"]["top1_flip"]["mean"])["head"] if judged else None
     return {"heads": heads, "best": best}
@@ -112,7 +112,7 @@ def _summary(name: str, record: dict[str, Any]) -> dict[str, Any]:
             if measured
             else None
         )
-    found["seconds"] = mean(row["seconds"] for row in rows) if rows else math.nan
+    found["seconds"] = mean(row["seconds"] for row in rows)
     return found
 
 
