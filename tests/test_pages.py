@@ -82,6 +82,22 @@ def test_training_page(capsys: pytest.CaptureFixture[str]) -> None:
     assert "report.html" in capsys.readouterr().out
 
 
+@needs_tiny10
+def test_probing_page(capsys: pytest.CaptureFixture[str]) -> None:
+    import timm
+    import torch
+
+    for split, count in (("train", 10), ("test", 5)):
+        for name in sorted((TINY10 / "train").iterdir())[:2]:
+            Path("birds", split, name.name).mkdir(parents=True)
+            for file in sorted(name.iterdir())[:count]:
+                shutil.copy(file, Path("birds", split, name.name, f"{split}-{file.name}"))
+    torch.save(timm.create_model("resnet10t", num_classes=0).state_dict(), "resnet10t.pth")
+    run_code(ROOT / "docs" / "probing.md")
+    assert Path("runs", "probe", "bundle", "covpool.json").exists()
+    assert "bundle" in capsys.readouterr().out
+
+
 def test_commands_of_the_training_page(tmp_path: Path) -> None:
     """Every option that the page names exists."""
     from covpool.cli.train import parse

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import pytest
 
 import covpool
-from covpool.cli import check, convert, embed, plan, predict, shard
+from covpool.cli import check, convert, embed, plan, predict, shard, svm
 from covpool.cli.main import VERBS, main
 from covpool.cli.parser import make_parser
 
@@ -54,6 +54,19 @@ OPTIONS = {
     ],
     "predict": ["--top", *BULK],
     "shard": ["--classes", "--index", "--layout", "--megabytes", "--output", "--seed", "--val-fraction"],
+    "svm": [
+        "--batch-size",
+        "--c",
+        "--calibrate",
+        "--device",
+        "--features",
+        "--layout",
+        "--max-memory",
+        "--out",
+        "--precision",
+        "--split",
+        "--workers",
+    ],
 }
 POSITIONALS = {
     "check": ["data"],
@@ -62,6 +75,7 @@ POSITIONALS = {
     "plan": ["backbone"],
     "predict": ["bundle", "data"],
     "shard": ["data"],
+    "svm": ["bundle", "data"],
 }
 FILES = {
     "check": check,
@@ -70,6 +84,7 @@ FILES = {
     "plan": plan,
     "predict": predict,
     "shard": shard,
+    "svm": svm,
 }
 
 
@@ -202,8 +217,8 @@ def test_a_flag_needs_no_value(
     [
         (
             ["shout"],
-            "covpool: 'shout' is none of its verbs: bench, check, convert, embed, lr-find, plan, predict, "
-            "shard, train, greet",
+            "covpool: 'shout' is none of its verbs: bench, check, convert, embed, lr-find, plan, predict, probe, "
+            "shard, svm, train, greet",
         ),
         (["greet"], "covpool greet: the following arguments are required: name"),
         (["greet", "Li", "--foo", "3"], "covpool greet: unrecognized arguments: --foo 3"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -56,3 +58,27 @@ def test_dropout_in_training_alone(options: dict[str, tuple[int, ...]]) -> None:
     kept = head.eval()(x, pre_logits=True)
     assert (dropped == 0).sum() > (kept == 0).sum()
     torch.testing.assert_close(dropped[dropped != 0], 2 * kept[dropped != 0])
+
+
+@pytest.mark.parametrize("options", [{}, {"rank": 4}, {"hidden": (8,)}])
+def test_normalized(options: dict[str, Any]) -> None:
+    head, x = Head(10, 3, normalize="l2", **options).eval(), torch.randn(4, 10)
+    received = head.hidden(x)
+    expected = received / received.norm(dim=1, keepdim=True)
+    torch.testing.assert_close(head(x, pre_logits=True), expected)
+    torch.testing.assert_close(head(x), head.classifier(expected))
+
+
+def test_zeros_stay_zeros_when_normalized() -> None:
+    head = Head(10, 3, normalize="l2")
+    logits = head(torch.zeros(1, 10))
+    assert torch.equal(logits[0], head.classifier.bias)
+    logits.sum().backward()
+    assert head.classifier.weight.grad.isfinite().all()
+
+
+def test_the_norm_of_half_precision_is_taken_in_float32() -> None:
+    head = Head(10_000, 3, normalize="l2").half()
+    x = torch.full((1, 10_000), 30.0)  # the sum of its squares is beyond float16
+    assert torch.equal(head(x, pre_logits=True), torch.full((1, 10_000), 0.01).half())
+    assert not head(torch.zeros(1, 10_000)).isnan().any()

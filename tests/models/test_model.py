@@ -14,7 +14,8 @@ from torch import nn
 import covpool
 from covpool.functional import isqrt_cov, triu_vec
 from covpool.models import ModelConfig, PooledClassifier, build_model
-from covpool.models.backbones.network import UnsupportedBackboneError
+from covpool.models.backbones.expansion import expansion
+from covpool.models.backbones.network import UnsupportedBackboneError, build_network
 from covpool.models.backbones.resolution import KeepResolutionError
 
 IMAGES = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
@@ -95,6 +96,20 @@ class TestWhatItComputes:
         assert model.head_hidden_size == 36 + 192
         assert model.get_classifier() == (model.head.classifier, model.first_order)
 
+    def test_normalized_parts_of_a_join(self) -> None:
+        model = covpool.create_model(
+            "vit_tiny_patch16_224", dim=8, num_classes=5, image_size=64, join="cls", normalize="l2"
+        ).eval()
+        tokens = torch.randn(2, 17, 192)
+        with torch.no_grad():
+            vector, first = (nn.functional.normalize(x) for x in (model.forward_pool(tokens), tokens[:, 0]))
+            pre_logits = model.forward_head(tokens, pre_logits=True)
+            torch.testing.assert_close(pre_logits, torch.cat([vector, first], dim=1))
+            expected = model.head.classifier(vector) + first @ model.first_order.weight.T
+            torch.testing.assert_close(model.forward_head(tokens), expected)
+            model.reset_classifier(0)
+            torch.testing.assert_close(model.forward_head(tokens), pre_logits)
+
     @pytest.mark.parametrize("backbone", ["resnet10t", "swin_tiny_patch4_window7_224"])
     def test_join_gap_on_maps(self, backbone: str) -> None:
         model = covpool.create_model(backbone, dim=8, num_classes=5, join="gap", image_size=64).eval()
@@ -103,6 +118,63 @@ class TestWhatItComputes:
             first = features.mean((1, 2)) if backbone.startswith("swin") else features.mean((2, 3))
             both = model.forward_head(features, pre_logits=True)
         torch.testing.assert_close(both[:, 36:], first)
+
+    # One of every class of timm's that has an expansion; NFNet's cannot be applied apart.
+    @pytest.mark.parametrize(
+        ("backbone", "channels"),
+        [
+            ("tf_efficientnet_lite0", 1280),
+            ("mobilenetv3_small_050", 288),
+            ("ghostnet_050", 480),
+            ("rexnet_100", 1280),
+            ("repghostnet_050", 480),
+            ("fastvit_t8", 768),
+            ("gernet_s", 1920),
+            ("regnetz_b16", 1536),
+            ("nf_regnet_b0", 328),
+        ],
+    )
+    def test_join_gap_is_of_the_expanded_features(self, backbone: str, channels: int) -> None:
+        twin = covpool.create_model(backbone, pool="gap", num_classes=5).eval()
+        joined = covpool.create_model(
+            backbone, dim=8, num_classes=5, join="gap", keep_resolution=False
+        ).eval()
+        if channels != 328:
+            names = expansion(build_network(backbone, {}))
+            joined.expansion.load_state_dict(
+                {
+                    f"{place}.{name}": tensor
+                    for place, part in enumerate(names)
+                    for name, tensor in twin.backbone.get_submodule(part).state_dict().items()
+                }
+            )
+        joined.backbone.load_state_dict(twin.backbone.state_dict(), strict=False)
+        images = torch.randn(1, 3, 96, 96)
+        with torch.no_grad():
+            both = joined.forward_head(joined.forward_features(images), pre_logits=True)
+            average = twin.forward_head(twin.forward_features(images), pre_logits=True)
+        assert joined.head_hidden_size == 36 + channels == both.shape[1]
+        if channels != 328:
+            torch.testing.assert_close(both[:, 36:], average)
+
+    def test_what_is_joined_is_of_the_backbone(self) -> None:
+        model = covpool.create_model("mobilenetv3_small_050", dim=8, num_classes=5, join="gap")
+        model.freeze("backbone")
+        trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+        assert trained == {
+            *("pool.reduction.projection.weight", "pool.reduction.norm.weight", "pool.reduction.norm.bias"),
+            *("head.classifier.weight", "head.classifier.bias", "first_order.weight"),
+        }
+        assert not model.train().expansion.training
+
+    def test_the_class_token_in_the_place_of_a_pooling(self) -> None:
+        model = covpool.create_model(
+            "vit_tiny_patch16_224", pool="cls", num_classes=5, image_size=64, drop_rate=0.5
+        ).eval()
+        tokens = torch.randn(2, 17, 192)
+        with torch.no_grad():
+            torch.testing.assert_close(model.forward_head(tokens), model.head.classifier(tokens[:, 0]))
+        assert (model.config.dim, model.head_hidden_size) == (None, 192)
 
     def test_zero_classes_give_the_vector(self) -> None:
         model = small(num_classes=0).eval()
@@ -333,7 +405,9 @@ class TestMistakes:
         ("options", "message"),
         [
             ({"join": "cls"}, '^resnet10t has no class token; join="gap"'),
+            ({"pool": "cls"}, '^resnet10t has no class token; pool="gap"'),
             ({"join": "max"}, "^join must be one of None, 'cls', 'gap'"),
+            ({"normalize": "l1"}, "^normalize must be one of None, 'l2'"),
             ({"pool": "bilinear"}, "^pool must be one of 'gap', 'cov', 'isqrt_cov'"),
             ({"head": "mlp", "rank": 5}, "^rank is a bottleneck before a linear classifier"),
             ({"num_classes": -3}, "^num_classes must be at least 0; got -3"),

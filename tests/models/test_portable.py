@@ -21,7 +21,7 @@ pytestmark = [
 ]
 
 MODELS = {
-    "resnet10t": {},
+    "resnet10t": {"normalize": "l2"},
     "tf_efficientnet_lite0": {"join": "gap"},
     "vit_tiny_patch16_224": {"join": "cls", "rank": 4},
 }

@@ -98,8 +98,8 @@ def found(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def test_every_recipe_but_one_is_the_papers() -> None:
-    assert recipe_names().keys() == PAPER.keys() | {"modern"}
+def test_every_recipe_but_two_is_the_papers() -> None:
+    assert recipe_names().keys() == PAPER.keys() | {"finetune", "modern"}
 
 
 @pytest.mark.parametrize("name", PAPER)
@@ -148,19 +148,31 @@ def test_fine_tuning_begins_where_a_recipe_for_imagenet_ends(name: str) -> None:
 FINE_TUNED = ("resnet50-birds", "resnet50-aircraft", "resnet50-cars-d128")  # the others are as on ImageNet
 
 
-@pytest.mark.parametrize("name", [*(name for name in PAPER if "imagenet" in name), *FINE_TUNED, "modern"])
+@pytest.mark.parametrize(
+    "name", [*(name for name in PAPER if "imagenet" in name), *FINE_TUNED, "modern", "finetune"]
+)
 def test_networks_can_be_made(name: str) -> None:
     recipe = read_recipe(name)
     with torch.device("meta"):
         model = build_model(recipe.model)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    _, _, _, expected = PAPER.get(name, (None, None, None, R50))
+    _, _, _, expected = PAPER.get(name, (None, None, None, None if name == "finetune" else R50))
     if expected is not None:
         assert parameters == expected
-    assert model.config.keep_resolution
+    assert model.config.keep_resolution == (name != "finetune")
     preprocessing = Preprocessing.of(model.pretrained_cfg)
     assert preprocessing.size == (recipe.model.image_size or 224)
     training_transform(preprocessing, recipe.augmentation)
+
+
+@pytest.mark.parametrize("weights", [{"weights.pretrained": True}, {"weights.path": "backbone.pth"}])
+@pytest.mark.parametrize("size", [1, 4])
+def test_pretrained_weights_are_fine_tuned_in_two_stages(weights: dict[str, Any], size: int) -> None:
+    recipe = read_recipe(None, {**weights, "schedule.epochs": size})
+    assert recipe == read_recipe("finetune", {**weights, "schedule.epochs": size})
+    assert recipe.schedule.head_epochs == size // 2
+    assert recipe.schedule.head_lr is not None
+    assert recipe.schedule.head_lr > recipe.optimizer.lr
 
 
 @pytest.mark.parametrize("size", [1, 3])

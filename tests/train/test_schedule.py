@@ -51,3 +51,19 @@ def test_every_group_keeps_its_ratio() -> None:
         factor = schedule.factor(step)
         rates = [group["lr"] for group in optimizer.param_groups]
         assert rates == pytest.approx([0.5 * factor, 0.1 * factor])
+
+
+def test_the_head_alone_has_a_cycle_and_what_follows_is_as_from_the_start() -> None:
+    options: dict[str, Any] = {"kind": "cosine", "final_lr": 1e-3, "warmup": 0.5}
+    found = factors(tuple(range(50)), epochs=5, head_first=0.4, head_lr=1.0, **options)
+    head, rest = found[:20], found[20:]
+    assert rest == pytest.approx(factors(tuple(range(30)), epochs=3, **options))
+    assert max(head) == pytest.approx(10, rel=0.01)  # ten times the rate of what follows
+    assert head.index(max(head)) == 6
+    assert head[0] < 2
+    assert head[-1] < 0.2
+
+
+@pytest.mark.parametrize(("epochs", "of_head"), [(1, 0), (2, 1), (5, 2), (30, 15)])
+def test_the_share_of_the_head_is_in_whole_epochs(epochs: int, of_head: int) -> None:
+    assert ScheduleOptions(epochs=epochs, head_first=0.5).head_epochs == of_head

@@ -163,3 +163,25 @@ def test_rates_of_layers_keep_their_ratio() -> None:
         factor = learner.schedule.factor(cursor)
         assert rates == pytest.approx([factor * rate for rate in first])
         assert learner.lr == pytest.approx(factor * learner.recipe.optimizer.lr)
+
+
+def test_the_head_learns_alone_and_then_all() -> None:
+    learner = make({"schedule.head_first": 0.5, "optimizer.weight_decay": 0.1, "loop.ema": None})
+    stages = []
+    for cursor in (0, 9, 10, 19):
+        before = {name: tensor.clone() for name, tensor in learner.model.state_dict().items()}
+        learner.step(batch(learner, cursor), cursor)
+        after = learner.model.state_dict()
+        changed = (name for name in after if not torch.equal(before[name], after[name]))
+        stages.append({name.partition(".")[0] for name in changed})
+    assert stages[:2] == [{"pool", "head"}] * 2
+    assert stages[2:] == [{"backbone", "pool", "head"}] * 2
+
+
+def test_a_frozen_backbone_stays_frozen() -> None:
+    learner = make({"schedule.head_first": 0.5, "weights.freeze": "backbone"})
+    before = {name: tensor.clone() for name, tensor in learner.model.backbone.state_dict().items()}
+    for cursor in (0, 15):
+        learner.step(batch(learner, cursor), cursor)
+    after = learner.model.backbone.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)

@@ -71,6 +71,19 @@ def test_stopped_twice_in_an_epoch_it_ends_as_if_it_never_was(undisturbed: Path,
     assert predictions(run) == predictions(undisturbed / "run")
 
 
+def test_stopped_in_either_stage_it_ends_as_if_it_never_was(tmp_path: Path) -> None:
+    recipe = {**DATA, "schedule.head_first": 0.5}
+    whole, parts = folder(tmp_path, "whole"), folder(tmp_path, "parts")
+    assert launch(2, whole, {"recipe": {**recipe, "out": str(tmp_path / "whole-run")}}) == [0, 0]
+    run = {"recipe": {**recipe, "out": str(tmp_path / "run")}}
+    for rank, last in ((1, 6), (0, BATCHES - 1), (1, BATCHES + 3)):  # in one, between the two, in the other
+        assert launch(2, parts, {**run, "sigterm": [rank, last]}) == [143, 143]
+    assert launch(2, parts, run) == [0, 0]
+    for rank in (0, 1):
+        assert steps(parts, rank) == steps(whole, rank)
+    assert hashes(tmp_path / "run", LAST) == hashes(tmp_path / "whole-run", LAST)
+
+
 def predictions(run: Path) -> str:
     return (run / "predictions.csv").read_text()
 

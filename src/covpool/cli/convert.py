@@ -46,7 +46,7 @@ def run(arguments: Arguments) -> Converted:
     save_model(model, arguments.folder, classes=classes)
     return Converted(
         backbone=model.config.backbone,
-        dim=model.pool.dim,
+        dim=model.config.dim if isinstance(model.config.dim, int) else None,
         steps=arguments.steps,
         num_classes=model.num_classes,
         parameters=sum(parameter.numel() for parameter in model.parameters()),

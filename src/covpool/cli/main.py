@@ -32,7 +32,9 @@ VERBS = {
     "lr-find": Verb("raise the learning rate until the loss explodes, and suggest one for training", "train"),
     "plan": Verb("memory and FLOPs of training a network, and the head to take", "models"),
     "predict": Verb("tell the classes of any number of images, into Parquet or CSV", "eval"),
+    "probe": Verb("train heads on a frozen backbone in minutes, and keep the best", "eval"),
     "shard": Verb("write images into tar shards with an index, for large sets and object stores", "data"),
+    "svm": Verb("fit linear SVMs on a trained network's features: the fine-grained protocol", "eval"),
     "train": Verb("train a network on images, from a folder to a report", "train"),
 }
 

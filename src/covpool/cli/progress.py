@@ -49,3 +49,21 @@ class Progress:
         if self.is_terminal:
             self.stream.write("\r\x1b[K")
             self.stream.flush()
+
+
+class NamedProgress:
+    """Several counts, one after the other: called with what is counted too, it begins a bar for each."""
+
+    def __init__(self) -> None:
+        self._bars: dict[str, Progress] = {}
+
+    def __enter__(self) -> NamedProgress:
+        return self
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        """Tell, if it is time."""
+        self._bars.setdefault(what, Progress(what))(done, total)
+
+    def __exit__(self, *exception: object) -> None:
+        for bar in self._bars.values():
+            bar.__exit__()

@@ -79,7 +79,11 @@ def make_parser(
     )
     parser.hints = {"recipe": str} | {name: how["type"] for name, how in more.items() if "type" in how}
     common = parser.add_argument_group("common options")
-    common.add_argument("--recipe", type=str, help="one of those below, or a YAML file (default: modern)")
+    common.add_argument(
+        "--recipe",
+        type=str,
+        help="one of those below, or a YAML file (default: modern; with pretrained weights finetune)",
+    )
     by_key = {key: short for short, key in SHORT.items()}
     own = [key for key in options() if "." not in key]
     for key in [*by_key, *own]:

@@ -8,12 +8,16 @@ from typing import Any, Literal
 
 from covpool.functional.arguments import check_choice, check_whole
 from covpool.nn import methods
+from covpool.nn.pooling import METHODS
 
 Dim = int | Literal["auto"] | None
 Features = Literal["stage", "head"]
 HeadKind = Literal["linear", "mlp"]
 Join = Literal["cls", "gap"]
+Normalize = Literal["l2"]
 
+# In the place of a pooling method: no pooling, but the token that a transformer has for the whole image.
+CLASS_TOKEN = "cls"
 # Of the paper's AlexNet and VGG.
 HIDDEN = (4096, 4096)
 
@@ -27,7 +31,7 @@ class ModelConfig:
     Attributes:
         backbone: a name of timm, or ``"alexnet"``.
         num_classes: 0 for no classifier.
-        pool: a method of :func:`covpool.nn.methods`.
+        pool: a method of :func:`covpool.nn.methods`, or ``"cls"`` for a transformer's class token.
         dim: channels after the reduction; ``None`` for no reduction; ``"auto"``: 256 where the backbone has
             more than 256, none where it has fewer, nor before a first-order method or one that projects the
             channels itself (``moment_probing``).
@@ -40,7 +44,10 @@ class ModelConfig:
         hidden: widths of the hidden layers of ``head="mlp"``.
         hidden_batchnorm: BatchNorm after each hidden layer.
         drop_rate: dropout before the classifier and after hidden layers.
-        join: add first-order logits, of the class token or of the average.
+        join: add first-order logits, of the class token or of the average. The average is the first-order
+            twin's: after the expansion, where there is one.
+        normalize: ``"l2"`` divides what the classifier receives by its norm; with ``join``, each part by its
+            own. ``None`` leaves it as it is.
         image_size: the side of the images, ``None`` for the backbone's own.
         pool_options: of the method and of :class:`covpool.nn.CovPool`.
         backbone_options: for timm's ``create_model``.
@@ -60,16 +67,18 @@ class ModelConfig:
     hidden_batchnorm: bool = False
     drop_rate: float = 0.0
     join: Join | None = None
+    normalize: Normalize | None = None
     image_size: int | None = None
     pool_options: dict[str, Any] = field(default_factory=dict)
     backbone_options: dict[str, Any] = field(default_factory=dict)
     preprocessing: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_choice("pool", self.pool, methods())
+        check_choice("pool", self.pool, (*methods(), CLASS_TOKEN))
         check_choice("features", self.features, (None, "stage", "head"))
         check_choice("head", self.head, ("linear", "mlp"))
         check_choice("join", self.join, (None, "cls", "gap"))
+        check_choice("normalize", self.normalize, (None, "l2"))
         check_choice("keep_resolution", self.keep_resolution, (None, True, False))
         if self.rank is not None and self.head == "mlp":
             raise ValueError('rank is a bottleneck before a linear classifier: with head="mlp" use hidden=')
@@ -87,6 +96,16 @@ class ModelConfig:
             raise ValueError('head="mlp" wants widths of its hidden layers, such as hidden=(4096, 4096)')
         if not 0.0 <= self.drop_rate < 1.0:
             raise ValueError(f"drop_rate must be from 0 to below 1; got {self.drop_rate}")
+
+    @property
+    def is_second_order(self) -> bool:
+        """Whether what is pooled are products of channels."""
+        return self.pool != CLASS_TOKEN and METHODS[self.pool].order > 1
+
+    @property
+    def reduces(self) -> bool:
+        """Whether the channels want fewer before they are pooled, and the method does not see to it."""
+        return self.is_second_order and not METHODS[self.pool].reduces
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON takes it."""

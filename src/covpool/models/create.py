@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from covpool.models.backbones.backbone import make_backbone
-from covpool.models.config import HIDDEN, Dim, Features, HeadKind, Join, ModelConfig
+from covpool.models.config import HIDDEN, Dim, Features, HeadKind, Join, ModelConfig, Normalize
 from covpool.models.model import PooledClassifier
 from covpool.models.weights.checkpoint import KeyMap
-from covpool.nn.pooling import METHODS
 
 
 def create_model(
@@ -31,6 +30,7 @@ def create_model(
     hidden_batchnorm: bool = False,
     drop_rate: float = 0.0,
     join: Join | None = None,
+    normalize: Normalize | None = None,
     image_size: int | None = None,
     freeze: Literal["backbone"] | None = None,
     pool_options: Mapping[str, Any] | None = None,
@@ -42,7 +42,8 @@ def create_model(
     Args:
         backbone: a name of timm (``timm.list_models()``), or ``"alexnet"``, the paper's.
         pool: a method of :func:`covpool.nn.methods`; ``"gap"`` makes the first-order twin: timm's backbone as
-            it is, the average of its features, a linear classifier.
+            it is, the average of its features, a linear classifier. ``"cls"`` takes a transformer's class
+            token instead.
         dim: channels after the 1x1 reduction; ``None`` for no reduction; ``"auto"``: 256, the paper's, where
             the backbone has more, and no reduction where it has not, or where the method projects the
             channels itself.
@@ -60,7 +61,10 @@ def create_model(
         hidden: widths of the hidden layers of ``head="mlp"``.
         hidden_batchnorm: BatchNorm after each of them.
         drop_rate: dropout before the classifier and after hidden layers.
-        join: add to the second-order logits those of the class token (``"cls"``) or the average (``"gap"``).
+        join: add to the second-order logits those of the class token (``"cls"``) or of the average that the
+            first-order twin has (``"gap"``).
+        normalize: ``"l2"`` divides what the classifier receives by its norm, as linear SVMs want it; with
+            ``join`` each of the two parts by its own.
         image_size: the side of the images, ``None`` for the backbone's own. A transformer is built for it.
         freeze: ``"backbone"`` trains pooling and classifier alone.
         pool_options: of the method, such as ``{"steps": 3}``, and of :class:`covpool.nn.CovPool`.
@@ -90,6 +94,7 @@ def create_model(
         hidden_batchnorm=hidden_batchnorm,
         drop_rate=drop_rate,
         join=join,
+        normalize=normalize,
         image_size=image_size,
         pool_options=dict(pool_options or {}),
         backbone_options=dict(backbone_options or {}),
@@ -111,7 +116,7 @@ def build_model(
     """:func:`create_model` from a :class:`~covpool.models.config.ModelConfig`."""
     if key_map is not None and checkpoint_path is None:
         raise ValueError("key_map says how to read a file: pass checkpoint_path= too")
-    second_order = METHODS[config.pool].order > 1
+    second_order = config.is_second_order
     # The first-order twin has timm's backbone as it is: its stride, its expansion.
     features: Features = config.features or ("stage" if second_order else "head")
     keep = config.keep_resolution if second_order or config.keep_resolution is not None else False
@@ -119,6 +124,7 @@ def build_model(
         config.backbone,
         keep=keep,
         features=features,
+        with_expansion=config.join == "gap",
         image_size=config.image_size,
         options=config.backbone_options,
         pretrained=pretrained,

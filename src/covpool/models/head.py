@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 
 class Head(nn.Module):
-    """Hidden layers (or none), dropout, classifier.
+    """Hidden layers (or none), normalisation (or none), dropout, classifier.
 
     The vector of a covariance is long, d(d+1)/2 numbers, so a dense classifier costs as much as a
     backbone at a thousand classes, and a bottleneck is the way to many more:
@@ -27,6 +29,7 @@ class Head(nn.Module):
         hidden: widths of hidden layers; the paper's AlexNet and VGG have (4096, 4096).
         batchnorm: BatchNorm after each hidden layer.
         drop_rate: dropout after each hidden layer, or on the vector itself where there is none.
+        normalize: ``"l2"`` for a classifier of the vector's direction alone: what it receives has length one.
 
     Shapes:
         ``(B, in_features)`` to ``(B, num_classes)``; ``(B, hidden_size)`` with ``pre_logits=True``.
@@ -41,6 +44,7 @@ class Head(nn.Module):
         hidden: Sequence[int] = (),
         batchnorm: bool = False,
         drop_rate: float = 0.0,
+        normalize: Literal["l2"] | None = None,
     ) -> None:
         super().__init__()
         self.classifier: nn.Module
@@ -51,6 +55,7 @@ class Head(nn.Module):
         else:
             self.hidden = _hidden_layers(in_features, hidden, batchnorm, drop_rate)
         self.hidden_size = rank or (hidden[-1] if hidden else in_features)
+        self.normalize = normalize
         self.drop = nn.Dropout(drop_rate)
         self.reset_classifier(num_classes, like=torch.empty(0))
 
@@ -67,8 +72,17 @@ class Head(nn.Module):
         first = self.hidden[0] if len(self.hidden) else self.classifier
         if isinstance(first, nn.Linear):
             x = x.to(first.weight.dtype)  # a model cast to half precision still pools in float32
-        x = self.drop(self.hidden(x))
+        x = self.hidden(x)
+        if self.normalize is not None:
+            x = unit(x)
+        x = self.drop(x)
         return x if pre_logits else self.classifier(x)
+
+
+def unit(x: Tensor) -> Tensor:
+    """Each row divided by its norm; a row of zeros stays one. The norm is taken in float32 at least."""
+    full = x.to(torch.promote_types(x.dtype, torch.float32))
+    return F.normalize(full, dim=1).to(x.dtype)
 
 
 def _hidden_layers(before: int, widths: Sequence[int], batchnorm: bool, drop_rate: float) -> nn.Sequential:

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 from covpool.functional.arguments import check_choice, check_whole
 from covpool.models.backbones.backbone import Backbone
-from covpool.models.config import ModelConfig
-from covpool.models.head import Head
+from covpool.models.config import CLASS_TOKEN, ModelConfig
+from covpool.models.head import Head, unit
 from covpool.nn import CovPool
-from covpool.nn.pooling import METHODS
 
 # Wider backbones are reduced to this many channels: the paper's choice.
 REDUCED = 256
@@ -33,9 +32,10 @@ class PooledClassifier(nn.Module):
         config: how it was made, with the choices left open filled in.
         backbone: timm's network, without its own pooling and classifier.
         format: how the backbone's features are to be read.
-        pool: the :class:`covpool.nn.CovPool`.
+        pool: the :class:`covpool.nn.CovPool`, or the :class:`ClassToken` in its place.
         head: the :class:`~covpool.models.head.Head` on the pooled vector.
         first_order: with ``join``, the linear classifier whose logits are added to the head's.
+        expansion: with ``join="gap"``, what the backbone has between its features and their average.
         classes: the classes' names, where known.
     """
 
@@ -49,13 +49,12 @@ class PooledClassifier(nn.Module):
         self.config = dataclasses.replace(
             config, dim=_dim(config, channels), keep_resolution=backbone.kept_resolution
         )
-        if config.join == "cls" and not self.format.has_class_token:
-            raise ValueError(
-                f'{config.backbone} has no class token; join="gap" adds the average of its features'
-            )
-        self.pool = _pool(self.config, backbone)
+        self._check_class_token()
+        self.pool = ClassToken(channels) if config.pool == CLASS_TOKEN else _pool(self.config, backbone)
         self.head = _head(self.config, self.pool.out_features)
         self.num_features = channels
+        self.expansion = backbone.expansion
+        self.expanded_channels = backbone.expanded_channels if config.join == "gap" else channels
         self.num_classes = config.num_classes
         self.first_order = self._new_first_order(config.num_classes) if config.join else None
         self.pretrained_cfg = self._own_pretrained_cfg()
@@ -64,7 +63,7 @@ class PooledClassifier(nn.Module):
     @property
     def head_hidden_size(self) -> int:
         """The length of ``forward_head(..., pre_logits=True)``."""
-        return self.head.hidden_size + (self.num_features if self.first_order is not None else 0)
+        return self.head.hidden_size + (self.expanded_channels if self.first_order is not None else 0)
 
     def forward_features(self, x: Tensor) -> Tensor:
         """Images ``(B, 3, H, W)`` to the backbone's features, as timm gives them."""
@@ -73,20 +72,32 @@ class PooledClassifier(nn.Module):
 
     def forward_pool(self, features: Tensor) -> Tensor:
         """Features to the pooled vector ``(B, pool.out_features)``, in float32 at least."""
-        vector: Tensor = self.pool(self.format.positions(features))
+        is_token = self.config.pool == CLASS_TOKEN
+        vector: Tensor = self.pool(features if is_token else self.format.positions(features))
         return vector
+
+    def forward_first_order(self, features: Tensor) -> Tensor | None:
+        """Features to the vector ``(B, expanded_channels)`` of ``join``; ``None`` where nothing is joined."""
+        if self.config.join is None:
+            return None
+        if self.config.join == "cls":
+            return self.format.class_token(features)
+        return self.format.average(features if self.expansion is None else self.expansion(features))
+
+    def classify(self, vector: Tensor, first: Tensor | None, pre_logits: bool = False) -> Tensor:
+        """The pooled vector, and the joined one, to logits or to what the classifiers receive."""
+        if first is None or self.first_order is None:
+            logits: Tensor = self.head(vector, pre_logits)
+            return logits
+        if self.config.normalize is not None:
+            first = unit(first)
+        if pre_logits or not self.num_classes:
+            return torch.cat([self.head(vector, pre_logits=True), first], dim=1)
+        return self.head(vector) + self.first_order(self.head.drop(first))  # type: ignore[no-any-return]
 
     def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
         """Features to logits, or to what the classifier receives (and the joined one, behind it)."""
-        vector = self.forward_pool(features)
-        if self.first_order is None:
-            logits: Tensor = self.head(vector, pre_logits)
-            return logits
-        by_token = self.config.join == "cls"
-        first = self.format.class_token(features) if by_token else self.format.average(features)
-        if pre_logits or not self.num_classes:
-            return torch.cat([self.head(vector, pre_logits=True), first], dim=1)
-        return self.head(vector) + self.first_order(first)  # type: ignore[no-any-return]
+        return self.classify(self.forward_pool(features), self.forward_first_order(features), pre_logits)
 
     def forward(self, x: Tensor) -> Tensor:
         """Images ``(B, 3, H, W)`` to logits ``(B, num_classes)``."""
@@ -113,15 +124,26 @@ class PooledClassifier(nn.Module):
     def freeze(self, part: Literal["backbone"]) -> None:
         """Train the rest alone: no gradient for ``part``, and its BatchNorms stay in evaluation mode."""
         check_choice("freeze", part, ("backbone",))
-        self.backbone.requires_grad_(False)
+        for frozen in self.backbone_parts():
+            frozen.requires_grad_(False)
+        self.train(self.training)
+
+    def unfreeze(self) -> None:
+        """Train all of it."""
+        self.requires_grad_(True)
         self.train(self.training)
 
     def train(self, mode: bool = True) -> PooledClassifier:
         """As ever, but a backbone without a parameter to train stays in evaluation mode."""
         super().train(mode)
         if not any(parameter.requires_grad for parameter in self.backbone.parameters()):
-            self.backbone.eval()
+            for frozen in self.backbone_parts():
+                frozen.eval()
         return self
+
+    def backbone_parts(self) -> list[nn.Module]:
+        """The backbone, and its expansion where that is kept apart."""
+        return [self.backbone] if self.expansion is None else [self.backbone, self.expansion]
 
     def group_matcher(self, coarse: bool = False) -> Any:
         """The backbone's layers in order, by patterns of names, as timm's layer-wise decay asks for them.
@@ -146,12 +168,18 @@ class PooledClassifier(nn.Module):
             raise ValueError(f"{self.config.backbone} cannot checkpoint its activations")
         self.backbone.set_grad_checkpointing(enable)
 
+    def _check_class_token(self) -> None:
+        if CLASS_TOKEN in (self.config.pool, self.config.join) and not self.format.has_class_token:
+            option = "join" if self.config.join == CLASS_TOKEN else "pool"
+            raise ValueError(f'{self.config.backbone} has no class token; {option}="gap" takes the average')
+
     def _new_first_order(self, num_classes: int) -> nn.Module:
         like = next(self.parameters())
         if not num_classes:
             return nn.Identity()
         # The bias is the head's.
-        return nn.Linear(self.num_features, num_classes, bias=False, device=like.device, dtype=like.dtype)
+        wanted = self.expanded_channels
+        return nn.Linear(wanted, num_classes, bias=False, device=like.device, dtype=like.dtype)
 
     def _own_pretrained_cfg(self) -> dict[str, Any]:
         """The backbone's, with the names that changed and the preprocessing that was asked for."""
@@ -169,12 +197,22 @@ class PooledClassifier(nn.Module):
         return {**cfg, **self.config.preprocessing}
 
 
+class ClassToken(nn.Module):
+    """The class token of features ``(B, n, C)``, in the place of a pooling."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.in_channels = self.out_features = channels
+
+    def forward(self, features: Tensor) -> Tensor:
+        """``(B, C)``."""
+        return features[:, 0]
+
+
 def _dim(config: ModelConfig, channels: int) -> int | None:
     if config.dim != "auto":
         return config.dim
-    method = METHODS[config.pool]
-    wanted = channels > REDUCED and method.order > 1 and not method.reduces
-    return REDUCED if wanted else None
+    return REDUCED if channels > REDUCED and config.reduces else None
 
 
 def _pool(config: ModelConfig, backbone: Backbone) -> CovPool:
@@ -196,6 +234,7 @@ def _head(config: ModelConfig, in_features: int) -> Head:
         hidden=config.hidden if config.head == "mlp" else (),
         batchnorm=config.hidden_batchnorm,
         drop_rate=config.drop_rate,
+        normalize=config.normalize,
     )
 
 

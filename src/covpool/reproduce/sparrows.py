@@ -44,7 +44,7 @@ def run(data: str, weights: str, runs: str) -> dict[str, Any]:
     rows = []
     for name, changes in EXPERIMENTS.items():
         own = {"data.path": data, "weights.path": weights, "out": str(Path(runs) / name)}
-        made = compare(read_recipe(None, {**SHARED, **changes, **own}), "gap")
+        made = compare(read_recipe("modern", {**SHARED, **changes, **own}), "gap")
         rows += [
             {"experiment": name, "pooling": pool, **{key: run.summary[key] for key in KEPT}}
             for pool, run in made.runs.items()

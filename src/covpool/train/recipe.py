@@ -148,6 +148,9 @@ class ScheduleOptions:
         milestones: of ``steps``.
         final_lr: of ``exponential`` and ``cosine``, for parameters whose rate begins at ``lr``.
         warmup: epochs in which it rises from near 0.
+        head_first: the share of the epochs, the first ones, in which the backbone is frozen and pooling and
+            classifier learn alone, on one cycle of the rate. What follows begins as if it were the start.
+        head_lr: the highest rate in these epochs, in the place of the optimiser's; ``null`` for the same.
     """
 
     epochs: int = 60
@@ -155,6 +158,13 @@ class ScheduleOptions:
     milestones: tuple[float, ...] = ()
     final_lr: float = 1e-5
     warmup: float = 0.0
+    head_first: float = 0.0
+    head_lr: float | None = None
+
+    @property
+    def head_epochs(self) -> int:
+        """The epochs in which pooling and classifier learn alone."""
+        return round(self.head_first * self.epochs)
 
     def __post_init__(self) -> None:
         check_whole("epochs", self.epochs)
@@ -162,8 +172,10 @@ class ScheduleOptions:
         object.__setattr__(self, "milestones", tuple(self.milestones))
         if (self.kind == "steps") != bool(self.milestones):
             raise ValueError('milestones are for the schedule "steps", which needs them')
-        if not self.final_lr > 0:
-            raise ValueError(f"final_lr must be above 0; got {self.final_lr}")
+        if not self.final_lr > 0 or (self.head_lr is not None and not self.head_lr > 0):
+            raise ValueError(f"final_lr and head_lr must be above 0; got {self.final_lr} and {self.head_lr}")
+        if not 0 <= self.head_first <= 1:
+            raise ValueError(f"head_first is a share, from 0 to 1; got {self.head_first}")
         if not 0 <= self.warmup < self.epochs:
             raise ValueError(f"warmup must be at least 0 and below the epochs; got {self.warmup}")
 

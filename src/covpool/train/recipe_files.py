@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from covpool.models.bundles.durable import replace_file
+from covpool.models.config import CLASS_TOKEN
 from covpool.nn.pooling import METHODS
 from covpool.train.recipe import Recipe
 from covpool.train.recipe_options import flat, nested, options, sections
@@ -29,7 +30,8 @@ __all__ = [
     "write_recipe",
 ]
 
-DEFAULT = "modern"
+# Where none is named: from first weights by chance, and from a backbone's.
+DEFAULT, PRETRAINED = "modern", "finetune"
 
 # What a recipe says for a covariance, and an average has no use for.
 SECOND_ORDER = ("model.dim", "model.keep_resolution", "model.features", "model.join")
@@ -44,7 +46,8 @@ def read_recipe(
     ``overrides`` have another pooling, what the file says for its own is left out: see :func:`change_pool`.
 
     Args:
-        name_or_path: one of :func:`recipe_names`, or a file, ``.yaml``; ``modern`` if not given.
+        name_or_path: one of :func:`recipe_names`, or a file, ``.yaml``. If not given, ``finetune`` where
+            ``overrides`` bring weights of the backbone, and ``modern`` where not.
         overrides: values by key, such as ``{"optimizer.lr": 0.01, "batch_size": 64}``.
 
     Raises:
@@ -55,10 +58,13 @@ def read_recipe(
         >>> recipe.batch_size, recipe.schedule.epochs, recipe.schedule.milestones
         (256, 2, (30.0, 45.0))
     """
-    file = _find(DEFAULT if name_or_path is None else name_or_path)
+    if name_or_path is None:
+        brought = overrides.get("weights.pretrained") or overrides.get("weights.path")
+        name_or_path = PRETRAINED if brought else DEFAULT
+    file = _find(name_or_path)
     values = _checked(_values(file), f"{file}: ")
     pool = overrides.get("model.pool")
-    if pool in METHODS and pool != values.get("model.pool", Recipe().model.pool):
+    if pool in (*METHODS, CLASS_TOKEN) and pool != values.get("model.pool", Recipe().model.pool):
         values = change_pool(values, pool)
     return make_recipe({**values, **_checked(overrides, "")})
 
@@ -70,7 +76,7 @@ def change_pool(values: Mapping[str, Any], pool: str) -> dict[str, Any]:
     kept for it, and the average joined to it; before a method that projects the channels itself, the width.
     """
     other = ["model.pool_options"]
-    if METHODS[pool].order == 1:
+    if pool == CLASS_TOKEN or METHODS[pool].order == 1:
         other += SECOND_ORDER
     elif METHODS[pool].reduces:
         other += ["model.dim"]

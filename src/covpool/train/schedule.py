@@ -14,6 +14,9 @@ from torch.optim import Optimizer
 
 from covpool.train.recipe import ScheduleOptions
 
+# Of the cycle in which the head learns alone, the part in which the rate rises.
+RISE = 0.3
+
 
 class Schedule:
     """What the rates are multiplied by.
@@ -26,13 +29,18 @@ class Schedule:
 
     def __init__(self, options: ScheduleOptions, lr: float, batches: int) -> None:
         self.kind = options.kind
-        self.steps = options.epochs * batches
+        self.head_steps = options.head_epochs * batches
+        self.head_lr = (options.head_lr or lr) / lr
+        self.steps = options.epochs * batches - self.head_steps
         self.warmup = round(options.warmup * batches)
         self.milestones = [round(milestone * batches) for milestone in options.milestones]
         self.final = options.final_lr / lr
 
     def factor(self, step: int) -> float:
         """Of a step, counted from 0."""
+        if step < self.head_steps:
+            return self.head_lr * _cycle((step + 1) / (self.head_steps + 1))
+        step -= self.head_steps
         if step < self.warmup:
             return (step + 1) / (self.warmup + 1)
         done = step / self.steps
@@ -46,3 +54,8 @@ class Schedule:
         """Give every group its rate."""
         for group in optimizer.param_groups:
             group["lr"] = group.setdefault("initial_lr", group["lr"]) * self.factor(step)
+
+
+def _cycle(done: float) -> float:
+    """Up in a straight line, and down by a cosine."""
+    return done / RISE if done < RISE else (1 + math.cos(math.pi * (done - RISE) / (1 - RISE))) / 2

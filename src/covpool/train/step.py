@@ -69,12 +69,10 @@ class Learner:
         # With its usual decay from the first step on, the average would be of the first weights for long.
         self.ema = ModelEmaV3(model, decay=recipe.loop.ema, use_warmup=True) if recipe.loop.ema else None
         self.scaler = torch.GradScaler(processes.device.type, enabled=recipe.loop.precision == "float16")
-        self.parallel = make_parallel(model, processes)
-        self._network = torch.compile(self.parallel) if recipe.loop.compile else self.parallel
-        self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._buffers = _Kept(model)
-        if recipe.loop.deterministic and processes.world_size > 2:
-            self._settle_buckets()
+        self._head_steps = 0 if recipe.weights.freeze else self.schedule.head_steps
+        self._head_alone = False
+        self._make_network()
 
     @property
     def best_weights(self) -> PooledClassifier:
@@ -95,6 +93,7 @@ class Learner:
             batch: the share.
             cursor: the global batches before it.
         """
+        self._begin_stage(cursor)
         torch.manual_seed(number("step", self.recipe.seed, cursor, self.processes.rank))
         self.schedule.set_rates(self.optimizer, cursor)
         self._buffers.keep()
@@ -117,6 +116,26 @@ class Learner:
             self.ema.update(self.model, step=cursor + 1)
         loss_told = math.nan if faulty else mean
         return Outcome(loss_told, top1, gradient_norm, skipped, counts=skipped and not overflow)
+
+    def _begin_stage(self, cursor: int) -> None:
+        """Freeze the backbone for the epochs of the head alone, and let it go after them."""
+        head_alone = cursor < self._head_steps
+        if head_alone == self._head_alone:
+            return
+        self._head_alone = head_alone
+        if head_alone:
+            self.model.freeze("backbone")
+        else:
+            self.model.unfreeze()
+        self._make_network()
+
+    def _make_network(self) -> None:
+        """What a step calls. DDP asks once which parameters learn, so each stage has its own."""
+        self.parallel = make_parallel(self.model, self.processes)
+        self._network = torch.compile(self.parallel) if self.recipe.loop.compile else self.parallel
+        self._parameters = [p for p in self.model.parameters() if p.requires_grad]
+        if self.recipe.loop.deterministic and self.processes.world_size > 2:
+            self._settle_buckets()
 
     def _backward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """This process's part of the loss and of the top-1 of the global batch; gradients are left behind."""

@@ -110,6 +110,7 @@ def slow(*values: object) -> Any:
     [
         ("resnet10t", {"dim": 16, "image_size": 64}),
         ("test_vit", {"dim": 16, "join": "cls", "rank": 4}),
+        ("test_vit", {"dim": 16, "join": "cls", "normalize": "l2"}),
         # Its rotary embedding is a buffer that is computed, not saved, and is cast with the rest.
         ("eva02_tiny_patch14_224", {"backbone_options": {"depth": 1}, "image_size": 56}),
         ("test_byobnet", {"pool": "gap", "num_classes": 0}),
@@ -154,6 +155,13 @@ def test_tensors_that_share_or_stride_memory_are_saved(tmp_path: Path) -> None:
     assert loaded.state_dict().keys() == model.state_dict().keys()
     for name, tensor in model.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], tensor), name
+
+
+def test_a_card_from_before_there_was_normalize(bundle: Path, model: PooledClassifier) -> None:
+    edit_card(bundle, lambda fields: fields["config"].pop("normalize"))
+    loaded = load_model(bundle)
+    assert loaded.config == model.config
+    assert_same(loaded, model)
 
 
 def test_loading_draws_no_random_numbers(saved: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from covpool.models.backbones.expansion import expansion
+from covpool.models.backbones.expansion import applies_alone, expansion
 from covpool.models.backbones.network import UnsupportedBackboneError, build_network, takes_image_size
 from covpool.models.backbones.probe import FeatureFormat, Probe
 from covpool.models.backbones.resolution import KeepResolutionError, layers_to_keep_resolution, remove_stride
@@ -24,11 +24,22 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Backbone:
-    """A network, the format of its features, and whether its last stage keeps its resolution."""
+    """A network, the format of its features, and whether its last stage keeps its resolution.
+
+    Attributes:
+        network: the network.
+        format: of its features.
+        kept_resolution: whether its last stage keeps its resolution.
+        expansion: what it would do next, from its features to those that its authors average; ``None`` where
+            there is nothing, or nobody asked for it.
+        expanded_channels: of the features after the expansion.
+    """
 
     network: nn.Module
     format: FeatureFormat
     kept_resolution: bool
+    expansion: nn.Module | None
+    expanded_channels: int
 
 
 def make_backbone(
@@ -36,6 +47,7 @@ def make_backbone(
     *,
     keep: bool | None,
     features: Features,
+    with_expansion: bool = False,
     image_size: int | None = None,
     options: Mapping[str, Any] | None = None,
     pretrained: bool = False,
@@ -51,6 +63,7 @@ def make_backbone(
         name: a name of timm, or ``"alexnet"``.
         keep: keep the last stage's resolution; ``None`` where possible.
         features: before (``"stage"``) or after (``"head"``) the expansion of the channels.
+        with_expansion: keep an expansion that is left out of the network, beside it.
         image_size: the side of the images.
         options: for timm's ``create_model``.
         pretrained: load timm's weights.
@@ -69,6 +82,8 @@ def make_backbone(
         options["img_size"] = image_size
         probe = Probe(name, options)
     expanding = expansion(probe.network) if features == "stage" else []
+    kept = expanding if with_expansion and applies_alone(probe.network) else []
+    expanded = probe.features() if kept else None
     leave_out(probe.network, expanding)
     strided = _strided_layers(probe, keep)
     remove_stride(probe.network, strided)
@@ -78,12 +93,16 @@ def make_backbone(
 
     network = build_network(name, options, pretrained=pretrained)
     if checkpoint_path is not None:
-        load_backbone(network, checkpoint_path, key_map, optional=[*expanding, *unused])
+        optional = [name for name in (*expanding, *unused) if name not in kept]
+        load_backbone(network, checkpoint_path, key_map, optional=optional)
+    apart = nn.Sequential(*[network.get_submodule(name) for name in kept]) if kept else None
     leave_out(network, expanding)
     remove_stride(network, strided)
     norm_before_pooling(network)
     leave_out(network, unused)
-    return Backbone(network, probe.format(), kept_resolution=bool(strided))
+    found = probe.format()
+    channels = found.channels if expanded is None else expanded.shape[1]
+    return Backbone(network, found, bool(strided), expansion=apart, expanded_channels=channels)
 
 
 def _strided_layers(probe: Probe, keep: bool | None) -> list[str]:

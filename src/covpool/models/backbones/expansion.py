@@ -40,6 +40,14 @@ def expansion(network: nn.Module) -> list[str]:
     return names
 
 
+def applies_alone(network: nn.Module) -> bool:
+    """Whether the expansion of a network's features gives what the whole network would give.
+
+    NFNet applies its last activation to either, so of an activated stage it would expand something else.
+    """
+    return type(network).__name__ != "NormFreeNet"
+
+
 def _is_one_pointwise_convolution(module: nn.Module) -> bool:
     convolutions = [part for part in module.modules() if isinstance(part, nn.Conv2d)]
     return len(convolutions) == 1 and convolutions[0].kernel_size == (1, 1)

@@ -122,7 +122,7 @@ def input_size(model: PooledClassifier) -> tuple[int, int, int]:
 def parts_of(model: PooledClassifier) -> dict[Part, list[nn.Module]]:
     """The modules of every part; first-order logits, which are added to the head's, belong to it."""
     joined = [] if model.first_order is None else [model.first_order]
-    return {"backbone": [model.backbone], "pooling": [model.pool], "head": [model.head, *joined]}
+    return {"backbone": model.backbone_parts(), "pooling": [model.pool], "head": [model.head, *joined]}
 
 
 def state_of(modules: list[nn.Module], optimizer: Optimizer) -> dict[str, int]:

@@ -24,7 +24,6 @@ from covpool.models.planning.footprint import (
     parts_of,
     state_of,
 )
-from covpool.nn.pooling import METHODS
 
 Recommendation = Literal["dense", "low rank or narrow", "class-sharded"]
 # The most classes for which a dense head, and for which a low-rank or narrow one, is recommended.
@@ -165,7 +164,7 @@ def head_choices(model: PooledClassifier, optimizer: Optimizer) -> tuple[HeadCho
 def _alternatives(model: PooledClassifier, dense: ModelConfig) -> list[ModelConfig]:
     low_rank = dataclasses.replace(dense, rank=RANK)
     narrow = dataclasses.replace(dense, dim=NARROW_DIM)
-    can_narrow = METHODS[dense.pool].order > 1 and (dense.dim or model.pool.in_channels) != NARROW_DIM
+    can_narrow = dense.is_second_order and (dense.dim or model.pool.in_channels) != NARROW_DIM
     return [low_rank, narrow] if can_narrow else [low_rank]
 
 
@@ -187,6 +186,7 @@ def _head(
     model: PooledClassifier, name: str, config: ModelConfig, optimizer: Optimizer, exists: bool = True
 ) -> HeadChoice:
     """The cost of the head that another config would put on the same backbone."""
-    backbone = Backbone(model.backbone, model.format, kept_resolution=bool(config.keep_resolution))
+    kept = bool(config.keep_resolution)
+    backbone = Backbone(model.backbone, model.format, kept, model.expansion, model.expanded_channels)
     costs = Footprint(**state_of(parts_of(PooledClassifier(config, backbone))["head"], optimizer))
     return HeadChoice(name, exists, costs.parameters, costs.parameter_bytes, costs.training_bytes)

@@ -1,0 +1,90 @@
+"""``covpool svm``: see :func:`covpool.evaluate.svm.fit_svm`."""
+
+# Annotations are not postponed here: jsonargparse would import what is for type checkers to evaluate them.
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from covpool.evaluate.svm import SVMReport
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Fit linear SVMs on a trained network's features: the fine-grained protocol.
+
+    Features of length one, of the training images and their mirror images, one SVM for each class, scores
+    averaged with those of the mirror image. The new bundle has the SVMs as its classifier. Told is the top-1
+    of the bundle's own classifier and of the SVMs, with and without the mirror image.
+
+    Attributes:
+        bundle: of a trained network.
+        data: images, as for covpool train.
+        out: the new bundle.
+        split: to learn from: ``train``, or ``train+val``.
+        layout: of the data; ``auto`` finds it out.
+        features: a folder for the features, which another fit reuses; beside the new bundle if not given.
+        c: C of the SVMs.
+        calibrate: scale every class's scores so that the medians of its own and of other images are 1 and -1.
+        max_memory: in GB; where LinearSVC would take more, features are streamed from the disk.
+        batch_size: images at a time.
+        workers: processes that load images.
+        precision: of the network.
+        device: ``auto`` takes a GPU if there is one.
+    """
+
+    bundle: Path
+    data: str
+    out: Path | None = None
+    split: str = "train"
+    layout: Literal["auto", "csv", "cub", "aircraft", "cars", "folder", "shards"] = "auto"
+    features: Path | None = None
+    c: float = 1.0
+    calibrate: bool = False
+    max_memory: float = 8.0
+    batch_size: int = 32
+    workers: int = 0
+    precision: Literal["float32", "bfloat16"] = "float32"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+
+
+def run(arguments: Arguments) -> "SVMReport":
+    """Fit, save, and measure."""
+    from covpool.cli.progress import Progress
+    from covpool.evaluate.svm import Passing, fit_svm
+
+    if arguments.out is None:
+        raise ValueError("where should the new bundle go? give --out")
+    return fit_svm(
+        arguments.bundle,
+        arguments.data,
+        arguments.out,
+        split=arguments.split,
+        layout=arguments.layout,
+        features=arguments.features,
+        c=arguments.c,
+        calibrate=arguments.calibrate,
+        max_memory=arguments.max_memory,
+        passing=Passing(arguments.batch_size, arguments.workers, arguments.precision, arguments.device),
+        tell=lambda sentence: print(sentence, file=sys.stderr),
+        progress=Progress,
+    )
+
+
+def text(result: "SVMReport") -> str:
+    """A small table, and where things are."""
+    lines = []
+    if (accuracy := result.accuracy) is not None:
+        rows = (("own classifier", accuracy.own, accuracy.own_flip), ("SVM", accuracy.svm, accuracy.svm_flip))
+        lines.append(f"{'top-1, %':<16}{'image':>8}{'and mirror image':>18}")
+        for name, one, both in rows:
+            if one is not None and both is not None:
+                lines.append(f"{name:<16}{100 * one:>8.2f}{100 * both:>18.2f}")
+        lines.append(f"of {accuracy.images:,} test images; {accuracy.left_out} could not be used\n")
+    lines.append(
+        f"{result.classes} SVMs of {result.samples:,} rows of {result.columns:,} numbers, "
+        f"by {result.solver} in {result.seconds:.0f} s"
+    )
+    lines.append(f"saved in {result.bundle}; the features in {result.features} may be deleted")
+    return "\n".join(lines)

@@ -1,0 +1,160 @@
+"""The features of a set by a frozen backbone: those on disk, or computed now and kept there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from covpool.data.image_set import ImageSet, Subset
+from covpool.data.loader import EvaluationLoader
+from covpool.data.transforms import Preprocessing, evaluation_transform
+from covpool.evaluate.probe.cache import CachedFeatures, CacheFolder, Shapes
+from covpool.evaluate.probe.content import Progress, content_digest
+from covpool.evaluate.probe.options import ProbeOptions
+from covpool.models.model import PooledClassifier
+from covpool.train.precision import autocast
+
+# Of the files; another number, and those of before are not found.
+FORMAT = 1
+# Images after which it is written down how far it is.
+SAVED_EVERY = 2048
+LARGEST_HALF = float(np.finfo(np.float16).max)
+
+Forward = Callable[[Tensor], dict[str, Tensor]]
+
+
+class Extractor:
+    """A frozen backbone, and where the features it gives are kept.
+
+    Args:
+        model: with the average joined, so that it is computed as the first-order twin has it.
+        options: precision, batch size, workers and the like.
+        cache: the folder of all features.
+        with_maps: keep the features themselves; without, only their average and the class token.
+        device: to compute on.
+    """
+
+    def __init__(
+        self,
+        model: PooledClassifier,
+        options: ProbeOptions,
+        cache: Path,
+        with_maps: bool,
+        device: torch.device,
+    ) -> None:
+        self.model = model.eval().to(device)
+        self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # convolutions are faster so
+        self.options, self.cache, self.with_maps, self.device = options, cache, with_maps, device
+        self.preprocessing = Preprocessing.of(model.pretrained_cfg)
+        self.shapes = self._shapes()
+        # Every batch has the same size, so it is compiled once.
+        self._forward: Forward = (
+            torch.compile(self._outputs, options={"freezing": True}) if options.compile else self._outputs
+        )
+        self._network = _digest_of(model)
+
+    def folder(self, images: ImageSet, progress: Progress) -> CacheFolder:
+        """Where the features of a set are, or would be."""
+        key = {
+            "format": FORMAT,
+            "images": content_digest(images, progress),
+            "network": self._network,
+            "preprocessing": asdict(self.preprocessing),
+            "precision": self.options.precision,
+            "shapes": self.shapes,
+        }
+        name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
+        return CacheFolder(self.cache / name, len(images), self.shapes)
+
+    def extract(self, images: ImageSet, folder: CacheFolder, progress: Progress) -> CachedFeatures:
+        """What is there already, and the rest."""
+        labels = np.asarray(images.labels, dtype=np.int64)
+        if folder.state()["done"] == len(images):
+            return folder.opened(labels)
+        folder.begin()
+        state, arrays = folder.state(), folder.arrays("r+")
+        first, since = state["done"], time.monotonic()
+        rest = Subset(images, np.arange(first, len(images)))
+        loader = EvaluationLoader(
+            rest,
+            evaluation_transform(self.preprocessing),
+            batch_size=self.options.extract_batch,
+            workers=self.options.workers,
+        )
+        before, seen = state["seconds"], first
+        for place, batch in enumerate(loader):
+            ids = batch.ids.numpy() + first
+            size = min(self.options.extract_batch, len(images) - seen)
+            if len(ids):
+                for name, values in self._computed(batch.images).items():
+                    arrays[name][:, ids] = values
+            state["bad"] += sorted(set(range(seen, seen + size)) - set(ids.tolist()))
+            seen += size
+            progress(seen, len(images))
+            if (place + 1) * self.options.extract_batch % SAVED_EVERY < self.options.extract_batch:
+                self._save(
+                    folder, arrays, state | {"done": seen, "seconds": before + time.monotonic() - since}
+                )
+        self._save(folder, arrays, state | {"done": seen, "seconds": before + time.monotonic() - since})
+        return folder.opened(labels)
+
+    def _save(self, folder: CacheFolder, arrays: dict[str, Any], state: dict[str, Any]) -> None:
+        for array in arrays.values():
+            array.flush()
+        folder.write_state(state)
+
+    def _computed(self, images: Tensor) -> dict[str, NDArray[np.float16]]:
+        """Of a batch, ``(views, B, ...)``."""
+        count, wanted = len(images), self.options.extract_batch
+        padding = images.new_zeros(wanted - count, *images.shape[1:])
+        batch = torch.cat([images, padding]).to(self.device, memory_format=torch.channels_last)
+        found = [self._run(view) for view in (batch, batch.flip(-1))]
+        return {name: np.stack([view[name][:count].cpu().numpy() for view in found]) for name in found[0]}
+
+    def _run(self, batch: Tensor) -> dict[str, Tensor]:
+        with torch.no_grad(), autocast(self.device, self.options.precision):
+            outputs = self._forward(batch)
+        # What float16 cannot hold is taken for the largest that it can: a head cannot learn from infinities.
+        return {
+            name: value.float().clamp(-LARGEST_HALF, LARGEST_HALF).half().contiguous()
+            for name, value in outputs.items()
+        }
+
+    def _outputs(self, batch: Tensor) -> dict[str, Tensor]:
+        model = self.model
+        features = model.forward_features(batch)
+        average = model.forward_first_order(features)
+        assert average is not None
+        found = {"average": average}
+        if self.with_maps:
+            found["features"] = features
+        if model.format.has_class_token:
+            found["token"] = model.format.class_token(features)
+        return found
+
+    def _shapes(self) -> Shapes:
+        size = self.preprocessing.size
+        with torch.no_grad():
+            one = self._outputs(torch.zeros(1, 3, size, size, device=self.device))
+        features = tuple(one["features"].shape[1:]) if self.with_maps else None
+        return Shapes(features, one["average"].shape[1], one["token"].shape[1] if "token" in one else None)
+
+
+def _digest_of(model: PooledClassifier) -> str:
+    """Of all weights that have a part in the features."""
+    digest = hashlib.sha256(repr(model.config.backbone).encode())
+    for part in model.backbone_parts():
+        for name, tensor in sorted(part.state_dict().items()):
+            digest.update(name.encode())
+            digest.update(tensor.cpu().numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,87 @@
+"""What is probed, and how heads are trained: all of it in one dataclass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from covpool.evaluate.probe.heads import parse_head
+from covpool.functional.arguments import check_choice, check_whole
+from covpool.models.weights.checkpoint import KeyMap
+
+HEADS = ("gap", "isqrt_cov", "isqrt_cov+gap")
+
+
+@dataclass(frozen=True)
+class ProbeOptions:
+    """A backbone, the heads on it, and how they learn.
+
+    The defaults are what held on CUB-200-2011, Stanford Cars and Flowers-102 with three backbones: see
+    docs/probing.md.
+
+    Attributes:
+        model: a backbone of timm.
+        heads: a pooling method, ``cls`` for the class token, and either joined by ``+gap`` or ``+cls``.
+        dim: channels after the learned reduction of second-order heads.
+        pretrained: timm's weights of the backbone, downloaded.
+        weights: the backbone's weights, of a file.
+        key_map: how the file's names become timm's; see :func:`covpool.create_model`.
+        image_size: the side of the images, ``None`` for the backbone's own.
+        preprocessing: what differs from the backbone's own.
+        seeds: of every head so many are trained, from 0 on.
+        epochs: over the images and their mirrors.
+        batch_size: of a step.
+        lr: the learning rate at its highest: one cycle of AdamW.
+        weight_decay: of AdamW.
+        drop_rate: dropout before the classifier.
+        label_smoothing: the share of every label that is spread over all classes.
+        val_fraction: of the training images, set aside by each seed to choose the best head by, where there
+            is no val; 0 to choose none.
+        svm: linear SVMs too, on the vectors of every head.
+        precision: in which the backbone runs, by autocast.
+        compile: the backbone by torch.compile, with its weights as constants: two to three times faster,
+            after half a minute.
+        extract_batch: images in a step of the backbone.
+        workers: processes that read images.
+        device: ``auto`` takes a GPU if there is one.
+    """
+
+    model: str
+    heads: tuple[str, ...] = HEADS
+    dim: int = 128
+    pretrained: bool = False
+    weights: str | None = None
+    key_map: KeyMap = None
+    image_size: int | None = None
+    preprocessing: dict[str, Any] = field(default_factory=dict)
+    seeds: int = 3
+    epochs: int = 25
+    batch_size: int = 64
+    lr: float = 3e-3
+    weight_decay: float = 0.05
+    drop_rate: float = 0.5
+    label_smoothing: float = 0.1
+    val_fraction: float = 0.2
+    svm: bool = False
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    compile: bool = False
+    extract_batch: int = 32
+    workers: int = 2
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "heads", tuple(dict.fromkeys(self.heads)))
+        if not self.heads:
+            raise ValueError("heads must name at least one, such as gap or isqrt_cov")
+        for head in self.heads:
+            parse_head(head)
+        if self.pretrained == (self.weights is not None):
+            raise ValueError(
+                "a frozen backbone is worth its weights: give --pretrained, for timm's, or --weights FILE"
+            )
+        check_choice("precision", self.precision, ("float32", "bfloat16", "float16"))
+        for name in ("dim", "seeds", "epochs", "batch_size", "extract_batch"):
+            check_whole(name, getattr(self, name))
+        check_whole("workers", self.workers, at_least=0)
+        if not 0 <= self.val_fraction < 1:
+            raise ValueError(f"val_fraction must be from 0 to below 1; got {self.val_fraction}")

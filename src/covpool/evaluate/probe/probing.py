@@ -1,0 +1,237 @@
+"""Heads on a frozen backbone, side by side: each with several seeds, the best of them as a bundle.
+
+The test is never asked which head is the best: that is for val, or for images that each seed sets aside.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from covpool.data.image_set import ImageSet
+from covpool.data.randomness import number
+from covpool.data.sources import open_splits
+from covpool.data.split import split_off
+from covpool.evaluate.probe.cache import CachedFeatures
+from covpool.evaluate.probe.extraction import Extractor
+from covpool.evaluate.probe.heads import head_config, is_of_average, parse_head
+from covpool.evaluate.probe.options import ProbeOptions
+from covpool.evaluate.probe.record import ProbeFolder, new_record, summarised
+from covpool.evaluate.probe.training import fit_head, head_outputs
+from covpool.models.bundles.bundle import save_model
+from covpool.models.config import ModelConfig
+from covpool.models.create import build_model
+from covpool.models.model import PooledClassifier
+from covpool.train.processes import joined_processes
+
+LOGGER = logging.getLogger("covpool")
+GIGABYTE = 1e9
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Probed:
+    """What came of it.
+
+    Attributes:
+        folder: with ``results.json``, ``table.md``, a bundle of every head in ``heads``, and of the best one
+            in ``bundle``.
+        record: as in ``results.json``.
+    """
+
+    folder: Path
+    record: dict[str, Any]
+
+
+def probe(
+    data: str,
+    options: ProbeOptions,
+    *,
+    out: str | Path = "probe",
+    cache: str | Path = "probe-cache",
+    max_cache: float = 20.0,
+    layout: str = "auto",
+    progress: Progress = lambda what, done, total: None,
+) -> Probed:
+    """Train heads on a frozen backbone; stopped, it goes on where it was.
+
+    Args:
+        data: images with train, and test or val beside it.
+        options: the backbone, the heads, and how they learn.
+        out: the folder of results.
+        cache: the folder of features, which other calls share.
+        max_cache: gigabytes that the features may take.
+        layout: of the data.
+        progress: told what is counted, how much of it is done, and how much there is.
+
+    Raises:
+        ValueError: in a sentence, if there is nothing to train or to test on, or features would take too
+            much.
+    """
+    with joined_processes(options.device) as processes:
+        if processes.world_size > 1:
+            raise ValueError("probing is for one process: a head is trained in minutes")
+        return _Probing(
+            data, options, Path(out), Path(cache), max_cache, layout, progress, processes.device
+        ).run()
+
+
+class _Probing:
+    """A call of :func:`probe`: its images, features and results."""
+
+    def __init__(
+        self,
+        data: str,
+        options: ProbeOptions,
+        out: Path,
+        cache: Path,
+        max_cache: float,
+        layout: str,
+        progress: Progress,
+        device: torch.device,
+    ) -> None:
+        self.options, self.progress, self.device, self.max_cache = options, progress, device, max_cache
+        self.sets: dict[str, ImageSet] = {
+            str(name): found for name, found in open_splits(data, layout).items()
+        }
+        if "train" not in self.sets or len(self.sets) == 1:
+            raise ValueError(
+                f"{data} needs images to train on and others to test on; it has {', '.join(self.sets)}"
+            )
+        if options.svm:
+            import sklearn  # noqa: F401  # now, not after an hour of training
+        self.train_images: ImageSet = self.sets["train"]
+        self.backbone = ModelConfig(
+            options.model,
+            num_classes=len(self.train_images.classes),
+            image_size=options.image_size,
+            preprocessing=options.preprocessing,
+        )
+        self.folder = ProbeFolder(out)
+        self.cache = cache
+        self.data = data
+
+    def run(self) -> Probed:
+        features, image_size = self._features()
+        arguments = dataclasses.asdict(self.options) | {"data": str(self.data), "image_size": image_size}
+        images = {split: len(found) for split, found in self.sets.items()}
+        record = new_record(arguments, images, self.device.type)
+        record["extraction_seconds"] = {split: round(found.seconds, 1) for split, found in features.items()}
+        record["images_left_out"] = {
+            split: images[split] - len(found.usable) for split, found in features.items()
+        }
+        record["rows"] = self.folder.rows_of(record)
+        for head in self.options.heads:
+            for seed in range(self.options.seeds):
+                if not any((row["head"], row["seed"]) == (head, seed) for row in record["rows"]):
+                    record["rows"].append(self._row(head, seed, features))
+                    self.folder.write(record)
+        record |= summarised(record)
+        self.folder.write(record)
+        if record["best"] is not None:
+            self.folder.keep_best(record["best"])
+        return Probed(self.folder.path, record)
+
+    def _features(self) -> tuple[dict[str, CachedFeatures], int]:
+        """Of every split, once it is clear that they have room."""
+        config = dataclasses.replace(
+            self.backbone, num_classes=0, pool="cov", dim=None, join="gap", keep_resolution=False
+        )
+        with_maps = not all(is_of_average(parse_head(head).pool) for head in self.options.heads)
+        extractor = Extractor(self._built(config), self.options, self.cache, with_maps, self.device)
+        folders = {
+            split: extractor.folder(images, lambda done, total: self.progress("images hashed", done, total))
+            for split, images in self.sets.items()
+        }
+        size = sum(extractor.shapes.bytes(len(images)) for images in self.sets.values()) / GIGABYTE
+        shape = "×".join(map(str, extractor.shapes.features or (extractor.shapes.average,)))
+        LOGGER.info("features of %s numbers an image and mirror, %.2f GB in %s", shape, size, self.cache)
+        if size > self.max_cache:
+            raise ValueError(
+                f"the features would take {size:.1f} GB, more than --max-cache {self.max_cache:g}: give a "
+                "larger one, a smaller --image-size, or --heads gap alone, which needs averages and no maps"
+            )
+        features = {
+            split: extractor.extract(
+                self.sets[split], folder, lambda done, total: self.progress("images", done, total)
+            )
+            for split, folder in folders.items()
+        }
+        return features, extractor.preprocessing.size
+
+    def _row(self, head: str, seed: int, features: dict[str, CachedFeatures]) -> dict[str, Any]:
+        """A head with a seed: chosen by, tested, and kept if it is the first seed's."""
+        train, val, test = features["train"], features.get("val"), features.get("test")
+        row: dict[str, Any] = {"head": head, "seed": seed, "val": None, "test": None}
+        started = time.monotonic()
+        if val is None and self.options.val_fraction:
+            rest, aside = split_off(self.train_images, self.options.val_fraction, seed)
+            trial = self._trained(head, seed, train, np.intersect1d(rest.indices, train.usable))
+            row["val"] = _shares(trial, train, np.intersect1d(aside.indices, train.usable))
+        row["choosing_seconds"], started = round(time.monotonic() - started, 1), time.monotonic()
+        model = self._trained(head, seed, train, train.usable)
+        row["seconds"] = round(time.monotonic() - started, 1)
+        if val is not None:
+            row["val"] = _shares(model, val, val.usable)
+        if test is not None:
+            row["test"] = _shares(model, test, test.usable)
+        row["parameters"] = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        if self.options.svm and test is not None:
+            row["svm"] = self._svm(model, train, test)
+        if seed == 0:
+            model.classes = tuple(self.train_images.classes)
+            recipe = {"protocol": "probe", **dataclasses.asdict(self.options)}
+            save_model(model, self.folder.head(head), metrics=row, recipe=recipe)
+        return row
+
+    def _svm(self, model: PooledClassifier, train: CachedFeatures, test: CachedFeatures) -> dict[str, Any]:
+        from covpool.evaluate.probe.svm import svm_shares
+
+        started = time.monotonic()
+        shares = svm_shares(model, train, test)
+        return {**shares, "seconds": round(time.monotonic() - started, 1)}
+
+    def _trained(
+        self, head: str, seed: int, cached: CachedFeatures, ids: NDArray[np.int64]
+    ) -> PooledClassifier:
+        torch.manual_seed(number("weights", seed))
+        config = head_config(head, self.backbone, self.options.dim, self.options.drop_rate)
+        model = self._built(config).to(self.device)
+
+        def tell(done: int, total: int) -> None:
+            self.progress(f"steps of {head}, seed {seed}", done, total)
+
+        fit_head(model, cached, ids, self.options, seed, tell)
+        return model
+
+    def _built(self, config: ModelConfig) -> PooledClassifier:
+        options = self.options
+        return build_model(
+            config, pretrained=options.pretrained, checkpoint_path=options.weights, key_map=options.key_map
+        )
+
+
+def _shares(model: PooledClassifier, cached: CachedFeatures, ids: NDArray[np.int64]) -> dict[str, float]:
+    """Of right answers: by the image alone, and with its mirror's logits."""
+    return right_answers(head_outputs(model, cached, ids), cached.labels[ids])
+
+
+def right_answers(scores_VBK: Tensor, labels: NDArray[np.int64]) -> dict[str, float]:
+    """The share of images whose highest score is right, without and with the mirror's."""
+    wanted = torch.from_numpy(labels)
+
+    def share(scores: Tensor) -> float:
+        return float((scores.argmax(dim=1) == wanted).double().mean())
+
+    return {"top1": share(scores_VBK[0]), "top1_flip": share(scores_VBK.mean(dim=0))}

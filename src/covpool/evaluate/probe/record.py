@@ -1,0 +1,128 @@
+"""The results of probing on disk: what was asked, a row for every head and seed, and what they come to."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from covpool.models.bundles.durable import replace_file
+from covpool.provenance.machine import describe_machine
+from covpool.provenance.source import describe_source, describe_versions
+
+ROOMS = ("functional", "nn", "models", "data", "evaluate")
+# What may differ between a run and the one that goes on with it.
+FREE = ("seeds", "heads", "workers", "extract_batch", "compile")
+
+
+class ProbeFolder:
+    """The folder of results.
+
+    Args:
+        path: need not be there yet.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def head(self, name: str) -> Path:
+        """The bundle of a head, of its first seed."""
+        return self.path / "heads" / name
+
+    def rows_of(self, record: dict[str, Any]) -> list[dict[str, Any]]:
+        """Those that are there already.
+
+        Raises:
+            ValueError: if they are of another call than this one.
+        """
+        file = self.path / "results.json"
+        if not file.exists():
+            return []
+        earlier = json.loads(file.read_text())
+        for name, value in record["arguments"].items():
+            if name not in FREE and earlier["arguments"].get(name) != json.loads(json.dumps(value)):
+                before = earlier["arguments"].get(name)
+                raise ValueError(f"{self.path} has results with {name} {before!r}: give another --out")
+        if earlier["images"] != record["images"]:
+            raise ValueError(f"{self.path} has results of other images: give another --out")
+        return list(earlier["rows"])
+
+    def write(self, record: dict[str, Any]) -> None:
+        """In one move; the table for people too."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        replace_file(self.path / "results.json", (json.dumps(record, indent=1) + "\n").encode())
+        replace_file(self.path / "table.md", f"{table(record)}\n".encode())
+
+    def keep_best(self, head: str) -> None:
+        """A copy of its bundle where everyone looks for one."""
+        bundle = self.path / "bundle"
+        if bundle.exists():
+            shutil.rmtree(bundle)
+        shutil.copytree(self.head(head), bundle)
+
+
+def new_record(arguments: dict[str, Any], images: dict[str, int], device: str) -> dict[str, Any]:
+    """What every file begins with: which code, on what, with which arguments."""
+    return {
+        "schema_version": 1,
+        "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "source": describe_source(ROOMS),
+        "versions": describe_versions(),
+        "machine": describe_machine(device),
+        "arguments": arguments,
+        "images": images,
+        "rows": [],
+        "heads": [],
+        "best": None,
+    }
+
+
+def summarised(record: dict[str, Any]) -> dict[str, Any]:
+    """Means and deviations over seeds, and the head that was the best where the choice was made."""
+    heads = [_summary(name, record) for name in record["arguments"]["heads"]]
+    judged = [head for head in heads if head["val"] is not None]
+    best = max(judged, key=lambda head: head["val"]["top1_flip"]["mean"])["head"] if judged else None
+    return {"heads": heads, "best": best}
+
+
+def table(record: dict[str, Any]) -> str:
+    """For a person, as Markdown: percent, mean ± standard deviation over seeds."""
+    heads = summarised(record)["heads"]
+    columns = [name for name in ("val", "test", "svm") if any(head[name] for head in heads)]
+    titles = {"val": "choosing", "test": "test", "svm": "SVM, test"}
+    named = " | ".join(f"{titles[name]} | {titles[name]}, flip" for name in columns)
+    lines = [f"| head | seeds | {named} | seconds |", "|---" * (2 * len(columns) + 3) + "|"]
+    for head in heads:
+        cells = [_percent(head[name], key) for name in columns for key in ("top1", "top1_flip")]
+        lines.append(f"| {' | '.join([head['head'], str(head['seeds']), *cells])} | {head['seconds']:.0f} |")
+    return "\n".join(lines)
+
+
+def _summary(name: str, record: dict[str, Any]) -> dict[str, Any]:
+    rows = [row for row in record["rows"] if row["head"] == name]
+    found: dict[str, Any] = {"head": name, "seeds": len(rows)}
+    for part in ("val", "test", "svm"):
+        measured = [row[part] for row in rows if row.get(part) is not None]
+        found[part] = (
+            {key: _spread([one[key] for one in measured]) for key in ("top1", "top1_flip")}
+            if measured
+            else None
+        )
+    found["seconds"] = mean(row["seconds"] for row in rows) if rows else math.nan
+    return found
+
+
+def _spread(values: list[float]) -> dict[str, float | None]:
+    return {"mean": mean(values), "sd": stdev(values) if len(values) > 1 else None}
+
+
+def _percent(measured: dict[str, Any] | None, key: str) -> str:
+    if measured is None:
+        return ""
+    spread = measured[key]
+    deviation = "" if spread["sd"] is None else f" ± {100 * spread['sd']:.1f}"
+    return f"{100 * spread['mean']:.1f}{deviation}"

@@ -1,0 +1,1 @@
+"""Linear SVMs on the vectors of a trained head."""

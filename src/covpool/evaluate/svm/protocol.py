@@ -1,0 +1,201 @@
+"""The fine-grained protocol of the paper and of bilinear CNNs: linear SVMs on a network's features."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from covpool.data.image_set import ImageSet
+from covpool.data.sources import open_images, splits
+from covpool.data.transforms import Preprocessing
+from covpool.evaluate.images import open_split
+from covpool.evaluate.svm.accuracy import Accuracy, measure
+from covpool.evaluate.svm.calibrate import calibrated
+from covpool.evaluate.svm.classifier import with_svm
+from covpool.evaluate.svm.in_memory import bytes_in_memory, solve_in_memory
+from covpool.evaluate.svm.problem import LinearScores, Problem, check_c
+from covpool.evaluate.svm.store import Features, Progress, make_features
+from covpool.evaluate.svm.streaming import solve_streaming
+from covpool.evaluate.svm.views import Passing
+from covpool.models.bundles import Card, load_model, read_card, save_model
+from covpool.models.model import PooledClassifier
+from covpool.train.splits import fingerprint
+
+LOGGER = logging.getLogger("covpool")
+MAX_MEMORY = 8.0  # GB
+
+# From what is counted to something that is told how many are done.
+Progresses = Callable[[str], contextlib.AbstractContextManager[Progress]]
+
+
+@contextlib.contextmanager
+def silent(what: str) -> Iterator[Progress]:
+    """No progress bar."""
+    yield lambda done, total: None
+
+
+@dataclass(frozen=True)
+class SVMReport:
+    """What came of it.
+
+    Attributes:
+        bundle: the new one.
+        features: their folder, for another fit; it may be deleted.
+        solver: ``"LinearSVC"`` or ``"streaming"``.
+        samples: rows that were learned from, two for each image.
+        columns: the length of a row.
+        classes: how many there are.
+        left_out: training images that could not be used.
+        seconds: of the fit alone.
+        accuracy: on the test images; ``None`` where there are none.
+    """
+
+    bundle: str
+    features: str
+    solver: str
+    samples: int
+    columns: int
+    classes: int
+    left_out: int
+    seconds: float
+    accuracy: Accuracy | None
+
+
+def fit_svm(
+    bundle: str | Path,
+    data: str | Path,
+    out: str | Path,
+    *,
+    split: str = "train",
+    layout: str = "auto",
+    features: str | Path | None = None,
+    c: float = 1.0,
+    calibrate: bool = False,
+    max_memory: float = MAX_MEMORY,
+    passing: Passing | None = None,
+    tell: Callable[[str], None] = LOGGER.info,
+    progress: Progresses = silent,
+) -> SVMReport:
+    """One linear SVM for each class, on features of a bundle's network, as the classifier of a new bundle.
+
+    Features are what the network's classifier receives, divided by its norm: the pooled vector of a linear
+    head, the last hidden layer of one with ``rank`` or hidden layers. Learned from are all training images
+    and their mirror images. LinearSVC itself is not kept: its weights are the new bundle's.
+
+    Args:
+        bundle: of a trained network; one without a classifier will do.
+        data: images, as for :func:`covpool.data.sources.open_images`.
+        out: the new bundle.
+        split: to learn from: ``"train"``, or ``"train+val"``.
+        layout: of the data.
+        features: a folder for the features, which another fit with it reuses; beside ``out`` if not given.
+        c: of the SVMs.
+        calibrate: scale every class's scores to medians of +1 and -1; see
+            :mod:`covpool.evaluate.svm.calibrate`.
+        max_memory: in GB; where LinearSVC would take more, the features are streamed from the disk.
+        passing: how images go through the network.
+        tell: is given sentences on what happens.
+        progress: from what is counted to a context manager of something to call with done and total.
+
+    Raises:
+        ValueError: in a sentence, for what the caller can mend.
+    """
+    passing = passing or Passing()
+    folder = Path(f"{Path(out)}.features" if features is None else features)
+    check_c(c)
+    _check_out(bundle, out)
+    card, model = read_card(bundle), load_model(bundle).float()
+    train = _images(model, data, split, layout)
+    with progress("training images") as bar:
+        key = _key(card, model, train, passing)
+        found = make_features(folder, key, model, train, passing, tell=tell, progress=bar)
+    _tell_bad(found, tell)
+    problem = Problem(found.rows, *found.samples(), len(train.classes), c)
+    started = time.monotonic()
+    solver, scores = _solve(problem, folder, max_memory, tell)
+    if calibrate:
+        scores = calibrated(scores, problem)
+    seconds = time.monotonic() - started
+    made = with_svm(model, scores, train.classes)
+    recipe: dict[str, Any] = {
+        "protocol": "svm",
+        "C": c,
+        "solver": solver,
+        "calibrated": calibrate,
+        "split": split,
+    }
+    recipe |= {"precision": passing.precision, "network": {"sha256": card.sha256, "recipe": card.recipe}}
+    save_model(made, out, recipe=recipe)  # before anything can go wrong with the test
+    accuracy = None
+    if "test" in splits(data, layout):
+        with progress("test images") as bar:
+            accuracy = measure(model, scores, _images(model, data, "test", layout), passing, bar)
+        save_model(made, out, recipe=recipe, metrics={"test": dataclasses.asdict(accuracy)})
+    return SVMReport(
+        bundle=str(out),
+        features=str(folder),
+        solver=solver,
+        samples=len(problem),
+        columns=problem.rows.columns,
+        classes=problem.classes,
+        left_out=len(found.bad),
+        seconds=seconds,
+        accuracy=accuracy,
+    )
+
+
+def _key(card: Card, model: PooledClassifier, images: ImageSet, passing: Passing) -> dict[str, Any]:
+    """What the features depend on."""
+    return {
+        "weights": card.sha256,
+        "model": card.config.to_dict(),
+        "images": fingerprint(images),
+        "preprocessing": dataclasses.asdict(Preprocessing.of(model.pretrained_cfg)),
+        "precision": passing.precision,
+        "shape": [len(images), model.head_hidden_size],
+    }
+
+
+def _images(model: PooledClassifier, data: str | Path, split: str, layout: str) -> ImageSet:
+    return (
+        open_split(model, str(data), split, layout) if model.num_classes else open_images(data, split, layout)
+    )
+
+
+def _check_out(bundle: str | Path, out: str | Path) -> None:
+    """Now, not after hours of reading images."""
+    if Path(out).resolve() == Path(bundle).resolve():
+        raise ValueError(f"{out} is the bundle itself: give the new one another name")
+    if Path(out).exists() and (not Path(out).is_dir() or any(Path(out).iterdir())):
+        read_card(out)  # raises unless it is a bundle, which is replaced
+
+
+def _tell_bad(found: Features, tell: Callable[[str], None]) -> None:
+    if found.bad:
+        first = found.bad[0]
+        tell(
+            f"{len(found.bad)} training images could not be used, first {first.name}: {first.sentence} "
+            "('covpool check' lists all)"
+        )
+
+
+def _solve(
+    problem: Problem, folder: Path, max_memory: float, tell: Callable[[str], None]
+) -> tuple[str, LinearScores]:
+    size = bytes_in_memory(len(problem), problem.rows.columns) / 1e9
+    what = f"{problem.classes} SVMs of {len(problem):,} rows of {problem.rows.columns:,} numbers"
+    if size <= max_memory:
+        tell(f"{what}, by LinearSVC in {size:.1f} GB of memory")
+        return "LinearSVC", solve_in_memory(problem)
+    tell(f"{what}, streamed from the disk: LinearSVC would take {size:.1f} GB of memory")
+
+    def told(done: int, violation: float) -> None:
+        tell(f"pass {done}: the largest violation is {violation:.1e}")
+
+    return "streaming", solve_streaming(problem, folder, passes=told)

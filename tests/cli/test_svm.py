@@ -1,0 +1,56 @@
+"""``covpool svm``: its table, its JSON, its mistakes."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+
+import pytest
+
+from covpool.cli.main import main
+from covpool.cli.svm import Arguments
+from covpool.evaluate.svm import Passing, fit_svm
+from covpool.models.bundles import load_model
+from tests.data.pictures import needs_sparrows
+from tests.evaluate.svm.samples import a_bundle, some_sparrows
+
+
+def test_defaults_are_those_of_the_library() -> None:
+    example, passing = Arguments(Path("net"), "set"), Passing()
+    parameters = inspect.signature(fit_svm).parameters
+    for name in ("split", "layout", "features", "c", "calibrate", "max_memory"):
+        assert getattr(example, name) == parameters[name].default, name
+    for name in ("batch_size", "workers", "precision", "device"):
+        assert getattr(example, name) == getattr(passing, name), name
+
+
+@needs_sparrows
+def test_as_a_person_runs_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bundle, data = str(a_bundle(tmp_path / "net")), str(some_sparrows(tmp_path / "data"))
+    out = str(tmp_path / "new")
+    assert main(["svm", bundle, data, "--out", out]) == 0
+    told = capsys.readouterr()
+    first, own, svm, images, _, solved, saved = told.out.splitlines()
+    assert first.split() == ["top-1,", "%", "image", "and", "mirror", "image"]
+    assert own.startswith("own classifier")
+    assert images == "of 18 test images; 0 could not be used"
+    assert solved.startswith("3 SVMs of 36 rows of 36 numbers, by LinearSVC in ")
+    assert saved == f"saved in {out}; the features in {out}.features may be deleted"
+    assert told.err.splitlines()[0] == f"features take 0.0 GB in {out}.features"
+    assert load_model(out).config.normalize == "l2"
+    assert main(["svm", bundle, data, "--out", out, "--json"]) == 0
+    accuracy = json.loads(capsys.readouterr().out)["accuracy"]
+    assert f"{100 * accuracy['svm_flip']:.2f}" == svm.split()[-1]
+
+
+@needs_sparrows
+def test_mistakes_are_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bundle, data = str(a_bundle(tmp_path / "net")), str(some_sparrows(tmp_path / "data"))
+    for words, sentence in (
+        ([], "where should the new bundle go? give --out"),
+        (["--out", bundle], f"{bundle} is the bundle itself: give the new one another name"),
+        (["--out", str(tmp_path / "new"), "--c", "0"], "C must be above 0; got 0.0"),
+    ):
+        assert main(["svm", bundle, data, *words]) == 2
+        assert capsys.readouterr().err.splitlines()[-1] == f"covpool svm: {sentence}"

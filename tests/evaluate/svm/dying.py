@@ -1,0 +1,26 @@
+"""A process of its own: make features, and be killed when so many images are done."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from covpool.data.sources import open_images
+from covpool.evaluate.svm import Passing, store
+from covpool.models.bundles import load_model
+
+
+def progress(done: int, total: int) -> None:
+    if done >= int(sys.argv[4]):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    store.BETWEEN_SAVES = float(sys.argv[5])
+    model, images = load_model(sys.argv[2]), open_images(sys.argv[3])
+    passing = Passing(batch_size=4)
+    store.make_features(
+        Path(sys.argv[1]), {"of": "sparrows"}, model, images, passing, tell=print, progress=progress
+    )

@@ -1,0 +1,127 @@
+"""Features on disk: whole, whatever happened on the way."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from covpool.data.decode import decode
+from covpool.data.sources import open_images
+from covpool.data.transforms import Preprocessing, evaluation_transform
+from covpool.evaluate.svm import Passing
+from covpool.evaluate.svm.store import Features, make_features
+from covpool.models.bundles import load_model
+from tests.data.pictures import needs_sparrows
+from tests.evaluate.svm.samples import a_bundle, some_sparrows
+
+pytestmark = needs_sparrows
+KEY = {"of": "sparrows"}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return some_sparrows(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return a_bundle(tmp_path_factory.mktemp("model") / "net", join="gap")
+
+
+def make(folder: Path, bundle: Path, data: Path, **changes: Any) -> tuple[Features, list[str], list[int]]:
+    """The features, what was told, and how many images were done at each step."""
+    told: list[str] = []
+    steps: list[int] = []
+    settings = {"key": KEY, "passing": Passing(batch_size=4), **changes}
+    made = make_features(
+        folder,
+        model=load_model(bundle),
+        images=open_images(data),
+        tell=told.append,
+        progress=lambda done, total: steps.append(done),
+        **settings,
+    )
+    return made, told, steps
+
+
+def test_rows_are_images_and_their_mirror_images(data: Path, bundle: Path, tmp_path: Path) -> None:
+    made, told, steps = make(tmp_path / "features", bundle, data)
+    assert told == [f"features take 0.0 GB in {tmp_path / 'features'}"]
+    assert steps == [4, 8, 12, 16, 18]
+    model, images = load_model(bundle), open_images(data)
+    assert np.array_equal(made.labels, images.labels)
+    transform = evaluation_transform(Preprocessing.of(model.pretrained_cfg))
+    picture = transform(decode(images.read(5)))
+    with torch.no_grad():
+        both = torch.stack([picture, picture.flip(-1)])
+        received = model.forward_head(model.forward_features(both), pre_logits=True)
+    parts = [torch.nn.functional.normalize(part) for part in (received[:, :36], received[:, 36:])]
+    np.testing.assert_allclose(made.rows.read([10, 11]), torch.cat(parts, dim=1), atol=1e-5)
+
+
+def test_finished_features_are_reused(data: Path, bundle: Path, tmp_path: Path) -> None:
+    first, _, _ = make(tmp_path, bundle, data)
+    again, told, steps = make(tmp_path, bundle, data)
+    assert (told, steps) == ([], [])
+    assert np.array_equal(again.rows.read(range(36)), first.rows.read(range(36)))
+    assert np.array_equal(again.labels, first.labels)
+    _, told, steps = make(tmp_path, bundle, data, key={"of": "others"})
+    assert told
+    assert steps[-1] == 18
+
+
+@pytest.mark.parametrize(("between_saves", "resumed"), [(0.0, [12, 16, 18]), (1000.0, [4, 8, 12, 16, 18])])
+def test_a_kill_costs_what_was_not_saved(
+    data: Path, bundle: Path, between_saves: float, resumed: list[int], tmp_path: Path
+) -> None:
+    """At the twelfth image, whose batch is not told of in the file yet."""
+    command = [sys.executable, "-m", "tests.evaluate.svm.dying", str(tmp_path / "killed")]
+    done = subprocess.run([*command, str(bundle), str(data), "12", str(between_saves)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    made, _, steps = make(tmp_path / "killed", bundle, data)
+    assert steps == resumed
+    whole, _, _ = make(tmp_path / "whole", bundle, data)
+    assert np.array_equal(made.labels, whole.labels)
+    np.testing.assert_allclose(made.rows.read(range(36)), whole.rows.read(range(36)), atol=1e-6)
+
+
+def test_bad_images_are_left_out_and_kept_in_mind(data: Path, bundle: Path, tmp_path: Path) -> None:
+    spoiled = Path(shutil.copytree(data, tmp_path / "data"))
+    names = sorted((spoiled / "train").rglob("*.jpg"))
+    for picture in names[4:8]:  # a whole batch
+        picture.write_bytes(b"no picture")
+    for _ in range(2):  # made and reused
+        made, _, _ = make(tmp_path / "features", bundle, spoiled)
+        assert [image.name for image in made.bad] == [str(path.relative_to(spoiled)) for path in names[4:8]]
+        assert np.flatnonzero(made.labels < 0).tolist() == [4, 5, 6, 7]
+        numbers, labels = made.samples()
+        assert numbers.tolist() == [*range(8), *range(16, 36)]
+        assert labels.tolist() == np.repeat(np.delete(made.labels, range(4, 8)), 2).tolist()
+
+
+def test_a_disk_without_room(
+    data: Path, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = namedtuple("usage", "free")
+    monkeypatch.setattr("covpool.evaluate.svm.store.shutil.disk_usage", lambda folder: usage(1000))
+    with pytest.raises(ValueError, match=r"^features take 0.0 GB, and .* has 0.0 GB free: give another"):
+        make(tmp_path, bundle, data)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_of_something_else_is_left_alone(data: Path, bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "diary.txt").write_text("mine")
+    (tmp_path / "features.json").write_text(json.dumps({"key": "another program's"}))
+    with pytest.raises(ValueError, match=r"holds other things, such as 'diary.txt': give a new folder"):
+        make(tmp_path, bundle, data)
+    assert len(list(tmp_path.iterdir())) == 2

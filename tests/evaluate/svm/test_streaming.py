@@ -1,0 +1,73 @@
+"""The streaming solver minimises what LinearSVC minimises, in memory that does not grow."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from covpool.evaluate.svm.in_memory import solve_in_memory
+from covpool.evaluate.svm.problem import LinearScores, Problem
+from covpool.evaluate.svm.rows import RowFile
+from covpool.evaluate.svm.streaming import solve_streaming
+from tests.evaluate.svm.samples import Matrix, a_problem, features
+
+
+def objective(scores: LinearScores, problem: Problem) -> float:
+    x = problem.rows.read(problem.numbers)
+    margins = problem.signs(slice(None)) * scores.of(x).astype(np.float64)
+    squares = (
+        np.square(scores.weights, dtype=np.float64).sum() + np.square(scores.bias, dtype=np.float64).sum()
+    )
+    return float(0.5 * squares + problem.c * np.square(np.maximum(1 - margins, 0)).sum())
+
+
+@pytest.mark.parametrize("columns", [50, 2000])
+@pytest.mark.parametrize("c", [1.0, 0.1])
+def test_it_agrees_with_linear_svc(columns: int, c: float, tmp_path: Path) -> None:
+    x, labels = features(8, 100, columns)  # more than a block
+    problem = Problem(Matrix(x), np.arange(len(x)), labels, 8, c)
+    new = features(8, 20, columns, seed=1)[0]
+    exact, told = solve_in_memory(problem), []
+    found = solve_streaming(problem, tmp_path, passes=lambda done, violation: told.append(violation))
+    np.testing.assert_allclose(found.of(new), exact.of(new), atol=2e-3)
+    assert objective(found, problem) == pytest.approx(objective(exact, problem), rel=1e-5)
+    assert told[-1] <= 1e-3 < told[-2]
+    tight = solve_streaming(problem, tmp_path, tolerance=1e-5)
+    np.testing.assert_allclose(tight.of(new), exact.of(new), atol=1e-4)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_from_the_disk_it_is_the_same(tmp_path: Path) -> None:
+    problem = a_problem(3, 30, 100)
+    file = RowFile.create(tmp_path / "rows.npy", 90, 100)
+    file.write(range(90), problem.rows.read(problem.numbers))
+    on_disk = Problem(file, problem.numbers, problem.labels, 3)
+    found = solve_streaming(on_disk, tmp_path)
+    assert np.array_equal(found.weights, solve_streaming(problem, tmp_path).weights)
+
+
+def test_memory_stays_as_rows_grow_tenfold(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.evaluate.svm.growing", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    few, many = map(float, done.stdout.split())
+    grown = 13_500 * 2048 * 4 / 2**20  # MB of features
+    assert many - few < 0.05 * grown
+
+
+@pytest.mark.slow
+def test_it_agrees_at_the_size_of_cub(tmp_path: Path) -> None:
+    """200 classes, 11,988 rows of 8,256 numbers: a quarter of an hour, most of it LinearSVC's."""
+    x, labels = features(200, 60, 8256, spread=2.5)
+    problem = Problem(Matrix(x[:11_988]), np.arange(11_988), labels[:11_988], 200)
+    new, truth = features(200, 29, 8256, seed=1, spread=2.5)
+    exact = solve_in_memory(problem).of(new)
+    found = solve_streaming(problem, tmp_path).of(new)
+    accuracy = [100 * float((scores.argmax(axis=1) == truth).mean()) for scores in (exact, found)]
+    print(accuracy, np.abs(found - exact).max())
+    assert 20 < accuracy[0] < 99, "too easy or too hard to tell solvers apart"
+    assert abs(accuracy[0] - accuracy[1]) < 0.2
+    np.testing.assert_allclose(found, exact, atol=5e-3)
