@@ -217,8 +217,8 @@ def test_a_flag_needs_no_value(
     [
         (
             ["shout"],
-            "covpool: 'shout' is none of its verbs: bench, check, convert, embed, lr-find, plan, predict, probe, "
-            "shard, svm, train, greet",
+            "covpool: 'shout' is none of its verbs: bench, check, convert, embed, lr-find, plan, predict, "
+            "probe, shard, svm, train, greet",
         ),
         (["greet"], "covpool greet: the following arguments are required: name"),
         (["greet", "Li", "--foo", "3"], "covpool greet: unrecognized arguments: --foo 3"),
