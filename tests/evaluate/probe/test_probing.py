@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+from jsonschema import ValidationError
 from sklearn.svm import LinearSVC
 
 import covpool
@@ -26,6 +27,7 @@ from covpool.data.sources import open_images
 from covpool.data.transforms import Preprocessing, evaluation_transform
 from covpool.evaluate.probe import ProbeOptions, probe
 from covpool.evaluate.probe.cache import Shapes
+from covpool.provenance.results import check_schema
 from tests.data.pictures import SPARROWS, needs_sparrows
 
 pytestmark = needs_sparrows
@@ -79,6 +81,14 @@ def test_every_head_and_seed_has_a_row(probed: Any) -> None:
         for part in ("val", "test"):
             assert 0 <= row[part]["top1"] <= 1
             assert 0 <= row[part]["top1_flip"] <= 1
+
+
+def test_the_file_follows_its_schema(probed: Any) -> None:
+    record = json.loads((probed.folder / "results.json").read_text())
+    check_schema(record, "covpool.evaluate", "probe")
+    record["rows"][0]["test"]["top1"] = 61.5  # percent
+    with pytest.raises(ValidationError):
+        check_schema(record, "covpool.evaluate", "probe")
 
 
 def test_means_and_deviations(probed: Any) -> None:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
 from covpool.models.bundles.durable import replace_file
-from covpool.provenance.machine import describe_machine
-from covpool.provenance.source import describe_source, describe_versions
+from covpool.provenance.results import check_schema, new_results
 
+PACKAGE, PROTOCOL = "covpool.evaluate", "probe"
 ROOMS = ("functional", "nn", "models", "data", "evaluate")
 # What may differ between a run and the one that goes on with it.
 FREE = ("seeds", "heads", "workers", "extract_batch", "compile")
@@ -52,6 +51,7 @@ class ProbeFolder:
 
     def write(self, record: dict[str, Any]) -> None:
         """In one move; the table for people too."""
+        check_schema(json.loads(json.dumps(record)), PACKAGE, PROTOCOL)
         self.path.mkdir(parents=True, exist_ok=True)
         replace_file(self.path / "results.json", (json.dumps(record, indent=1) + "\n").encode())
         replace_file(self.path / "table.md", f"{table(record)}\n".encode())
@@ -65,19 +65,9 @@ class ProbeFolder:
 
 
 def new_record(arguments: dict[str, Any], images: dict[str, int], device: str) -> dict[str, Any]:
-    """What every file begins with: which code, on what, with which arguments."""
-    return {
-        "schema_version": 1,
-        "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "source": describe_source(ROOMS),
-        "versions": describe_versions(),
-        "machine": describe_machine(device),
-        "arguments": arguments,
-        "images": images,
-        "rows": [],
-        "heads": [],
-        "best": None,
-    }
+    """What every file begins with: which code, on what, with which arguments. Every row has its seed."""
+    head = new_results(ROOMS, arguments, device, seed=None)
+    return {"protocol": PROTOCOL, **head, "images": images, "rows": [], "heads": [], "best": None}
 
 
 def summarised(record: dict[str, Any]) -> dict[str, Any]:
