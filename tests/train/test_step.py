@@ -185,3 +185,14 @@ def test_a_frozen_backbone_stays_frozen() -> None:
         learner.step(batch(learner, cursor), cursor)
     after = learner.model.backbone.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_statistics_are_kept_and_weights_learn() -> None:
+    learner = make({"weights.keep_statistics": True})
+    learner.model.train()
+    before = {name: tensor.clone() for name, tensor in learner.model.state_dict().items()}
+    learner.step(batch(learner, 0), 0)
+    after = learner.model.state_dict()
+    changed = {name for name in after if not torch.equal(before[name], after[name])}
+    assert not any(name.startswith("backbone") and "running" in name for name in changed)
+    assert {"backbone.conv1.weight", "backbone.bn1.weight", "pool.reduction.norm.running_mean"} <= changed

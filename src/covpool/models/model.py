@@ -37,6 +37,8 @@ class PooledClassifier(nn.Module):
         first_order: with ``join``, the linear classifier whose logits are added to the head's.
         expansion: with ``join="gap"``, what the backbone has between its features and their average.
         classes: the classes' names, where known.
+        keep_statistics: whether the backbone's BatchNorms go by the statistics they came with in training
+            too; their weights learn nevertheless. For fine-tuning with small batches.
     """
 
     backbone: Any  # torch's types do not know timm's interface
@@ -59,6 +61,7 @@ class PooledClassifier(nn.Module):
         self.first_order = self._new_first_order(config.num_classes) if config.join else None
         self.pretrained_cfg = self._own_pretrained_cfg()
         self.classes: tuple[str, ...] | None = None
+        self.keep_statistics = False
 
     @property
     def head_hidden_size(self) -> int:
@@ -139,6 +142,10 @@ class PooledClassifier(nn.Module):
         if not any(parameter.requires_grad for parameter in self.backbone.parameters()):
             for frozen in self.backbone_parts():
                 frozen.eval()
+        elif self.keep_statistics:
+            for module in (module for part in self.backbone_parts() for module in part.modules()):
+                if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                    module.eval()
         return self
 
     def backbone_parts(self) -> list[nn.Module]:

@@ -31,6 +31,7 @@ def make_model(recipe: Recipe, classes: Sequence[str], processes: Processes) -> 
     model.classes = tuple(classes)
     if recipe.weights.bundle is not None:
         _load_all_but_classifier(model, recipe.weights.bundle)
+    model.keep_statistics = recipe.weights.keep_statistics
     if recipe.weights.freeze is not None:
         model.freeze(recipe.weights.freeze)
     if recipe.loop.sync_batchnorm:

@@ -66,6 +66,8 @@ class WeightOptions:
             the same backbone, pooling and width.
         key_map: how the file's names become timm's: ``{prefix: replacement}``, or ``order``.
         freeze: ``backbone`` trains pooling and classifier alone.
+        keep_statistics: BatchNorms of the backbone go by the statistics that came with the weights, and do
+            not follow those of the batches.
     """
 
     pretrained: bool = False
@@ -73,6 +75,7 @@ class WeightOptions:
     bundle: str | None = None
     key_map: dict[str, str | None] | Literal["order"] | None = None
     freeze: Literal["backbone"] | None = None
+    keep_statistics: bool = False
 
     def __post_init__(self) -> None:
         check_choice("freeze", self.freeze, (None, "backbone"))
