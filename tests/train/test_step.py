@@ -195,4 +195,5 @@ def test_statistics_are_kept_and_weights_learn() -> None:
     after = learner.model.state_dict()
     changed = {name for name in after if not torch.equal(before[name], after[name])}
     assert not any(name.startswith("backbone") and "running" in name for name in changed)
-    assert {"backbone.conv1.weight", "backbone.bn1.weight", "pool.reduction.norm.running_mean"} <= changed
+    learned = {"backbone.conv1.0.weight", "backbone.conv1.1.weight", "pool.reduction.norm.running_mean"}
+    assert learned <= changed
