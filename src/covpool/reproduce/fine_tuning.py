@@ -68,7 +68,7 @@ class Case:
 
 
 CASES = (
-    Case("sparrows", ("gap", "isqrt_cov"), epochs=12, seeds=3, changes={"batch_size": 16}),
+    Case("sparrows", ("gap", "isqrt_cov"), epochs=10, seeds=3, changes={"batch_size": 16}),
     Case("cub", ("isqrt_cov",), epochs=3, seeds=1, changes={}),
 )
 
