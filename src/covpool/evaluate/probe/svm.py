@@ -39,7 +39,7 @@ class _Array:
 
 def fit_svms(model: PooledClassifier, train: CachedFeatures) -> LinearScores:
     """One for each class, of the training images and their mirrors."""
-    vectors = _unit_vectors(model, train).flatten(0, 1).numpy()
+    vectors = unit_vectors(model, train).flatten(0, 1).numpy()
     labels = np.tile(train.labels[train.usable], VIEWS)
     problem = Problem(_Array(vectors), np.arange(len(vectors)), labels, model.num_classes)
     if vectors.size * model.num_classes < LARGE:
@@ -50,10 +50,10 @@ def fit_svms(model: PooledClassifier, train: CachedFeatures) -> LinearScores:
 
 def svm_scores(model: PooledClassifier, scores: LinearScores, test: CachedFeatures) -> Tensor:
     """Of the usable images and their mirrors, ``(views, images, classes)``."""
-    return torch.stack([torch.from_numpy(scores.of(view.numpy())) for view in _unit_vectors(model, test)])
+    return torch.stack([torch.from_numpy(scores.of(view.numpy())) for view in unit_vectors(model, test)])
 
 
-def _unit_vectors(model: PooledClassifier, cached: CachedFeatures) -> Tensor:
+def unit_vectors(model: PooledClassifier, cached: CachedFeatures) -> Tensor:
     """``(views, images, v)``, of length one."""
     received = head_outputs(model, cached, cached.usable, pre_logits=True)
     return unit_parts(model, received.flatten(0, 1)).unflatten(0, received.shape[:2])  # type: ignore[no-any-return]
