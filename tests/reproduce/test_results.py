@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from covpool.reproduce import bulk, sparrows, spectra, tiny10
+from covpool.reproduce import bulk, fine_grained, fine_tuning, sparrows, spectra, tiny10
 
 RESULTS = Path(__file__).parents[2] / "results"
 
 
-@pytest.mark.parametrize("experiment", [bulk, sparrows, spectra, tiny10], ids=lambda module: module.__name__)
+EXPERIMENTS = [bulk, fine_grained, fine_tuning, sparrows, spectra, tiny10]
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda module: module.__name__)
 def test_tables_are_made_from_the_figures(experiment: object) -> None:
     name = experiment.__name__.rpartition(".")[2]  # type: ignore[attr-defined]
     files = sorted(RESULTS.glob(f"*/{name}--*.json"))

@@ -26,12 +26,13 @@ from covpool.evaluate.probe.cache import CachedFeatures
 from covpool.evaluate.probe.extraction import Extractor
 from covpool.evaluate.probe.heads import head_config, is_of_average, parse_head
 from covpool.evaluate.probe.options import ProbeOptions
-from covpool.evaluate.probe.record import ProbeFolder, new_record, summarised
+from covpool.evaluate.probe.record import ROOMS, ProbeFolder, new_record, summarised
 from covpool.evaluate.probe.training import fit_head, head_outputs
 from covpool.models.bundles.bundle import save_model
 from covpool.models.config import ModelConfig
 from covpool.models.create import build_model
 from covpool.models.model import PooledClassifier
+from covpool.provenance.source import describe_source
 from covpool.train.processes import joined_processes
 
 LOGGER = logging.getLogger("covpool")
@@ -171,7 +172,9 @@ class _Probing:
     def _row(self, head: str, seed: int, features: dict[str, CachedFeatures]) -> dict[str, Any]:
         """A head with a seed: chosen by, tested, and kept if it is the first seed's."""
         train, val, test = features["train"], features.get("val"), features.get("test")
-        row: dict[str, Any] = {"head": head, "seed": seed, "val": None, "test": None}
+        # A run may be gone on with by later code than it was begun with.
+        commit = describe_source(ROOMS)["commit"]
+        row: dict[str, Any] = {"head": head, "seed": seed, "commit": commit, "val": None, "test": None}
         started = time.monotonic()
         if val is None and self.options.val_fraction:
             rest, aside = split_off(self.train_images, self.options.val_fraction, seed)
