@@ -117,8 +117,8 @@ class Case:
 
 CASES = (
     *(Case("sparrows", "lite0", 224, dim=dim, epochs=25, svm_seeds=3) for dim in (32, 64, 128)),
-    *(Case(data, "lite0", 224) for data in ("cub", "cars", "flowers")),
-    *(Case(data, "lite2", 224, seeds=2) for data in ("cub", "cars", "flowers")),
+    *(Case(data, "lite0", 224, seeds=seeds) for data, seeds in (("cub", 3), ("cars", 2), ("flowers", 2))),
+    *(Case(data, "lite2", 224, seeds=1, svm_seeds=0) for data in ("cub", "cars", "flowers")),
     *(Case(data, "similarity50", 224, seeds=1, svm_seeds=0) for data in ("cub", "cars", "flowers")),
     *(
         Case(data, backbone, 448, dim=64, seeds=1)
