@@ -189,7 +189,8 @@ def test_a_frozen_backbone_stays_frozen() -> None:
 
 
 def test_statistics_are_kept_and_weights_learn() -> None:
-    learner = make({"weights.keep_statistics": True})
+    learner = make({})
+    learner.model.keep_statistics = True
     learner.model.train()
     before = {name: tensor.clone() for name, tensor in learner.model.state_dict().items()}
     learner.step(batch(learner, 0), 0)
