@@ -87,7 +87,7 @@ def make_features(
         progress: is given the number of images done, and of all.
 
     Raises:
-        ValueError: if there is too little room, the folder has other things in it, or features are not finite.
+        ValueError: if room is short, the folder has other things in it, or features are not finite.
     """
     columns = model.head_hidden_size
     done, bad = _begun(folder, key)
