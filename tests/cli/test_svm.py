@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from covpool.cli.main import main
 from covpool.cli.svm import Arguments
@@ -44,6 +49,32 @@ def test_as_a_person_runs_it(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert f"{100 * accuracy['svm_flip']:.2f}" == svm.split()[-1]
 
 
+def no_gpu(folder: Path) -> list[tuple[list[str], str]]:
+    words = ["--out", str(folder / "new"), "--device", "cuda"]
+    return (
+        [] if torch.cuda.is_available() else [(words, "device is cuda, but torch sees no GPU here: pass cpu")]
+    )
+
+
+def test_two_processes_are_refused() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "covpool", "svm", "net", "set", "--out", "new", "--device", "cpu"]
+    both = [
+        subprocess.Popen(
+            command, env={**os.environ, **group, "RANK": rank}, stderr=subprocess.PIPE, text=True
+        )
+        for rank in "01"
+    ]
+    told = [process.communicate(timeout=300)[1] for process in both]
+    sentence = "covpool svm: SVMs are fitted by one process: start it without torchrun"
+    assert told[0].splitlines()[-1] == sentence
+    assert "covpool svm" not in told[1], "the first tells it for both"
+    assert [process.returncode for process in both] == [2, 2]
+
+
 @needs_sparrows
 def test_mistakes_are_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bundle, data = str(a_bundle(tmp_path / "net")), str(some_sparrows(tmp_path / "data"))
@@ -51,6 +82,7 @@ def test_mistakes_are_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[s
         ([], "where should the new bundle go? give --out"),
         (["--out", bundle], f"{bundle} is the bundle itself: give the new one another name"),
         (["--out", str(tmp_path / "new"), "--c", "0"], "C must be above 0; got 0.0"),
+        *no_gpu(tmp_path),
     ):
         assert main(["svm", bundle, data, *words]) == 2
         assert capsys.readouterr().err.splitlines()[-1] == f"covpool svm: {sentence}"

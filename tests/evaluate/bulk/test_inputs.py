@@ -16,11 +16,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from covpool.cli.main import main
 from covpool.data.bad_image import BadImageError
 from covpool.data.shards.index import ShardError, read_index
 from covpool.data.shards.reader import ShardSet
 from covpool.data.shards.write import write_shards
+from covpool.data.transforms import Preprocessing
 from covpool.evaluate.bulk import Files, Predict, Running, infer
+from covpool.evaluate.bulk.decode import Decoder
 from covpool.evaluate.bulk.inputs import open_input
 from covpool.evaluate.bulk.inputs.tars import IndexedTars
 from covpool.evaluate.bulk.units import Unit, UnlabelledImages, divide
@@ -247,6 +250,27 @@ def test_a_tar_that_changed_fails_as_a_whole(tmp_path: Path, bundle: Path) -> No
         images.read(0)
     with pytest.raises(ValueError, match="is not the one"):
         infer(bundle, folder, tmp_path / "out", Predict(), running=Running(workers=1))
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_a_parquet_file_of_which_part_is_spoiled_fails_in_a_sentence(
+    tmp_path: Path, bundle: Path, workers: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = a_parquet(tmp_path)
+    data = file.read_bytes()
+    file.write_bytes(data[:4] + b"\xff" * 400 + data[404:])  # the beginning of a column, not the list of them
+    words = ["--out", str(tmp_path / "out"), "--device", "cpu", "--workers", workers]
+    assert main(["predict", str(bundle), str(file), *words]) == 2
+    (sentence,) = capsys.readouterr().err.splitlines()
+    assert sentence.startswith(f"covpool predict: {file} cannot be read: ")
+
+
+def test_a_tar_that_is_gone_fails_in_a_sentence(tmp_path: Path) -> None:
+    tars = foreign_tars(tmp_path)
+    images = open_input(tars)
+    (tars / "part0.tar").unlink()
+    with pytest.raises(ShardError, match=r"^the input cannot be read any more: .*part0.tar: No such file"):
+        Decoder(Preprocessing(64)).batch(images, range(3))
 
 
 class TestUnits:

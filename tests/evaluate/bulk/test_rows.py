@@ -14,6 +14,7 @@ from torch import Tensor
 from covpool.data.decode import decode
 from covpool.data.transforms import Preprocessing, evaluation_transform
 from covpool.evaluate.bulk import Embed, Files, Predict, Running, infer
+from covpool.evaluate.bulk.predictor import NOT_FINITE
 from covpool.evaluate.bulk.projection import projection
 from covpool.models import create_model, load_model, save_model
 from tests.data.pictures import encode, photo
@@ -167,6 +168,38 @@ def test_a_bad_image_of_each_kind(tmp_path: Path, bundle: Path) -> None:
     }
     for row in found.values():
         assert {value for name, value in row.items() if name not in ("id", "error")} == {None}
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv"])
+def test_logits_that_are_no_numbers_are_an_error(tmp_path: Path, kind: str) -> None:
+    model = create_model("test_resnet", dim=8, num_classes=3, image_size=64)
+    with torch.no_grad():
+        model.head.classifier.bias[1] = torch.nan
+    bundle = save_model(model, tmp_path / "bundle")
+    data = write_folder(tmp_path / "data", {"a.jpg": picture(0), "b.jpg": b""})
+    first, second = rows(tmp_path, bundle, data, Predict(top=1), format=kind)
+    assert first == {"id": "a.jpg", "label1": None, "score1": None, "error": NOT_FINITE}
+    assert second["error"] == "unreadable: the file is empty"
+
+
+def test_numbers_that_float16_cannot_hold_are_an_error(tmp_path: Path, data: Path) -> None:
+    model = create_model("test_resnet", dim=8, num_classes=3, image_size=64, rank=1)
+    before = save_model(model, tmp_path / "before")
+    numbers = embedded(rows(tmp_path / "small", before, data, Embed(raw=True)))[:, 0].abs()
+    with torch.no_grad():
+        model.head.hidden[0].weight *= 65504 / numbers.median()
+    bundle = save_model(model, tmp_path / "bundle")
+    whole = good(rows(tmp_path / "whole", bundle, data, Embed(raw=True)))
+    half = {row["id"]: row for row in rows(tmp_path / "half", bundle, data, Embed(raw=True, dtype="float16"))}
+    fitting = [row for row in whole if abs(row["vector"][0]) < 65504]
+    assert 0 < len(fitting) < len(whole)
+    for row in whole:
+        found = half[row["id"]]
+        if abs(row["vector"][0]) > 66000:
+            assert (found["vector"], found["error"]) == (None, NOT_FINITE)
+        elif abs(row["vector"][0]) < 65000:
+            assert found["vector"] == pytest.approx(row["vector"], rel=1e-2)
+            assert found["error"] is None
 
 
 def test_a_file_of_bad_images_alone(tmp_path: Path, bundle: Path) -> None:

@@ -7,9 +7,13 @@ import signal
 import sys
 from pathlib import Path
 
+import torch
+
 from covpool.data.sources import open_images
-from covpool.evaluate.svm import Passing, store
+from covpool.evaluate.passes import Pass
+from covpool.evaluate.svm import store
 from covpool.models.bundles import load_model
+from covpool.train.processes import Processes
 
 
 def progress(done: int, total: int) -> None:
@@ -20,7 +24,13 @@ def progress(done: int, total: int) -> None:
 if __name__ == "__main__":
     store.BETWEEN_SAVES = float(sys.argv[5])
     model, images = load_model(sys.argv[2]), open_images(sys.argv[3])
-    passing = Passing(batch_size=4)
     store.make_features(
-        Path(sys.argv[1]), {"of": "sparrows"}, model, images, passing, tell=print, progress=progress
+        Path(sys.argv[1]),
+        {"of": "sparrows"},
+        model,
+        images,
+        Pass(4, 0, "float32", progress=None),
+        Processes(0, 1, torch.device("cpu")),
+        tell=print,
+        progress=progress,
     )

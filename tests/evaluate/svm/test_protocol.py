@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from covpool.models import PooledClassifier, create_model
 from covpool.models.bundles import load_model, read_card, save_model
 from tests.data.pictures import SPARROWS, needs_sparrows
 from tests.evaluate.svm.samples import a_bundle, some_sparrows
+from tests.evaluate.test_lock import hold
 from tests.models.weights.sparrows import package_file
 
 pytestmark = needs_sparrows
@@ -108,6 +111,35 @@ def test_streamed_and_calibrated_scores(data: Path, tmp_path: Path) -> None:
     own = np.tile(labels, 2) == 1
     assert np.median(both[own, 1]) == pytest.approx(1, abs=1e-3)
     assert np.median(both[~own, 1]) == pytest.approx(-1, abs=1e-3)
+
+
+def test_features_of_changed_images_are_made_anew(data: Path, tmp_path: Path) -> None:
+    bundle, told = a_bundle(tmp_path / "net"), []
+    own = Path(shutil.copytree(data / "train", tmp_path / "data"))
+    settings: dict[str, Any] = {"features": tmp_path / "features", "tell": told.append}
+    fit_svm(bundle, own, tmp_path / "new", **settings)
+    before = np.load(tmp_path / "features" / "features.npy")
+    first, *_, last = sorted(own.rglob("*.jpg"))
+    shutil.copy(last, first)
+    fit_svm(bundle, own, tmp_path / "new", **settings)
+    after = np.load(tmp_path / "features" / "features.npy")
+    assert sum("features take" in sentence for sentence in told) == 2
+    assert not np.array_equal(after[0], before[0])
+    assert np.array_equal(after[2:], before[2:])
+
+
+def test_one_fit_at_a_time_uses_a_folder(data: Path, tmp_path: Path) -> None:
+    bundle, context = a_bundle(tmp_path / "net"), multiprocessing.get_context("fork")
+    is_held = context.Event()
+    other = context.Process(target=hold, args=(tmp_path / "new.features", is_held))
+    other.start()
+    try:
+        assert is_held.wait(60)
+        with pytest.raises(ValueError, match=r"^another process is writing into .*new.features"):
+            fit_svm(bundle, data, tmp_path / "new")
+    finally:
+        other.kill()
+        other.join()
 
 
 def test_a_network_without_a_classifier_and_images_without_a_test(data: Path, tmp_path: Path) -> None:

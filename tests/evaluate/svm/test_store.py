@@ -18,9 +18,10 @@ import torch
 from covpool.data.decode import decode
 from covpool.data.sources import open_images
 from covpool.data.transforms import Preprocessing, evaluation_transform
-from covpool.evaluate.svm import Passing
+from covpool.evaluate.passes import Pass
 from covpool.evaluate.svm.store import Features, make_features
-from covpool.models.bundles import load_model
+from covpool.models.bundles import load_model, save_model
+from covpool.train.processes import Processes
 from tests.data.pictures import needs_sparrows
 from tests.evaluate.svm.samples import a_bundle, some_sparrows
 
@@ -42,11 +43,13 @@ def make(folder: Path, bundle: Path, data: Path, **changes: Any) -> tuple[Featur
     """The features, what was told, and how many images were done at each step."""
     told: list[str] = []
     steps: list[int] = []
-    settings = {"key": KEY, "passing": Passing(batch_size=4), **changes}
+    settings = {"key": KEY, **changes}
     made = make_features(
         folder,
         model=load_model(bundle),
         images=open_images(data),
+        passing=Pass(4, 0, "float32", progress=None),
+        processes=Processes(0, 1, torch.device("cpu")),
         tell=told.append,
         progress=lambda done, total: steps.append(done),
         **settings,
@@ -114,9 +117,45 @@ def test_a_disk_without_room(
 ) -> None:
     usage = namedtuple("usage", "free")
     monkeypatch.setattr("covpool.evaluate.svm.store.shutil.disk_usage", lambda folder: usage(1000))
-    with pytest.raises(ValueError, match=r"^features take 0.0 GB, and .* has 0.0 GB free: give another"):
+    with pytest.raises(ValueError, match=r"^features take 0.0 GB and .* has 0.0 GB free: give another"):
         make(tmp_path, bundle, data)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_there_must_be_room_for_what_the_solver_keeps_too(
+    data: Path, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage, columns = namedtuple("usage", "free"), load_model(bundle).head_hidden_size
+    free = 18 * 2 * 4 * columns  # 18 images, and 3 classes
+    monkeypatch.setattr("covpool.evaluate.svm.store.shutil.disk_usage", lambda folder: usage(free + 431))
+    with pytest.raises(ValueError, match="give another folder"):
+        make(tmp_path, bundle, data)
+    monkeypatch.setattr("covpool.evaluate.svm.store.shutil.disk_usage", lambda folder: usage(free + 432))
+    make(tmp_path, bundle, data)
+
+
+def test_what_a_killed_solver_left_is_removed(data: Path, bundle: Path, tmp_path: Path) -> None:
+    make(tmp_path, bundle, data)
+    command = [sys.executable, "-m", "tests.evaluate.svm.dying_solver", str(tmp_path)]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    (left,) = tmp_path.glob("svm-*")
+    make(tmp_path, bundle, data, key={"of": "others"})
+    assert not left.exists()
+    (tmp_path / "svm-notes").mkdir()
+    (tmp_path / "svm-notes" / "diary.txt").write_text("mine")
+    with pytest.raises(ValueError, match=r"holds other things, such as 'svm-notes'"):
+        make(tmp_path, bundle, data)
+
+
+def test_features_that_are_not_finite_are_refused(data: Path, tmp_path: Path) -> None:
+    model = load_model(a_bundle(tmp_path / "whole"))
+    with torch.no_grad():
+        next(model.backbone_parts()[0].parameters()).fill_(torch.nan)
+    spoiled = save_model(model, tmp_path / "spoiled")
+    first = open_images(data).name(0)
+    sentence = f"^the features of 4 images of a batch are not finite in float32, first of {first}: try"
+    with pytest.raises(ValueError, match=sentence):
+        make(tmp_path / "features", spoiled, data)
 
 
 def test_a_folder_of_something_else_is_left_alone(data: Path, bundle: Path, tmp_path: Path) -> None:

@@ -50,6 +50,15 @@ def test_from_the_disk_it_is_the_same(tmp_path: Path) -> None:
     assert np.array_equal(found.weights, solve_streaming(problem, tmp_path).weights)
 
 
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_features_that_are_not_finite_are_refused(number: float, tmp_path: Path) -> None:
+    x, labels = features(3, 30, 100)
+    x[17, 4] = number
+    problem = Problem(Matrix(x), np.arange(len(x)), labels, 3)
+    with pytest.raises(ValueError, match=r"^the scores of the SVMs are not finite"):
+        solve_streaming(problem, tmp_path)
+
+
 def test_memory_stays_as_rows_grow_tenfold(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.evaluate.svm.growing", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

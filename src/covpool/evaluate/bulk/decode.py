@@ -11,6 +11,7 @@ from torchvision.transforms import v2
 
 from covpool.data.batch import MAX_PROPORTION
 from covpool.data.decode import BadImageError, decode
+from covpool.data.shards.index import ShardError
 from covpool.data.transforms import Preprocessing, evaluation_transform
 from covpool.evaluate.bulk.units import UnlabelledImages
 
@@ -49,13 +50,16 @@ class Decoder:
         return images
 
     def batch(self, images: UnlabelledImages, numbers: range) -> Batch:
-        """Columns ``id``, ``image`` and ``error``, a row an image; of a bad one the pixels are zeros."""
+        """Columns ``id``, ``image`` and ``error``, a row an image; of a bad one the pixels are zeros.
+
+        Raises:
+            ShardError: where nothing can be read any more.
+        """
         pixels = torch.zeros(len(numbers), 3, self.size, self.size, dtype=torch.uint8)
         ids = np.empty(len(numbers), dtype=object)
         errors = np.full(len(numbers), "", dtype=object)
         for row, i in enumerate(numbers):
-            # The bytes of a file's name need not be UTF-8, those of a text in a table must.
-            ids[row] = images.name(i).encode("utf-8", "backslashreplace").decode()
+            ids[row] = _id(images, i)
             try:
                 pixels[row] = self(images.read(i))
             except BadImageError as error:
@@ -63,3 +67,14 @@ class Decoder:
             except OSError as error:
                 errors[row] = f"unreadable: {error.strerror or error}"
         return {"id": ids, "image": pixels, "error": errors}
+
+
+def _id(images: UnlabelledImages, i: int) -> str:
+    """An image's name. Where it is in a file with others, that file may be gone."""
+    try:
+        name = images.name(i)
+    except OSError as error:
+        what = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
+        raise ShardError(f"the input cannot be read any more: {what}") from error
+    # The bytes of a file's name need not be UTF-8, those of a text in a table must.
+    return name.encode("utf-8", "backslashreplace").decode()

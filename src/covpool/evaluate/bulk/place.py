@@ -5,20 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
 from covpool.data.shards.cache import patiently
 from covpool.evaluate.bulk.inputs.address import Address
+from covpool.evaluate.lock import held
 from covpool.models.bundles.durable import sync_folder, write_file
 
-if sys.platform != "win32":
-    import fcntl
-
-# The ending of files on their way, and the name of the lock's.
-SAVING, LOCK = ".covpool-saving", ".covpool-lock"
+# The ending of files on their way.
+SAVING = ".covpool-saving"
 
 
 class Place(Protocol):
@@ -66,9 +63,7 @@ class Disk:
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """By a lock that dies with this process, and that its workers do not inherit."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with open(self.folder / LOCK, "wb") as file:
-            _lock(file.fileno(), self.folder)
+        with held(self.folder):
             for left in self.folder.glob(f".*{SAVING}"):
                 left.unlink(missing_ok=True)
             yield
@@ -110,15 +105,3 @@ def open_place(out: str | Path) -> Place:
     """The folder at an address; it is made when something is written."""
     address = Address.of(out)
     return Disk(Path(address.path)) if address.is_local else Store(address)
-
-
-def _lock(descriptor: int, folder: Path) -> None:
-    if sys.platform == "win32":
-        return
-    try:
-        # By fcntl, not flock: a worker that outlives a killed process must not keep its lock.
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError) as error:
-        raise ValueError(f"another process is writing into {folder}: let it finish") from error
-    except OSError:  # a file system without locks
-        return

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from covpool.data.transforms import Preprocessing
@@ -13,6 +14,9 @@ from covpool.evaluate.bulk.decode import Batch, Decoder
 from covpool.evaluate.bulk.tasks import Columns, Task
 from covpool.models.bundles import load_model
 from covpool.train.precision import autocast
+
+# The error of a row whose numbers would say nothing.
+NOT_FINITE = "not finite: the numbers of this image are too large for their type, or no numbers at all"
 
 
 class Predictor:
@@ -45,12 +49,15 @@ class Predictor:
             ``id``, the columns of the task, and ``error``, which is ``""`` where there was none.
         """
         good = np.flatnonzero(batch["error"] == "")
-        columns = self.outputs.empty(len(batch["id"]))
+        columns, errors = self.outputs.empty(len(batch["id"])), batch["error"].copy()
         if len(good):
             pixels = torch.as_tensor(batch["image"][good])
-            for name, values in self.outputs.columns(self._vectors(pixels)).items():
-                columns[name][good] = values
-        return {"id": batch["id"], **columns, "error": batch["error"]}
+            made = self.outputs.columns(self._vectors(pixels))
+            finite = _finite_rows(made, len(good))
+            errors[good[~finite]] = NOT_FINITE
+            for name, values in made.items():
+                columns[name][good[finite]] = values[finite]
+        return {"id": batch["id"], **columns, "error": errors}
 
     @torch.inference_mode()
     def _vectors(self, pixels: Tensor) -> Tensor:
@@ -61,3 +68,12 @@ class Predictor:
             if self.task.flip:
                 vectors = (vectors + self.outputs.forward(images.flip(-1)).float()) / 2
         return vectors
+
+
+def _finite_rows(columns: Columns, count: int) -> NDArray[np.bool_]:
+    """Which rows have none but finite numbers."""
+    finite = np.ones(count, dtype=bool)
+    for values in columns.values():
+        if values.dtype.kind == "f":
+            finite &= np.isfinite(values.reshape(count, -1)).all(axis=1)
+    return finite

@@ -14,7 +14,12 @@ class UnlabelledImages(Protocol):
         """How many there are."""
 
     def name(self, i: int) -> str:
-        """What tells an image from the others: its id in the rows."""
+        """What tells an image from the others: its id in the rows.
+
+        Raises:
+            OSError: where the file that it is in with others cannot be read.
+            ShardError: likewise.
+        """
 
     def read(self, i: int) -> bytes:
         """The bytes of an image's file.

@@ -18,9 +18,9 @@ from torch import Tensor
 from covpool.data.image_set import ImageSet, Subset
 from covpool.data.loader import EvaluationLoader
 from covpool.data.transforms import Preprocessing, evaluation_transform
+from covpool.evaluate.content import Progress, content_digest
 from covpool.evaluate.lock import held
 from covpool.evaluate.probe.cache import CachedFeatures, CacheFolder, Shapes
-from covpool.evaluate.probe.content import Progress, content_digest
 from covpool.evaluate.probe.options import ProbeOptions
 from covpool.models.model import PooledClassifier
 from covpool.train.precision import autocast

@@ -1,6 +1,6 @@
 """Linear SVMs on a trained network's features, as the fine-grained protocol has it."""
 
+from covpool.evaluate.svm.passing import Passing
 from covpool.evaluate.svm.protocol import SVMReport, fit_svm
-from covpool.evaluate.svm.views import Passing
 
 __all__ = ["Passing", "SVMReport", "fit_svm"]

@@ -9,9 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from covpool.data.image_set import ImageSet
+from covpool.evaluate.passes import Pass
 from covpool.evaluate.svm.problem import LinearScores
-from covpool.evaluate.svm.views import Passing, views
+from covpool.evaluate.svm.views import views
 from covpool.models.model import PooledClassifier
+from covpool.train.processes import Processes
 
 
 @dataclass(frozen=True)
@@ -39,17 +41,18 @@ def measure(
     model: PooledClassifier,
     scores: LinearScores,
     images: ImageSet,
-    passing: Passing,
+    passing: Pass,
+    processes: Processes,
     progress: Callable[[int, int], None],
 ) -> Accuracy:
     """Both classifiers, in one pass over the images.
 
     Raises:
-        ValueError: if no image can be used.
+        ValueError: if no image can be used, or the network's numbers are not finite.
     """
     right = dict.fromkeys(("own", "own_flip", "svm", "svm_flip"), 0)
     count = left_out = 0
-    for made in views(model, images, passing):
+    for made in views(model, images, passing, processes):
         left_out += len(made.bad)
         if len(made.ids):
             count += len(made.ids)

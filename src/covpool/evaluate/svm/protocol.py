@@ -14,18 +14,20 @@ from typing import Any
 from covpool.data.image_set import ImageSet
 from covpool.data.sources import open_images, splits
 from covpool.data.transforms import Preprocessing
+from covpool.evaluate.content import content_digest
 from covpool.evaluate.images import open_split
+from covpool.evaluate.lock import held
 from covpool.evaluate.svm.accuracy import Accuracy, measure
 from covpool.evaluate.svm.calibrate import calibrated
 from covpool.evaluate.svm.classifier import with_svm
 from covpool.evaluate.svm.in_memory import bytes_in_memory, solve_in_memory
+from covpool.evaluate.svm.passing import Passing
 from covpool.evaluate.svm.problem import LinearScores, Problem, check_c
 from covpool.evaluate.svm.store import Features, Progress, make_features
 from covpool.evaluate.svm.streaming import solve_streaming
-from covpool.evaluate.svm.views import Passing
 from covpool.models.bundles import Card, load_model, read_card, save_model
 from covpool.models.model import PooledClassifier
-from covpool.train.splits import fingerprint
+from covpool.train.processes import Processes, joined_processes
 
 LOGGER = logging.getLogger("covpool")
 MAX_MEMORY = 8.0  # GB
@@ -109,34 +111,37 @@ def fit_svm(
     passing = passing or Passing()
     folder = Path(f"{Path(out)}.features" if features is None else features)
     check_c(c)
-    _check_out(bundle, out)
-    card, model = read_card(bundle), load_model(bundle).float()
-    train = _images(model, data, split, layout)
-    with progress("training images") as bar:
-        key = _key(card, model, train, passing)
-        found = make_features(folder, key, model, train, passing, tell=tell, progress=bar)
-    _tell_bad(found, tell)
-    problem = Problem(found.rows, *found.samples(), len(train.classes), c)
-    started = time.monotonic()
-    solver, scores = _solve(problem, folder, max_memory, tell)
-    if calibrate:
-        scores = calibrated(scores, problem)
-    seconds = time.monotonic() - started
-    made = with_svm(model, scores, train.classes)
-    recipe: dict[str, Any] = {
-        "protocol": "svm",
-        "C": c,
-        "solver": solver,
-        "calibrated": calibrate,
-        "split": split,
-    }
-    recipe |= {"precision": passing.precision, "network": {"sha256": card.sha256, "recipe": card.recipe}}
-    save_model(made, out, recipe=recipe)  # before anything can go wrong with the test
-    accuracy = None
-    if "test" in splits(data, layout):
-        with progress("test images") as bar:
-            accuracy = measure(model, scores, _images(model, data, "test", layout), passing, bar)
-        save_model(made, out, recipe=recipe, metrics={"test": dataclasses.asdict(accuracy)})
+    with joined_processes(passing.device) as processes:
+        if processes.world_size > 1:
+            processes.fail(ValueError("SVMs are fitted by one process: start it without torchrun"))
+        _check_out(bundle, out)
+        card, model = read_card(bundle), load_model(bundle).float()
+        train = _images(model, data, split, layout)
+        with held(folder):  # the solver reads from it, and has a file of its own there
+            found = _features(folder, card, model, train, passing, processes, tell, progress)
+            problem = Problem(found.rows, *found.samples(), len(train.classes), c)
+            started = time.monotonic()
+            solver, scores = _solve(problem, folder, max_memory, tell)
+            if calibrate:
+                scores = calibrated(scores, problem)
+            seconds = time.monotonic() - started
+        made = with_svm(model, scores, train.classes)
+        recipe: dict[str, Any] = {
+            "protocol": "svm",
+            "C": c,
+            "solver": solver,
+            "calibrated": calibrate,
+            "split": split,
+            "precision": passing.precision,
+            "network": {"sha256": card.sha256, "recipe": card.recipe},
+        }
+        save_model(made, out, recipe=recipe)  # before anything can go wrong with the test
+        accuracy = None
+        if "test" in splits(data, layout):
+            test = _images(model, data, "test", layout)
+            with progress("test images") as bar:
+                accuracy = measure(model, scores, test, passing.made(), processes, bar)
+            save_model(made, out, recipe=recipe, metrics={"test": dataclasses.asdict(accuracy)})
     return SVMReport(
         bundle=str(out),
         features=str(folder),
@@ -150,16 +155,36 @@ def fit_svm(
     )
 
 
-def _key(card: Card, model: PooledClassifier, images: ImageSet, passing: Passing) -> dict[str, Any]:
-    """What the features depend on."""
-    return {
+def _features(
+    folder: Path,
+    card: Card,
+    model: PooledClassifier,
+    images: ImageSet,
+    passing: Passing,
+    processes: Processes,
+    tell: Callable[[str], None],
+    progress: Progresses,
+) -> Features:
+    """Those in the folder, if what they depend on is the same, and new ones if not."""
+    with progress("images hashed") as bar:
+        digest = content_digest(images, bar)
+    key = {
         "weights": card.sha256,
         "model": card.config.to_dict(),
-        "images": fingerprint(images),
+        "images": digest,
         "preprocessing": dataclasses.asdict(Preprocessing.of(model.pretrained_cfg)),
         "precision": passing.precision,
         "shape": [len(images), model.head_hidden_size],
     }
+    with progress("training images") as bar:
+        found = make_features(folder, key, model, images, passing.made(), processes, tell=tell, progress=bar)
+    if found.bad:
+        first = found.bad[0]
+        tell(
+            f"{len(found.bad)} training images could not be used, first {first.name}: {first.sentence} "
+            "('covpool check' lists all)"
+        )
+    return found
 
 
 def _images(model: PooledClassifier, data: str | Path, split: str, layout: str) -> ImageSet:
@@ -174,15 +199,6 @@ def _check_out(bundle: str | Path, out: str | Path) -> None:
         raise ValueError(f"{out} is the bundle itself: give the new one another name")
     if Path(out).exists() and (not Path(out).is_dir() or any(Path(out).iterdir())):
         read_card(out)  # raises unless it is a bundle, which is replaced
-
-
-def _tell_bad(found: Features, tell: Callable[[str], None]) -> None:
-    if found.bad:
-        first = found.bad[0]
-        tell(
-            f"{len(found.bad)} training images could not be used, first {first.name}: {first.sentence} "
-            "('covpool check' lists all)"
-        )
 
 
 def _solve(

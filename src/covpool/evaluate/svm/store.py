@@ -22,10 +22,14 @@ from numpy.typing import NDArray
 
 from covpool.data.batch import BadImage
 from covpool.data.image_set import ImageSet, Subset
+from covpool.evaluate.lock import LOCK
+from covpool.evaluate.passes import Pass
 from covpool.evaluate.svm.rows import ITEM, RowFile
-from covpool.evaluate.svm.views import VIEWS, Passing, Views, views
+from covpool.evaluate.svm.streaming import left_behind
+from covpool.evaluate.svm.views import VIEWS, Views, views
 from covpool.models.bundles.durable import replace_file
 from covpool.models.model import PooledClassifier
+from covpool.train.processes import Processes
 
 # Seconds of work that a kill loses at most.
 BETWEEN_SAVES = 30.0
@@ -64,7 +68,8 @@ def make_features(
     key: dict[str, Any],
     model: PooledClassifier,
     images: ImageSet,
-    passing: Passing,
+    passing: Pass,
+    processes: Processes,
     *,
     tell: Callable[[str], None],
     progress: Progress,
@@ -72,18 +77,23 @@ def make_features(
     """The features of all images: those in the folder if they are of this key, and made if not.
 
     Args:
-        folder: for the three files alone.
+        folder: for the three files alone, held by the caller.
         key: what the features depend on, as JSON has it.
         model: that makes them.
         images: of which.
         passing: how.
+        processes: this one, on its device.
         tell: is given the size, before anything is made.
         progress: is given the number of images done, and of all.
+
+    Raises:
+        ValueError: if room is short, the folder has other things in it, or features are not finite.
     """
     columns = model.head_hidden_size
     done, bad = _begun(folder, key)
     if done is None:
-        _make_room(folder, store_bytes(len(images), columns), tell)
+        alphas = store_bytes(len(images), len(images.classes))  # of the streaming solver, as many rows
+        _make_room(folder, store_bytes(len(images), columns), alphas, tell)
         RowFile.create(folder / "features.npy", VIEWS * len(images), columns)
         np.save(folder / "labels.npy", np.full(len(images), -1, dtype=np.int32))
         done = 0
@@ -93,7 +103,7 @@ def make_features(
     labels[done:] = -1
     saved = time.monotonic()
     first, part = done, Subset(images, np.arange(done, len(images)))
-    for made in views(model, part, passing) if done < len(images) else ():
+    for made in views(model, part, passing, processes) if done < len(images) else ():
         done = min(done + passing.batch_size, len(images))
         bad += made.bad
         _put(store, labels, made, first)
@@ -126,24 +136,28 @@ def _begun(folder: Path, key: dict[str, Any]) -> tuple[int | None, list[BadImage
     return None, []
 
 
-def _make_room(folder: Path, size: int, tell: Callable[[str], None]) -> None:
-    """An empty folder on a disk with room.
+def _make_room(folder: Path, size: int, beside: int, tell: Callable[[str], None]) -> None:
+    """An empty folder on a disk with room for features, and for what a solver keeps beside them.
 
     Raises:
         ValueError: if there is too little, or the folder has other things in it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     ours = {"features.npy", "labels.npy", "features.json"}
-    if others := sorted(path.name for path in folder.iterdir() if path.name not in ours):
+    left = left_behind(folder)
+    known = ours | {LOCK} | {path.name for path in left}
+    if others := sorted(path.name for path in folder.iterdir() if path.name not in known):
         raise ValueError(f"{folder} holds other things, such as {others[0]!r}: give a new folder")
     for name in sorted(ours):  # features.json first: it must not outlive what it tells of
         (folder / name).unlink(missing_ok=True)
+    for path in left:
+        shutil.rmtree(path)
     free = shutil.disk_usage(folder).free
     tell(f"features take {size / 1e9:.1f} GB in {folder}")
-    if size > free:
+    if size + beside > free:
         raise ValueError(
-            f"features take {size / 1e9:.1f} GB, and {folder} has {free / 1e9:.1f} GB free: "
-            "give another folder"
+            f"features take {size / 1e9:.1f} GB and their SVMs up to {beside / 1e9:.1f} GB, "
+            f"and {folder} has {free / 1e9:.1f} GB free: give another folder"
         )
 
 

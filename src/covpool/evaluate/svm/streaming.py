@@ -14,6 +14,7 @@ class.
 from __future__ import annotations
 
 import logging
+import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +33,8 @@ SWEEPS = 5
 # The largest violation of a sample's condition of optimality, in units of the margin.
 TOLERANCE = 1e-3
 MAX_PASSES = 100
+# The beginning of the name of a folder for the α, and their file in it.
+FOLDER, ALPHAS = "svm-", "alphas.npy"
 
 
 def solve_streaming(
@@ -48,12 +51,15 @@ def solve_streaming(
         scratch: a folder with room for a number for each sample and class.
         tolerance: at which to stop.
         passes: told after each pass how many there were, and the largest violation met in it.
+
+    Raises:
+        ValueError: if scores are not finite, as those of features that are not.
     """
     random = np.random.default_rng(0)
     columns = problem.rows.columns + 1  # the last is always 1: its weight is the bias
     weights = np.zeros((problem.classes, columns), dtype=np.float32)
-    with tempfile.TemporaryDirectory(dir=scratch, prefix="svm-") as folder:
-        alphas = RowFile.create(Path(folder, "alphas.npy"), len(problem), problem.classes)
+    with tempfile.TemporaryDirectory(dir=scratch, prefix=FOLDER) as folder:
+        alphas = RowFile.create(Path(folder, ALPHAS), len(problem), problem.classes)
         for done in range(1, MAX_PASSES + 1):
             violation = _one_pass(problem, weights, alphas, random)
             passes(done, violation)
@@ -62,6 +68,13 @@ def solve_streaming(
         else:
             LOGGER.warning("after %d passes the SVMs are not settled yet: %.1e", MAX_PASSES, violation)
     return LinearScores(weights[:, :-1].copy(), weights[:, -1].copy())
+
+
+def left_behind(scratch: Path) -> list[Path]:
+    """The folders of solvers that were killed."""
+    return [
+        path for path in scratch.glob(f"{FOLDER}*") if path.is_dir() and set(os.listdir(path)) <= {ALPHAS}
+    ]
 
 
 def _one_pass(
@@ -76,6 +89,8 @@ def _one_pass(
         signs, alpha = problem.signs(places), alphas.read(places)
         before, scores = alpha.copy(), x @ weights.T
         gradient = signs * scores - 1 + alpha / (2 * problem.c)
+        if not np.isfinite(gradient).all():  # no comparison would tell
+            raise ValueError("the scores of the SVMs are not finite: delete the features, and make them anew")
         worst = max(worst, float(np.where(alpha > 0, np.abs(gradient), -gradient).max()))
         _descend(alpha, scores, signs, x @ x.T, problem.c, random)
         alphas.write(places, alpha)

@@ -4,51 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from covpool.data.batch import BadImage, Batch
 from covpool.data.image_set import ImageSet
-from covpool.data.loader import EvaluationLoader
 from covpool.data.transforms import Preprocessing, evaluation_transform
-from covpool.functional.arguments import check_choice, check_whole
+from covpool.evaluate.passes import Pass, channels_last
 from covpool.models.head import unit
 from covpool.models.model import PooledClassifier
 from covpool.train.precision import autocast
+from covpool.train.processes import Processes
 
 VIEWS = 2
-Precision = Literal["float32", "bfloat16"]
-
-
-@dataclass(frozen=True)
-class Passing:
-    """How images go through a network.
-
-    Attributes:
-        batch_size: images at a time; their mirror images come on top.
-        workers: processes that load images.
-        precision: of autocast: ``"float32"`` or ``"bfloat16"``.
-        device: ``"cpu"``, ``"cuda"``, or ``"auto"`` for a GPU if there is one.
-    """
-
-    batch_size: int = 32
-    workers: int = 0
-    precision: Precision = "float32"
-    device: str = "auto"
-
-    def __post_init__(self) -> None:
-        check_choice("precision", self.precision, ("float32", "bfloat16"))
-        check_choice("device", self.device, ("auto", "cpu", "cuda"))
-        check_whole("batch_size", self.batch_size)
-        check_whole("workers", self.workers, at_least=0)
-
-    @property
-    def place(self) -> torch.device:
-        """The device itself."""
-        is_cuda = self.device == "cuda" or (self.device == "auto" and torch.cuda.is_available())
-        return torch.device("cuda" if is_cuda else "cpu")
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,24 +40,40 @@ class Views:
     bad: list[BadImage]
 
 
-def views(model: PooledClassifier, images: ImageSet, passing: Passing) -> Iterator[Views]:
-    """Both views of every image of a set that can be used, in its order."""
-    model = model.eval().to(passing.place)
+def views(model: PooledClassifier, images: ImageSet, passing: Pass, processes: Processes) -> Iterator[Views]:
+    """Both views of every image of a set that can be used, in its order.
+
+    Raises:
+        ValueError: where the network's numbers are not finite.
+    """
+    model = model.eval().to(processes.device)
     model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     transform = evaluation_transform(Preprocessing.of(model.pretrained_cfg))
-    loader = EvaluationLoader(images, transform, batch_size=passing.batch_size, workers=passing.workers)
-    for batch in loader:
-        yield _views(model, batch, passing)
+    for batch in passing.batches(images, transform, processes):
+        made = _views(model, batch, passing.precision, processes.device)
+        _check_finite(made, images, passing.precision)
+        yield made
+
+
+def _check_finite(made: Views, images: ImageSet, precision: str) -> None:
+    """At the first such batch: what follows would be of no use."""
+    for what, numbers in (("features", made.features), ("logits", made.logits)):
+        if numbers is None or not len(made.ids):
+            continue
+        wrong = made.ids[~numbers.isfinite().flatten(1).all(dim=1)]
+        if len(wrong):
+            raise ValueError(
+                f"the {what} of {len(wrong)} images of a batch are not finite in {precision}, first of "
+                f"{images.name(int(wrong[0]))}: try --precision float32, or train anew"
+            )
 
 
 @torch.inference_mode()
-def _views(model: PooledClassifier, batch: Batch, passing: Passing) -> Views:
-    count = len(batch.ids)
-    if not count:
+def _views(model: PooledClassifier, batch: Batch, precision: str, device: torch.device) -> Views:
+    if not len(batch.ids):
         return Views(batch.ids, batch.labels, torch.empty(0), None, list(batch.bad))
-    both = torch.cat([batch.images, batch.images.flip(-1)])
-    both = both.to(passing.place, memory_format=torch.channels_last, non_blocking=True)
-    with autocast(passing.place, passing.precision):
+    both = channels_last(torch.cat([batch.images, batch.images.flip(-1)]).to(device, non_blocking=True))
+    with autocast(device, precision):
         maps = model.forward_features(both)
         vector, first = model.forward_pool(maps), model.forward_first_order(maps)
         received = model.classify(vector, first, pre_logits=True)

@@ -131,6 +131,8 @@ def _opened(root: Address, name: str) -> Iterator[Any]:
             yield parquet
     except pa.ArrowInvalid as error:
         raise ShardError(f"{where.url} is no Parquet file, or cut short: {error}") from error
+    except OSError as error:  # from pyarrow too, where a page is spoiled, and then without a name
+        raise ShardError(f"{where.url} cannot be read: {error.strerror or error}") from error
 
 
 def _look(root: Address, name: str) -> _File:
