@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from covpool.cli.progress import NamedProgress
 from covpool.evaluate.probe import ProbeOptions, probe
 from covpool.models.bundles.durable import replace_file
 
@@ -140,15 +139,13 @@ def weights_file(backbone: str) -> Path:
 
 def run(case: Case, sets: Path, runs: Path) -> dict[str, Any]:
     """Probe, unless it is done."""
-    with NamedProgress() as progress:
-        made = probe(
-            str(sets / case.data),
-            case.options(),
-            out=runs / f"{case.name}-d{case.dim}",
-            cache=runs / "cache",
-            max_cache=100,
-            progress=progress,
-        )
+    made = probe(
+        str(sets / case.data),
+        case.options(),
+        out=runs / f"{case.name}-d{case.dim}",
+        cache=runs / "cache",
+        max_cache=100,
+    )
     kept = ("date", "source", "versions", "machine", "images", "images_left_out", "extraction_seconds")
     return {
         "case": {**vars(case), "name": case.name},
