@@ -165,7 +165,9 @@ def test_networks_can_be_made(name: str) -> None:
     training_transform(preprocessing, recipe.augmentation)
 
 
-@pytest.mark.parametrize("weights", [{"weights.pretrained": True}, {"weights.path": "backbone.pth"}])
+@pytest.mark.parametrize(
+    "weights", [{"weights.pretrained": True}, {"weights.path": "b.pth"}, {"weights.bundle": "b"}]
+)
 @pytest.mark.parametrize("size", [1, 4])
 def test_pretrained_weights_are_fine_tuned_in_two_stages(weights: dict[str, Any], size: int) -> None:
     recipe = read_recipe(None, {**weights, "schedule.epochs": size})

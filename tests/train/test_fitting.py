@@ -162,6 +162,21 @@ def test_it_stops_early_and_keeps_the_best(tmp_path: Path) -> None:
     assert f"step-{5 * summary['best_epoch']:08d}" in steps
 
 
+@needs_tiny10
+@pytest.mark.usefixtures("_no_report")
+def test_it_waits_for_the_backbone_to_learn(tmp_path: Path) -> None:
+    changes = {"optimizer.lr": 1e-12, "schedule.epochs": 8, "validation.patience": 2, "loop.ema": None}
+    changes |= {"schedule.final_lr": 1e-13, "schedule.warmup": 0, "schedule.head_first": 0.5}
+    summary = train(tmp_path / "run", changes).summary
+    assert summary["epochs"] == max(summary["best_epoch"], 4) + 2
+
+
+@needs_tiny10
+def test_statistics_come_with_weights(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="BatchNorms can only keep statistics that come with weights"):
+        train(tmp_path / "run", {"weights.keep_statistics": True})
+
+
 def bad_files() -> dict[str, bytes]:
     """Every kind of image that cannot be used, by name."""
     good = encode(

@@ -64,6 +64,12 @@ def test_the_head_alone_has_a_cycle_and_what_follows_is_as_from_the_start() -> N
     assert head[-1] < 0.2
 
 
+def test_a_warm_up_fits_the_epochs_after_the_head() -> None:
+    with pytest.raises(ValueError, match="below the epochs after those of the head; got 5"):
+        ScheduleOptions(epochs=10, head_first=0.6, warmup=5)
+    assert ScheduleOptions(epochs=100, head_first=0.29).head_epochs == 29
+
+
 @pytest.mark.parametrize(("epochs", "of_head"), [(1, 0), (2, 1), (5, 2), (30, 15)])
 def test_the_share_of_the_head_is_in_whole_epochs(epochs: int, of_head: int) -> None:
     assert ScheduleOptions(epochs=epochs, head_first=0.5).head_epochs == of_head

@@ -180,6 +180,7 @@ def test_the_head_learns_alone_and_then_all() -> None:
 
 def test_a_frozen_backbone_stays_frozen() -> None:
     learner = make({"schedule.head_first": 0.5, "weights.freeze": "backbone"})
+    assert learner.schedule.head_steps == 20  # one cycle, not two
     before = {name: tensor.clone() for name, tensor in learner.model.backbone.state_dict().items()}
     for cursor in (0, 15):
         learner.step(batch(learner, cursor), cursor)
@@ -188,7 +189,8 @@ def test_a_frozen_backbone_stays_frozen() -> None:
 
 
 def test_statistics_are_kept_and_weights_learn() -> None:
-    learner = make({"weights.keep_statistics": True})
+    learner = make({})
+    learner.model.keep_statistics = True
     learner.model.train()
     before = {name: tensor.clone() for name, tensor in learner.model.state_dict().items()}
     learner.step(batch(learner, 0), 0)

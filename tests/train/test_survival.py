@@ -228,12 +228,19 @@ def test_a_file_system_that_is_full_leaves_the_last_checkpoint(undisturbed: Path
 
 
 @pytest.mark.slow
-def test_resumed_on_three_processes_it_ends_as_if_it_never_was(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("head_first", "stops"), [(0.0, (3,)), (0.5, (3, BATCHES - 1))])
+def test_resumed_on_three_processes_it_ends_as_if_it_never_was(
+    tmp_path: Path, head_first: float, stops: tuple[int, ...]
+) -> None:
     # Where three gradients are added, their order counts: DDP must bucket them alike before and after.
-    recipes = [{**DATA, "out": str(tmp_path / name)} for name in ("whole", "stopped")]
+    recipes = [
+        {**DATA, "out": str(tmp_path / name), "schedule.head_first": head_first}
+        for name in ("whole", "stopped")
+    ]
     assert launch(3, folder(tmp_path, "whole-record"), {"recipe": recipes[0]}) == [0, 0, 0]
     record = folder(tmp_path, "record")
-    assert launch(3, record, {"recipe": recipes[1], "sigterm": [2, 3]}) == [143, 143, 143]
+    for stop in stops:
+        assert launch(3, record, {"recipe": recipes[1], "sigterm": [2, stop]}) == [143, 143, 143]
     assert launch(3, record, {"recipe": recipes[1]}) == [0, 0, 0]
     assert hashes(tmp_path / "stopped", LAST) == hashes(tmp_path / "whole", LAST)
 

@@ -52,18 +52,25 @@ class Progress:
 
 
 class NamedProgress:
-    """Several counts, one after the other: called with what is counted too, it begins a bar for each."""
+    """Several counts, one after the other: called with what is counted too, it begins a bar for each.
+
+    One that is counted again begins anew.
+    """
 
     def __init__(self) -> None:
-        self._bars: dict[str, Progress] = {}
+        self._what, self._done = "", 0
+        self._bar: Progress | None = None
 
     def __enter__(self) -> NamedProgress:
         return self
 
     def __call__(self, what: str, done: int, total: int) -> None:
         """Tell, if it is time."""
-        self._bars.setdefault(what, Progress(what))(done, total)
+        if self._bar is None or what != self._what or done < self._done:
+            self._bar = Progress(what)
+        self._what, self._done = what, done
+        self._bar(done, total)
 
     def __exit__(self, *exception: object) -> None:
-        for bar in self._bars.values():
-            bar.__exit__()
+        if self._bar is not None:
+            self._bar.__exit__()

@@ -1,4 +1,4 @@
-"""A folder that one process at a time writes into."""
+"""One process at a time in a folder, by a lock that dies with the process."""
 
 from __future__ import annotations
 
@@ -10,19 +10,15 @@ from pathlib import Path
 if sys.platform != "win32":
     import fcntl
 
-# The name of the lock's file, which stays.
 LOCK = ".covpool-lock"
 
 
 @contextlib.contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Keep other processes from writing into a folder, by a lock that dies with this process.
-
-    The folder is made if it is not there. Processes that this one starts do not inherit the lock. Where there
-    are no locks, as on Windows and on some file systems, nobody is kept out.
+    """Keep other processes from writing into a folder, which is made if it is not there.
 
     Raises:
-        ValueError: if another process holds it.
+        ValueError: in a sentence, if another one holds it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / LOCK, "wb") as file:

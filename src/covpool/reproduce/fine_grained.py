@@ -218,7 +218,8 @@ def main(sets: str, runs: str, results: str, *names: str) -> None:
 
 
 def _place(case: dict[str, Any]) -> int:
-    return next(i for i, one in enumerate(CASES) if (one.name, one.dim) == (case["name"], case["dim"]))
+    places = (i for i, one in enumerate(CASES) if (one.name, one.dim) == (case["name"], case["dim"]))
+    return next(places, len(CASES))
 
 
 if __name__ == "__main__":

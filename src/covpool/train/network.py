@@ -31,7 +31,13 @@ def make_model(recipe: Recipe, classes: Sequence[str], processes: Processes) -> 
     model.classes = tuple(classes)
     if recipe.weights.bundle is not None:
         _load_all_but_classifier(model, recipe.weights.bundle)
-    model.keep_statistics = recipe.weights.keep_statistics
+    weights = recipe.weights
+    if weights.keep_statistics and not (weights.pretrained or weights.path or weights.bundle):
+        raise ValueError(
+            "BatchNorms can only keep statistics that come with weights: give --pretrained true, "
+            "--weights.path or --bundle, or --weights.keep-statistics false"
+        )
+    model.keep_statistics = weights.keep_statistics
     if recipe.weights.freeze is not None:
         model.freeze(recipe.weights.freeze)
     if recipe.loop.sync_batchnorm:

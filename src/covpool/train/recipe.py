@@ -6,6 +6,7 @@ with what was left open filled in.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -167,7 +168,7 @@ class ScheduleOptions:
     @property
     def head_epochs(self) -> int:
         """The epochs in which pooling and classifier learn alone."""
-        return int(self.head_first * self.epochs)
+        return math.floor(self.head_first * self.epochs + 1e-9)  # 0.29 × 100 is 28.999…
 
     def __post_init__(self) -> None:
         check_whole("epochs", self.epochs)
@@ -179,8 +180,10 @@ class ScheduleOptions:
             raise ValueError(f"final_lr and head_lr must be above 0; got {self.final_lr} and {self.head_lr}")
         if not 0 <= self.head_first <= 1:
             raise ValueError(f"head_first is a share, from 0 to 1; got {self.head_first}")
-        if not 0 <= self.warmup < self.epochs:
-            raise ValueError(f"warmup must be at least 0 and below the epochs; got {self.warmup}")
+        if not 0 <= self.warmup < max(self.epochs - self.head_epochs, 1):
+            raise ValueError(
+                f"warmup must be at least 0 and below the epochs after those of the head; got {self.warmup}"
+            )
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ def read_recipe(
 
     Args:
         name_or_path: one of :func:`recipe_names`, or a file, ``.yaml``. If not given, ``finetune`` where
-            ``overrides`` bring weights of the backbone, and ``modern`` where not.
+            ``overrides`` bring weights, and ``modern`` where not.
         overrides: values by key, such as ``{"optimizer.lr": 0.01, "batch_size": 64}``.
 
     Raises:
@@ -59,7 +59,7 @@ def read_recipe(
         (256, 2, (30.0, 45.0))
     """
     if name_or_path is None:
-        brought = overrides.get("weights.pretrained") or overrides.get("weights.path")
+        brought = any(overrides.get(f"weights.{place}") for place in ("pretrained", "path", "bundle"))
         name_or_path = PRETRAINED if brought else DEFAULT
     file = _find(name_or_path)
     values = _checked(_values(file), f"{file}: ")

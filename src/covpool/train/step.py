@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ from covpool.train.objective import Objective
 from covpool.train.optimizer import make_optimizer
 from covpool.train.precision import autocast
 from covpool.train.processes import Processes
-from covpool.train.recipe import Recipe
+from covpool.train.recipe import Recipe, ScheduleOptions
 from covpool.train.schedule import Schedule
 
 
@@ -65,7 +66,7 @@ class Learner:
     ) -> None:
         self.model, self.recipe, self.processes, self.objective = model, recipe, processes, objective
         self.optimizer = make_optimizer(model, recipe.optimizer)
-        self.schedule = Schedule(recipe.schedule, recipe.optimizer.lr, batches)
+        self.schedule = Schedule(_stages(recipe), recipe.optimizer.lr, batches)
         # With its usual decay from the first step on, the average would be of the first weights for long.
         self.ema = ModelEmaV3(model, decay=recipe.loop.ema, use_warmup=True) if recipe.loop.ema else None
         self.scaler = torch.GradScaler(processes.device.type, enabled=recipe.loop.precision == "float16")
@@ -166,6 +167,7 @@ class Learner:
         On three processes or more the buckets decide in which order gradients are added, so the first step
         of a run that was resumed would differ in its last bits.
         """
+        self._buffers.keep()
         _, height, width = self.model.pretrained_cfg["input_size"]
         self.parallel(torch.zeros(2, 3, height, width, device=self.processes.device)).sum().backward()
         self.optimizer.zero_grad()
@@ -176,6 +178,13 @@ class Learner:
         if isinstance(self.parallel, DistributedDataParallel):
             return self.parallel.no_sync()
         return contextlib.nullcontext()
+
+
+def _stages(recipe: Recipe) -> ScheduleOptions:
+    """Where the backbone never learns, all epochs are the head's."""
+    if recipe.weights.freeze is None or not recipe.schedule.head_first:
+        return recipe.schedule
+    return dataclasses.replace(recipe.schedule, head_first=1.0)
 
 
 class _Kept:

@@ -106,7 +106,9 @@ class Trainer:
     def _is_done(self) -> bool:
         done, best = self.progress.history, self.progress.best
         patience = self.recipe.validation.patience
-        waited = best is not None and patience is not None and len(done) - best["epoch"] >= patience
+        # The head alone may be at its best early on, and the backbone has yet to learn.
+        since = 0 if best is None else max(best["epoch"], self.recipe.schedule.head_epochs)
+        waited = best is not None and patience is not None and len(done) - since >= patience
         return len(done) >= self.epochs or (self.splits.val is not None and waited)
 
     def _train_epoch(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -26,12 +27,15 @@ from covpool.data.loader import EvaluationLoader
 from covpool.data.sources import open_images
 from covpool.data.transforms import Preprocessing, evaluation_transform
 from covpool.evaluate.probe import ProbeOptions, probe
-from covpool.evaluate.probe.cache import Shapes
+from covpool.evaluate.probe.cache import CacheFolder, Shapes
+from covpool.evaluate.probe.probing import right_answers
+from covpool.evaluate.probe.training import head_outputs
 from covpool.provenance.results import check_schema
 from tests.data.pictures import SPARROWS, needs_sparrows
 
 pytestmark = needs_sparrows
 
+ROOT = Path(__file__).parents[3]
 SPECIES = 3
 OPTIONS = ProbeOptions(
     "test_efficientnet", weights="weights.pth", dim=8, seeds=2, epochs=2, workers=0, image_size=64
@@ -103,21 +107,48 @@ def test_the_best_is_chosen_where_the_test_is_not_looked_at(probed: Any) -> None
     assert means[probed.record["best"]] == max(means.values())
 
 
+def test_the_test_has_no_say_in_the_choice(probed: Any, birds: Path, tmp_path: Path) -> None:
+    """With other images under the same names in test, the choice and what it was made by are the same."""
+    root = tmp_path / "birds"
+    shutil.copytree(birds, root)
+    first, second = sorted((root / "test").iterdir())[:2]
+    for ours, theirs in zip(sorted(first.iterdir()), sorted(second.iterdir()), strict=True):
+        data, other = ours.read_bytes(), theirs.read_bytes()
+        ours.write_bytes(other)
+        theirs.write_bytes(data)
+    again = probe(str(root), OPTIONS, out=tmp_path / "out", cache=tmp_path / "cache")
+    assert again.record["best"] == probed.record["best"]
+    for ours, theirs in zip(again.record["rows"], probed.record["rows"], strict=True):
+        assert ours["val"] == theirs["val"]
+    # They were other images to it.
+    assert again.record["features"]["train"] == probed.record["features"]["train"]
+    assert again.record["features"]["test"] != probed.record["features"]["test"]
+
+
 @pytest.mark.parametrize("head", ["gap", "isqrt_cov", "isqrt_cov+gap"])
-def test_a_bundle_does_to_images_what_was_measured_on_features(probed: Any, birds: Path, head: str) -> None:
-    """The whole way again, from files to the share of right answers, with nothing of the cache."""
+def test_a_bundle_does_to_images_what_was_measured_on_features(
+    probed: Any, birds: Path, cache: Path, head: str
+) -> None:
+    """The whole way again, from files to logits, with nothing of the cache."""
     model = covpool.load_model(probed.folder / "heads" / head)
     images = open_images(birds, "test")
     transform = evaluation_transform(Preprocessing.of(model.pretrained_cfg))
-    right = 0
+    (batch,) = EvaluationLoader(images, transform, batch_size=64)
     with torch.no_grad():
-        for batch in EvaluationLoader(images, transform, batch_size=8):
-            logits = model(batch.images) + model(batch.images.flip(-1))
-            right += int((logits.argmax(dim=1) == batch.labels).sum())
+        logits = torch.stack([model(batch.images), model(batch.images.flip(-1))])
+    kept = CacheFolder(cache / probed.record["features"]["test"], len(images), shapes_of(model)).opened(
+        batch.labels.numpy()
+    )
+    # Features are kept in float16.
+    found = head_outputs(model, kept, kept.usable)
+    torch.testing.assert_close(found, logits, atol=2e-3 * float(logits.abs().max()), rtol=1e-2)
     (row,) = [row for row in probed.record["rows"] if (row["head"], row["seed"]) == (head, 0)]
-    # Features are kept in float16, so an image or so may fall on the other side.
-    assert right == pytest.approx(row["test"]["top1_flip"] * len(images), abs=1.5)
+    assert right_answers(found, batch.labels.numpy()) == row["test"]
     assert model.classes == images.classes
+
+
+def shapes_of(model: Any) -> Shapes:
+    return Shapes((48, 4, 4) if model.config.pool != "gap" else None, 256, None)
 
 
 def test_the_same_call_has_nothing_to_do(probed: Any, birds: Path, cache: Path) -> None:
@@ -254,26 +285,131 @@ def test_unknown_heads(head: str, sentence: str) -> None:
         dataclasses.replace(OPTIONS, heads=(head,))
 
 
+@pytest.mark.parametrize("changed", ["images", "weights"])
+def test_results_are_not_taken_for_those_of_others(birds: Path, tmp_path: Path, changed: str) -> None:
+    root, weights = tmp_path / "birds", tmp_path / "weights.pth"
+    shutil.copytree(birds, root)
+    shutil.copy("weights.pth", weights)
+    options = dataclasses.replace(OPTIONS, heads=("gap",), seeds=1, epochs=1, weights=str(weights))
+    probe(str(root), options, out=tmp_path / "out", cache=tmp_path / "cache")
+    if changed == "images":
+        files = sorted((root / "train").rglob("*.jpg"))
+        files[0].write_bytes(files[1].read_bytes())
+    else:
+        torch.save(timm.create_model("test_efficientnet", num_classes=0).state_dict(), weights)
+    with pytest.raises(ValueError, match="has results of other images or weights: give another --out"):
+        probe(str(root), options, out=tmp_path / "out", cache=tmp_path / "cache")
+
+
+def test_a_folder_of_something_else_is_left_alone(birds: Path, tmp_path: Path) -> None:
+    (tmp_path / "bundle").mkdir()
+    (tmp_path / "bundle" / "covpool.json").write_text("precious")
+    with pytest.raises(ValueError, match="holds other things: give a new --out"):
+        probe(str(birds), OPTIONS, out=tmp_path, cache=tmp_path / "cache")
+    assert (tmp_path / "bundle" / "covpool.json").read_text() == "precious"
+
+
+def test_maps_are_added_where_only_averages_were(birds: Path, tmp_path: Path) -> None:
+    for heads in (("gap",), ("gap", "isqrt_cov"), ("gap",)):
+        options = dataclasses.replace(OPTIONS, heads=heads, seeds=1, epochs=1)
+        probe(str(birds), options, out=tmp_path / "out", cache=tmp_path / "cache")
+    assert len(list((tmp_path / "cache").iterdir())) == 2  # train and test
+
+
+@pytest.mark.parametrize("damage", ["cut", "gone"])
+def test_a_damaged_cache_is_made_anew(birds: Path, tmp_path: Path, damage: str) -> None:
+    options = dataclasses.replace(OPTIONS, heads=("gap",), seeds=1, epochs=1)
+    made = [probe(str(birds), options, out=tmp_path / "a", cache=tmp_path / "cache")]
+    for file in (tmp_path / "cache").rglob("average.npy"):
+        if damage == "cut":
+            os.truncate(file, 1000)
+        else:
+            file.unlink()
+    made.append(probe(str(birds), options, out=tmp_path / "b", cache=tmp_path / "cache"))
+    assert made[0].record["rows"][0]["test"] == made[1].record["rows"][0]["test"]
+
+
+def test_one_process_at_a_time_makes_features(birds: Path, tmp_path: Path) -> None:
+    options = dataclasses.replace(OPTIONS, heads=("gap",), seeds=1, epochs=1)
+    probe(str(birds), options, out=tmp_path / "a", cache=tmp_path / "cache")
+    (folder, _) = sorted((tmp_path / "cache").iterdir())
+    (folder / "state.json").unlink()
+    code = f"""
+import time
+from pathlib import Path
+from covpool.evaluate.lock import held
+with held(Path({str(folder)!r})):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        with pytest.raises(ValueError, match="another process is writing into"):
+            probe(str(birds), options, out=tmp_path / "b", cache=tmp_path / "cache")
+        holder.kill()
+    probe(str(birds), options, out=tmp_path / "b", cache=tmp_path / "cache")
+
+
+def test_features_that_are_not_finite_are_refused(birds: Path, tmp_path: Path) -> None:
+    weights = torch.load("weights.pth")
+    weights["conv_stem.weight"][0, 0, 0, 0] = torch.nan
+    torch.save(weights, tmp_path / "nan.pth")
+    options = dataclasses.replace(OPTIONS, weights=str(tmp_path / "nan.pth"))
+    with pytest.raises(ValueError, match="gives numbers that are not finite: try --precision float32"):
+        probe(str(birds), options, out=tmp_path / "out", cache=tmp_path / "cache")
+
+
+def test_a_split_without_a_usable_image(birds: Path, tmp_path: Path) -> None:
+    root = tmp_path / "birds"
+    shutil.copytree(birds, root)
+    for file in (root / "train").rglob("*.jpg"):
+        file.write_bytes(b"no image")
+    with pytest.raises(ValueError, match="none of the images of a split can be used"):
+        probe(str(root), OPTIONS, out=tmp_path / "out", cache=tmp_path / "cache")
+
+
+def test_a_backbone_whose_expansion_is_not_apart(birds: Path, tmp_path: Path) -> None:
+    torch.save(timm.create_model("test_nfnet", num_classes=0).state_dict(), tmp_path / "nfnet.pth")
+    options = dataclasses.replace(
+        OPTIONS, model="test_nfnet", weights=str(tmp_path / "nfnet.pth"), seeds=1, epochs=1, val_fraction=0.0
+    )
+    made = probe(str(birds), options, out=tmp_path / "out", cache=tmp_path / "cache")
+    assert len(made.record["rows"]) == 3
+
+
 def test_killed_it_goes_on(birds: Path, tmp_path: Path) -> None:
     """SIGKILL while features are computed and while heads are trained; it ends as if it never was."""
-    words = [
-        *(sys.executable, "-m", "covpool", "probe", str(birds), "--model", "test_efficientnet"),
-        *("--image-size", "64", "--dim", "8", "--heads", "gap,isqrt_cov", "--seeds", "2", "--epochs", "3"),
-        *("--weights", "weights.pth", "--workers", "0", "--cache", str(tmp_path / "cache")),
-    ]
-    out = tmp_path / "killed"
-    for reached in (lambda: (tmp_path / "cache").exists(), lambda: (out / "results.json").exists()):
-        process = subprocess.Popen([*words, "--out", str(out)], stdout=subprocess.DEVNULL)
-        while not reached() and process.poll() is None:
-            time.sleep(0.01)
-        os.kill(process.pid, signal.SIGKILL)
+    root = tmp_path / "birds"
+    shutil.copytree(birds, root)
+    sorted((root / "train").rglob("*.jpg"))[-2].write_bytes(b"no image")
+
+    def command(name: str) -> list[str]:
+        words = [sys.executable, "-m", "tests.evaluate.probe.often_saved", "probe", str(root)]
+        words += ["--model", "test_efficientnet", "--weights", "weights.pth", "--image-size", "64"]
+        words += ["--dim", "8", "--heads", "gap,isqrt_cov", "--seeds", "2", "--epochs", "3", "--workers", "0"]
+        return [*words, "--out", str(tmp_path / name), "--cache", str(tmp_path / f"{name}-cache")]
+
+    def half_way() -> bool:
+        states = (json.loads(file.read_text()) for file in (tmp_path / "killed-cache").rglob("state.json"))
+        return any(0 < state["done"] < SPECIES * 12 for state in states)
+
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}
+    for reached in (half_way, lambda: "| gap |" in (tmp_path / "killed" / "table.md").read_text()):
+        process = subprocess.Popen(command("killed"), stdout=subprocess.DEVNULL, env=environment)
+        while process.poll() is None:
+            with contextlib.suppress(OSError):
+                if reached():
+                    break
+            time.sleep(0.005)
+        process.send_signal(signal.SIGKILL)
         process.wait()
-    for folder in (out, tmp_path / "whole"):
-        subprocess.run([*words, "--out", str(folder)], check=True, capture_output=True, timeout=240)
+    for name in ("killed", "whole"):
+        subprocess.run(command(name), check=True, capture_output=True, timeout=240, env=environment)
     killed, whole = (
-        json.loads((folder / "results.json").read_text()) for folder in (out, tmp_path / "whole")
+        json.loads((tmp_path / name / "results.json").read_text()) for name in ("killed", "whole")
     )
+    assert killed["images_left_out"] == {"train": 1, "test": 0}
     for ours, theirs in zip(killed["rows"], whole["rows"], strict=True):
-        assert (ours["head"], ours["seed"], ours["val"], ours["test"]) == (
-            *(theirs["head"], theirs["seed"], theirs["val"], theirs["test"]),
-        )
+        for key in ("head", "seed", "val", "test"):
+            assert ours[key] == theirs[key]

@@ -1,12 +1,14 @@
 """Features on disk: computed once, in float16, for every image and its mirror.
 
-A folder of its own for every set of images, network and preprocessing, named by a digest of the three. What a
-kill leaves behind is gone on with; what is damaged or of others is never used, for it has another name.
+A folder of its own for every set of images, network and preprocessing, named by a digest of the three, so
+that those of others are never used. What a kill leaves behind is gone on with; arrays that are cut short or
+missing are made anew. What a disk does to bytes later is not noticed.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -17,6 +19,7 @@ from numpy.typing import NDArray
 from covpool.models.bundles.durable import replace_file
 
 STATE = "state.json"
+NOTHING: dict[str, Any] = {"done": 0, "bad": [], "seconds": 0.0}
 # An image, and its mirror.
 VIEWS = 2
 
@@ -69,44 +72,62 @@ class CacheFolder:
     """Where the features of one set are, or will be.
 
     Args:
-        path: the folder.
+        path: the folder; its name is the digest of what the features depend on.
         images: how many there are.
-        shapes: of what is kept of each.
+        shapes: of what is wanted of each.
     """
 
     def __init__(self, path: Path, images: int, shapes: Shapes) -> None:
         self.path, self.images, self.shapes = path, images, shapes
 
     def state(self) -> dict[str, Any]:
-        """How far it is: images done, those that could not be read, seconds."""
+        """How far it is: images done, those that could not be read, seconds.
+
+        Where an array that is wanted is not there, or is not what it should be, nothing is done.
+        """
         try:
             state: dict[str, Any] = json.loads((self.path / STATE).read_text())
+            arrays = self.arrays()
         except (OSError, ValueError):
-            return {"done": 0, "bad": [], "seconds": 0.0}
-        return state
+            return dict(NOTHING)
+        whole = all(arrays[name].shape == shape for name, shape in self._wanted().items())
+        return state if whole and all(one.dtype == np.float16 for one in arrays.values()) else dict(NOTHING)
 
     def write_state(self, state: dict[str, Any]) -> None:
         """In one move, once the features it speaks of are on disk."""
         replace_file(self.path / STATE, json.dumps(state).encode())
 
+    def missing_bytes(self) -> int:
+        """What is not on the disk yet."""
+        return self.shapes.bytes(self.images) if self._is_to_be_made() else 0
+
     def begin(self) -> None:
-        """Make what is not there."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        if not (self.path / STATE).exists():
-            for name, shape in self.shapes.of_arrays().items():
-                np.lib.format.open_memmap(
-                    self._file(name), "w+", np.float16, (VIEWS, self.images, *shape)
-                ).flush()
+        """Make what is not there, in its whole size: a disk that is full says so now."""
+        if not self._is_to_be_made():
+            return
+        (self.path / STATE).unlink(missing_ok=True)
+        for name, shape in self._wanted().items():
+            np.lib.format.open_memmap(self._file(name), "w+", np.float16, shape).flush()
+            with open(self._file(name), "r+b") as file:
+                if hasattr(os, "posix_fallocate"):
+                    os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
+        self.write_state(dict(NOTHING))
 
     def arrays(self, mode: Literal["r", "r+"] = "r") -> dict[str, NDArray[np.float16]]:
         """On disk, by name."""
-        return {name: np.load(self._file(name), mmap_mode=mode) for name in self.shapes.of_arrays()}
+        return {name: np.load(self._file(name), mmap_mode=mode) for name in self._wanted()}
 
     def opened(self, labels: NDArray[np.int64]) -> CachedFeatures:
         """What is in it, once it is complete."""
         state = self.state()
         usable = np.setdiff1d(np.arange(self.images), np.asarray(state["bad"], dtype=np.int64))
         return CachedFeatures(self.arrays(), labels, usable, state["seconds"])
+
+    def _is_to_be_made(self) -> bool:
+        return not (self.path / STATE).exists() or self.state() == NOTHING
+
+    def _wanted(self) -> dict[str, tuple[int, ...]]:
+        return {name: (VIEWS, self.images, *shape) for name, shape in self.shapes.of_arrays().items()}
 
     def _file(self, name: str) -> Path:
         return self.path / f"{name}.npy"

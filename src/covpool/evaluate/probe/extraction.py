@@ -19,13 +19,14 @@ from covpool.data.image_set import ImageSet, Subset
 from covpool.data.loader import EvaluationLoader
 from covpool.data.transforms import Preprocessing, evaluation_transform
 from covpool.evaluate.content import Progress, content_digest
+from covpool.evaluate.lock import held
 from covpool.evaluate.probe.cache import CachedFeatures, CacheFolder, Shapes
 from covpool.evaluate.probe.options import ProbeOptions
 from covpool.models.model import PooledClassifier
 from covpool.train.precision import autocast
 
 # Of the files; another number, and those of before are not found.
-FORMAT = 1
+FORMAT = 2
 # Images after which it is written down how far it is.
 SAVED_EVERY = 2048
 LARGEST_HALF = float(np.finfo(np.float16).max)
@@ -71,7 +72,6 @@ class Extractor:
             "network": self._network,
             "preprocessing": asdict(self.preprocessing),
             "precision": self.options.precision,
-            "shapes": self.shapes,
         }
         name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
         return CacheFolder(self.cache / name, len(images), self.shapes)
@@ -79,8 +79,15 @@ class Extractor:
     def extract(self, images: ImageSet, folder: CacheFolder, progress: Progress) -> CachedFeatures:
         """What is there already, and the rest."""
         labels = np.asarray(images.labels, dtype=np.int64)
-        if folder.state()["done"] == len(images):
-            return folder.opened(labels)
+        if folder.state()["done"] < len(images):
+            with held(folder.path):
+                self._extract(images, folder, progress)
+        found = folder.opened(labels)
+        if not len(found.usable):
+            raise ValueError("none of the images of a split can be used: 'covpool check' tells why")
+        return found
+
+    def _extract(self, images: ImageSet, folder: CacheFolder, progress: Progress) -> None:
         folder.begin()
         state, arrays = folder.state(), folder.arrays("r+")
         first, since = state["done"], time.monotonic()
@@ -106,7 +113,6 @@ class Extractor:
                     folder, arrays, state | {"done": seen, "seconds": before + time.monotonic() - since}
                 )
         self._save(folder, arrays, state | {"done": seen, "seconds": before + time.monotonic() - since})
-        return folder.opened(labels)
 
     def _save(self, folder: CacheFolder, arrays: dict[str, Any], state: dict[str, Any]) -> None:
         for array in arrays.values():
@@ -119,6 +125,11 @@ class Extractor:
         padding = images.new_zeros(wanted - count, *images.shape[1:])
         batch = torch.cat([images, padding]).to(self.device, memory_format=torch.channels_last)
         found = [self._run(view) for view in (batch, batch.flip(-1))]
+        if not all(value[:count].isfinite().all() for view in found for value in view.values()):
+            raise ValueError(
+                f"in {self.options.precision} the backbone gives numbers that are not finite: "
+                "try --precision float32"
+            )
         return {name: np.stack([view[name][:count].cpu().numpy() for view in found]) for name in found[0]}
 
     def _run(self, batch: Tensor) -> dict[str, Tensor]:

@@ -36,12 +36,13 @@ def parse_head(name: str) -> ProbeHead:
     return ProbeHead(pool, join)
 
 
-def is_of_average(pool: str) -> bool:
-    """Whether it is pooled already, in what is kept of an image beside its maps."""
-    return pool in (AVERAGE, CLASS_TOKEN)
+# What is kept of an image beside its maps is pooled already; by what it is called there.
+POOLED_ALREADY = {AVERAGE: "average", CLASS_TOKEN: "token"}
 
 
-def head_config(name: str, backbone: ModelConfig, dim: int, drop_rate: float) -> ModelConfig:
+def head_config(
+    name: str, backbone: ModelConfig, dim: int, drop_rate: float, *, expands: bool
+) -> ModelConfig:
     """The network of a backbone and a head.
 
     Args:
@@ -50,6 +51,8 @@ def head_config(name: str, backbone: ModelConfig, dim: int, drop_rate: float) ->
             is frozen cannot get used to another resolution.
         dim: channels after the reduction.
         drop_rate: before the classifier.
+        expands: whether averages are of expanded features. Where the backbone's expansion cannot be told from
+            the rest of it, they are those of its stage.
     """
     pool, join = parse_head(name)
     own = ModelConfig(backbone.backbone, pool=pool)
@@ -59,6 +62,7 @@ def head_config(name: str, backbone: ModelConfig, dim: int, drop_rate: float) ->
         pool=pool,
         dim=dim if own.reduces else None,
         keep_resolution=False,
+        features=None if expands else "stage",
         drop_rate=drop_rate,
         join=join,
         image_size=backbone.image_size,

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from shutil import disk_usage
 from typing import Any
 
 import numpy as np
@@ -22,12 +23,13 @@ from covpool.data.image_set import ImageSet
 from covpool.data.randomness import number
 from covpool.data.sources import open_splits
 from covpool.data.split import split_off
-from covpool.evaluate.probe.cache import CachedFeatures
+from covpool.evaluate.probe.cache import CachedFeatures, CacheFolder
 from covpool.evaluate.probe.extraction import Extractor
-from covpool.evaluate.probe.heads import head_config, is_of_average, parse_head
+from covpool.evaluate.probe.heads import POOLED_ALREADY, head_config, parse_head
 from covpool.evaluate.probe.options import ProbeOptions
-from covpool.evaluate.probe.record import ROOMS, ProbeFolder, new_record, summarised
+from covpool.evaluate.probe.record import PROTOCOL, ROOMS, ProbeFolder, new_record, summarised
 from covpool.evaluate.probe.training import fit_head, head_outputs
+from covpool.evaluate.results import prepare_folder
 from covpool.models.bundles.bundle import save_model
 from covpool.models.config import ModelConfig
 from covpool.models.create import build_model
@@ -119,18 +121,21 @@ class _Probing:
         )
         self.folder = ProbeFolder(out)
         self.cache = cache
-        self.data = data
+        self.arguments = dataclasses.asdict(options) | {"data": str(data)}
+        prepare_folder(out, PROTOCOL)
+        self.folder.check(self.arguments)
 
     def run(self) -> Probed:
-        features, image_size = self._features()
-        arguments = dataclasses.asdict(self.options) | {"data": str(self.data), "image_size": image_size}
+        features, names = self._features()
         images = {split: len(found) for split, found in self.sets.items()}
-        record = new_record(arguments, images, self.device.type)
+        record = new_record(self.arguments, images, self.device.type)
+        record["features"] = names
         record["extraction_seconds"] = {split: round(found.seconds, 1) for split, found in features.items()}
         record["images_left_out"] = {
             split: images[split] - len(found.usable) for split, found in features.items()
         }
-        record["rows"] = self.folder.rows_of(record)
+        record["rows"] = self.folder.rows_of(names)
+        self.folder.write(record)  # before any bundle, so that the folder is known for what it is
         for head in self.options.heads:
             for seed in range(self.options.seeds):
                 if not any((row["head"], row["seed"]) == (head, seed) for row in record["rows"]):
@@ -142,32 +147,49 @@ class _Probing:
             self.folder.keep_best(record["best"])
         return Probed(self.folder.path, record)
 
-    def _features(self) -> tuple[dict[str, CachedFeatures], int]:
-        """Of every split, once it is clear that they have room."""
+    def _features(self) -> tuple[dict[str, CachedFeatures], dict[str, str]]:
+        """Of every split, and their names, once it is clear that they have room."""
         config = dataclasses.replace(
             self.backbone, num_classes=0, pool="cov", dim=None, join="gap", keep_resolution=False
         )
-        with_maps = not all(is_of_average(parse_head(head).pool) for head in self.options.heads)
+        with_maps = not all(parse_head(head).pool in POOLED_ALREADY for head in self.options.heads)
         extractor = Extractor(self._built(config), self.options, self.cache, with_maps, self.device)
+        self.expands = extractor.model.expansion is not None
         folders = {
             split: extractor.folder(images, lambda done, total: self.progress("images hashed", done, total))
             for split, images in self.sets.items()
         }
-        size = sum(extractor.shapes.bytes(len(images)) for images in self.sets.values()) / GIGABYTE
-        shape = "×".join(map(str, extractor.shapes.features or (extractor.shapes.average,)))
-        LOGGER.info("features of %s numbers an image and mirror, %.2f GB in %s", shape, size, self.cache)
-        if size > self.max_cache:
-            raise ValueError(
-                f"the features would take {size:.1f} GB, more than --max-cache {self.max_cache:g}: give a "
-                "larger one, a smaller --image-size, or --heads gap alone, which needs averages and no maps"
-            )
+        self.folder.rows_of({split: folder.path.name for split, folder in folders.items()})
+        self._check_room(extractor, folders)
         features = {
             split: extractor.extract(
                 self.sets[split], folder, lambda done, total: self.progress("images", done, total)
             )
             for split, folder in folders.items()
         }
-        return features, extractor.preprocessing.size
+        return features, {split: folder.path.name for split, folder in folders.items()}
+
+    def _check_room(self, extractor: Extractor, folders: dict[str, CacheFolder]) -> None:
+        size = sum(extractor.shapes.bytes(len(images)) for images in self.sets.values())
+        shape = "×".join(map(str, extractor.shapes.features or (extractor.shapes.average,)))
+        LOGGER.info(
+            "features of %s numbers an image and mirror, %.2f GB in %s", shape, size / GIGABYTE, self.cache
+        )
+        if size / GIGABYTE > self.max_cache:
+            raise ValueError(
+                f"features would take {size / GIGABYTE:.1f} GB, more than --max-cache {self.max_cache:g}: "
+                "give a larger one, a smaller --image-size, or --heads gap alone, which needs no maps"
+            )
+        self.cache.mkdir(parents=True, exist_ok=True)
+        missing, free = (
+            sum(folder.missing_bytes() for folder in folders.values()),
+            disk_usage(self.cache).free,
+        )
+        if missing > free:
+            raise ValueError(
+                f"{self.cache} has room for {free / GIGABYTE:.1f} GB, and the features take "
+                f"{missing / GIGABYTE:.1f}: give another --cache"
+            )
 
     def _row(self, head: str, seed: int, features: dict[str, CachedFeatures]) -> dict[str, Any]:
         """A head with a seed: chosen by, tested, and kept if it is the first seed's."""
@@ -200,7 +222,7 @@ class _Probing:
         from covpool.evaluate.probe.svm import fit_svms, svm_scores  # scikit-learn takes a second to import
 
         started = time.monotonic()
-        scores = svm_scores(model, fit_svms(model, train), test)
+        scores = svm_scores(model, fit_svms(model, train, self.folder.path), test)
         shares = right_answers(scores, test.labels[test.usable])
         return {**shares, "seconds": round(time.monotonic() - started, 1)}
 
@@ -208,7 +230,9 @@ class _Probing:
         self, head: str, seed: int, cached: CachedFeatures, ids: NDArray[np.int64]
     ) -> PooledClassifier:
         torch.manual_seed(number("weights", seed))
-        config = head_config(head, self.backbone, self.options.dim, self.options.drop_rate)
+        config = head_config(
+            head, self.backbone, self.options.dim, self.options.drop_rate, expands=self.expands
+        )
         model = self._built(config).to(self.device)
 
         def tell(done: int, total: int) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from covpool.models.bundles.durable import replace_file
+from covpool.evaluate.results import FILE
+from covpool.models.bundles.durable import replace_file, replace_folder, write_file
 from covpool.provenance.results import check_schema, new_results
 
 PACKAGE, PROTOCOL = "covpool.evaluate", "probe"
@@ -31,37 +31,41 @@ class ProbeFolder:
         """The bundle of a head, of its first seed."""
         return self.path / "heads" / name
 
-    def rows_of(self, record: dict[str, Any]) -> list[dict[str, Any]]:
+    def check(self, arguments: dict[str, Any]) -> None:
+        """Raise if what is there is of another call: before anything is computed."""
+        for name, value in arguments.items():
+            before = self._earlier().get("arguments", arguments).get(name)
+            if name not in FREE and before != json.loads(json.dumps(value)) and self._earlier():
+                raise ValueError(f"{self.path} has results with {name} {before!r}: give another --out")
+
+    def rows_of(self, features: dict[str, str]) -> list[dict[str, Any]]:
         """Those that are there already.
 
         Raises:
-            ValueError: if they are of another call than this one.
+            ValueError: if they are of other features than these, so of other images or weights.
         """
-        file = self.path / "results.json"
-        if not file.exists():
-            return []
-        earlier = json.loads(file.read_text())
-        for name, value in record["arguments"].items():
-            if name not in FREE and earlier["arguments"].get(name) != json.loads(json.dumps(value)):
-                before = earlier["arguments"].get(name)
-                raise ValueError(f"{self.path} has results with {name} {before!r}: give another --out")
-        if earlier["images"] != record["images"]:
-            raise ValueError(f"{self.path} has results of other images: give another --out")
-        return list(earlier["rows"])
+        earlier = self._earlier()
+        if earlier and earlier["features"] != features:
+            raise ValueError(f"{self.path} has results of other images or weights: give another --out")
+        return list(earlier.get("rows", []))
+
+    def _earlier(self) -> dict[str, Any]:
+        file = self.path / FILE
+        found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+        return found
 
     def write(self, record: dict[str, Any]) -> None:
         """In one move; the table for people too."""
         check_schema(json.loads(json.dumps(record)), PACKAGE, PROTOCOL)
         self.path.mkdir(parents=True, exist_ok=True)
-        replace_file(self.path / "results.json", (json.dumps(record, indent=1) + "\n").encode())
+        replace_file(self.path / FILE, (json.dumps(record, indent=1) + "\n").encode())
         replace_file(self.path / "table.md", f"{table(record)}\n".encode())
 
     def keep_best(self, head: str) -> None:
         """A copy of its bundle where everyone looks for one."""
-        bundle = self.path / "bundle"
-        if bundle.exists():
-            shutil.rmtree(bundle)
-        shutil.copytree(self.head(head), bundle)
+        with replace_folder(self.path / "bundle") as new:
+            for file in self.head(head).iterdir():
+                write_file(new / file.name, file.read_bytes())
 
 
 def new_record(arguments: dict[str, Any], images: dict[str, int], device: str) -> dict[str, Any]:
@@ -72,8 +76,7 @@ def new_record(arguments: dict[str, Any], images: dict[str, int], device: str) -
 
 def summarised(record: dict[str, Any]) -> dict[str, Any]:
     """Means and deviations over seeds, and the head that was the best where the choice was made."""
-    begun = {row["head"] for row in record["rows"]}
-    heads = [_summary(name, record) for name in record["arguments"]["heads"] if name in begun]
+    heads = [_summary(name, record) for name in dict.fromkeys(row["head"] for row in record["rows"])]
     judged = [head for head in heads if head["val"] is not None]
     best = max(judged, key=lambda head: head["val"]["top1_flip"]["mean"])["head"] if judged else None
     return {"heads": heads, "best": best}

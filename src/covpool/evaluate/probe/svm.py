@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from covpool.evaluate.probe.cache import VIEWS, CachedFeatures
 from covpool.evaluate.probe.training import head_outputs
-from covpool.evaluate.svm.in_memory import solve_in_memory
+from covpool.evaluate.svm.in_memory import bytes_in_memory, solve_in_memory
 from covpool.evaluate.svm.problem import LinearScores, Problem
 from covpool.evaluate.svm.streaming import solve_streaming
 from covpool.evaluate.svm.views import unit_parts
@@ -21,6 +21,7 @@ from covpool.models.model import PooledClassifier
 # Rows × columns × classes from which on the solver that streams is the quicker one: it solves all classes at
 # once, and at the size of CUB-200-2011 takes a sixth of LinearSVC's time.
 LARGE = 5e9
+MAX_MEMORY = 8e9  # bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,15 +38,15 @@ class _Array:
         return self.values[numbers]
 
 
-def fit_svms(model: PooledClassifier, train: CachedFeatures) -> LinearScores:
-    """One for each class, of the training images and their mirrors."""
+def fit_svms(model: PooledClassifier, train: CachedFeatures, scratch: Path) -> LinearScores:
+    """One for each class, of the training images and their mirrors; ``scratch`` is a folder to work in."""
     vectors = unit_vectors(model, train).flatten(0, 1).numpy()
     labels = np.tile(train.labels[train.usable], VIEWS)
     problem = Problem(_Array(vectors), np.arange(len(vectors)), labels, model.num_classes)
-    if vectors.size * model.num_classes < LARGE:
+    is_small = bytes_in_memory(*vectors.shape) < MAX_MEMORY and vectors.size * model.num_classes < LARGE
+    if is_small:
         return solve_in_memory(problem)
-    with tempfile.TemporaryDirectory() as scratch:
-        return solve_streaming(problem, scratch)
+    return solve_streaming(problem, scratch)
 
 
 def svm_scores(model: PooledClassifier, scores: LinearScores, test: CachedFeatures) -> Tensor:

@@ -1,4 +1,4 @@
-"""One head on the features of a frozen backbone: AdamW, one cycle of the learning rate, no augmentation.
+"""One head on the features of a frozen backbone: AdamW, one cycle of its rate and momentum, no augmentation.
 
 Images and their mirrors are learned from alike; in the test the logits of the two are averaged.
 """
@@ -18,9 +18,8 @@ from torch.optim.lr_scheduler import OneCycleLR
 
 from covpool.data.randomness import number, permutation
 from covpool.evaluate.probe.cache import VIEWS, CachedFeatures
-from covpool.evaluate.probe.heads import AVERAGE
+from covpool.evaluate.probe.heads import POOLED_ALREADY
 from covpool.evaluate.probe.options import ProbeOptions
-from covpool.models.config import CLASS_TOKEN
 from covpool.models.model import PooledClassifier
 from covpool.models.parameter_groups import parameter_groups
 
@@ -53,10 +52,9 @@ def read_rows(
 
 def vector_of(model: PooledClassifier, rows: Rows) -> tuple[Tensor, Tensor | None]:
     """What the classifier receives of the pooling, and what the joined one receives."""
-    pooled = {AVERAGE: "average", CLASS_TOKEN: "token"}.get(model.config.pool)
+    pooled, join = POOLED_ALREADY.get(model.config.pool), model.config.join
     vector = model.forward_pool(rows.arrays["features"]) if pooled is None else rows.arrays[pooled]
-    join = {AVERAGE: "average", CLASS_TOKEN: "token", None: None}[model.config.join]
-    return vector, None if join is None else rows.arrays[join]
+    return vector, None if join is None else rows.arrays[POOLED_ALREADY[join]]
 
 
 def fit_head(
@@ -111,9 +109,8 @@ def head_outputs(
 
 
 def _arrays_of(model: PooledClassifier) -> set[str]:
-    names = {AVERAGE: "average", CLASS_TOKEN: "token"}
-    needed = {names.get(model.config.pool, "features")}
-    return needed | ({names[model.config.join]} if model.config.join is not None else set())
+    needed = {POOLED_ALREADY.get(model.config.pool, "features")}
+    return needed | ({POOLED_ALREADY[model.config.join]} if model.config.join is not None else set())
 
 
 def _batches(

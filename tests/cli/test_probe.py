@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+
+from covpool.cli.main import main
+from covpool.evaluate.probe import ProbeOptions
+from tests.data.trees import plant
+
+
+@pytest.fixture
+def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A command line in a folder with images and weights."""
+    monkeypatch.chdir(tmp_path)
+    names = [
+        f"{split}/{bird}/{i}.jpg" for split in ("train", "test") for bird in ("jay", "tit") for i in "abcde"
+    ]
+    plant(tmp_path / "birds", *names)
+    torch.save(timm.create_model("test_resnet", num_classes=0).state_dict(), "weights.pth")
+    command = ["probe", "birds", "--model", "test_resnet", "--weights", "weights.pth", "--image-size", "64"]
+    return [
+        *command,
+        "--dim",
+        "8",
+        "--heads",
+        "gap,isqrt_cov",
+        "--seeds",
+        "1",
+        "--epochs",
+        "1",
+        "--workers",
+        "0",
+    ]
+
+
+def test_a_table_and_where_the_best_is(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == "| head | seeds | choosing | choosing, flip | test | test, flip | seconds |"
+    assert [line.split()[1] for line in printed[2:4]] == ["gap", "isqrt_cov"]
+    assert printed[4].startswith("best where it was chosen: ")
+    assert printed[4].endswith("in probe/bundle")
+    assert printed[5] == "results: probe/results.json"
+    assert main([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["record"] == json.loads(Path("probe/results.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        (["--heads", "gap,isqrtcov2"], "a head must be one of"),
+        (["--max-cache", "1e-9"], "more than --max-cache 1e-09: give a larger one"),
+        (["--weights", "gone.pth"], "gone.pth: No such file or directory"),
+        (["--pretrained"], "give --pretrained, for timm's, or --weights FILE"),
+        (["--image-size", "0"], "image_size must be at least 1"),
+    ],
+)
+def test_mistakes_are_told_in_a_sentence(
+    words: list[str], more: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, *more]) == 2
+    told = capsys.readouterr().err
+    assert sentence in told
+    assert len(told.splitlines()) == 1
+
+
+def test_the_defaults_are_those_of_python() -> None:
+    from covpool.cli.probe import PLACES, Arguments
+
+    arguments, options = Arguments("birds", pretrained=True), ProbeOptions("resnet50", pretrained=True)
+    for name, value in vars(arguments).items():
+        if name not in PLACES:
+            given = tuple(value.split(",")) if name == "heads" else value
+            assert getattr(options, name) == given
