@@ -87,8 +87,10 @@ def _one_pass(
         features = problem.rows.read(problem.numbers[places])
         x = np.concatenate([features, np.ones((len(features), 1), dtype=np.float32)], axis=1)
         signs, alpha = problem.signs(places), alphas.read(places)
-        before, scores = alpha.copy(), x @ weights.T
-        gradient = signs * scores - 1 + alpha / (2 * problem.c)
+        before = alpha.copy()
+        with np.errstate(invalid="ignore", over="ignore"):  # it is told in a sentence
+            scores = x @ weights.T
+            gradient = signs * scores - 1 + alpha / (2 * problem.c)
         if not np.isfinite(gradient).all():  # no comparison would tell
             raise ValueError("the scores of the SVMs are not finite: delete the features, and make them anew")
         worst = max(worst, float(np.where(alpha > 0, np.abs(gradient), -gradient).max()))
