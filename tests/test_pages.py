@@ -134,7 +134,6 @@ def test_commands_of_the_training_page(tmp_path: Path) -> None:
     for option in re.findall(r"`(--[\w.-]+ [^`]+)`", text):
         if not option.startswith(("--pool", "--compare")):
             parse_training(shlex.split(option))
-            parse(shlex.split(option))
 
 
 def test_scale_page() -> None:
