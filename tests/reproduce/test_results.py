@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,17 @@ def test_tables_are_made_from_the_figures(experiment: object) -> None:
     for file in files:
         results = json.loads(file.read_bytes())
         assert file.with_suffix(".md").read_text() == f"{experiment.table(results)}\n"  # type: ignore[attr-defined]
+
+
+def test_the_page_on_probing_quotes_the_results() -> None:
+    page = (RESULTS.parent / "docs" / "probing.md").read_text(encoding="utf-8")
+    tables = "".join(file.read_text(encoding="utf-8") for file in RESULTS.glob("*/fine_grained--*.md"))
+    if not tables:
+        pytest.skip("there are no results beside the tests")
+    measured = page.partition("## Measured")[2].partition("## From Python")[0]
+    quoted = re.findall(r"\d\d\.\d(?: ± \d\.\d)?", measured)
+    assert len(quoted) > 10
+    assert [number for number in quoted if number not in tables] == []
 
 
 def test_a_row_has_mean_and_deviation() -> None:
