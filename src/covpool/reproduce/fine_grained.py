@@ -166,7 +166,7 @@ def table(results: dict[str, Any]) -> str:
     """For a person, as Markdown."""
     lines = [
         "Percent right on the test, mean ± standard deviation over seeds, scores averaged with the mirror's.",
-        "The backbones are small and frozen, and saw ImageNet, which holds some of the birds of CUB-200-2011.",
+        "The backbones are small and frozen, and saw ImageNet, which holds some of CUB's birds.",
         "Seconds are of training a head on one core that had other work too: an order of magnitude, no more.",
         "",
     ]
