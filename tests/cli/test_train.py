@@ -30,13 +30,14 @@ FROZEN = """
 --loop.device --loop.ema --loop.max-skips --loop.precision --loop.sync-batchnorm --loss.cutmix
 --loss.label-smoothing --loss.mixup --lr --max-bad --max-skips --model --model.backbone
 --model.backbone-options --model.dim --model.drop-rate --model.features --model.head --model.hidden
---model.hidden-batchnorm --model.image-size --model.join --model.keep-resolution --model.normalize --model.num-classes
---model.pool --model.pool-options --model.preprocessing --model.rank --optimizer.classifier-factor
---optimizer.clip --optimizer.decay-norms --optimizer.layer-decay --optimizer.lr --optimizer.momentum
---optimizer.name --optimizer.weight-decay --out --patience --pool --precision --pretrained --print-config
---recipe --schedule.epochs --schedule.final-lr --schedule.head-first --schedule.head-lr --schedule.kind --schedule.milestones --schedule.warmup
---seed --trackers --val-fraction --validation.batch-size --validation.monitor --validation.patience
---validation.refit --weight-decay --weights.bundle --weights.freeze --weights.keep-statistics --weights.key-map --weights.path
+--model.hidden-batchnorm --model.image-size --model.join --model.keep-resolution --model.normalize
+--model.num-classes --model.pool --model.pool-options --model.preprocessing --model.rank
+--optimizer.classifier-factor --optimizer.clip --optimizer.decay-norms --optimizer.layer-decay
+--optimizer.lr --optimizer.momentum --optimizer.name --optimizer.weight-decay --out --patience --pool
+--precision --pretrained --print-config --recipe --schedule.epochs --schedule.final-lr --schedule.head-first
+--schedule.head-lr --schedule.kind --schedule.milestones --schedule.warmup --seed --trackers --val-fraction
+--validation.batch-size --validation.monitor --validation.patience --validation.refit --weight-decay
+--weights.bundle --weights.freeze --weights.keep-statistics --weights.key-map --weights.path
 --weights.pretrained --workers
 """
 
