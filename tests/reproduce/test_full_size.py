@@ -23,7 +23,7 @@ def test_every_recipe_for_imagenet_is_there() -> None:
 def test_arithmetic() -> None:
     resnet = next(row for row in ROWS if row.recipe == "resnet50-imagenet" and not row.changes)
     # 12.9 GFLOP forward by docs/scale.md, and twice that backward.
-    assert resnet.gigaflops() == pytest.approx(3 * 12.86, rel=0.02)
-    rate = 8 * 312e12 * 0.1 / (resnet.gigaflops() * 1e9)
+    assert resnet.gigaflops == pytest.approx(3 * 12.86, rel=0.02)
+    rate = 8 * 312e12 * 0.1 / (resnet.gigaflops * 1e9)
     assert resnet.hours() == pytest.approx(IMAGES * 60 / rate / 3600)
     assert f"| {resnet.row} | 60 | 38.4 |" in "\n".join(lines())

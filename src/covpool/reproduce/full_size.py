@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shlex
 from dataclasses import dataclass, field
@@ -43,6 +44,7 @@ class FullSize:
             words += [f"--{key.replace('_', '-')}", value if isinstance(value, str) else json.dumps(value)]
         return shlex.join(words)
 
+    @functools.cached_property
     def gigaflops(self) -> float:
         """Of an image, forward and backward."""
         recipe = read_recipe(self.recipe, {"model.num_classes": CLASSES, **_as_keys(self.changes)})
@@ -55,7 +57,7 @@ class FullSize:
 
     def images_per_second(self) -> float:
         """What the GPUs compute, or the cores decode, whichever is less."""
-        return min(GPUS * PEAK * SHARE / (self.gigaflops() * 1e9), GPUS * WORKERS * DECODED)
+        return min(GPUS * PEAK * SHARE / (self.gigaflops * 1e9), GPUS * WORKERS * DECODED)
 
     def hours(self) -> float:
         """Of training."""
@@ -105,7 +107,7 @@ def lines() -> list[str]:
         "|---|---|---|---|---|---|",
     ]
     for row in ROWS:
-        cells = [row.row, str(row.epochs()), f"{row.gigaflops():.1f}", f"{row.images_per_second():,.0f}"]
+        cells = [row.row, str(row.epochs()), f"{row.gigaflops:.1f}", f"{row.images_per_second():,.0f}"]
         made.append(f"| {' | '.join([*cells, f'{row.hours():.1f}', row.expected])} |")
     return [*made, "", "```sh", *(f"{row.command()}  # {row.row}" for row in ROWS), "```"]
 

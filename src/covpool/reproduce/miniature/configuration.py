@@ -21,12 +21,14 @@ class Scale:
         alexnet_epochs: of AlexNet.
         resnet_epochs: of the ResNets.
         limit: of the images of each split; ``None`` for all.
+        timed: images in the batches that are timed; the paper's of AlexNet.
     """
 
     classes: int = 25
     alexnet_epochs: int = 8
     resnet_epochs: int = 6
     limit: int | None = None
+    timed: int = 128
 
     def epochs(self, network: str) -> int:
         """Of a network."""
@@ -35,7 +37,7 @@ class Scale:
 
 # What the committed results are of, and what shows that the code runs.
 MINIATURE = Scale()
-SMALLEST = Scale(classes=2, alexnet_epochs=1, resnet_epochs=1, limit=64)
+SMALLEST = Scale(classes=2, alexnet_epochs=1, resnet_epochs=1, limit=64, timed=8)
 
 
 @dataclass(frozen=True)

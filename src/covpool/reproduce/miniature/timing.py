@@ -16,8 +16,6 @@ from covpool.reproduce.miniature.configuration import Configuration, Scale
 from covpool.train.network import make_model
 from covpool.train.processes import joined_processes
 
-# The paper's of AlexNet. In float32: what rivals cost is not to depend on what bfloat16 speeds up.
-BATCH = 128
 SCHEDULE = Schedule(rounds=7, warmup=1, slow_rounds=5)
 
 
@@ -26,10 +24,12 @@ def timed(
     scale: Scale,
     reference: str,
     progress: MakeProgress = silence,
-    batch: int = BATCH,
-    schedule: Schedule = SCHEDULE,
 ) -> dict[str, Any]:
-    """By label: milliseconds an image, and times those of the reference in the same round."""
+    """By label: milliseconds an image, and times those of the reference in the same round.
+
+    In float32: what rivals cost is not to depend on what bfloat16 speeds up.
+    """
+    batch = scale.timed
     both, forward = {}, {}
     with joined_processes("cpu") as processes:
         for label, configuration in configurations.items():
@@ -42,7 +42,7 @@ def timed(
         for what, runs in (("both", both), ("forward", forward)):
             with progress(f"rounds of timing, {what}") as tell:
                 found[what] = time_interleaved(
-                    runs, reference=reference, schedule=schedule, seed=0, tell=tell
+                    runs, reference=reference, schedule=SCHEDULE, seed=0, tell=tell
                 )
     return {
         label: {what: _figures(timings[label], batch) for what, timings in found.items()}
