@@ -9,8 +9,8 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from covpool.drawing.theme import LIGHT, dress, new_figure
 from covpool.reproduce.claims import errors
-from covpool.train.report.theme import LIGHT, dress, new_figure
 
 Results = dict[str, Any]
 # Wide enough for two panels; at half a page letters are as large as the text's.

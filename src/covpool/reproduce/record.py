@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from covpool.drawing.theme import png
 from covpool.models.bundles.durable import replace_file
 from covpool.models.bundles.strict_json import plain_json
 from covpool.models.bundles.tensors import versions
@@ -19,7 +20,6 @@ from covpool.reproduce.experiments.experiment import Experiment
 from covpool.reproduce.figures import empty_figure
 from covpool.reproduce.miniature.configuration import Scale
 from covpool.train.csv_file import csv_bytes
-from covpool.train.report.theme import png
 
 Results = origin.Results
 PACKAGE = "covpool.reproduce"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from covpool.data.image_set import ImageSet
+from covpool.drawing.theme import LIGHT, png
 from covpool.models.bundles.durable import replace_file
 from covpool.train.report.confusion import SHOWN, draw_confusion
 from covpool.train.report.curves import curve_pictures, draw_curves
@@ -15,7 +16,6 @@ from covpool.train.report.intervals import wilson
 from covpool.train.report.page import picture, render
 from covpool.train.report.per_class import ClassRow, errors_by_pair, per_class, per_class_csv
 from covpool.train.report.record import Predictions, read_run
-from covpool.train.report.theme import LIGHT, png
 from covpool.train.report.thumbnails import most_confident_errors, tiles
 from covpool.train.report.worst import draw_worst
 
