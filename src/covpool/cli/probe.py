@@ -104,6 +104,7 @@ def run(arguments: Arguments) -> Result:
             cache=arguments.cache,
             max_cache=arguments.max_cache,
             layout=arguments.layout,
+            tell=progress.tell,
             progress=progress,
         )
     return Result(str(made.folder), made.record["best"], made.record)

@@ -216,6 +216,21 @@ def test_too_much_for_the_disk_is_said_before(birds: Path, tmp_path: Path) -> No
     assert not (tmp_path / "cache").exists()
 
 
+def test_the_size_is_told_before_anything_is_computed(birds: Path, tmp_path: Path) -> None:
+    options, told = dataclasses.replace(OPTIONS, heads=("gap",), seeds=1, epochs=1), []
+    probe(
+        str(birds),
+        options,
+        out=tmp_path / "out",
+        cache=tmp_path / "cache",
+        tell=told.append,
+        progress=lambda what, done, total: told.append(what),
+    )
+    hashed, size, computed = list(dict.fromkeys(told))[:3]
+    assert (hashed, computed) == ("images hashed", "images")
+    assert size == f"features take 73.7 kB in {tmp_path / 'cache'}: 256 numbers of an image and its mirror"
+
+
 def test_averages_alone_take_little_room() -> None:
     maps, averages = Shapes((320, 7, 7), 1280, None), Shapes(None, 1280, None)
     assert maps.bytes(1000) == 2 * 1000 * 2 * (320 * 49 + 1280)

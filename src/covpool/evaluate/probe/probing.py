@@ -34,6 +34,7 @@ from covpool.models.bundles.bundle import save_model
 from covpool.models.config import ModelConfig
 from covpool.models.create import build_model
 from covpool.models.model import PooledClassifier
+from covpool.models.planning.text import human
 from covpool.provenance.source import describe_source
 from covpool.train.processes import joined_processes
 
@@ -65,6 +66,7 @@ def probe(
     cache: str | Path = "probe-cache",
     max_cache: float = 20.0,
     layout: str = "auto",
+    tell: Callable[[str], None] = LOGGER.info,
     progress: Progress = lambda what, done, total: None,
 ) -> Probed:
     """Train heads on a frozen backbone; stopped, it goes on where it was.
@@ -76,6 +78,7 @@ def probe(
         cache: the folder of features, which other calls share.
         max_cache: gigabytes that the features may take.
         layout: of the data.
+        tell: is given a sentence on the size of the features, before they are computed.
         progress: told what is counted, how much of it is done, and how much there is.
 
     Raises:
@@ -86,7 +89,7 @@ def probe(
         if processes.world_size > 1:
             raise ValueError("probing is for one process: a head is trained in minutes")
         return _Probing(
-            data, options, Path(out), Path(cache), max_cache, layout, progress, processes.device
+            data, options, Path(out), Path(cache), max_cache, layout, tell, progress, processes.device
         ).run()
 
 
@@ -101,10 +104,12 @@ class _Probing:
         cache: Path,
         max_cache: float,
         layout: str,
+        tell: Callable[[str], None],
         progress: Progress,
         device: torch.device,
     ) -> None:
-        self.options, self.progress, self.device, self.max_cache = options, progress, device, max_cache
+        self.options, self.device, self.max_cache = options, device, max_cache
+        self.tell, self.progress = tell, progress
         self.sets: dict[str, ImageSet] = {
             str(name): found for name, found in open_splits(data, layout).items()
         }
@@ -171,10 +176,6 @@ class _Probing:
 
     def _check_room(self, extractor: Extractor, folders: dict[str, CacheFolder]) -> None:
         size = sum(extractor.shapes.bytes(len(images)) for images in self.sets.values())
-        shape = "×".join(map(str, extractor.shapes.features or (extractor.shapes.average,)))
-        LOGGER.info(
-            "features of %s numbers an image and mirror, %.2f GB in %s", shape, size / GIGABYTE, self.cache
-        )
         if size / GIGABYTE > self.max_cache:
             raise ValueError(
                 f"features would take {size / GIGABYTE:.1f} GB, more than --max-cache {self.max_cache:g}: "
@@ -190,6 +191,10 @@ class _Probing:
                 f"{self.cache} has room for {free / GIGABYTE:.1f} GB, and the features take "
                 f"{missing / GIGABYTE:.1f}: give another --cache"
             )
+        shape = "×".join(map(str, extractor.shapes.features or (extractor.shapes.average,)))
+        self.tell(
+            f"features take {human(size, 'B')} in {self.cache}: {shape} numbers of an image and its mirror"
+        )
 
     def _row(self, head: str, seed: int, features: dict[str, CachedFeatures]) -> dict[str, Any]:
         """A head with a seed: chosen by, tested, and kept if it is the first seed's."""
