@@ -1,0 +1,14 @@
+"""Folders of features, without a network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from covpool.evaluate.probe.cache import CacheFolder, Shapes
+
+
+def test_bad_images_of_one_folder_are_not_those_of_another(tmp_path: Path) -> None:
+    shapes = Shapes(None, 4, None)
+    first, second = (CacheFolder(tmp_path / name, 3, shapes) for name in ("first", "second"))
+    first.state()["bad"].append(2)
+    assert second.state() == {"done": 0, "bad": [], "seconds": 0.0}
