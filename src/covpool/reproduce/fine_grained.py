@@ -218,7 +218,7 @@ def main(sets: str, runs: str, results: str, *names: str) -> None:
         if names == ("collect",):
             if not file_of_case.exists():
                 continue
-            found = entry(case, json.loads(file_of_case.read_text()))
+            found = entry(case, json.loads(file_of_case.read_bytes()))
         elif names and case.name not in names:
             continue
         else:

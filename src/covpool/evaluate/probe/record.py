@@ -7,11 +7,12 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from covpool.evaluate.results import FILE
+from covpool.evaluate.results import FILE, write_results
 from covpool.models.bundles.durable import replace_file, replace_folder, write_file
-from covpool.provenance.results import check_schema, new_results
+from covpool.models.bundles.strict_json import plain_json
+from covpool.provenance.results import new_results
 
-PACKAGE, PROTOCOL = "covpool.evaluate", "probe"
+PROTOCOL = "probe"
 ROOMS = ("functional", "nn", "models", "data", "evaluate")
 # What may differ between a run and the one that goes on with it.
 FREE = ("seeds", "heads", "workers", "extract_batch", "compile")
@@ -33,10 +34,13 @@ class ProbeFolder:
 
     def check(self, arguments: dict[str, Any]) -> None:
         """Raise if what is there is of another call: before anything is computed."""
-        for name, value in arguments.items():
-            before = self._earlier().get("arguments", arguments).get(name)
-            if name not in FREE and before != json.loads(json.dumps(value)) and self._earlier():
-                raise ValueError(f"{self.path} has results with {name} {before!r}: give another --out")
+        given, earlier = plain_json("arguments", arguments), self._earlier()
+        before = earlier["arguments"] if earlier else given
+        for name, value in given.items():
+            if name not in FREE and before.get(name) != value:
+                raise ValueError(
+                    f"{self.path} has results with {name} {before.get(name)!r}: give another --out"
+                )
 
     def rows_of(self, features: dict[str, str]) -> list[dict[str, Any]]:
         """Those that are there already.
@@ -51,14 +55,12 @@ class ProbeFolder:
 
     def _earlier(self) -> dict[str, Any]:
         file = self.path / FILE
-        found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+        found: dict[str, Any] = json.loads(file.read_bytes()) if file.exists() else {}
         return found
 
     def write(self, record: dict[str, Any]) -> None:
         """In one move; the table for people too."""
-        check_schema(json.loads(json.dumps(record)), PACKAGE, PROTOCOL)
-        self.path.mkdir(parents=True, exist_ok=True)
-        replace_file(self.path / FILE, (json.dumps(record, indent=1) + "\n").encode())
+        write_results(self.path, record)
         replace_file(self.path / "table.md", f"{table(record)}\n".encode())
 
     def keep_best(self, head: str) -> None:
