@@ -27,7 +27,7 @@ from covpool.evaluate.probe.cache import CachedFeatures, CacheFolder
 from covpool.evaluate.probe.extraction import Extractor
 from covpool.evaluate.probe.heads import POOLED_ALREADY, head_config, parse_head
 from covpool.evaluate.probe.options import ProbeOptions
-from covpool.evaluate.probe.record import PROTOCOL, ROOMS, ProbeFolder, new_record, summarised
+from covpool.evaluate.probe.record import PROTOCOL, ProbeFolder, new_record, summarised
 from covpool.evaluate.probe.training import fit_head, head_outputs
 from covpool.evaluate.results import prepare_folder
 from covpool.models.bundles.bundle import save_model
@@ -35,7 +35,6 @@ from covpool.models.config import ModelConfig
 from covpool.models.create import build_model
 from covpool.models.model import PooledClassifier
 from covpool.models.planning.text import human
-from covpool.provenance.source import describe_source
 from covpool.train.processes import joined_processes
 
 LOGGER = logging.getLogger("covpool")
@@ -144,7 +143,9 @@ class _Probing:
         for head in self.options.heads:
             for seed in range(self.options.seeds):
                 if not any((row["head"], row["seed"]) == (head, seed) for row in record["rows"]):
-                    record["rows"].append(self._row(head, seed, features))
+                    # Of this call: what is there already may be of earlier code.
+                    commit = record["source"]["commit"]
+                    record["rows"].append(self._row(head, seed, commit, features))
                     self.folder.write(record)
         record |= summarised(record)
         self.folder.write(record)
@@ -196,11 +197,11 @@ class _Probing:
             f"features take {human(size, 'B')} in {self.cache}: {shape} numbers of an image and its mirror"
         )
 
-    def _row(self, head: str, seed: int, features: dict[str, CachedFeatures]) -> dict[str, Any]:
+    def _row(
+        self, head: str, seed: int, commit: str | None, features: dict[str, CachedFeatures]
+    ) -> dict[str, Any]:
         """A head with a seed: chosen by, tested, and kept if it is the first seed's."""
         train, val, test = features["train"], features.get("val"), features.get("test")
-        # A run may be gone on with by later code than it was begun with.
-        commit = describe_source(ROOMS)["commit"]
         row: dict[str, Any] = {"head": head, "seed": seed, "commit": commit, "val": None, "test": None}
         started = time.monotonic()
         if val is None and self.options.val_fraction:
