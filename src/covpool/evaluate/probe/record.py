@@ -92,9 +92,23 @@ def table(record: dict[str, Any]) -> str:
     named = " | ".join(f"{titles[name]} | {titles[name]}, flip" for name in columns)
     lines = [f"| head | seeds | {named} | seconds |", "|---" * (2 * len(columns) + 3) + "|"]
     for head in heads:
-        cells = [_percent(head[name], key) for name in columns for key in ("top1", "top1_flip")]
+        cells = [percent(head[name], key) for name in columns for key in ("top1", "top1_flip")]
         lines.append(f"| {' | '.join([head['head'], str(head['seeds']), *cells])} | {head['seconds']:.0f} |")
     return "\n".join(lines)
+
+
+def percent(measured: dict[str, Any] | None, key: str) -> str:
+    """A cell of a table: mean ± standard deviation, empty where nothing was measured.
+
+    Example:
+        >>> percent({"top1": {"mean": 0.7061, "sd": 0.0083}}, "top1")
+        '70.6 ± 0.8'
+    """
+    if measured is None:
+        return ""
+    spread = measured[key]
+    deviation = "" if spread["sd"] is None else f" ± {100 * spread['sd']:.1f}"
+    return f"{100 * spread['mean']:.1f}{deviation}"
 
 
 def _summary(name: str, record: dict[str, Any]) -> dict[str, Any]:
@@ -113,11 +127,3 @@ def _summary(name: str, record: dict[str, Any]) -> dict[str, Any]:
 
 def _spread(values: list[float]) -> dict[str, float | None]:
     return {"mean": mean(values), "sd": stdev(values) if len(values) > 1 else None}
-
-
-def _percent(measured: dict[str, Any] | None, key: str) -> str:
-    if measured is None:
-        return ""
-    spread = measured[key]
-    deviation = "" if spread["sd"] is None else f" ± {100 * spread['sd']:.1f}"
-    return f"{100 * spread['mean']:.1f}{deviation}"
