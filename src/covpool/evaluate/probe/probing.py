@@ -24,7 +24,7 @@ from covpool.data.randomness import number
 from covpool.data.sources import open_splits
 from covpool.data.split import split_off
 from covpool.evaluate.probe.cache import CachedFeatures, CacheFolder
-from covpool.evaluate.probe.extraction import Extractor
+from covpool.evaluate.probe.extraction import Extractor, frozen_config
 from covpool.evaluate.probe.heads import POOLED_ALREADY, head_config, parse_head
 from covpool.evaluate.probe.options import ProbeOptions
 from covpool.evaluate.probe.record import PROTOCOL, ProbeFolder, new_record, summarised
@@ -155,11 +155,9 @@ class _Probing:
 
     def _features(self) -> tuple[dict[str, CachedFeatures], dict[str, str]]:
         """Of every split, and their names, once it is clear that they have room."""
-        config = dataclasses.replace(
-            self.backbone, num_classes=0, pool="cov", dim=None, join="gap", keep_resolution=False
-        )
         with_maps = not all(parse_head(head).pool in POOLED_ALREADY for head in self.options.heads)
-        extractor = Extractor(self._built(config), self.options, self.cache, with_maps, self.device)
+        model = self._built(frozen_config(self.backbone))
+        extractor = Extractor(model, self.options, self.cache, with_maps, self.device)
         self.expands = extractor.model.expansion is not None
         folders = {
             split: extractor.folder(images, lambda done, total: self.progress("images hashed", done, total))
