@@ -85,16 +85,23 @@ def summarised(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def table(record: dict[str, Any]) -> str:
-    """For a person, as Markdown: percent, mean ± standard deviation over seeds."""
+    """For a person, as Markdown."""
+    titles, *rows = table_cells(record)
+    first, *others = (f"| {' | '.join(cells)} |" for cells in (titles, *rows))
+    return "\n".join([first, "|---" * len(titles) + "|", *others])
+
+
+def table_cells(record: dict[str, Any]) -> list[list[str]]:
+    """Titles, and a row for every head: percent, mean ± standard deviation over seeds."""
     heads = summarised(record)["heads"]
     columns = [name for name in ("val", "test", "svm") if any(head[name] for head in heads)]
     titles = {"val": "choosing", "test": "test", "svm": "SVM, test"}
-    named = " | ".join(f"{titles[name]} | {titles[name]}, flip" for name in columns)
-    lines = [f"| head | seeds | {named} | seconds |", "|---" * (2 * len(columns) + 3) + "|"]
+    named = [f"{titles[name]}{flip}" for name in columns for flip in ("", ", flip")]
+    rows = [["head", "seeds", *named, "seconds"]]
     for head in heads:
         cells = [percent(head[name], key) for name in columns for key in ("top1", "top1_flip")]
-        lines.append(f"| {' | '.join([head['head'], str(head['seeds']), *cells])} | {head['seconds']:.0f} |")
-    return "\n".join(lines)
+        rows.append([head["head"], str(head["seeds"]), *cells, f"{head['seconds']:.0f}"])
+    return rows
 
 
 def percent(measured: dict[str, Any] | None, key: str) -> str:
