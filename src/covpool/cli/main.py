@@ -34,6 +34,7 @@ VERBS = {
     "plan": Verb("memory and FLOPs of training a network, and the head to take", "models"),
     "predict": Verb("tell the classes of any number of images, into Parquet or CSV", "eval"),
     "probe": Verb("train heads on a frozen backbone in minutes, and keep the best", "eval"),
+    "reproduce": Verb("run a table or figure of the paper again, in miniature, and judge its claims", "eval"),
     "retrieve": Verb("find like images by a bundle's vectors: recall at k, mean average precision", "eval"),
     "shard": Verb("write images into tar shards with an index, for large sets and object stores", "data"),
     "svm": Verb("fit linear SVMs on a trained network's features: the fine-grained protocol", "eval"),
