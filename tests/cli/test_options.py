@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from covpool.cli import check, convert, embed, eval, plan, predict, probe, retrieve, shard, svm
+from covpool.cli import check, convert, embed, eval, plan, predict, probe, reproduce, retrieve, shard, svm
 from covpool.cli.main import VERBS
 from covpool.cli.parser import make_parser
 
@@ -84,6 +84,7 @@ OPTIONS = {
         "--weights",
         "--workers",
     ],
+    "reproduce": ["--budget", "--data", "--out", "--page", "--runs", "--seeds", "--sets"],
     "retrieve": [
         "--at",
         "--batch-size",
@@ -121,6 +122,7 @@ POSITIONALS = {
     "plan": ["backbone"],
     "predict": ["bundle", "data"],
     "probe": ["data"],
+    "reproduce": ["experiment"],
     "retrieve": ["bundle", "data"],
     "shard": ["data"],
     "svm": ["bundle", "data"],
@@ -134,6 +136,7 @@ FILES = {
     "plan": plan,
     "predict": predict,
     "probe": probe,
+    "reproduce": reproduce,
     "retrieve": retrieve,
     "shard": shard,
     "svm": svm,
