@@ -18,7 +18,7 @@ class Arguments:
 
     Attributes:
         bundle: the folder of a trained model.
-        data: an image, or images as for covpool train: those of its last split, spread over it.
+        data: an image, a folder of images, or images as for covpool train: those of its last split.
         out: the folder for the figures, and maps.json with the numbers.
         top: as many classes, the likeliest ones.
         classes: these in their place, as ``[wren,robin]``.

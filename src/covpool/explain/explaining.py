@@ -13,10 +13,10 @@ from torch import Tensor
 from covpool.data.bad_image import BadImageError
 from covpool.data.decode import decode
 from covpool.data.image_set import ImageSet
+from covpool.data.signature import FORMAT_OF
 from covpool.data.sources import open_splits
 from covpool.data.transforms import Preprocessing, evaluation_transform
 from covpool.drawing.theme import png
-from covpool.explain.alignment import shift
 from covpool.explain.evidence import Evidence, explain
 from covpool.explain.figures import Explained, draw_against, draw_classes, draw_pairs, draw_sheet
 from covpool.explain.overlay import seen
@@ -62,7 +62,8 @@ def explain_images(
 
     Args:
         bundle: the folder of a trained model.
-        data: an image, or a collection as for ``covpool train``; of its splits, the last is taken.
+        data: an image, a folder of images, or a collection as for ``covpool train``, whose last split is
+            taken.
         out: the folder for figures and ``maps.json``.
         top: as many classes, the likeliest ones.
         classes: these in their place, by name.
@@ -75,7 +76,6 @@ def explain_images(
         ValueError: in a sentence, if a class or the images are not what they should be.
     """
     model = load_model(bundle).eval()
-    moved = shift(model, Preprocessing.of(model.pretrained_cfg).size)
     names = class_names(model)
     wanted = [_number(names, name) for name in classes]
     rival = None if against is None else _number(names, against)
@@ -85,7 +85,7 @@ def explain_images(
     for number, (name, label, content) in enumerate(images, 1):
         progress(number, len(images))
         try:
-            one = explained(model, content, name, label, [*wanted], rival, top=top, pairs=pairs, shift=moved)
+            one = explained(model, content, name, label, wanted, rival, top=top, pairs=pairs)
         except BadImageError:
             bad += 1
             continue
@@ -111,7 +111,6 @@ def explained(
     *,
     top: int = 3,
     pairs: bool = False,
-    shift: tuple[float, float] = (0.0, 0.0),
 ) -> Explained:
     """One image with the maps of some classes, or of the likeliest, and of a rival."""
     preprocessing = Preprocessing.of(model.pretrained_cfg)
@@ -121,7 +120,7 @@ def explained(
     chosen = list(classes) or logits.topk(min(top, len(logits))).indices.tolist()
     extra = [rival] if rival is not None and rival not in chosen else []
     found = explain(model, image, [*chosen, *extra], pairs=pairs)
-    return Explained(name, seen(image, preprocessing), tuple(found), class_names(model), label, shift)
+    return Explained(name, seen(image, preprocessing), tuple(found), class_names(model), label)
 
 
 def class_names(model: PooledClassifier) -> tuple[str, ...]:
@@ -155,10 +154,14 @@ def _numbers(one: Evidence) -> dict[str, object]:
 
 
 def _images(data: str, limit: int) -> Iterator[tuple[str, str | None, bytes]]:
-    """Name, label where there is one, and bytes."""
+    """Name, label where there is one, and bytes: of a file, of a folder without classes, of a collection."""
     path = Path(data)
     if path.is_file() and path.suffix.lower() not in (".csv", ".tsv", ".tar"):
         yield path.name, None, path.read_bytes()
+        return
+    loose = sorted(one for one in path.iterdir() if one.suffix.lower() in FORMAT_OF) if path.is_dir() else []
+    if loose:
+        yield from ((one.name, None, one.read_bytes()) for one in loose[:limit])
         return
     splits = open_splits(data)
     images: ImageSet = list(splits.values())[-1]

@@ -32,7 +32,6 @@ class Explained:
         found: maps of some classes.
         classes: the names of all.
         label: the name of the right class, where it is known.
-        shift: of the places against a grid, in pixels down and right.
     """
 
     name: str
@@ -40,7 +39,6 @@ class Explained:
     found: tuple[Evidence, ...]
     classes: tuple[str, ...]
     label: str | None = None
-    shift: tuple[float, float] = (0.0, 0.0)
 
     @property
     def title(self) -> str:
@@ -49,7 +47,7 @@ class Explained:
 
     def overlay(self, places: Tensor, largest: float | None = None) -> Image.Image:
         """A map on the picture."""
-        return overlay(self.picture, places, largest, self.shift)
+        return overlay(self.picture, places, largest)
 
 
 def draw_classes(explained: Explained) -> Figure:
@@ -108,8 +106,8 @@ def draw_pairs(explained: Explained, one: Evidence) -> Figure:
     strongest = strongest_pairs(one)
     largest = max((abs(value) for *_, value in strongest), default=1.0)
     for p, q, value in strongest:
-        x = [(place % columns + 0.5) * width / columns + explained.shift[1] for place in (p, q)]
-        y = [(place // columns + 0.5) * height / rows + explained.shift[0] for place in (p, q)]
+        x = [(place % columns + 0.5) * width / columns for place in (p, q)]
+        y = [(place // columns + 0.5) * height / rows for place in (p, q)]
         colour = [part / 255 for part in (FOR if value > 0 else AGAINST)]
         places[0][1].plot(x, y, "o-", color=colour, linewidth=1 + 3 * abs(value) / largest, markersize=4)
     _legend(figure, one.kind)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
@@ -22,12 +24,7 @@ def seen(image: Tensor, preprocessing: Preprocessing) -> Image.Image:
     return Image.fromarray((pixels.clip(0, 1) * 255).round().astype(np.uint8))
 
 
-def overlay(
-    picture: Image.Image,
-    places: Tensor,
-    largest: float | None = None,
-    shift: tuple[float, float] = (0.0, 0.0),
-) -> Image.Image:
+def overlay(picture: Image.Image, places: Tensor, largest: float | None = None) -> Image.Image:
     """The picture in grey under a map.
 
     Args:
@@ -35,12 +32,10 @@ def overlay(
         places: ``(h, w)``.
         largest: the value, positive or negative, that is covered most; the map's own if not given. The same
             for several maps makes them comparable.
-        shift: of the places, as :func:`covpool.explain.alignment.shift` has it.
     """
     map_hw: NDArray[np.float32] = places.detach().cpu().float().numpy()
     largest = float(np.abs(map_hw).max()) if largest is None else largest
-    share = _resized((map_hw / (largest or 1.0)).astype(np.float32), picture.size)
-    share = _shifted(share, shift).clip(-1, 1)
+    share = resized(map_hw / (largest or 1.0), picture.size).clip(-1, 1)
     grey = np.asarray(picture.convert("L").convert("RGB"), dtype=np.float32)
     base = 255 * (1 - FADE) + grey * FADE
     colour = np.where(share[..., None] > 0, np.array(FOR), np.array(AGAINST))
@@ -48,15 +43,7 @@ def overlay(
     return Image.fromarray((base * (1 - cover) + colour * cover).round().clip(0, 255).astype(np.uint8))
 
 
-def _resized(map_hw: NDArray[np.float32], size: tuple[int, int]) -> NDArray[np.float32]:
-    """Smooth between places; bicubic would overshoot."""
+def resized(map_hw: NDArray[Any], size: tuple[int, int]) -> NDArray[np.float32]:
+    """A map at the size of a picture, smooth between places; bicubic would overshoot."""
     smooth = Image.fromarray(map_hw.astype(np.float32)).resize(size, Image.Resampling.BILINEAR)
     return np.asarray(smooth, dtype=np.float32)
-
-
-def _shifted(map_hw: NDArray[np.float32], shift: tuple[float, float]) -> NDArray[np.float32]:
-    """By whole pixels; the edge goes on beyond itself."""
-    for axis, by in enumerate(round(one) for one in shift):
-        rows = np.arange(map_hw.shape[axis]) - by
-        map_hw = map_hw.take(rows.clip(0, map_hw.shape[axis] - 1), axis)
-    return map_hw
