@@ -6,7 +6,21 @@ import re
 
 import pytest
 
-from covpool.cli import check, convert, embed, eval, plan, predict, probe, reproduce, retrieve, shard, svm
+from covpool.cli import (
+    check,
+    convert,
+    diagnose,
+    embed,
+    eval,
+    explain,
+    plan,
+    predict,
+    probe,
+    reproduce,
+    retrieve,
+    shard,
+    svm,
+)
 from covpool.cli.main import VERBS
 from covpool.cli.parser import make_parser
 
@@ -41,6 +55,7 @@ OPTIONS = {
         "--views",
         "--workers",
     ],
+    "diagnose": ["--limit", "--out"],
     "embed": ["--dtype", "--project", "--raw", "--seed", *BULK],
     "plan": [
         "--backbone-options",
@@ -84,6 +99,7 @@ OPTIONS = {
         "--weights",
         "--workers",
     ],
+    "explain": ["--against", "--classes", "--limit", "--out", "--pairs", "--top"],
     "reproduce": ["--budget", "--data", "--out", "--page", "--runs", "--seeds", "--sets"],
     "retrieve": [
         "--at",
@@ -122,6 +138,8 @@ POSITIONALS = {
     "plan": ["backbone"],
     "predict": ["bundle", "data"],
     "probe": ["data"],
+    "diagnose": ["bundle", "data"],
+    "explain": ["bundle", "data"],
     "reproduce": ["experiment"],
     "retrieve": ["bundle", "data"],
     "shard": ["data"],
@@ -140,6 +158,8 @@ FILES = {
     "retrieve": retrieve,
     "shard": shard,
     "svm": svm,
+    "diagnose": diagnose,
+    "explain": explain,
 }
 
 

@@ -28,6 +28,7 @@ VERBS = {
     "bench": Verb("time and memory of the pooling methods on this machine, beside the paper's", "bench"),
     "check": Verb("find what is wrong with a collection of images, before training on it", "data"),
     "convert": Verb("turn a released checkpoint of fast-MPN-COV into a bundle", "models"),
+    "diagnose": Verb("look at a network's covariances on images, and say what is amiss", "train"),
     "embed": Verb("write the vectors of any number of images, for search and other classifiers", "eval"),
     "eval": Verb("try a bundle on images: accuracy with intervals, calibration, confusions", "eval"),
     "explain": Verb(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,14 +12,12 @@ from torch import Tensor
 
 from covpool.data.bad_image import BadImageError
 from covpool.data.decode import decode
-from covpool.data.image_set import ImageSet
-from covpool.data.signature import FORMAT_OF
-from covpool.data.sources import open_splits
 from covpool.data.transforms import Preprocessing, evaluation_transform
 from covpool.drawing.theme import png
 from covpool.explain.evidence import Evidence, explain
 from covpool.explain.figures import Explained, draw_against, draw_classes, draw_pairs, draw_sheet
 from covpool.explain.overlay import seen
+from covpool.explain.some_images import some_images
 from covpool.models.bundles.bundle import load_model
 from covpool.models.bundles.durable import replace_file
 from covpool.models.model import PooledClassifier
@@ -80,7 +78,7 @@ def explain_images(
     wanted = [_number(names, name) for name in classes]
     rival = None if against is None else _number(names, against)
     out.mkdir(parents=True, exist_ok=True)
-    images = list(_images(data, limit))
+    images = list(some_images(data, limit))
     made, rows, bad = [], [], 0
     for number, (name, label, content) in enumerate(images, 1):
         progress(number, len(images))
@@ -151,23 +149,6 @@ def _numbers(one: Evidence) -> dict[str, object]:
     first = None if one.first_order is None else one.first_order.tolist()
     kept = {"logit": one.logit, "kind": one.kind, "rest": one.rest, "gap": gap(one)}
     return {**kept, "places": one.places.tolist(), "first_order": first}
-
-
-def _images(data: str, limit: int) -> Iterator[tuple[str, str | None, bytes]]:
-    """Name, label where there is one, and bytes: of a file, of a folder without classes, of a collection."""
-    path = Path(data)
-    if path.is_file() and path.suffix.lower() not in (".csv", ".tsv", ".tar"):
-        yield path.name, None, path.read_bytes()
-        return
-    loose = sorted(one for one in path.iterdir() if one.suffix.lower() in FORMAT_OF) if path.is_dir() else []
-    if loose:
-        yield from ((one.name, None, one.read_bytes()) for one in loose[:limit])
-        return
-    splits = open_splits(data)
-    images: ImageSet = list(splits.values())[-1]
-    # Spread over the set: a folder by class would show its first class alone.
-    for i in range(0, len(images), max(len(images) // limit, 1))[:limit]:
-        yield images.name(i), images.classes[int(images.labels[i])], images.read(i)
 
 
 def _number(names: tuple[str, ...], name: str) -> int:

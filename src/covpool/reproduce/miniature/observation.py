@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from covpool.data.decode import decode
 from covpool.data.transforms import Preprocessing, evaluation_transform
+from covpool.explain.spectrum import summed_up
 from covpool.functional import covariance, triu_unvec
 from covpool.models.model import PooledClassifier
 from covpool.reproduce.miniature.configuration import Configuration, Scale
-from covpool.reproduce.spectra.figures import summed_up
 from covpool.train.checkpoint import list_checkpoints, read_checkpoint
 from covpool.train.network import make_model
 from covpool.train.processes import joined_processes
