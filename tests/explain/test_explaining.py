@@ -108,4 +108,4 @@ def test_strongest_pairs() -> None:
     pairs[0, 2] = pairs[2, 0] = -3.0
     pairs[0, 1] = pairs[1, 0] = 9.0  # neighbours
     one = Evidence(0, 0.0, "exact", torch.zeros(3, 3), None, 0.0, pairs)
-    assert strongest_pairs(one) == [(0, 2, -6.0), (0, 8, 4.0)]
+    assert strongest_pairs(one) == [(0, 8, 4.0), (0, 2, -6.0)]

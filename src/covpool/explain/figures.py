@@ -18,8 +18,8 @@ from covpool.explain.evidence import Evidence
 from covpool.explain.overlay import AGAINST, FOR, overlay
 
 SIDE, LETTERS, COLUMNS = 2.3, 26, 4
-# Pairs that are drawn, and places that they must be apart: neighbours see much the same.
-PAIRS, APART = 8, 2.0
+# Pairs that are drawn of either sign, and places that they must be apart: neighbours see much the same.
+PAIRS, APART = 4, 2.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +79,7 @@ def draw_against(explained: Explained, this: Evidence, that: Evidence) -> Figure
     figure, places = _panels(2, 1)
     names = [_named(explained.classes[one.label]) for one in (this, that)]
     _show(places[0][0], explained.picture, explained.title, "")
-    title = f"{names[0]}, not {names[1]}"
+    title = f"{names[0]},\nnot {names[1]}"
     words = f"{this.logit:.2f} - {that.logit:.2f} = {this.logit - that.logit:+.2f}"
     _show(places[0][1], explained.overlay(difference), title, words)
     _legend(figure, this.kind)
@@ -115,7 +115,7 @@ def draw_pairs(explained: Explained, one: Evidence) -> Figure:
 
 
 def strongest_pairs(one: Evidence) -> list[tuple[int, int, float]]:
-    """Two places and what they add together, both ways, strongest first; neighbours are left out."""
+    """Two places and what they add together, both ways: those that add most, then those that take most."""
     assert one.pairs is not None
     rows, columns = one.places.shape
     n = rows * columns
@@ -124,8 +124,11 @@ def strongest_pairs(one: Evidence) -> list[tuple[int, int, float]]:
     both = (one.pairs + one.pairs.T).cpu() * (
         (distance >= APART) & (torch.arange(n)[:, None] < torch.arange(n))
     )
-    order = both.abs().flatten().argsort(descending=True)[:PAIRS].tolist()
-    return [(i // n, i % n, float(both.flatten()[i])) for i in order if both.flatten()[i] != 0]
+    order = both.flatten().argsort(descending=True).tolist()
+    chosen = [*order[:PAIRS], *reversed(order[-PAIRS:])]
+    return [
+        (i // n, i % n, float(both.flatten()[i])) for i in dict.fromkeys(chosen) if both.flatten()[i] != 0
+    ]
 
 
 def draw_sheet(explained: Sequence[Explained]) -> Figure:

@@ -37,7 +37,7 @@ EXACT, GRAD_CAM, CENTRE, RANDOM = "exact map", "Grad-CAM", "centre first", "rand
 def run(bundle: Path, data: Path, count: int) -> dict[str, Any]:
     """Every map of every image; images are spread over the test split."""
     model = load_model(bundle).eval()
-    rows = []
+    rows: list[dict[str, list[float]]] = []
     for image in _images(model, data, count):
         with torch.inference_mode():
             label = int(model(image[None]).argmax())
@@ -90,9 +90,9 @@ def table(results: dict[str, Any]) -> str:
     about = results["arguments"]
     lines = [
         f"{about['images']} test images, {about['model']} with {about['pool']}: the area under the "
-        "probability of the class against the share of the image that is blurred away (deletion, less is better) or "
-        "brought in (insertion, more is better), mean ± standard error; in how many images of a hundred the "
-        "exact map is the better one.",
+        "probability of the class against the share of the image that is blurred away (deletion, less is "
+        "better) or brought in (insertion, more is better), mean ± standard error; in how many images of a "
+        "hundred the exact map is the better one.",
         "",
         "| order of places | deletion | insertion | exact is better: deletion | insertion |",
         "|---|---|---|---|---|",

@@ -22,6 +22,13 @@ pixels, {val:,} to test on), in minutes on a CPU, by networks of the same form w
 channels or fewer. Whether a difference has the sign that the paper reports can be seen at this size; how
 large it is cannot. Errors are those of the last epoch.
 
+```sh
+pip install 'covpool[eval]'
+covpool reproduce figure2 --data tiny-imagenet-200          # one of them; stopped, it goes on where it was
+covpool reproduce all --data tiny-imagenet-200 --budget 8h  # all that fits: fewer seeds, never fewer rows
+covpool reproduce table7 --sets SETS                        # CUB-200-2011, Cars and Flowers-102, by class
+```
+
 Of {claims} claims: {counted}.
 
 **Verdicts.** A difference ± its standard error, from the spread of seeds pooled over the experiment, is
