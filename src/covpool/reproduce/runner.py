@@ -21,6 +21,8 @@ from covpool.reproduce.miniature.training import is_done, trained
 from covpool.train.durations import duration
 
 Tell = Callable[[str], object]
+# Seeds that are looked for among the runs that are done: more of them than were asked for this time may be.
+MOST_SEEDS = 20
 
 
 @dataclass(frozen=True)
@@ -91,8 +93,8 @@ def run_experiments(
         trained(configuration, place.scale, place.images, place.runs)
         for experiment in experiments:
             if configuration in [one for _, one in experiment.configurations(seeds)]:
-                record.write(collected(experiment, place, seeds), place.out)
-    return [file for experiment in experiments for file in finished(experiment, place, seeds, progress)]
+                record.write(collected(experiment, place), place.out)
+    return [file for experiment in experiments for file in finished(experiment, place, progress)]
 
 
 def plan(experiments: Sequence[Experiment], seeds: int) -> list[Configuration]:
@@ -105,12 +107,12 @@ def plan(experiments: Sequence[Experiment], seeds: int) -> list[Configuration]:
     return sorted(wanted.values(), key=lambda configuration: configuration.seed)
 
 
-def collected(experiment: Experiment, place: Place, seeds: int) -> dict[str, Any]:
-    """The results so far: runs that are done, and what was timed and observed before."""
+def collected(experiment: Experiment, place: Place) -> dict[str, Any]:
+    """The results so far: all runs that are done, and what was timed and observed before."""
     results = record.new_results(experiment, place.scale)
     results["runs"] = [
         {"label": label, **trained(configuration, place.scale, place.images, place.runs)}
-        for label, configuration in experiment.configurations(seeds)
+        for label, configuration in experiment.configurations(MOST_SEEDS)
         if is_done(configuration, place.runs)
     ]
     try:
@@ -122,9 +124,9 @@ def collected(experiment: Experiment, place: Place, seeds: int) -> dict[str, Any
     return results
 
 
-def finished(experiment: Experiment, place: Place, seeds: int, progress: MakeProgress) -> list[Path]:
+def finished(experiment: Experiment, place: Place, progress: MakeProgress) -> list[Path]:
     """Time and look into what is to be, and write everything."""
-    results = collected(experiment, place, seeds)
+    results = collected(experiment, place)
     rows = {row.label: row.configuration for row in experiment.rows}
     if experiment.reference is not None and not results["times"]:
         results["times"] = timed(rows, place.scale, experiment.reference, progress)

@@ -21,12 +21,12 @@ class Row:
     Attributes:
         label: in the table.
         configuration: with the first seed.
-        seeds: how many are wanted: as many as asked for where a claim rests on it, or one.
+        seeds: how many there are at most; ``None`` where a claim rests on it: as many as are asked for.
     """
 
     label: str
     configuration: Configuration
-    seeds: int = 3
+    seeds: int | None = None
 
 
 @dataclass(frozen=True)
@@ -61,5 +61,5 @@ class Experiment:
             (row.label, replace(row.configuration, seed=seed))
             for seed in range(seeds)
             for row in self.rows
-            if seed < row.seeds
+            if row.seeds is None or seed < row.seeds
         ]
