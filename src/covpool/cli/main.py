@@ -30,6 +30,7 @@ VERBS = {
     "convert": Verb("turn a released checkpoint of fast-MPN-COV into a bundle", "models"),
     "embed": Verb("write the vectors of any number of images, for search and other classifiers", "eval"),
     "eval": Verb("try a bundle on images: accuracy with intervals, calibration, confusions", "eval"),
+    "export": Verb("turn a bundle into ONNX and torch.export files, and prove that they agree", "export"),
     "lr-find": Verb("raise the learning rate until the loss explodes, and suggest one for training", "train"),
     "plan": Verb("memory and FLOPs of training a network, and the head to take", "models"),
     "predict": Verb("tell the classes of any number of images, into Parquet or CSV", "eval"),
