@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,7 +17,9 @@ from covpool.models.bundles.durable import write_file
 def write_torch(traced: Traced, path: Path, metadata: Mapping[str, str]) -> None:
     """Write it, with metadata as extra files, each of the name of its key."""
     buffer = io.BytesIO()
-    torch.export.save(traced.program, buffer, extra_files=dict(metadata))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of weights with the channels last, which it saves all the same
+        torch.export.save(traced.program, buffer, extra_files=dict(metadata))
     write_file(path, buffer.getvalue())
 
 
