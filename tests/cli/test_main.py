@@ -13,7 +13,7 @@ from typing import Any, Literal
 import pytest
 
 import covpool
-from covpool.cli import check, convert, embed, eval, plan, predict, probe, retrieve, shard, svm
+from covpool.cli import check, convert, embed, eval, export, plan, predict, probe, retrieve, shard, svm
 from covpool.cli.main import VERBS, main
 from covpool.cli.parser import make_parser
 
@@ -47,6 +47,22 @@ OPTIONS = {
         "--workers",
     ],
     "embed": ["--dtype", "--project", "--raw", "--seed", *BULK],
+    "export": [
+        "--batch-size",
+        "--calibration",
+        "--compile",
+        "--data",
+        "--force",
+        "--formats",
+        "--free-size",
+        "--images",
+        "--layout",
+        "--out",
+        "--preprocessing",
+        "--rounds",
+        "--split",
+        "--workers",
+    ],
     "plan": [
         "--backbone-options",
         "--batch-size",
@@ -122,6 +138,7 @@ POSITIONALS = {
     "convert": ["file", "folder"],
     "embed": ["bundle", "data"],
     "eval": ["bundle", "data"],
+    "export": ["bundle"],
     "plan": ["backbone"],
     "predict": ["bundle", "data"],
     "probe": ["data"],
@@ -134,6 +151,7 @@ FILES = {
     "convert": convert,
     "embed": embed,
     "eval": eval,
+    "export": export,
     "plan": plan,
     "predict": predict,
     "probe": probe,

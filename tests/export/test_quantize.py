@@ -5,7 +5,7 @@ import pytest
 from onnx import ModelProto, TensorProto
 
 from covpool.export.onnx_file import backbone_nodes
-from covpool.export.quantize import to_int8
+from covpool.export.quantize import quantized_nodes, to_int8
 from tests.export.conftest import Prepared
 from tests.export.onnx_graphs import named, producers
 
@@ -13,13 +13,13 @@ from tests.export.onnx_graphs import named, producers
 @pytest.fixture(scope="module")
 def quantized(prepared: Prepared) -> ModelProto:
     noise = np.random.default_rng(0).integers(0, 256, (4, 64, 64, 3), dtype=np.uint8)
-    return to_int8(prepared.model, iter([noise[:2], noise[2:]]))
+    return to_int8(prepared.model, [noise[:2], noise[2:]])
 
 
-def test_every_convolution_of_the_backbone_is_quantised_by_channel(
+def test_convolutions_of_the_backbone_are_quantised_by_channel(
     prepared: Prepared, quantized: ModelProto
 ) -> None:
-    inside, made = backbone_nodes(prepared.model), producers(quantized)
+    inside, made = quantized_nodes(prepared.model), producers(quantized)
     weights = {weight.name: weight for weight in quantized.graph.initializer}
     convolutions = [node for node in named(quantized, "Conv") if node.name in inside]
     assert len(convolutions) == len([n for n in named(prepared.model, "Conv") if n.name in inside]) > 3
@@ -51,3 +51,13 @@ def test_outside_the_backbone_only_its_output_comes_from_int8(
         if name in made and made[name].op_type == "DequantizeLinear"
     }
     assert len(entered) <= 1
+
+
+def test_the_first_layers_stay(prepared: Prepared, quantized: ModelProto) -> None:
+    backbone, inside = backbone_nodes(prepared.model), quantized_nodes(prepared.model)
+    assert inside < backbone
+    layers = [node for node in named(quantized, "Conv") if node.name in backbone]
+    made = producers(quantized)
+    is_float = [node.input[1] not in made for node in layers]
+    assert is_float == [True] * 3 + [False] * (len(layers) - 3)
+    assert len(layers) == 15

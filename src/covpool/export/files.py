@@ -63,7 +63,7 @@ def _converted(job: Job, model: ModelProto, precision: str, progress: Progress) 
         pixels = job.source.pixels(job.calibration, job.preprocessing, progress)
         takes_pixels = job.options.takes_pixels
         return to_int8(
-            model, (graph_input(batch, job.preprocessing, takes_pixels=takes_pixels) for batch in pixels)
+            model, [graph_input(batch, job.preprocessing, takes_pixels=takes_pixels) for batch in pixels]
         )
     return model
 
