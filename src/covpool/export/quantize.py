@@ -1,7 +1,7 @@
 """The backbone of an ONNX graph in int8, and all else in float32: ONNX Runtime's static quantisation.
 
-Rounded as usual, weights and all, EfficientNet-Lite0 told another sparrow on six of a hundred photographs. So
-weights are rounded such that their errors cancel (:mod:`covpool.export.rounding`), and the first layers, whose
+Rounded as usual, EfficientNet-Lite0 told another sparrow than in float32 on six of a hundred photographs. So
+weights are rounded such that errors cancel (:mod:`covpool.export.rounding`), and the first layers, whose
 errors were the largest by far and which hold hardly any weights, stay in float32.
 """
 
