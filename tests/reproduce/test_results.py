@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from covpool.reproduce import bulk, fine_grained, fine_tuning, sparrows, spectra, tiny10
+from covpool.reproduce import bulk, exports, fine_grained, fine_tuning, sparrows, spectra, tiny10
 
 RESULTS = Path(__file__).parents[2] / "results"
 
 
-EXPERIMENTS = [bulk, fine_grained, fine_tuning, sparrows, spectra, tiny10]
+EXPERIMENTS = [bulk, exports, fine_grained, fine_tuning, sparrows, spectra, tiny10]
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda module: module.__name__)

@@ -61,8 +61,7 @@ def run(arguments: Arguments) -> Exported:
     """Export, and compare."""
     from covpool.cli.parser import part_of
     from covpool.cli.progress import Progress
-    from covpool.export import export_model
-    from covpool.export.options import ExportOptions
+    from covpool.export import ExportOptions, export_model
 
     if arguments.out is None:
         raise ValueError("where should the files go? give --out")

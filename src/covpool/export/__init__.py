@@ -2,6 +2,7 @@
 
 from covpool.export.exporting import ExportReport, export_model
 from covpool.export.metadata import read_metadata
+from covpool.export.options import ExportOptions
 from covpool.export.verdict import ExportRefusedError
 
-__all__ = ["ExportRefusedError", "ExportReport", "export_model", "read_metadata"]
+__all__ = ["ExportOptions", "ExportRefusedError", "ExportReport", "export_model", "read_metadata"]
