@@ -52,6 +52,11 @@ def test_methods_page(capsys: pytest.CaptureFixture[str]) -> None:
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(methods())
 
 
+def test_explain_page(capsys: pytest.CaptureFixture[str]) -> None:
+    run_code(ROOT / "docs" / "explain.md")
+    assert capsys.readouterr().out.splitlines()[0] == "exact (10, 10) (100, 100) True"
+
+
 def test_links_between_pages() -> None:
     """Every file that a page links to is there, and every test that one names."""
     pages = [README, *(ROOT / "docs").glob("*.md")]

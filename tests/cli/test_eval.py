@@ -41,7 +41,7 @@ def test_as_a_person_runs_it(
     assert lines[0] == "17 images of test, 6 classes"
     assert f"top-1                     {100 * results['metrics']['top1']:6.1f}   {low} to {high}" in lines
     assert lines[-2:] == [
-        "1 images could not be used and were left out: evaluation/bad_images.csv",
+        "bad images: 1, left out; evaluation/bad_images.csv says why",
         "results: evaluation/results.json",
     ]
     assert main(["eval", "bundle", "birds", "--workers", "0", "--json"]) == 0

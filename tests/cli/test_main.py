@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -13,152 +12,7 @@ from typing import Any, Literal
 import pytest
 
 import covpool
-from covpool.cli import check, convert, embed, eval, export, plan, predict, probe, retrieve, shard, svm
 from covpool.cli.main import VERBS, main
-from covpool.cli.parser import make_parser
-
-# Every option of every verb: to take one away is to break somebody's script.
-SHARED = ["--debug", "--help", "--json"]
-BULK = [
-    "--actors",
-    "--batch-size",
-    "--device",
-    "--engine",
-    "--flip",
-    "--format",
-    "--out",
-    "--precision",
-    "--ray-address",
-    "--rows-per-file",
-    "--workers",
-]
-OPTIONS = {
-    "check": ["--layout", "--output", "--workers"],
-    "convert": ["--classes", "--steps"],
-    "eval": [
-        "--batch-size",
-        "--device",
-        "--layout",
-        "--out",
-        "--precision",
-        "--seed",
-        "--split",
-        "--views",
-        "--workers",
-    ],
-    "embed": ["--dtype", "--project", "--raw", "--seed", *BULK],
-    "export": [
-        "--batch-size",
-        "--calibration",
-        "--compile",
-        "--data",
-        "--force",
-        "--formats",
-        "--free-size",
-        "--images",
-        "--layout",
-        "--out",
-        "--preprocessing",
-        "--rounds",
-        "--split",
-        "--workers",
-    ],
-    "plan": [
-        "--backbone-options",
-        "--batch-size",
-        "--dim",
-        "--head",
-        "--hidden",
-        "--image-size",
-        "--join",
-        "--keep-resolution",
-        "--num-classes",
-        "--optimizer",
-        "--pool",
-        "--pool-options",
-        "--precision",
-        "--rank",
-    ],
-    "probe": [
-        "--batch-size",
-        "--cache",
-        "--compile",
-        "--device",
-        "--dim",
-        "--drop-rate",
-        "--epochs",
-        "--heads",
-        "--image-size",
-        "--key-map",
-        "--layout",
-        "--lr",
-        "--max-cache",
-        "--model",
-        "--out",
-        "--precision",
-        "--preprocessing",
-        "--pretrained",
-        "--seeds",
-        "--svm-seeds",
-        "--val-fraction",
-        "--weight-decay",
-        "--weights",
-        "--workers",
-    ],
-    "retrieve": [
-        "--at",
-        "--batch-size",
-        "--device",
-        "--engine",
-        "--gallery",
-        "--layout",
-        "--out",
-        "--precision",
-        "--split",
-        "--workers",
-    ],
-    "predict": ["--top", *BULK],
-    "shard": ["--classes", "--index", "--layout", "--megabytes", "--output", "--seed", "--val-fraction"],
-    "svm": [
-        "--batch-size",
-        "--c",
-        "--calibrate",
-        "--device",
-        "--features",
-        "--layout",
-        "--max-memory",
-        "--out",
-        "--precision",
-        "--split",
-        "--workers",
-    ],
-}
-POSITIONALS = {
-    "check": ["data"],
-    "convert": ["file", "folder"],
-    "embed": ["bundle", "data"],
-    "eval": ["bundle", "data"],
-    "export": ["bundle"],
-    "plan": ["backbone"],
-    "predict": ["bundle", "data"],
-    "probe": ["data"],
-    "retrieve": ["bundle", "data"],
-    "shard": ["data"],
-    "svm": ["bundle", "data"],
-}
-FILES = {
-    "check": check,
-    "convert": convert,
-    "embed": embed,
-    "eval": eval,
-    "export": export,
-    "plan": plan,
-    "predict": predict,
-    "probe": probe,
-    "retrieve": retrieve,
-    "shard": shard,
-    "svm": svm,
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,29 +43,6 @@ def pretend(monkeypatch: pytest.MonkeyPatch, run: Any) -> None:
 
 def process(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=300)
-
-
-def test_every_verb_has_a_file_and_a_line() -> None:
-    # The options of the others have tests of their own.
-    assert VERBS.keys() == OPTIONS.keys() | {"bench", "lr-find", "train"}
-    assert OPTIONS.keys() == FILES.keys()
-    assert list(VERBS) == sorted(VERBS)
-    assert all(verb.summary and "\n" not in verb.summary for verb in VERBS.values())
-
-
-@pytest.mark.parametrize("verb", OPTIONS)
-def test_options(verb: str) -> None:
-    text = make_parser(f"covpool {verb}", FILES[verb].Arguments).format_help()
-    assert sorted(set(re.findall(r"--[\w-]+", text))) == sorted(OPTIONS[verb] + SHARED)
-    usage = text.partition("\n\n")[0].split()
-    assert usage[-len(POSITIONALS[verb]) :] == POSITIONALS[verb]
-
-
-@pytest.mark.parametrize("verb", OPTIONS)
-def test_every_option_is_described(verb: str) -> None:
-    parser = make_parser(f"covpool {verb}", FILES[verb].Arguments)
-    assert [action.dest for action in parser._actions if not action.help] == []
-    assert "``" not in parser.format_help()
 
 
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:

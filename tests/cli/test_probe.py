@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -39,9 +40,14 @@ def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_a_table_and_where_the_best_is(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 0
-    printed = capsys.readouterr().out.splitlines()
-    assert printed[0] == "| head | seeds | choosing | choosing, flip | test | test, flip | seconds |"
-    assert [line.split()[1] for line in printed[2:4]] == ["gap", "isqrt_cov"]
+    told = capsys.readouterr()
+    assert told.err == "features take 38.4 kB in probe-cache: 96×2×2 numbers of an image and its mirror\n"
+    printed = told.out.splitlines()
+    titles = ["head", "seeds", "choosing", "choosing, flip", "test", "test, flip", "seconds"]
+    assert re.split("  +", printed[0]) == titles
+    assert [line.split()[0] for line in printed[1:3]] == ["gap", "isqrt_cov"]
+    assert len({len(line) for line in printed[:3]}) == 1
+    assert not printed[3]
     assert printed[4].startswith("best where it was chosen: ")
     assert printed[4].endswith("in probe/bundle")
     assert printed[5] == "results: probe/results.json"

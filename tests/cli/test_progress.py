@@ -7,7 +7,7 @@ import io
 import pytest
 
 from covpool.cli import progress
-from covpool.cli.progress import Progress
+from covpool.cli.progress import NamedProgress, Progress
 
 
 class Terminal(io.StringIO):
@@ -56,6 +56,19 @@ def test_what_is_left_is_cleared_after_an_error() -> None:
     with pytest.raises(KeyError), Progress("images", stream):
         raise KeyError
     assert stream.getvalue().endswith("\r\x1b[K")
+
+
+def test_a_sentence_has_a_line_of_its_own(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress.sys, "stderr", stream := Terminal())
+    with NamedProgress() as named:
+        named("images", 0, 4)
+        clock.append(102.0)
+        named("images", 2, 4)
+        named.tell("features take 1.00 MB")
+    assert stream.getvalue() == (
+        "\r[###############               ] 2 of 4 images, 2 s left\x1b[K"
+        "\r\x1b[Kfeatures take 1.00 MB\n\r\x1b[K"
+    )
 
 
 @pytest.mark.parametrize(("left", "text"), [(0.4, "0 s"), (59.6, "1 min 0 s"), (3599.7, "1 h 0 min")])

@@ -42,7 +42,7 @@ def test_as_a_person_runs_it(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert images == "of 18 test images; 0 could not be used"
     assert solved.startswith("3 SVMs of 36 rows of 36 numbers, by LinearSVC in ")
     assert saved == f"saved in {out}; the features in {out}.features may be deleted"
-    assert told.err.splitlines()[0] == f"features take 0.0 GB in {out}.features"
+    assert told.err.splitlines()[0] == f"features take 5.18 kB in {out}.features"
     assert load_model(out).config.normalize == "l2"
     assert main(["svm", bundle, data, "--out", out, "--json"]) == 0
     accuracy = json.loads(capsys.readouterr().out)["accuracy"]

@@ -4,16 +4,33 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
-from covpool.reproduce import bulk, exports, fine_grained, fine_tuning, sparrows, spectra, tiny10
+from covpool import __version__
+from covpool.reproduce import (
+    bulk,
+    exports,
+    fine_grained,
+    fine_tuning,
+    location_maps,
+    record,
+    sparrows,
+    spectra,
+    tiny10,
+)
+from covpool.reproduce.experiments import EXPERIMENTS as OF_THE_PAPER
+from covpool.reproduce.experiments.experiment import Experiment
+from covpool.reproduce.page import page
 
 RESULTS = Path(__file__).parents[2] / "results"
 
 
-EXPERIMENTS = [bulk, exports, fine_grained, fine_tuning, sparrows, spectra, tiny10]
+EXPERIMENTS = [bulk, exports, fine_grained, fine_tuning, location_maps, sparrows, spectra, tiny10]
+TRAINED = [experiment for experiment in OF_THE_PAPER.values() if isinstance(experiment, Experiment)]
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda module: module.__name__)
@@ -25,6 +42,30 @@ def test_tables_are_made_from_the_figures(experiment: object) -> None:
     for file in files:
         results = json.loads(file.read_bytes())
         assert file.with_suffix(".md").read_text() == f"{experiment.table(results)}\n"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("experiment", TRAINED, ids=lambda experiment: experiment.name)
+def test_experiments_follow_their_schema_and_can_be_drawn(experiment: Experiment, tmp_path: Path) -> None:
+    files = sorted(RESULTS.glob(f"*/{experiment.name}--*.json"))
+    if not files:
+        pytest.skip("there are no results beside the tests")
+    for file in files:
+        copy = tmp_path / file.name
+        shutil.copy(file, copy)
+        for made in record.render(experiment, copy):  # checks the schema
+            committed = file.with_suffix(made.suffix)
+            if made.suffix == ".png":  # matplotlib's versions differ in a pixel here and there
+                with Image.open(made) as new, Image.open(committed) as old:
+                    assert new.size == old.size
+            else:
+                assert made.read_text() == committed.read_text()
+
+
+def test_the_page_of_results_is_made_from_the_results() -> None:
+    committed = RESULTS.parent / "docs" / "results.md"
+    if not committed.exists():
+        pytest.skip("there are no pages beside the tests")
+    assert committed.read_text(encoding="utf-8") == page(RESULTS / __version__, f"../results/{__version__}")
 
 
 def test_the_page_on_probing_quotes_the_results() -> None:

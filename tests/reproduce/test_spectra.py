@@ -13,13 +13,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from covpool.explain.spectrum import summed_up
 from covpool.functional import covariance, triu_unvec
 from covpool.nn import CovPool
 from covpool.nn.pooling import METHODS
 from covpool.reproduce.spectra import run, table
 from covpool.reproduce.spectra.__main__ import main
 from covpool.reproduce.spectra.curves import CURVES, EXACT_ROOTS, NOT_OF_EIGENVALUES, STEPS, Curve
-from covpool.reproduce.spectra.figures import summed_up
 from covpool.reproduce.spectra.picture import draw
 from covpool.reproduce.spectra.real import bins, damped, photographs, real
 from covpool.reproduce.spectra.synthetic import ZEROS, known_spectrum, synthetic

@@ -37,7 +37,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 @pytest.fixture
 def _no_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures take seconds to draw, and one test looks at them."""
-    monkeypatch.setattr("covpool.train.report.write_report", lambda folder, images: folder)
+    monkeypatch.setattr("covpool.train.report.write_report", lambda folder, images, model: folder)
 
 
 @needs_tiny10

@@ -28,13 +28,18 @@ VERBS = {
     "bench": Verb("time and memory of the pooling methods on this machine, beside the paper's", "bench"),
     "check": Verb("find what is wrong with a collection of images, before training on it", "data"),
     "convert": Verb("turn a released checkpoint of fast-MPN-COV into a bundle", "models"),
+    "diagnose": Verb("look at a network's covariances on images, and say what is amiss", "train"),
     "embed": Verb("write the vectors of any number of images, for search and other classifiers", "eval"),
     "eval": Verb("try a bundle on images: accuracy with intervals, calibration, confusions", "eval"),
+    "explain": Verb(
+        "draw where in an image the evidence for a class is: maps that sum to the logit", "train"
+    ),
     "export": Verb("turn a bundle into ONNX and torch.export files, and prove that they agree", "export"),
     "lr-find": Verb("raise the learning rate until the loss explodes, and suggest one for training", "train"),
     "plan": Verb("memory and FLOPs of training a network, and the head to take", "models"),
     "predict": Verb("tell the classes of any number of images, into Parquet or CSV", "eval"),
     "probe": Verb("train heads on a frozen backbone in minutes, and keep the best", "eval"),
+    "reproduce": Verb("run a table or figure of the paper again, in miniature, and judge its claims", "eval"),
     "retrieve": Verb("find like images by a bundle's vectors: recall at k, mean average precision", "eval"),
     "shard": Verb("write images into tar shards with an index, for large sets and object stores", "data"),
     "svm": Verb("fit linear SVMs on a trained network's features: the fine-grained protocol", "eval"),

@@ -4,8 +4,12 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from covpool.cli.bulk_task import run_task, text
+
 if TYPE_CHECKING:
     from covpool.evaluate.bulk import Done
+
+__all__ = ["Arguments", "run", "text"]
 
 
 @dataclass(frozen=True)
@@ -51,18 +55,6 @@ class Arguments:
 
 def run(arguments: Arguments) -> "Done":
     """Do it, or go on with it."""
-    from covpool.cli.parser import part_of
-    from covpool.cli.progress import Progress
-    from covpool.evaluate.bulk import Files, Predict, Running, infer
+    from covpool.evaluate.bulk import Predict
 
-    task, files = part_of(arguments, Predict), part_of(arguments, Files)
-    running = part_of(arguments, Running)
-    with Progress("images") as progress:
-        return infer(arguments.bundle, arguments.data, arguments.out, task, files, running, progress)
-
-
-def text(result: "Done") -> str:
-    """What is there, and what of it is new."""
-    from covpool.evaluate.bulk.report import report_text
-
-    return report_text(result)
+    return run_task(arguments, Predict)

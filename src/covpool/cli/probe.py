@@ -104,6 +104,7 @@ def run(arguments: Arguments) -> Result:
             cache=arguments.cache,
             max_cache=arguments.max_cache,
             layout=arguments.layout,
+            tell=progress.tell,
             progress=progress,
         )
     return Result(str(made.folder), made.record["best"], made.record)
@@ -111,7 +112,9 @@ def run(arguments: Arguments) -> Result:
 
 def text(result: Result) -> str:
     """A table, and where the best head is."""
-    from covpool.evaluate.probe.record import table
+    from covpool.evaluate.probe.record import table_cells
+    from covpool.models.planning.text import aligned
 
     best = f"best where it was chosen: {result.best}, in {result.folder}/bundle" if result.best else ""
-    return "\n".join(filter(None, [table(result.record), best, f"results: {result.folder}/results.json"]))
+    where = "\n".join(filter(None, [best, f"results: {result.folder}/results.json"]))
+    return f"{aligned(table_cells(result.record))}\n\n{where}"

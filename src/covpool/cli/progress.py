@@ -71,6 +71,11 @@ class NamedProgress:
         self._what, self._done = what, done
         self._bar(done, total)
 
+    def tell(self, sentence: str) -> None:
+        """A line among the bars; one that is there makes way for it."""
+        self.__exit__()
+        print(sentence, file=sys.stderr)
+
     def __exit__(self, *exception: object) -> None:
         if self._bar is not None:
             self._bar.__exit__()

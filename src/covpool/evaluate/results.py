@@ -80,7 +80,7 @@ def closing_lines(folder: str, results: Results) -> str:
     lines = [f"results: {Path(folder) / FILE}"]
     if bad := results["bad_images"]:
         listed = Path(folder) / "bad_images.csv"
-        lines.insert(0, f"{bad:,} images could not be used and were left out: {listed}")
+        lines.insert(0, f"bad images: {bad:,}, left out; {listed} says why")
     return "\n".join(lines)
 
 

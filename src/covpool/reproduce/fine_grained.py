@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from covpool.evaluate.probe import ProbeOptions, probe
-from covpool.evaluate.probe.record import summarised
+from covpool.evaluate.probe.record import percent, summarised
 from covpool.models.bundles.durable import replace_file
 
 PACKAGES = {
@@ -193,18 +193,9 @@ def _rows(cases: list[dict[str, Any]]) -> list[str]:
             told.add((case["backbone"], case["size"]))
             cells = [case["backbone"], str(case["size"]), head["head"]]
             cells += ["" if head["head"] == "gap" else str(case["dim"])]
-            cells += [_cell(head[part], key) for part in ("test", "svm") for key in ("top1_flip", "top1")]
+            cells += [percent(head[part], key) for part in ("test", "svm") for key in ("top1_flip", "top1")]
             lines.append(f"| {' | '.join([*cells, str(head['seeds']), format(head['seconds'], '.0f')])} |")
     return lines
-
-
-def _cell(measured: dict[str, Any] | None, key: str) -> str:
-    if measured is None:
-        return ""
-    spread = measured[key]
-    return f"{100 * spread['mean']:.1f}" + (
-        f" ± {100 * spread['sd']:.1f}" if spread["sd"] is not None else ""
-    )
 
 
 def main(sets: str, runs: str, results: str, *names: str) -> None:
@@ -218,7 +209,7 @@ def main(sets: str, runs: str, results: str, *names: str) -> None:
         if names == ("collect",):
             if not file_of_case.exists():
                 continue
-            found = entry(case, json.loads(file_of_case.read_text()))
+            found = entry(case, json.loads(file_of_case.read_bytes()))
         elif names and case.name not in names:
             continue
         else:

@@ -102,6 +102,11 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def spread(values: list[float]) -> dict[str, float | None]:
+    """Mean and standard deviation; of one value there is none."""
+    return {"mean": mean(values), "sd": stdev(values) if len(values) > 1 else None}
+
+
 def main(sets: str, runs: str, results: str, *names: str) -> None:
     """Run some cases, or all; write the results after each."""
     file = Path(results).with_suffix(".json")

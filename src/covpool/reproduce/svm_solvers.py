@@ -6,7 +6,6 @@ Run ``python -m covpool.reproduce.svm_solvers SETS RUNS RESULTS`` after the case
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 import time
@@ -18,7 +17,7 @@ import numpy as np
 import torch
 
 from covpool.data.sources import open_splits
-from covpool.evaluate.probe.extraction import Extractor
+from covpool.evaluate.probe.extraction import Extractor, frozen_config
 from covpool.evaluate.probe.svm import unit_vectors
 from covpool.evaluate.svm.in_memory import solve_in_memory
 from covpool.evaluate.svm.problem import LinearScores, Problem
@@ -39,7 +38,7 @@ def run(sets: Path, runs: Path, scratch: Path) -> dict[str, Any]:
     model = load_model(runs / f"{CASE.name}-d{CASE.dim}" / "heads" / HEAD)
     vectors, labels = {}, {}
     options = CASE.options()
-    frozen = dataclasses.replace(model.config, num_classes=0, pool="cov", dim=None, join="gap", drop_rate=0.0)
+    frozen = frozen_config(model.config)
     built = build_model(frozen, checkpoint_path=weights_file(CASE.backbone), key_map=options.key_map)
     extractor = Extractor(built, options, runs / "cache", with_maps=True, device=torch.device("cpu"))
     for split, images in open_splits(sets / CASE.data).items():

@@ -12,6 +12,7 @@ from typing import Any
 from covpool.data.image_set import ImageSet
 from covpool.models.bundles.bundle import load_model, read_card, save_model
 from covpool.models.bundles.tensors import versions
+from covpool.models.model import PooledClassifier
 from covpool.provenance.machine import describe_machine, machine_name
 from covpool.provenance.source import describe_source
 from covpool.train.bad_images import BadImages
@@ -115,7 +116,7 @@ def _train(
         found = {"split": split, "metrics": dataclasses.asdict(metrics)}
         processes.by_first(lambda: folder.write_predictions(predictions, images))
     summary = _summary(trainer, splits, time.monotonic() - started) | found
-    processes.by_first(lambda: _finish(folder, summary, images))
+    processes.by_first(lambda: _finish(folder, summary, images, final.learner.best_weights))
     return summary
 
 
@@ -124,11 +125,13 @@ def _begin(folder: RunFolder, recipe: Recipe) -> None:
     write_recipe(recipe, folder.recipe)
 
 
-def _finish(folder: RunFolder, summary: dict[str, Any], images: ImageSet | None) -> None:
+def _finish(
+    folder: RunFolder, summary: dict[str, Any], images: ImageSet | None, model: PooledClassifier
+) -> None:
     from covpool.train.report import write_report  # here, because what draws takes seconds to import
 
     folder.write_summary({**summary, "finished": False})  # for the report, which may yet fail
-    write_report(folder.path, images)
+    write_report(folder.path, images, model)
     folder.write_summary({**summary, "finished": True})
 
 

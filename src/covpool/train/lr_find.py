@@ -152,8 +152,8 @@ def _suggest(rates: list[float], losses: list[float], width: float) -> Sweep:
 
 
 def _write(folder: Path, sweep: Sweep) -> None:
+    from covpool.drawing.theme import LIGHT, png
     from covpool.train.report.lr_curve import draw_sweep  # here, because what draws takes seconds to import
-    from covpool.train.report.theme import LIGHT, png
 
     folder.mkdir(parents=True, exist_ok=True)
     replace_file(folder / "lr_find.png", png(draw_sweep(sweep, LIGHT)))

@@ -7,11 +7,11 @@ from dataclasses import asdict
 import pytest
 from PIL import Image
 
+from covpool.drawing.theme import LIGHT, png
 from covpool.evaluate.accuracy.calibration import calibrate
 from covpool.evaluate.accuracy.class_figure import SHOWN, draw_classes
 from covpool.evaluate.accuracy.reliability import draw_reliability
 from covpool.train.report.per_class import ClassRow
-from covpool.train.report.theme import LIGHT, png
 from tests.evaluate.accuracy.made import made_logits, predictions_of
 
 

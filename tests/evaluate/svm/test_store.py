@@ -59,7 +59,7 @@ def make(folder: Path, bundle: Path, data: Path, **changes: Any) -> tuple[Featur
 
 def test_rows_are_images_and_their_mirror_images(data: Path, bundle: Path, tmp_path: Path) -> None:
     made, told, steps = make(tmp_path / "features", bundle, data)
-    assert told == [f"features take 0.0 GB in {tmp_path / 'features'}"]
+    assert told == [f"features take 19.0 kB in {tmp_path / 'features'}"]
     assert steps == [4, 8, 12, 16, 18]
     model, images = load_model(bundle), open_images(data)
     assert np.array_equal(made.labels, images.labels)
@@ -117,7 +117,7 @@ def test_a_disk_without_room(
 ) -> None:
     usage = namedtuple("usage", "free")
     monkeypatch.setattr("covpool.evaluate.svm.store.shutil.disk_usage", lambda folder: usage(1000))
-    with pytest.raises(ValueError, match=r"^features take 0.0 GB and .* has 0.0 GB free: give another"):
+    with pytest.raises(ValueError, match=r"^features take 19.0 kB and .* has 1.00 kB free: give another"):
         make(tmp_path, bundle, data)
     assert list(tmp_path.iterdir()) == []
 

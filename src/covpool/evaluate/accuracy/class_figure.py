@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from covpool.drawing.lettering import drawn, text_style
+from covpool.drawing.theme import Theme, dress, new_figure
 from covpool.train.report.intervals import wilson
-from covpool.train.report.lettering import drawn, text_style
 from covpool.train.report.per_class import ClassRow
-from covpool.train.report.theme import Theme, dress, new_figure
 
 # More could not be read.
 SHOWN = 40

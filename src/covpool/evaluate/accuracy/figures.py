@@ -6,6 +6,7 @@ from pathlib import Path
 
 from covpool.data.image_set import ImageSet
 from covpool.data.names import Names
+from covpool.drawing.theme import LIGHT, png
 from covpool.evaluate.accuracy.class_figure import draw_classes
 from covpool.evaluate.accuracy.reliability import draw_reliability
 from covpool.evaluate.results import Results
@@ -14,7 +15,6 @@ from covpool.train.metrics import Predictions
 from covpool.train.report.confusion import draw_confusion
 from covpool.train.report.per_class import errors_by_pair, per_class, per_class_csv
 from covpool.train.report.record import Predictions as NamedPredictions
-from covpool.train.report.theme import LIGHT, png
 
 
 def write_figures(folder: Path, results: Results, predictions: Predictions, images: ImageSet) -> None:

@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
+from covpool.drawing.theme import Theme, dress, new_figure
 from covpool.evaluate.accuracy.calibration import BINS
-from covpool.train.report.theme import Theme, dress, new_figure
 
 WIDTH = 1 / BINS
 

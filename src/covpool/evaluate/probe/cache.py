@@ -19,9 +19,13 @@ from numpy.typing import NDArray
 from covpool.models.bundles.durable import replace_file
 
 STATE = "state.json"
-NOTHING: dict[str, Any] = {"done": 0, "bad": [], "seconds": 0.0}
 # An image, and its mirror.
 VIEWS = 2
+
+
+def nothing_done() -> dict[str, Any]:
+    """How far a folder is that has no features yet; a list of its own for every caller to add to."""
+    return {"done": 0, "bad": [], "seconds": 0.0}
 
 
 class Shapes(NamedTuple):
@@ -89,9 +93,9 @@ class CacheFolder:
             state: dict[str, Any] = json.loads((self.path / STATE).read_text())
             arrays = self.arrays()
         except (OSError, ValueError):
-            return dict(NOTHING)
+            return nothing_done()
         whole = all(arrays[name].shape == shape for name, shape in self._wanted().items())
-        return state if whole and all(one.dtype == np.float16 for one in arrays.values()) else dict(NOTHING)
+        return state if whole and all(one.dtype == np.float16 for one in arrays.values()) else nothing_done()
 
     def write_state(self, state: dict[str, Any]) -> None:
         """In one move, once the features it speaks of are on disk."""
@@ -111,7 +115,7 @@ class CacheFolder:
             with open(self._file(name), "r+b") as file:
                 if hasattr(os, "posix_fallocate"):
                     os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
-        self.write_state(dict(NOTHING))
+        self.write_state(nothing_done())
 
     def arrays(self, mode: Literal["r", "r+"] = "r") -> dict[str, NDArray[np.float16]]:
         """On disk, by name."""
@@ -124,7 +128,7 @@ class CacheFolder:
         return CachedFeatures(self.arrays(), labels, usable, state["seconds"])
 
     def _is_to_be_made(self) -> bool:
-        return not (self.path / STATE).exists() or self.state() == NOTHING
+        return not (self.path / STATE).exists() or self.state() == nothing_done()
 
     def _wanted(self) -> dict[str, tuple[int, ...]]:
         return {name: (VIEWS, self.images, *shape) for name, shape in self.shapes.of_arrays().items()}

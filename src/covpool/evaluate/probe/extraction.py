@@ -6,7 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from covpool.evaluate.content import Progress, content_digest
 from covpool.evaluate.lock import held
 from covpool.evaluate.probe.cache import CachedFeatures, CacheFolder, Shapes
 from covpool.evaluate.probe.options import ProbeOptions
+from covpool.models.config import ModelConfig
 from covpool.models.model import PooledClassifier
 from covpool.train.precision import autocast
 
@@ -34,11 +35,22 @@ LARGEST_HALF = float(np.finfo(np.float16).max)
 Forward = Callable[[Tensor], dict[str, Tensor]]
 
 
+def frozen_config(config: ModelConfig) -> ModelConfig:
+    """What gives the features of a backbone, from the config of a second-order network on it.
+
+    The average is joined, so that it is computed as the first-order twin has it. The last stage stays as it
+    was trained.
+    """
+    return replace(
+        config, num_classes=0, pool="cov", dim=None, join="gap", keep_resolution=False, drop_rate=0.0
+    )
+
+
 class Extractor:
     """A frozen backbone, and where the features it gives are kept.
 
     Args:
-        model: with the average joined, so that it is computed as the first-order twin has it.
+        model: of :func:`frozen_config`.
         options: precision, batch size, workers and the like.
         cache: the folder of all features.
         with_maps: keep the features themselves; without, only their average and the class token.

@@ -24,17 +24,17 @@ from covpool.data.randomness import number
 from covpool.data.sources import open_splits
 from covpool.data.split import split_off
 from covpool.evaluate.probe.cache import CachedFeatures, CacheFolder
-from covpool.evaluate.probe.extraction import Extractor
+from covpool.evaluate.probe.extraction import Extractor, frozen_config
 from covpool.evaluate.probe.heads import POOLED_ALREADY, head_config, parse_head
 from covpool.evaluate.probe.options import ProbeOptions
-from covpool.evaluate.probe.record import PROTOCOL, ROOMS, ProbeFolder, new_record, summarised
+from covpool.evaluate.probe.record import PROTOCOL, ProbeFolder, new_record, summarised
 from covpool.evaluate.probe.training import fit_head, head_outputs
 from covpool.evaluate.results import prepare_folder
 from covpool.models.bundles.bundle import save_model
 from covpool.models.config import ModelConfig
 from covpool.models.create import build_model
 from covpool.models.model import PooledClassifier
-from covpool.provenance.source import describe_source
+from covpool.models.planning.text import human
 from covpool.train.processes import joined_processes
 
 LOGGER = logging.getLogger("covpool")
@@ -65,6 +65,7 @@ def probe(
     cache: str | Path = "probe-cache",
     max_cache: float = 20.0,
     layout: str = "auto",
+    tell: Callable[[str], None] = LOGGER.info,
     progress: Progress = lambda what, done, total: None,
 ) -> Probed:
     """Train heads on a frozen backbone; stopped, it goes on where it was.
@@ -76,6 +77,7 @@ def probe(
         cache: the folder of features, which other calls share.
         max_cache: gigabytes that the features may take.
         layout: of the data.
+        tell: is given a sentence on the size of the features, before they are computed.
         progress: told what is counted, how much of it is done, and how much there is.
 
     Raises:
@@ -86,7 +88,7 @@ def probe(
         if processes.world_size > 1:
             raise ValueError("probing is for one process: a head is trained in minutes")
         return _Probing(
-            data, options, Path(out), Path(cache), max_cache, layout, progress, processes.device
+            data, options, Path(out), Path(cache), max_cache, layout, tell, progress, processes.device
         ).run()
 
 
@@ -101,10 +103,12 @@ class _Probing:
         cache: Path,
         max_cache: float,
         layout: str,
+        tell: Callable[[str], None],
         progress: Progress,
         device: torch.device,
     ) -> None:
-        self.options, self.progress, self.device, self.max_cache = options, progress, device, max_cache
+        self.options, self.device, self.max_cache = options, device, max_cache
+        self.tell, self.progress = tell, progress
         self.sets: dict[str, ImageSet] = {
             str(name): found for name, found in open_splits(data, layout).items()
         }
@@ -139,7 +143,9 @@ class _Probing:
         for head in self.options.heads:
             for seed in range(self.options.seeds):
                 if not any((row["head"], row["seed"]) == (head, seed) for row in record["rows"]):
-                    record["rows"].append(self._row(head, seed, features))
+                    # Of this call: what is there already may be of earlier code.
+                    commit = record["source"]["commit"]
+                    record["rows"].append(self._row(head, seed, commit, features))
                     self.folder.write(record)
         record |= summarised(record)
         self.folder.write(record)
@@ -149,11 +155,9 @@ class _Probing:
 
     def _features(self) -> tuple[dict[str, CachedFeatures], dict[str, str]]:
         """Of every split, and their names, once it is clear that they have room."""
-        config = dataclasses.replace(
-            self.backbone, num_classes=0, pool="cov", dim=None, join="gap", keep_resolution=False
-        )
         with_maps = not all(parse_head(head).pool in POOLED_ALREADY for head in self.options.heads)
-        extractor = Extractor(self._built(config), self.options, self.cache, with_maps, self.device)
+        model = self._built(frozen_config(self.backbone))
+        extractor = Extractor(model, self.options, self.cache, with_maps, self.device)
         self.expands = extractor.model.expansion is not None
         folders = {
             split: extractor.folder(images, lambda done, total: self.progress("images hashed", done, total))
@@ -171,10 +175,6 @@ class _Probing:
 
     def _check_room(self, extractor: Extractor, folders: dict[str, CacheFolder]) -> None:
         size = sum(extractor.shapes.bytes(len(images)) for images in self.sets.values())
-        shape = "×".join(map(str, extractor.shapes.features or (extractor.shapes.average,)))
-        LOGGER.info(
-            "features of %s numbers an image and mirror, %.2f GB in %s", shape, size / GIGABYTE, self.cache
-        )
         if size / GIGABYTE > self.max_cache:
             raise ValueError(
                 f"features would take {size / GIGABYTE:.1f} GB, more than --max-cache {self.max_cache:g}: "
@@ -190,12 +190,16 @@ class _Probing:
                 f"{self.cache} has room for {free / GIGABYTE:.1f} GB, and the features take "
                 f"{missing / GIGABYTE:.1f}: give another --cache"
             )
+        shape = "×".join(map(str, extractor.shapes.features or (extractor.shapes.average,)))
+        self.tell(
+            f"features take {human(size, 'B')} in {self.cache}: {shape} numbers of an image and its mirror"
+        )
 
-    def _row(self, head: str, seed: int, features: dict[str, CachedFeatures]) -> dict[str, Any]:
+    def _row(
+        self, head: str, seed: int, commit: str | None, features: dict[str, CachedFeatures]
+    ) -> dict[str, Any]:
         """A head with a seed: chosen by, tested, and kept if it is the first seed's."""
         train, val, test = features["train"], features.get("val"), features.get("test")
-        # A run may be gone on with by later code than it was begun with.
-        commit = describe_source(ROOMS)["commit"]
         row: dict[str, Any] = {"head": head, "seed": seed, "commit": commit, "val": None, "test": None}
         started = time.monotonic()
         if val is None and self.options.val_fraction:

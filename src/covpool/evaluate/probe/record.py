@@ -7,11 +7,12 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from covpool.evaluate.results import FILE
+from covpool.evaluate.results import FILE, write_results
 from covpool.models.bundles.durable import replace_file, replace_folder, write_file
-from covpool.provenance.results import check_schema, new_results
+from covpool.models.bundles.strict_json import plain_json
+from covpool.provenance.results import new_results
 
-PACKAGE, PROTOCOL = "covpool.evaluate", "probe"
+PROTOCOL = "probe"
 ROOMS = ("functional", "nn", "models", "data", "evaluate")
 # What may differ between a run and the one that goes on with it.
 FREE = ("seeds", "heads", "workers", "extract_batch", "compile")
@@ -33,10 +34,13 @@ class ProbeFolder:
 
     def check(self, arguments: dict[str, Any]) -> None:
         """Raise if what is there is of another call: before anything is computed."""
-        for name, value in arguments.items():
-            before = self._earlier().get("arguments", arguments).get(name)
-            if name not in FREE and before != json.loads(json.dumps(value)) and self._earlier():
-                raise ValueError(f"{self.path} has results with {name} {before!r}: give another --out")
+        given, earlier = plain_json("arguments", arguments), self._earlier()
+        before = earlier["arguments"] if earlier else given
+        for name, value in given.items():
+            if name not in FREE and before.get(name) != value:
+                raise ValueError(
+                    f"{self.path} has results with {name} {before.get(name)!r}: give another --out"
+                )
 
     def rows_of(self, features: dict[str, str]) -> list[dict[str, Any]]:
         """Those that are there already.
@@ -51,14 +55,12 @@ class ProbeFolder:
 
     def _earlier(self) -> dict[str, Any]:
         file = self.path / FILE
-        found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+        found: dict[str, Any] = json.loads(file.read_bytes()) if file.exists() else {}
         return found
 
     def write(self, record: dict[str, Any]) -> None:
         """In one move; the table for people too."""
-        check_schema(json.loads(json.dumps(record)), PACKAGE, PROTOCOL)
-        self.path.mkdir(parents=True, exist_ok=True)
-        replace_file(self.path / FILE, (json.dumps(record, indent=1) + "\n").encode())
+        write_results(self.path, record)
         replace_file(self.path / "table.md", f"{table(record)}\n".encode())
 
     def keep_best(self, head: str) -> None:
@@ -83,16 +85,37 @@ def summarised(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def table(record: dict[str, Any]) -> str:
-    """For a person, as Markdown: percent, mean ± standard deviation over seeds."""
+    """For a person, as Markdown."""
+    titles, *rows = table_cells(record)
+    first, *others = (f"| {' | '.join(cells)} |" for cells in (titles, *rows))
+    return "\n".join([first, "|---" * len(titles) + "|", *others])
+
+
+def table_cells(record: dict[str, Any]) -> list[list[str]]:
+    """Titles, and a row for every head: percent, mean ± standard deviation over seeds."""
     heads = summarised(record)["heads"]
     columns = [name for name in ("val", "test", "svm") if any(head[name] for head in heads)]
     titles = {"val": "choosing", "test": "test", "svm": "SVM, test"}
-    named = " | ".join(f"{titles[name]} | {titles[name]}, flip" for name in columns)
-    lines = [f"| head | seeds | {named} | seconds |", "|---" * (2 * len(columns) + 3) + "|"]
+    named = [f"{titles[name]}{flip}" for name in columns for flip in ("", ", flip")]
+    rows = [["head", "seeds", *named, "seconds"]]
     for head in heads:
-        cells = [_percent(head[name], key) for name in columns for key in ("top1", "top1_flip")]
-        lines.append(f"| {' | '.join([head['head'], str(head['seeds']), *cells])} | {head['seconds']:.0f} |")
-    return "\n".join(lines)
+        cells = [percent(head[name], key) for name in columns for key in ("top1", "top1_flip")]
+        rows.append([head["head"], str(head["seeds"]), *cells, f"{head['seconds']:.0f}"])
+    return rows
+
+
+def percent(measured: dict[str, Any] | None, key: str) -> str:
+    """A cell of a table: mean ± standard deviation, empty where nothing was measured.
+
+    Example:
+        >>> percent({"top1": {"mean": 0.7061, "sd": 0.0083}}, "top1")
+        '70.6 ± 0.8'
+    """
+    if measured is None:
+        return ""
+    spread = measured[key]
+    deviation = "" if spread["sd"] is None else f" ± {100 * spread['sd']:.1f}"
+    return f"{100 * spread['mean']:.1f}{deviation}"
 
 
 def _summary(name: str, record: dict[str, Any]) -> dict[str, Any]:
@@ -111,11 +134,3 @@ def _summary(name: str, record: dict[str, Any]) -> dict[str, Any]:
 
 def _spread(values: list[float]) -> dict[str, float | None]:
     return {"mean": mean(values), "sd": stdev(values) if len(values) > 1 else None}
-
-
-def _percent(measured: dict[str, Any] | None, key: str) -> str:
-    if measured is None:
-        return ""
-    spread = measured[key]
-    deviation = "" if spread["sd"] is None else f" ± {100 * spread['sd']:.1f}"
-    return f"{100 * spread['mean']:.1f}{deviation}"

@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from PIL import Image
 
+from covpool.drawing.lettering import drawn, text_style
+from covpool.drawing.theme import Theme, new_figure
 from covpool.evaluate.retrieval.scores import Scores
-from covpool.train.report.lettering import drawn, text_style
-from covpool.train.report.theme import Theme, new_figure
 from covpool.train.report.thumbnails import squared
 
 QUERIES = 10

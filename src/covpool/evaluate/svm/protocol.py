@@ -27,6 +27,7 @@ from covpool.evaluate.svm.store import Features, Progress, make_features
 from covpool.evaluate.svm.streaming import solve_streaming
 from covpool.models.bundles import Card, load_model, read_card, save_model
 from covpool.models.model import PooledClassifier
+from covpool.models.planning.text import human
 from covpool.train.processes import Processes, joined_processes
 
 LOGGER = logging.getLogger("covpool")
@@ -204,12 +205,12 @@ def _check_out(bundle: str | Path, out: str | Path) -> None:
 def _solve(
     problem: Problem, folder: Path, max_memory: float, tell: Callable[[str], None]
 ) -> tuple[str, LinearScores]:
-    size = bytes_in_memory(len(problem), problem.rows.columns) / 1e9
+    size = bytes_in_memory(len(problem), problem.rows.columns)
     what = f"{problem.classes} SVMs of {len(problem):,} rows of {problem.rows.columns:,} numbers"
-    if size <= max_memory:
-        tell(f"{what}, by LinearSVC in {size:.1f} GB of memory")
+    if size / 1e9 <= max_memory:
+        tell(f"{what}, by LinearSVC in {human(size, 'B')} of memory")
         return "LinearSVC", solve_in_memory(problem)
-    tell(f"{what}, streamed from the disk: LinearSVC would take {size:.1f} GB of memory")
+    tell(f"{what}, streamed from the disk: LinearSVC would take {human(size, 'B')} of memory")
 
     def told(done: int, violation: float) -> None:
         tell(f"pass {done}: the largest violation is {violation:.1e}")

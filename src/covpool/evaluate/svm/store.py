@@ -29,6 +29,7 @@ from covpool.evaluate.svm.streaming import left_behind
 from covpool.evaluate.svm.views import VIEWS, Views, views
 from covpool.models.bundles.durable import replace_file
 from covpool.models.model import PooledClassifier
+from covpool.models.planning.text import human
 from covpool.train.processes import Processes
 
 # Seconds of work that a kill loses at most.
@@ -153,11 +154,11 @@ def _make_room(folder: Path, size: int, beside: int, tell: Callable[[str], None]
     for path in left:
         shutil.rmtree(path)
     free = shutil.disk_usage(folder).free
-    tell(f"features take {size / 1e9:.1f} GB in {folder}")
+    tell(f"features take {human(size, 'B')} in {folder}")
     if size + beside > free:
         raise ValueError(
-            f"features take {size / 1e9:.1f} GB and their SVMs up to {beside / 1e9:.1f} GB, "
-            f"and {folder} has {free / 1e9:.1f} GB free: give another folder"
+            f"features take {human(size, 'B')} and their SVMs up to {human(beside, 'B')}, "
+            f"and {folder} has {human(free, 'B')} free: give another folder"
         )
 
 

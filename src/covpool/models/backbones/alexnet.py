@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
@@ -17,6 +18,8 @@ class AlexNet(nn.Module):
     Args:
         num_classes: 0; the classifier is not here, and timm's networks are asked for the same.
         in_chans: channels of the images.
+        channels: of the five convolutions.
+        stem: kernel and stride of the first; for small images, ``(5, 2)`` makes 7×7 maps at 64.
     """
 
     # What timm's networks say of themselves.
@@ -31,24 +34,32 @@ class AlexNet(nn.Module):
         "classifier": (),
     }
 
-    def __init__(self, num_classes: int = 0, in_chans: int = 3) -> None:
+    def __init__(
+        self,
+        num_classes: int = 0,
+        in_chans: int = 3,
+        channels: Sequence[int] = (64, 192, 384, 256, 256),
+        stem: Sequence[int] = (11, 4),
+    ) -> None:
         super().__init__()
         if num_classes:
             raise ValueError("AlexNet is a backbone: create_model puts pooling and classifier behind it")
-        self.num_features = 256
+        first, second, third, fourth, last = channels
+        kernel, stride = stem
+        self.num_features = last
         self.features = nn.Sequential(
-            *_convolution(in_chans, 64, 11, stride=4, padding=2),
+            *_convolution(in_chans, first, kernel, stride=stride, padding=2),
             nn.MaxPool2d(3, 2),
-            *_convolution(64, 192, 5, padding=2),
+            *_convolution(first, second, 5, padding=2),
             nn.MaxPool2d(3, 2),
-            *_convolution(192, 384, 3, padding=1),
-            *_convolution(384, 256, 3, padding=1),
-            *_convolution(256, 256, 3, padding=1),
+            *_convolution(second, third, 3, padding=1),
+            *_convolution(third, fourth, 3, padding=1),
+            *_convolution(fourth, last, 3, padding=1),
             nn.MaxPool2d(3, 2),
         )
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """Images ``(B, 3, H, W)`` to maps ``(B, 256, h, w)``."""
+        """Images ``(B, 3, H, W)`` to maps ``(B, C, h, w)``."""
         maps: Tensor = self.features(x)
         return maps
 

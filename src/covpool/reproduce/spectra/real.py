@@ -13,10 +13,10 @@ from torch import Tensor
 from covpool.data.decode import decode
 from covpool.data.sources import open_images
 from covpool.data.transforms import Preprocessing, evaluation_transform
+from covpool.explain.spectrum import medians, rounded, summed_up, without_rounding
 from covpool.functional import covariance
 from covpool.models import create_model
 from covpool.reproduce.spectra.curves import CURVES, values_out
-from covpool.reproduce.spectra.figures import medians, rounded, summed_up, without_rounding
 
 SIZES = (224, 448)  # pixels: 7×7 and 14×14 positions of 320 channels
 BINS_PER_DECADE = 6

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from covpool.explain.spectrum import rounded, summed_up
 from covpool.reproduce.spectra.curves import CURVES, EXACT_ROOTS, exact_root, values_out
-from covpool.reproduce.spectra.figures import rounded, summed_up
 
 SEED = 0
 # Evenly over six orders of magnitude, and exact zeros beside.

@@ -11,6 +11,7 @@ import yaml
 from numpy.typing import NDArray
 
 from covpool.data.image_set import ImageSet
+from covpool.drawing.theme import LIGHT, png
 from covpool.models.bundles.durable import replace_file
 from covpool.train.report.curves import curve_pictures, draw_curves
 from covpool.train.report.facts import METRICS, SPLITS, environment, facts, metric_text, metrics
@@ -18,7 +19,6 @@ from covpool.train.report.intervals import PairedDifference
 from covpool.train.report.one_run import PAGE
 from covpool.train.report.page import points, render
 from covpool.train.report.record import Predictions, RunRecord, read_run
-from covpool.train.report.theme import LIGHT, png
 from covpool.train.report.thumbnails import tiles
 
 # Thumbnails of images that only one of the two gets right.

@@ -11,10 +11,10 @@ from matplotlib.colors import LinearSegmentedColormap, to_rgb
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from covpool.train.report.lettering import drawn, text_style
+from covpool.drawing.lettering import drawn, text_style
+from covpool.drawing.theme import Theme, new_figure
 from covpool.train.report.per_class import Errors
 from covpool.train.report.record import Predictions
-from covpool.train.report.theme import Theme, new_figure
 
 # More could not be read.
 SHOWN = 25

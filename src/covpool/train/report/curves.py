@@ -10,10 +10,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from covpool.train.report.lettering import drawn, text_style
+from covpool.drawing.lettering import drawn, text_style
+from covpool.drawing.theme import Theme, dress, new_figure
 from covpool.train.report.page import Picture, picture
 from covpool.train.report.record import Column, RunRecord
-from covpool.train.report.theme import Theme, dress, new_figure
 
 Quantity = Literal["loss", "top-1", "learning rate"]
 QUANTITIES: tuple[Quantity, ...] = ("loss", "top-1", "learning rate")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from matplotlib.figure import Figure
 
-from covpool.train.report.theme import Theme, dress, new_figure
+from covpool.drawing.theme import Theme, dress, new_figure
 
 if TYPE_CHECKING:
     from covpool.train.lr_find import Sweep

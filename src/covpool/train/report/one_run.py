@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from covpool.data.image_set import ImageSet
+from covpool.drawing.theme import LIGHT, png
 from covpool.models.bundles.durable import replace_file
+from covpool.models.model import PooledClassifier
 from covpool.train.report.confusion import SHOWN, draw_confusion
 from covpool.train.report.curves import curve_pictures, draw_curves
 from covpool.train.report.facts import METRICS, SPLITS, environment, facts, metric_text, metrics, run_title
 from covpool.train.report.intervals import wilson
+from covpool.train.report.looks import looks
 from covpool.train.report.page import picture, render
 from covpool.train.report.per_class import ClassRow, errors_by_pair, per_class, per_class_csv
 from covpool.train.report.record import Predictions, read_run
-from covpool.train.report.theme import LIGHT, png
 from covpool.train.report.thumbnails import most_confident_errors, tiles
 from covpool.train.report.worst import draw_worst
 
@@ -24,12 +26,13 @@ PAGE = "report.html"
 WORST, AT_ONCE, HARDEST = 24, 30, 20
 
 
-def write_report(folder: Path, images: ImageSet | None = None) -> Path:
+def write_report(folder: Path, images: ImageSet | None = None, model: PooledClassifier | None = None) -> Path:
     """Write figures, ``per_class.csv`` and ``report.html`` into a run's folder, from the other files there.
 
     Args:
         folder: of the run.
         images: those of ``predictions.csv``, for thumbnails.
+        model: that made the predictions, for maps of what speaks for a class.
 
     Returns:
         The path of ``report.html``.
@@ -51,6 +54,7 @@ def write_report(folder: Path, images: ImageSet | None = None) -> Path:
             run=run,
             curves=curve_pictures({"": run}),
             found=values,
+            looks=looks(run.predictions, images, model) if values and images is not None and model else [],
             facts=facts(run.summary),
             environment=environment(run.summary),
         ),

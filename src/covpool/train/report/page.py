@@ -13,8 +13,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
+from covpool.drawing.theme import DARK, LIGHT, Theme, png
 from covpool.train.durations import duration as time_for_people
-from covpool.train.report.theme import DARK, LIGHT, Theme, png
 
 DOTS_PER_INCH = 150
 MISSING = "–"

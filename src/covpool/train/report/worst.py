@@ -8,8 +8,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from covpool.train.report.lettering import drawn, text_style
-from covpool.train.report.theme import Theme, new_figure
+from covpool.drawing.lettering import drawn, text_style
+from covpool.drawing.theme import Theme, new_figure
 from covpool.train.report.thumbnails import Tile, squared
 
 COLUMNS = 6

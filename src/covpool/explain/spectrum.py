@@ -1,4 +1,4 @@
-"""Numbers that sum a spectrum up, as results hold them."""
+"""Numbers that sum the eigenvalues of a covariance up."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""How figures look: colours, letters, and what they are saved as."""

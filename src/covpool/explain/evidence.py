@@ -1,0 +1,189 @@
+"""An image and classes to maps over places, whose sum is the logit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from covpool.explain.factors import EXACT, Side, factors
+from covpool.explain.linear_head import LinearHead, is_linear, linear_head, symmetric
+from covpool.functional.triu import triu_vec
+from covpool.models.config import CLASS_TOKEN
+from covpool.models.model import PooledClassifier
+from covpool.nn.pooling.gap import Gap
+from covpool.nn.pooling.method import Method
+
+Kind = Literal["exact", "gradient"]
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """What speaks for a class, and where.
+
+    ``places.sum() + first_order.sum() + rest`` is the logit: to rounding where ``kind`` is exact.
+
+    Attributes:
+        label: the class, by number.
+        logit: of the network.
+        kind: ``"exact"``, or ``"gradient"``: gradient times features, for methods and heads that are no sum
+            over places; then ``rest`` is what that leaves of the logit.
+        places: ``(h, w)``, what each place adds by the pooling.
+        first_order: ``(h, w)``, what each place adds by a joined average, after its own expansion; ``None``
+            where nothing is joined, or the class token is.
+        rest: what no place adds: the bias, and a joined class token.
+        pairs: ``(n, n)``, what each two places add together, where it was asked for and the map is exact.
+    """
+
+    label: int
+    logit: float
+    kind: Kind
+    places: Tensor
+    first_order: Tensor | None
+    rest: float
+    pairs: Tensor | None = None
+
+
+def explain(
+    model: PooledClassifier,
+    image: Tensor,
+    classes: Sequence[int],
+    *,
+    side: Side = "auto",
+    pairs: bool = False,
+) -> list[Evidence]:
+    """Maps of one image for some classes.
+
+    Args:
+        model: with a classifier.
+        image: ``(3, H, W)``, preprocessed.
+        classes: by number.
+        side: of the iteration that the map is taken from; the result is the same to rounding.
+        pairs: also what each two places add together: n² numbers a class.
+
+    Example:
+        >>> from covpool import create_model
+        >>> model = create_model("test_resnet", dim=8, num_classes=3)
+        >>> found, = explain(model, torch.randn(3, 160, 160), [2])
+        >>> found.kind, abs(float(found.places.sum()) + found.rest - found.logit) < 1e-3
+        ('exact', True)
+    """
+    if not model.num_classes:
+        raise ValueError("the model has no classifier: there is no class to explain")
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            features = model.forward_features(image[None])
+        if _is_exact(model):
+            with torch.no_grad():
+                return _exact(model, features, classes, side, pairs)
+        return [_by_gradient(model, features, label) for label in classes]
+    finally:
+        model.train(was_training)
+
+
+def _is_exact(model: PooledClassifier) -> bool:
+    if model.config.pool == CLASS_TOKEN or not is_linear(model.head):
+        return False
+    return isinstance(model.pool.pooling, (*EXACT, Gap))
+
+
+def _exact(
+    model: PooledClassifier, features: Tensor, classes: Sequence[int], side: Side, pairs: bool
+) -> list[Evidence]:
+    chosen = torch.as_tensor(list(classes), device=features.device)
+    logits = model.forward_head(features)[0, chosen]
+    x, grid = _pooled_features(model, features), grid_of(model, features)
+    head, maps, both = _second_order(model, x, chosen, side, pairs)
+    first, token = _first_order(model, features, chosen)
+    return [
+        Evidence(
+            label=int(label),
+            logit=float(logits[i]),
+            kind="exact",
+            places=maps[i].reshape(grid),
+            first_order=None if first is None else first[i],
+            rest=float(head.bias[i] + token[i]),
+            pairs=both[i],
+        )
+        for i, label in enumerate(chosen)
+    ]
+
+
+def _second_order(
+    model: PooledClassifier, x: Tensor, classes: Tensor, side: Side, pairs: bool
+) -> tuple[LinearHead, list[Tensor], list[Tensor | None]]:
+    """The classifier of this image, and for each class a map and pairs; an average has no pairs."""
+    if isinstance(model.pool.pooling, Gap):
+        x_Cn = x[0].float()
+        head = linear_head(model, x_Cn.mean(1), classes)
+        return head, list(head.weights @ x_Cn / x_Cn.shape[1]), [None] * len(classes)
+    assert isinstance(model.pool.pooling, Method)
+    found = factors(model.pool.pooling, x, "positions" if pairs else side)
+    head = linear_head(model, triu_vec(found.matrix())[0], classes)
+    matrices = symmetric(head.weights)
+    both = [found.pairs(w)[0] if pairs else None for w in matrices]
+    return head, [found.places(w)[0] for w in matrices], both
+
+
+def _pooled_features(model: PooledClassifier, features: Tensor) -> Tensor:
+    """What the method receives, ``(1, d, n)``."""
+    seen: list[Tensor] = []
+    assert isinstance(model.pool.pooling, Method)
+    handle = model.pool.pooling.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0]))
+    try:
+        model.forward_pool(features)
+    finally:
+        handle.remove()
+    return seen[0]
+
+
+def grid_of(model: PooledClassifier, features: Tensor) -> tuple[int, int]:
+    """Rows and columns of the positions; tokens are taken for those of a square image."""
+    x = model.format.positions(features)
+    if x.ndim == 4:
+        height, width = x.shape[2:] if model.format.layout == "channels_first" else x.shape[1:3]
+        return int(height), int(width)
+    side = math.isqrt(x.shape[1])
+    if side * side != x.shape[1]:
+        return 1, int(x.shape[1])
+    return side, side
+
+
+def _first_order(model: PooledClassifier, features: Tensor, classes: Tensor) -> tuple[Tensor | None, Tensor]:
+    """The joined part: maps of an average, ``(classes, h, w)``, and what has no place, ``(classes,)``."""
+    nothing = torch.zeros(len(classes))
+    if model.first_order is None:
+        return None, nothing
+    assert isinstance(model.first_order, nn.Linear)
+    vector = model.forward_first_order(features)
+    assert vector is not None
+    weights = model.first_order.weight[classes].float()
+    if model.config.normalize is not None:
+        weights = weights / vector.float().norm().clamp_min(1e-12)
+    if model.config.join == CLASS_TOKEN:
+        return None, weights @ vector[0].float()
+    expanded = features if model.expansion is None else model.expansion(features)
+    x = model.format.positions(expanded)
+    if model.format.layout == "channels_last":
+        x = x.movedim(-1, 1)
+    maps = weights @ x[0].flatten(1).float() / x[0].flatten(1).shape[1]
+    return maps.reshape(len(classes), *grid_of(model, features)), nothing
+
+
+def _by_gradient(model: PooledClassifier, features: Tensor, label: int) -> Evidence:
+    """Gradient times features at the backbone's output, summed over channels."""
+    features = features.detach().requires_grad_()
+    with torch.enable_grad():
+        logit = model.forward_head(features)[0, label]
+        (gradient,) = torch.autograd.grad(logit, features)
+    product = model.format.positions((gradient * features).detach())
+    channel = 1 if model.format.layout == "channels_first" else -1
+    places = product.sum(channel)[0].reshape(grid_of(model, features))
+    rest = float(logit.detach()) - float(places.sum())
+    return Evidence(int(label), float(logit.detach()), "gradient", places, None, rest)

@@ -1,0 +1,159 @@
+"""A bundle and images to figures and a file of numbers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from covpool.data.bad_image import BadImageError
+from covpool.data.decode import decode
+from covpool.data.transforms import Preprocessing, evaluation_transform
+from covpool.drawing.theme import png
+from covpool.explain.evidence import Evidence, explain
+from covpool.explain.figures import Explained, draw_against, draw_classes, draw_pairs, draw_sheet
+from covpool.explain.overlay import seen
+from covpool.explain.some_images import some_images
+from covpool.models.bundles.bundle import load_model
+from covpool.models.bundles.durable import replace_file
+from covpool.models.model import PooledClassifier
+
+SHEET = 24
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What was written.
+
+    Attributes:
+        folder: with everything in it.
+        images: how many are explained.
+        bad: how many could not be read.
+        kind: ``exact``, or ``gradient``.
+        largest_gap: of all maps, how far their sums are from the logits, over the sum of what places add.
+    """
+
+    folder: Path
+    images: int
+    bad: int
+    kind: str
+    largest_gap: float
+
+
+def explain_images(
+    bundle: Path,
+    data: str,
+    out: Path,
+    *,
+    top: int = 3,
+    classes: Sequence[str] = (),
+    against: str | None = None,
+    pairs: bool = False,
+    limit: int = SHEET,
+    progress: Callable[[int, int], object] = lambda done, total: None,
+) -> Explanation:
+    """Explain an image, or the first few of a collection.
+
+    Args:
+        bundle: the folder of a trained model.
+        data: an image, a folder of images, or a collection as for ``covpool train``, whose last split is
+            taken.
+        out: the folder for figures and ``maps.json``.
+        top: as many classes, the likeliest ones.
+        classes: these in their place, by name.
+        against: also draw why the likeliest class, and not this one.
+        pairs: also draw which two places agree.
+        limit: of images.
+        progress: told how many are done, of how many.
+
+    Raises:
+        ValueError: in a sentence, if a class or the images are not what they should be.
+    """
+    model = load_model(bundle).eval()
+    names = class_names(model)
+    wanted = [_number(names, name) for name in classes]
+    rival = None if against is None else _number(names, against)
+    out.mkdir(parents=True, exist_ok=True)
+    images = list(some_images(data, limit))
+    made, rows, bad = [], [], 0
+    for number, (name, label, content) in enumerate(images, 1):
+        progress(number, len(images))
+        try:
+            one = explained(model, content, name, label, wanted, rival, top=top, pairs=pairs)
+        except BadImageError:
+            bad += 1
+            continue
+        made.append(one)
+        _draw(one, out / f"{number:03d}-{Path(name).stem}", rival, pairs)
+        rows += [{"image": name, "class": names[found.label], **_numbers(found)} for found in one.found]
+    if not made:
+        raise ValueError(f"there is no image to explain in {data}")
+    if len(made) > 1:
+        replace_file(out / "sheet.png", png(draw_sheet(made)))
+    replace_file(out / "maps.json", (json.dumps(rows, indent=1) + "\n").encode())
+    gap = max(float(row["gap"]) for row in rows)  # type: ignore[arg-type]
+    return Explanation(out, len(made), bad, made[0].found[0].kind, gap)
+
+
+def explained(
+    model: PooledClassifier,
+    content: bytes,
+    name: str,
+    label: str | None = None,
+    classes: Sequence[int] = (),
+    rival: int | None = None,
+    *,
+    top: int = 3,
+    pairs: bool = False,
+) -> Explained:
+    """One image with the maps of some classes, or of the likeliest, and of a rival."""
+    preprocessing = Preprocessing.of(model.pretrained_cfg)
+    image: Tensor = evaluation_transform(preprocessing)(decode(content))
+    with torch.inference_mode():
+        logits = model(image[None])[0]
+    chosen = list(classes) or logits.topk(min(top, len(logits))).indices.tolist()
+    extra = [rival] if rival is not None and rival not in chosen else []
+    found = explain(model, image, [*chosen, *extra], pairs=pairs)
+    return Explained(name, seen(image, preprocessing), tuple(found), class_names(model), label)
+
+
+def class_names(model: PooledClassifier) -> tuple[str, ...]:
+    """Those of the bundle, or numbers."""
+    return model.classes or tuple(str(i) for i in range(model.num_classes))
+
+
+def gap(one: Evidence) -> float:
+    """How far the sum of a map and the rest is from the logit, over what places add in absolute value."""
+    parts = [one.places] + ([] if one.first_order is None else [one.first_order])
+    total = sum(float(part.double().sum()) for part in parts) + one.rest
+    size = sum(float(part.double().abs().sum()) for part in parts)
+    return abs(total - one.logit) / (size or 1.0)
+
+
+def _draw(one: Explained, beginning: Path, rival: int | None, pairs: bool) -> None:
+    replace_file(beginning.with_name(f"{beginning.name}.png"), png(draw_classes(one)))
+    by_class = {found.label: found for found in one.found}
+    first = one.found[0]
+    if rival is not None and rival != first.label:
+        figure = draw_against(one, first, by_class[rival])
+        replace_file(beginning.with_name(f"{beginning.name}-against.png"), png(figure))
+    if pairs and first.pairs is not None:
+        replace_file(beginning.with_name(f"{beginning.name}-pairs.png"), png(draw_pairs(one, first)))
+
+
+def _numbers(one: Evidence) -> dict[str, object]:
+    first = None if one.first_order is None else one.first_order.tolist()
+    kept = {"logit": one.logit, "kind": one.kind, "rest": one.rest, "gap": gap(one)}
+    return {**kept, "places": one.places.tolist(), "first_order": first}
+
+
+def _number(names: tuple[str, ...], name: str) -> int:
+    from covpool.functional.arguments import did_you_mean
+
+    if name not in names:
+        raise ValueError(f"the bundle has no class {name!r}{did_you_mean(name, names)}")
+    return names.index(name)

@@ -1,0 +1,183 @@
+"""Maps as figures: top classes side by side, one class against another, pairs of places, and many images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from PIL import Image
+from torch import Tensor
+
+from covpool.drawing.lettering import drawn, text_style
+from covpool.drawing.theme import LIGHT, new_figure
+from covpool.explain.evidence import Evidence
+from covpool.explain.overlay import AGAINST, FOR, overlay
+
+SIDE, LETTERS, COLUMNS = 2.3, 26, 4
+# Pairs that are drawn of either sign, and places that they must be apart: neighbours see much the same.
+PAIRS, APART = 4, 2.0
+
+
+@dataclass(frozen=True, eq=False)
+class Explained:
+    """An image with its maps, the likeliest class first.
+
+    Attributes:
+        name: of the image.
+        picture: what the network saw.
+        found: maps of some classes.
+        classes: the names of all.
+        label: the name of the right class, where it is known.
+    """
+
+    name: str
+    picture: Image.Image
+    found: tuple[Evidence, ...]
+    classes: tuple[str, ...]
+    label: str | None = None
+
+    @property
+    def title(self) -> str:
+        """The image's name, as far as there is room."""
+        return drawn(PurePosixPath(self.name).stem, "", LETTERS)
+
+    def overlay(self, places: Tensor, largest: float | None = None) -> Image.Image:
+        """A map on the picture."""
+        return overlay(self.picture, places, largest)
+
+
+def draw_classes(explained: Explained) -> Figure:
+    """The image, and a map for each class; joined parts in a row of their own. One scale for all."""
+    joined = explained.found[0].first_order is not None
+    figure, places = _panels(1 + len(explained.found), 2 if joined else 1)
+    largest = _largest(
+        [one.places for one in explained.found]
+        + [one.first_order for one in explained.found if one.first_order is not None]
+    )
+    right = "" if explained.label is None else f"is {_named(explained.label)}"
+    _show(places[0][0], explained.picture, explained.title, right)
+    if joined:
+        places[1][0].set_axis_off()
+    for column, one in enumerate(explained.found, 1):
+        words = f"{_part(one)} {float(one.places.sum()):+.2f}, rest {one.rest:+.2f}"
+        title = f"{_named(explained.classes[one.label])}: {one.logit:.2f}"
+        _show(places[0][column], explained.overlay(one.places, largest), title, words)
+        if one.first_order is not None:
+            words = f"average {float(one.first_order.sum()):+.2f}"
+            _show(places[1][column], explained.overlay(one.first_order, largest), "", words)
+    _legend(figure, explained.found[0].kind)
+    return figure
+
+
+def draw_against(explained: Explained, this: Evidence, that: Evidence) -> Figure:
+    """Why this class and not that: what each place adds to the one more than to the other."""
+    difference = contrast(this, that)
+    figure, places = _panels(2, 1)
+    names = [_named(explained.classes[one.label]) for one in (this, that)]
+    _show(places[0][0], explained.picture, explained.title, "")
+    title = f"{names[0]},\nnot {names[1]}"
+    words = f"{this.logit:.2f} - {that.logit:.2f} = {this.logit - that.logit:+.2f}"
+    _show(places[0][1], explained.overlay(difference), title, words)
+    _legend(figure, this.kind)
+    return figure
+
+
+def contrast(this: Evidence, that: Evidence) -> Tensor:
+    """The difference of two classes' maps, joined parts included."""
+    difference = this.places - that.places
+    if this.first_order is not None and that.first_order is not None:
+        difference = difference + this.first_order - that.first_order
+    return difference
+
+
+def draw_pairs(explained: Explained, one: Evidence) -> Figure:
+    """The places that add most together, as lines between them."""
+    assert one.pairs is not None
+    figure, places = _panels(2, 1)
+    _show(places[0][0], explained.picture, explained.title, "")
+    title = f"{_named(explained.classes[one.label])}: pairs of places"
+    _show(places[0][1], explained.overlay(one.places), title, "")
+    rows, columns = one.places.shape
+    width, height = explained.picture.size
+    strongest = strongest_pairs(one)
+    largest = max((abs(value) for *_, value in strongest), default=1.0)
+    for p, q, value in strongest:
+        x = [(place % columns + 0.5) * width / columns for place in (p, q)]
+        y = [(place // columns + 0.5) * height / rows for place in (p, q)]
+        colour = [part / 255 for part in (FOR if value > 0 else AGAINST)]
+        places[0][1].plot(x, y, "o-", color=colour, linewidth=1 + 3 * abs(value) / largest, markersize=4)
+    _legend(figure, one.kind)
+    return figure
+
+
+def strongest_pairs(one: Evidence) -> list[tuple[int, int, float]]:
+    """Two places and what they add together, both ways: those that add most, then those that take most."""
+    assert one.pairs is not None
+    rows, columns = one.places.shape
+    n = rows * columns
+    y, x = torch.arange(n) // columns, torch.arange(n) % columns
+    distance = ((y[:, None] - y) ** 2 + (x[:, None] - x) ** 2).float().sqrt()
+    both = (one.pairs + one.pairs.T).cpu() * (
+        (distance >= APART) & (torch.arange(n)[:, None] < torch.arange(n))
+    )
+    order = both.flatten().argsort(descending=True).tolist()
+    chosen = [*order[:PAIRS], *reversed(order[-PAIRS:])]
+    return [
+        (i // n, i % n, float(both.flatten()[i])) for i in dict.fromkeys(chosen) if both.flatten()[i] != 0
+    ]
+
+
+def draw_sheet(explained: Sequence[Explained]) -> Figure:
+    """Many images, each beside the map of its likeliest class."""
+    rows = -(-len(explained) // (COLUMNS // 2))
+    figure, places = _panels(COLUMNS, rows)
+    for axes in (axes for row in places for axes in row):
+        axes.set_axis_off()
+    for number, one in enumerate(explained):
+        row, pair = divmod(number, COLUMNS // 2)
+        first = one.found[0]
+        right = "" if one.label is None else f"is {_named(one.label)}"
+        _show(places[row][2 * pair], one.picture, one.title, right)
+        taken = _named(one.classes[first.label])
+        wrong = one.label is not None and one.label != one.classes[first.label]
+        words = f"{'taken for' if wrong else 'seen as'} {taken}"
+        _show(places[row][2 * pair + 1], one.overlay(first.places), words, f"{first.logit:.2f}")
+    _legend(figure, explained[0].found[0].kind)
+    return figure
+
+
+def _panels(columns: int, rows: int) -> tuple[Figure, list[list[Axes]]]:
+    figure = new_figure(LIGHT, SIDE * columns, (SIDE + 0.55) * rows + 0.3)
+    return figure, [list(row) for row in figure.subplots(rows, columns, squeeze=False)]
+
+
+def _show(axes: Axes, picture: Image.Image, title: str, words: str) -> None:
+    axes.imshow(picture)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.spines[:].set_visible(False)
+    axes.set_title(title, fontsize=8, color=LIGHT.ink, **text_style())
+    axes.set_xlabel(words, fontsize=7.5, color=LIGHT.faint, **text_style())
+    axes.set_axis_on()
+
+
+def _largest(maps: Sequence[Tensor]) -> float:
+    return max(float(one.abs().max()) for one in maps)
+
+
+def _named(name: str) -> str:
+    return drawn(name, "(no font for its name)", LETTERS)
+
+
+def _part(one: Evidence) -> str:
+    return "covariance" if one.kind == "exact" else "by gradient"
+
+
+def _legend(figure: Figure, kind: str) -> None:
+    how = "exact: places and rest sum to the logit" if kind == "exact" else "by gradient: an approximation"
+    text = f"orange speaks for the class, blue against it; {how}"
+    figure.supxlabel(text, fontsize=7.5, color=LIGHT.faint)

@@ -1,0 +1,41 @@
+"""A few images to look at: of a file, of a folder without classes, or spread over a collection."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from covpool.data.image_set import ImageSet
+from covpool.data.signature import FORMAT_OF
+from covpool.data.sources import open_splits
+
+
+class SomeImage(NamedTuple):
+    """Its name, its class where that is known, and the bytes of its file."""
+
+    name: str
+    label: str | None
+    content: bytes
+
+
+def some_images(data: str, limit: int) -> Iterator[SomeImage]:
+    """At most so many.
+
+    Args:
+        data: an image, a folder of images, or a collection as for ``covpool train``, whose last split is
+            taken: test where there is one.
+        limit: of images.
+    """
+    path = Path(data)
+    if path.is_file() and path.suffix.lower() in FORMAT_OF:
+        yield SomeImage(path.name, None, path.read_bytes())
+        return
+    loose = sorted(one for one in path.iterdir() if one.suffix.lower() in FORMAT_OF) if path.is_dir() else []
+    if loose:
+        yield from (SomeImage(one.name, None, one.read_bytes()) for one in loose[:limit])
+        return
+    images: ImageSet = list(open_splits(data).values())[-1]
+    # Spread over the set: a folder by class would show its first class alone.
+    for i in range(0, len(images), max(len(images) // limit, 1))[:limit]:
+        yield SomeImage(images.name(i), images.classes[int(images.labels[i])], images.read(i))

@@ -1,0 +1,100 @@
+"""Table 2 and Figure 3: time and memory of the layers, and images a second against the batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from covpool.bench import render, run_methods
+from covpool.bench.methods.paper import LAYERS, PAPER_SIZE
+from covpool.reproduce.claims import Claim, Judgement
+from covpool.reproduce.experiments.measurement import Measurement, Results
+
+FILE = "methods"
+
+
+def run(sets: Path | None, runs: Path, out: Path) -> None:
+    """``covpool bench methods``."""
+    render(run_methods(out))
+
+
+def _times(text: str, less: str, more: str, paper: float) -> Claim:
+    def judge(results: Results) -> Judgement:
+        if FILE not in results:
+            return Judgement("", "not run here")
+        entries = results[FILE]["layers"][PAPER_SIZE]["entries"]
+        quick, slow = (entries[label]["value_and_gradient"]["ratio"] for label in (less, more))
+        low, middle, high = (
+            slow["q1"] / quick["q3"],
+            slow["median"] / quick["median"],
+            slow["q3"] / quick["q1"],
+        )
+        ours = f"{middle:.2f} times [{low:.2f}, {high:.2f}]"
+        if high < 1:
+            return Judgement(ours, "does not agree")
+        if low <= 1:
+            return Judgement(ours, "not resolved here")
+        return Judgement(ours, "agrees" if low <= paper <= high else "agrees in sign")
+
+    return Claim(text, f"{paper:.1f} times", judge)
+
+
+def _memory(label: str, steps: int) -> Claim:
+    paper = LAYERS[label].memory
+    assert paper is not None
+
+    def judge(results: Results) -> Judgement:
+        if FILE not in results:
+            return Judgement("", "not run here")
+        found = results[FILE]["layers"][PAPER_SIZE]["entries"][label]["bytes_kept_per_image"] / 2**20
+        near = abs(found / paper - 1) < 0.1
+        return Judgement(f"{found:.2f} MiB", "agrees" if near else "does not agree")
+
+    return Claim(f"What {steps} steps keep for the gradient, an image", f"{paper} MB", judge)
+
+
+def _growing_gap(results: Results) -> Judgement:
+    """Whether isqrt_cov's lead over mpn_cov, on two processes, is larger at the largest batch."""
+    if FILE not in results or results[FILE]["training"] is None:
+        return Judgement("", "not run here")
+    steps = results[FILE]["training"]["steps"]
+    leads = []
+    for found in (steps[0], steps[-1]):
+        speeds = [
+            found["batch"] / found["two"][pool]["seconds"]["median"] for pool in ("isqrt_cov", "mpn_cov")
+        ]
+        leads.append(speeds[0] - speeds[1])
+    first, last = steps[0]["batch"], steps[-1]["batch"]
+    ours = f"{leads[0]:+.1f} images a second at a batch of {first}, {leads[1]:+.1f} at {last}"
+    return Judgement(ours, "agrees in sign" if leads[1] > max(leads[0], 0) else "does not agree")
+
+
+SVD, LYAPUNOV = (
+    "improved_bcnn forward=svd backward=svd",
+    "improved_bcnn forward=newton_schulz backward=lyapunov",
+)
+EXPERIMENT = Measurement(
+    name="table2",
+    title="Table 2 and Figure 3: time, memory, and images a second",
+    paper="three steps are 3.1 times, five 1.8 times as fast as MPN-COV; on GPUs, where EIG and SVD are slow",
+    at_full_size=(
+        "On a GPU decompositions wait where products do not: the ratios to MPN-COV, improved B-CNN "
+        "and G2DeNet grow, and two devices show the gap of Figure 3."
+    ),
+    files=(FILE,),
+    claims=(
+        _times("Three steps are faster than MPN-COV", "isqrt_cov steps=3", "mpn_cov", 3.1),
+        _times("Five steps are faster than MPN-COV", "isqrt_cov", "mpn_cov", 1.8),
+        _times("They are faster than improved B-CNN by SVD", "isqrt_cov", SVD, 13.51 / 1.41),
+        _times(
+            "They are faster than improved B-CNN by iteration and Lyapunov",
+            "isqrt_cov",
+            LYAPUNOV,
+            13.91 / 1.41,
+        ),
+        _times("They are faster than G2DeNet", "isqrt_cov", "g2denet root=svd", 8.56 / 1.41),
+        _memory("isqrt_cov", 5),
+        _memory("isqrt_cov steps=3", 3),
+        Claim("On two devices the lead over MPN-COV grows with the batch", "grows", _growing_gap),
+    ),
+    run=run,
+)

@@ -1,0 +1,139 @@
+"""The house style of the figures, and the few kinds of plots they are made of."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from covpool.drawing.theme import LIGHT, dress, new_figure
+from covpool.reproduce.claims import errors
+
+Results = dict[str, Any]
+# Wide enough for two panels; at half a page letters are as large as the text's.
+WIDTH, HEIGHT = 7.2, 3.4
+# Distinguishable with any colour vision.
+COLOURS = ("#0b6bb8", "#d1570a", "#3a3f45", "#b04a93", "#2a8f6b")
+MARKS = ("o", "s", "^", "D", "v")
+
+
+def empty_figure(height: float = HEIGHT) -> Figure:
+    """In the house's size and colours."""
+    return new_figure(LIGHT, WIDTH, height)
+
+
+def panel(figure: Figure, x: str, y: str, axes: Axes | None = None) -> Axes:
+    """Axes with names, over the whole figure if none are given."""
+    axes = figure.subplots() if axes is None else axes
+    dress(axes, LIGHT)
+    axes.set_xlabel(x, fontsize=10)
+    axes.set_ylabel(y, fontsize=10)
+    return axes
+
+
+def points(
+    axes: Axes, results: Results, at: Mapping[str, float], label: str, *, line: bool, colour: int = 0
+) -> None:
+    """Mean errors of rows at places, with bars of one deviation."""
+    found = {place: errors(results, row) for row, place in at.items()}
+    known = {place: values for place, values in found.items() if values}
+    if not known:
+        return
+    means = [statistics.mean(values) for values in known.values()]
+    bars = [statistics.stdev(values) if len(values) > 1 else 0.0 for values in known.values()]
+    style: dict[str, Any] = {"marker": MARKS[colour], "color": COLOURS[colour]}
+    style |= {"linestyle": "-" if line else "none"}
+    axes.errorbar(list(known), means, bars, capsize=3, linewidth=1.6, markersize=5, label=label, **style)
+
+
+def level(axes: Axes, results: Results, row: str, colour: int) -> None:
+    """The mean error of a row as a line across, with a band of one deviation."""
+    values = errors(results, row)
+    if not values:
+        return
+    mean = statistics.mean(values)
+    axes.axhline(mean, color=COLOURS[colour], linestyle="--", linewidth=1.4, label=row)
+    if len(values) > 1:
+        deviation = statistics.stdev(values)
+        axes.axhspan(mean - deviation, mean + deviation, color=COLOURS[colour], alpha=0.12, linewidth=0)
+
+
+def curves(axes: Axes, results: Results, rows: Sequence[str], what: str = "top1_error") -> None:
+    """Errors over the epochs: the mean of the seeds, and a band between the lowest and the highest."""
+    dress(axes, LIGHT)
+    axes.set_xlabel("epoch", fontsize=10)
+    axes.set_ylabel("top-1 error, %", fontsize=10)
+    for place, row in enumerate(rows):
+        runs = [run["epochs"] for run in results["runs"] if run["label"] == row and not run["failed"]]
+        if not runs:
+            continue
+        epochs = [[epoch[what] for epoch in together] for together in zip(*runs, strict=True)]
+        x = range(1, len(epochs) + 1)
+        colour = COLOURS[place]
+        axes.plot(x, [statistics.mean(one) for one in epochs], color=colour, linewidth=1.6, label=row)
+        lows, highs = [min(one) for one in epochs], [max(one) for one in epochs]
+        axes.fill_between(x, lows, highs, color=colour, alpha=0.15, linewidth=0)
+    axes.legend(frameon=False, fontsize=8)
+
+
+def observed_curves(axes: Axes, results: Results, rows: Sequence[str], what: str, name: str) -> None:
+    """A figure of the observations over the epochs, by its path in them, on a logarithmic scale."""
+    dress(axes, LIGHT)
+    axes.set_xlabel("epoch", fontsize=10)
+    axes.set_ylabel(name, fontsize=10)
+    axes.set_yscale("log")
+    for place, row in enumerate(rows):
+        epochs = results["observations"].get(row, [])
+        found = [(epoch["epoch"], _at(epoch, what)) for epoch in epochs]
+        known = [(x, y) for x, y in found if y]
+        if known:
+            x, y = zip(*known, strict=True)
+            axes.plot(x, y, color=COLOURS[place], marker=MARKS[place], markersize=4, linewidth=1.4, label=row)
+    axes.legend(frameon=False, fontsize=8)
+
+
+def eigenvalue_maps(axes: Axes, results: Results, rows: Sequence[str]) -> None:
+    """Eigenvalues after the pooling against those before it, of the last epoch."""
+    panel(axes.figure, "eigenvalue of the covariance over its trace", "after the pooling", axes)  # type: ignore[arg-type]
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    lowest = 1e-6
+    for place, row in enumerate(rows):
+        epochs = results["observations"].get(row, [])
+        pairs = [(x, y) for x, y in (epochs[-1]["pairs"] if epochs else []) if x > lowest and y > 0]
+        if pairs:
+            x, y = zip(*sorted(pairs), strict=True)
+            axes.plot(x, y, ".", color=COLOURS[place], markersize=3, label=row)
+    axes.plot([lowest, 1], [lowest**0.5, 1], color=LIGHT.faint, linewidth=1, label="√λ")
+    axes.legend(frameon=False, fontsize=8, markerscale=2)
+
+
+def ranking(figure: Figure, results: Results) -> None:
+    """Rows by their mean error, lowest first, and beside each the time of a step over the reference's."""
+    rows = {label: errors(results, label) for label in dict.fromkeys(run["label"] for run in results["runs"])}
+    ordered = sorted(rows, key=lambda label: -statistics.mean(rows[label]))
+    left, right = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
+    for axes, name in ((left, "top-1 error, %"), (right, "time of a step over isqrt_cov's")):
+        panel(figure, name, "", axes)
+    for place, label in enumerate(ordered):
+        values = rows[label]
+        colour = COLOURS[1] if label.startswith("isqrt_cov") else COLOURS[0]
+        bar = statistics.stdev(values) if len(values) > 1 else 0.0
+        left.errorbar(
+            statistics.mean(values), place, xerr=bar, fmt="o", color=colour, markersize=4, capsize=2
+        )
+        if label in results["times"]:
+            ratio = results["times"][label]["both"]["ratio"]
+            right.plot(ratio["median"], place, "o", color=colour, markersize=4)
+    left.set_yticks(range(len(ordered)), ordered, fontsize=8)
+    right.set_xscale("log")
+    right.axvline(1, color=LIGHT.faint, linewidth=1)
+
+
+def _at(found: Any, path: str) -> Any:
+    for key in path.split("."):
+        found = None if found is None else found[key]
+    return found

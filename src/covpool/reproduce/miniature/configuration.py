@@ -1,0 +1,106 @@
+"""One training run of the experiments, and how large it is made."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from covpool.provenance.machine import describe_machine
+from covpool.reproduce.miniature.networks import LR, NAMES, settings
+from covpool.train.recipe import Recipe
+from covpool.train.recipe_files import read_recipe
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large everything is.
+
+    Attributes:
+        classes: of Tiny-ImageNet's 200, each with 500 images to train on and 50 to test.
+        alexnet_epochs: of AlexNet.
+        resnet_epochs: of the ResNets.
+        limit: of the images of each split; ``None`` for all.
+        timed: images in the batches that are timed; the paper's of AlexNet.
+    """
+
+    classes: int = 25
+    alexnet_epochs: int = 8
+    resnet_epochs: int = 6
+    limit: int | None = None
+    timed: int = 128
+
+    def epochs(self, network: str) -> int:
+        """Of a network."""
+        return self.alexnet_epochs if network == "alexnet" else self.resnet_epochs
+
+
+# What the committed results are of, and what shows that the code runs.
+MINIATURE = Scale()
+SMALLEST = Scale(classes=2, alexnet_epochs=1, resnet_epochs=1, limit=64, timed=8)
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """What is trained. Two experiments that ask for the same share one run.
+
+    Attributes:
+        network: one of :data:`covpool.reproduce.miniature.networks.NAMES`.
+        pool: a method of :func:`covpool.nn.methods`.
+        options: of the pooling.
+        dim: the channels of the covariance of a ResNet; ``None`` for its own number.
+        lr: the learning rate over the network's own.
+        precision: of autocast; ``None`` for bfloat16 where the CPU multiplies it faster.
+        seed: of first weights, order and augmentation.
+    """
+
+    network: str
+    pool: str
+    options: dict[str, Any] = field(default_factory=dict)
+    dim: int | None = None
+    lr: float = 1.0
+    precision: str | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.network not in NAMES:
+            raise ValueError(f"network is one of {', '.join(NAMES)}; got {self.network!r}")
+
+    @property
+    def name(self) -> str:
+        """Of its folder: what differs from the network's own settings."""
+        given = [f"{key}={value}" for key, value in self.options.items()]
+        given += [f"{key}={value}" for key, value in asdict(self).items() if key in _NAMED and value]
+        given += [f"lr={self.lr:g}"] if self.lr != 1 else []
+        return "-".join([self.network, self.pool, *given, f"seed={self.seed}"])
+
+    def recipe(self, scale: Scale, data: Path, runs: Path) -> Recipe:
+        """Of the run."""
+        first_order = {} if self.pool != "gap" else {"model.dim": None}
+        dim = {} if self.dim is None else {"model.dim": self.dim}
+        return read_recipe(
+            None,
+            settings(self.network, scale.epochs(self.network))
+            | first_order
+            | dim
+            | {
+                "data.path": str(data),
+                "data.limit": scale.limit,
+                "model.pool": self.pool,
+                "model.pool_options": dict(self.options),
+                "optimizer.lr": LR * self.lr,
+                "loop.precision": self.precision or own_precision(),
+                # Those of the first seed are looked into afterwards, epoch by epoch.
+                "checkpoint.keep": scale.epochs(self.network) if self.seed == 0 else 1,
+                "seed": self.seed,
+                "out": str(runs / self.name),
+            },
+        )
+
+
+_NAMED = ("dim", "precision")
+
+
+def own_precision() -> str:
+    """bfloat16 where the CPU has AMX, which multiplies it several times as fast."""
+    return "bfloat16" if "amx_bf16" in describe_machine("cpu")["flags"] else "float32"

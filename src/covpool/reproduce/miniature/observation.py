@@ -1,0 +1,107 @@
+"""What happens at the pooling while a network learns: eigenvalues before and after it, and the gradient.
+
+A batch of images that training did not see goes through the weights of every epoch, those before the first
+included. B images, d channels of the covariance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from covpool.data.decode import decode
+from covpool.data.transforms import Preprocessing, evaluation_transform
+from covpool.explain.spectrum import summed_up
+from covpool.functional import covariance, triu_unvec
+from covpool.models.model import PooledClassifier
+from covpool.reproduce.miniature.configuration import Configuration, Scale
+from covpool.train.checkpoint import list_checkpoints, read_checkpoint
+from covpool.train.network import make_model
+from covpool.train.processes import joined_processes
+from covpool.train.splits import open_data
+
+IMAGES = 64
+# Pairs of eigenvalues, before and after, that are kept of the last epoch: as many as a figure can show.
+PAIRS = 400
+
+
+def observed(configuration: Configuration, scale: Scale, data: Path, runs: Path) -> list[dict[str, Any]]:
+    """A dictionary for each epoch, that before the first included; of a run that is done."""
+    recipe = configuration.recipe(scale, data, runs)
+    splits = open_data(recipe.data, recipe.seed)
+    assert splits.val is not None
+    with joined_processes("cpu") as processes:
+        model = make_model(recipe, splits.train.classes, processes)
+        transform = evaluation_transform(Preprocessing.of(model.pretrained_cfg))
+        chosen = range(0, len(splits.val), max(len(splits.val) // IMAGES, 1))[:IMAGES]
+        images = torch.stack([transform(decode(splits.val.read(i))) for i in chosen])
+        labels = torch.tensor([int(splits.val.labels[i]) for i in chosen])
+        epochs = [_look(model, images, labels)]
+        for weights in _weights(Path(recipe.out) / "checkpoints"):
+            model.load_state_dict(weights)
+            epochs.append(_look(model, images, labels))
+    return [{"epoch": number} | found for number, found in enumerate(_last_pairs_only(epochs))]
+
+
+def _weights(folder: Path) -> Iterator[Any]:
+    for path in list_checkpoints(folder):
+        yield read_checkpoint(path).tensors["model"]
+
+
+def _look(model: PooledClassifier, images: Tensor, labels: Tensor) -> dict[str, Any]:
+    """In training mode, as the gradient of training is; BatchNorm's own numbers are put back."""
+    kept = {name: value.clone() for name, value in model.state_dict().items()}
+    seen: dict[str, Tensor] = {}
+
+    def keep(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+        inputs[0].retain_grad()
+        seen["in"], seen["out"] = inputs[0], output
+
+    assert isinstance(model.pool.pooling, nn.Module)
+    handle = model.pool.pooling.register_forward_hook(keep)
+    loss = nn.functional.cross_entropy(model.train()(images), labels)
+    handle.remove()
+    loss.backward()
+    gradient = seen["in"].grad
+    assert gradient is not None
+    model.zero_grad(set_to_none=True)
+    model.load_state_dict(kept)
+    return {
+        "loss": loss.item(),
+        "gradient_rms": float(gradient.pow(2).mean().sqrt()),
+        **_spectrum(seen["in"].detach(), seen["out"].detach()),
+    }
+
+
+def _spectrum(x_Bdn: Tensor, vector: Tensor) -> dict[str, Any]:
+    """Of the covariance and of the matrix that the pooling makes of it, medians over images."""
+    a_Bdd = covariance(x_Bdn.double())
+    values, vectors = torch.linalg.eigh(a_Bdd)
+    traces = values.sum(1, keepdim=True)
+    before = values / traces
+    found: dict[str, Any] = {"before": _medians(before), "after": None, "pairs": []}
+    channels = a_Bdd.shape[-1]
+    if vector.shape[1] == channels * (channels + 1) // 2:
+        c_Bdd = triu_unvec(vector.double())
+        after = (vectors * (c_Bdd @ vectors)).sum(1) / traces.sqrt()
+        found["after"] = _medians(after)
+        pairs = torch.stack([before.flatten(), after.flatten()], 1)
+        found["pairs"] = pairs[:: max(len(pairs) // PAIRS, 1)][:PAIRS].tolist()
+    return found
+
+
+def _medians(values: Tensor) -> dict[str, float | None]:
+    figures = [summed_up(row) for row in values]
+    medians = {}
+    for key in figures[0]:
+        known = sorted(float(one[key]) for one in figures if one[key] is not None)  # type: ignore[arg-type]
+        medians[key] = known[len(known) // 2] if len(known) == len(figures) else None
+    return medians
+
+
+def _last_pairs_only(epochs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [epoch | {"pairs": []} for epoch in epochs[:-1]] + epochs[-1:]

@@ -1,0 +1,84 @@
+"""The page of results: every claim of the paper, what was measured, and a verdict, from files alone."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from covpool.reproduce import full_size, record
+from covpool.reproduce.claims import CONFIDENCE, Results
+from covpool.reproduce.experiments import EXPERIMENTS
+from covpool.reproduce.experiments.experiment import Experiment
+from covpool.reproduce.experiments.measurement import Measurement
+from covpool.reproduce.miniature.configuration import MINIATURE
+
+HEAD = """# The paper's claims, and what was measured
+
+Made by `covpool reproduce page` from the files in [results](../results). The paper trains on ImageNet
+and on GPUs. What stands here was trained on {classes} classes of Tiny-ImageNet ({train:,} images of 64
+pixels, {val:,} to test on), in minutes on a CPU, by networks of the same form with a quarter of the
+channels or fewer. Whether a difference has the sign that the paper reports can be seen at this size; how
+large it is cannot. Errors are those of the last epoch.
+
+```sh
+pip install 'covpool[eval]'
+covpool reproduce figure2 --data tiny-imagenet-200          # one of them; stopped, it goes on where it was
+covpool reproduce all --data tiny-imagenet-200 --budget 8h  # all that fits: fewer seeds, never fewer rows
+covpool reproduce table7 --sets SETS                        # CUB-200-2011, Cars and Flowers-102, by class
+```
+
+Of {claims} claims: {counted}.
+
+**Verdicts.** A difference ± its standard error, from the spread of seeds pooled over the experiment, is
+resolved if it exceeds Student's t at {confidence:.0%}, one-sided. *Agrees*: resolved, with the paper's
+sign, and its size within the same margin, where it has one. *Agrees in sign*: resolved, of another size.
+*Does not agree*: resolved, with the other sign. *Not resolved here*: smaller than what seeds make of it.
+Ratios of times are medians with quartiles in brackets, and are resolved where the quartiles are on one
+side of 1.
+"""
+
+
+def page(folder: Path, link: str) -> str:
+    """As Markdown.
+
+    Args:
+        folder: of the results of one version.
+        link: the way from the page to that folder.
+    """
+    parts, verdicts = [], Counter[str]()
+    for experiment in EXPERIMENTS.values():
+        found, paths = _found(experiment, folder)
+        claims = record.claim_lines(experiment.claims, found)
+        verdicts.update(claim.judge(found).verdict for claim in experiment.claims)
+        parts += [f"## {experiment.title}", "", f"The paper: {experiment.paper}.", "", *claims, ""]
+        parts += _files(paths, link)
+        parts += [f"At full size: {experiment.at_full_size}", ""]
+    return "\n".join([*_head(verdicts), *parts, "## At full size", "", *full_size.lines()]) + "\n"
+
+
+def _found(experiment: Experiment | Measurement, folder: Path) -> tuple[Results, list[Path]]:
+    if isinstance(experiment, Measurement):
+        return experiment.read(folder)
+    paths = sorted(folder.glob(f"{experiment.name}--*.json"))
+    if not paths:
+        return record.new_results(experiment, MINIATURE), []
+    return json.loads(paths[0].read_text(encoding="utf-8")), paths[:1]
+
+
+def _files(paths: Sequence[Path], link: str) -> list[str]:
+    lines = []
+    for path in paths:
+        if path.with_suffix(".png").exists():
+            lines += [f"![{path.stem}]({link}/{path.stem}.png)", ""]
+        lines += [f"[Table]({link}/{path.stem}.md), [figures]({link}/{path.name}).", ""]
+    return lines
+
+
+def _head(verdicts: Counter[str]) -> list[str]:
+    classes = MINIATURE.classes
+    counted = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.most_common())
+    total = verdicts.total()
+    numbers = {"classes": classes, "train": 500 * classes, "val": 50 * classes, "confidence": CONFIDENCE}
+    return [*HEAD.format(claims=total, counted=counted, **numbers).splitlines(), ""]

@@ -1,0 +1,146 @@
+"""What an experiment leaves: a JSON of all its runs, and a CSV, a page and a figure made from that alone."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from covpool.drawing.theme import png
+from covpool.models.bundles.durable import replace_file
+from covpool.models.bundles.strict_json import plain_json
+from covpool.models.bundles.tensors import versions
+from covpool.provenance import results as origin
+from covpool.provenance.machine import machine_name
+from covpool.reproduce.claims import Claim, errors
+from covpool.reproduce.experiments.experiment import Experiment
+from covpool.reproduce.figures import empty_figure
+from covpool.reproduce.miniature.configuration import Scale
+from covpool.train.csv_file import csv_bytes
+
+Results = origin.Results
+PACKAGE = "covpool.reproduce"
+SCHEMA = "experiment"
+# The code that a number depends on.
+ROOMS = ("functional", "nn", "models", "data", "train", "reproduce")
+# Of a run, besides its label.
+COLUMNS = ("seed", "top1_error", "top5_error", "train_error", "epochs", "parameters", "seconds", "failed")
+
+
+def new_results(experiment: Experiment, scale: Scale) -> Results:
+    """Without a run yet."""
+    head = origin.new_results(ROOMS, {"scale": asdict(scale)}, "cpu", None)
+    head["versions"] |= versions()
+    return {"experiment": experiment.name, **head, "runs": [], "times": {}, "observations": {}}
+
+
+def path_of(results: Results, out: Path) -> Path:
+    """Of the JSON; the others have their own suffixes."""
+    name = f"{results['experiment']}--{machine_name(results['machine'])}--{results['device']}.json"
+    return out / str(results["versions"]["covpool"]) / name
+
+
+def write(results: Results, out: Path) -> Path:
+    """Check and write the JSON."""
+    plain = plain_json("results", results)
+    origin.check_schema(plain, PACKAGE, SCHEMA)
+    path = path_of(plain, out)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, (json.dumps(plain, indent=1, ensure_ascii=False) + "\n").encode())
+    return path
+
+
+def render(experiment: Experiment, path: Path) -> list[Path]:
+    """CSV, page and figure, from the JSON alone."""
+    results = json.loads(path.read_text(encoding="utf-8"))
+    origin.check_schema(results, PACKAGE, SCHEMA)
+    made = {
+        path.with_suffix(".csv"): _csv(results),
+        path.with_suffix(".md"): f"{table(experiment, results)}\n".encode(),
+        path.with_suffix(".png"): _picture(experiment, results),
+    }
+    for file, content in made.items():
+        replace_file(file, content)
+    return list(made)
+
+
+def table(experiment: Experiment, results: Results) -> str:
+    """For a person, as Markdown: the rows, and what they say of the paper's claims."""
+    labels = [row.label for row in experiment.rows if errors(results, row.label)]
+    timed = [label for label in labels if label in results["times"]]
+    head = ["", "top-1 error, %", "top-5 error, %", "seeds", "seconds a run"]
+    head += [f"ms an image (forward), times {experiment.reference}"] if timed else []
+    lines = [f"# {experiment.title}", "", f"In the paper: {experiment.paper}.", "", *_setting(results), ""]
+    lines += [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for label in labels:
+        cells = _cells(results, label) + ([_time(results["times"].get(label))] if timed else [])
+        lines.append(f"| {' | '.join([label, *cells])} |")
+    return "\n".join([*lines, "", *claim_lines(experiment.claims, results)])
+
+
+def claim_lines(claims: Sequence[Claim], results: Results) -> list[str]:
+    """A table of the paper's claims, ours and the verdicts."""
+    lines = ["| claim | the paper | here | verdict |", "|---|---|---|---|"]
+    for claim in claims:
+        found = claim.judge(results)
+        lines.append(f"| {claim.text} | {claim.paper} | {found.ours} | {found.verdict} |")
+    return lines
+
+
+def _setting(results: Results) -> list[str]:
+    scale, machine = results["arguments"]["scale"], results["machine"]
+    first = next((run for run in results["runs"] if not run["failed"]), None)
+    epochs = "" if first is None else f"{len(first['epochs'])} epochs in {first['precision']}, "
+    return [
+        f"Here: {scale['classes']} classes of Tiny-ImageNet, {epochs}last epoch, mean ± standard deviation; "
+        f"covpool {results['versions']['covpool']}, torch {results['versions']['torch']}, "
+        f"{machine['threads']} of {machine['cores']} cores of {machine['cpu']}. "
+        "Seconds are of a machine that had other work too."
+    ]
+
+
+def _cells(results: Results, label: str) -> list[str]:
+    runs = [run for run in results["runs"] if run["label"] == label]
+    learned = [run for run in runs if not run["failed"]]
+    failed = f", {len(runs) - len(learned)} failed" if len(learned) < len(runs) else ""
+    if not learned:
+        return ["failed", "", str(len(runs)), ""]
+    last = [run["epochs"][-1] for run in learned]
+    return [
+        _spread([epoch["top1_error"] for epoch in last]),
+        _spread([epoch["top5_error"] for epoch in last]),
+        f"{len(runs)}{failed}",
+        f"{statistics.median(run['seconds'] for run in learned):.0f}",
+    ]
+
+
+def _spread(values: list[float]) -> str:
+    mean = f"{statistics.mean(values):.1f}"
+    return f"{mean} ± {statistics.stdev(values):.1f}" if len(values) > 1 else mean
+
+
+def _time(found: dict[str, Any] | None) -> str:
+    if found is None:
+        return ""
+    both, forward = (found[what]["milliseconds"]["median"] for what in ("both", "forward"))
+    return f"{both:.2f} ({forward:.2f}), {found['both']['ratio']['median']:.2f}"
+
+
+def _csv(results: Results) -> bytes:
+    rows = []
+    for run in results["runs"]:
+        last = run["epochs"][-1] if run["epochs"] else {}
+        found = {**run, **last, "epochs": len(run["epochs"])}
+        rows.append([run["label"], *(found.get(column) for column in COLUMNS)])
+    return csv_bytes(("row", *COLUMNS), rows)
+
+
+def _picture(experiment: Experiment, results: Results) -> bytes:
+    height = 3.4 if len(experiment.rows) < 15 else 4.8
+    figure = empty_figure(height)
+    experiment.draw(results, figure)
+    figure.suptitle(experiment.title, fontsize=11, x=0.01, ha="left")
+    return png(figure)

@@ -1,0 +1,151 @@
+"""Runs experiments: plans, trains what is not trained yet, one after the other, and writes as it goes."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from covpool.bench.timing import MakeProgress, silence
+from covpool.reproduce import record
+from covpool.reproduce.budget import affordable_seeds, estimated_seconds
+from covpool.reproduce.experiments.experiment import Experiment
+from covpool.reproduce.miniature.configuration import MINIATURE, Configuration, Scale
+from covpool.reproduce.miniature.observation import observed
+from covpool.reproduce.miniature.timing import timed
+from covpool.reproduce.miniature.tiny_imagenet import write_subset
+from covpool.reproduce.miniature.training import is_done, trained
+from covpool.train.durations import duration
+
+Tell = Callable[[str], object]
+# Seeds that are looked for among the runs that are done: more of them than were asked for this time may be.
+MOST_SEEDS = 20
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where things are, and how large.
+
+    Attributes:
+        data: the folder tiny-imagenet-200.
+        runs: a folder for the training runs; those that are there are not run again.
+        out: the folder of results.
+        scale: of the experiments.
+    """
+
+    data: Path
+    runs: Path
+    out: Path
+    scale: Scale = MINIATURE
+
+    @property
+    def images(self) -> Path:
+        """The table of the images that are used."""
+        return self.runs / f"tiny-imagenet-{self.scale.classes}.csv"
+
+
+def run_experiments(
+    experiments: Sequence[Experiment],
+    place: Place,
+    *,
+    seeds: int = 3,
+    budget: float | None = None,
+    tell: Tell = print,
+    progress: MakeProgress = silence,
+) -> list[Path]:
+    """Train all that the experiments need, and write their results; stopped, the same call goes on.
+
+    Args:
+        experiments: of :data:`covpool.reproduce.experiments.EXPERIMENTS`.
+        place: where things are.
+        seeds: of each row that a claim rests on.
+        budget: in seconds; where it is not enough for all seeds, there are fewer, and claims that then cannot
+            be judged say so.
+        tell: is told what is done, a line at a time.
+        progress: makes a listener for what is timed.
+
+    Returns:
+        The files of results.
+    """
+    started = time.monotonic()
+    write_subset(place.data, place.scale.classes, place.images)
+    seconds = _estimates(place)
+    if budget is not None:
+        seeds = affordable_seeds(
+            lambda count: [one for one in plan(experiments, count) if not is_done(one, place.runs)],
+            seconds,
+            seeds,
+            budget,
+        )
+    planned = plan(experiments, seeds)
+    tell(f"{len(planned)} runs, {seeds} seed{'s' if seeds > 1 else ''}")
+    for number, configuration in enumerate(planned, 1):
+        if is_done(configuration, place.runs):
+            continue
+        spent = time.monotonic() - started
+        if budget is not None and spent + seconds(configuration) > budget:
+            tell(f"the budget is spent after {duration(spent)}, {number - 1} of {len(planned)} runs are done")
+            break
+        tell(f"run {number} of {len(planned)}: {configuration.name}")
+        trained(configuration, place.scale, place.images, place.runs)
+        for experiment in experiments:
+            if configuration in [one for _, one in experiment.configurations(seeds)]:
+                record.write(collected(experiment, place), place.out)
+    return [file for experiment in experiments for file in finished(experiment, place, progress)]
+
+
+def plan(experiments: Sequence[Experiment], seeds: int) -> list[Configuration]:
+    """Every run once, all of a seed before the next: stopped early, all rows are there with fewer seeds."""
+    wanted = {
+        configuration.name: configuration
+        for experiment in experiments
+        for _, configuration in experiment.configurations(seeds)
+    }
+    return sorted(wanted.values(), key=lambda configuration: configuration.seed)
+
+
+def collected(experiment: Experiment, place: Place) -> dict[str, Any]:
+    """The results so far: all runs that are done, and what was timed and observed before."""
+    results = record.new_results(experiment, place.scale)
+    results["runs"] = [
+        {"label": label, **trained(configuration, place.scale, place.images, place.runs)}
+        for label, configuration in experiment.configurations(MOST_SEEDS)
+        if is_done(configuration, place.runs)
+    ]
+    try:
+        before = json.loads(record.path_of(results, place.out).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return results
+    if before["arguments"] == results["arguments"]:
+        results |= {key: before[key] for key in ("times", "observations")}
+    return results
+
+
+def finished(experiment: Experiment, place: Place, progress: MakeProgress) -> list[Path]:
+    """Time and look into what is to be, and write everything."""
+    results = collected(experiment, place)
+    rows = {row.label: row.configuration for row in experiment.rows}
+    if experiment.reference is not None and not results["times"]:
+        results["times"] = timed(rows, place.scale, experiment.reference, progress)
+    for label in experiment.observed:
+        if label not in results["observations"] and is_done(rows[label], place.runs):
+            found = observed(rows[label], place.scale, place.images, place.runs)
+            results["observations"][label] = found
+    path = record.write(results, place.out)
+    return [path, *record.render(experiment, path)]
+
+
+def _estimates(place: Place) -> Callable[[Configuration], float]:
+    """Seconds of a configuration; seeds do not differ in them."""
+    known: dict[str, float] = {}
+
+    def seconds(configuration: Configuration) -> float:
+        first = replace(configuration, seed=0)
+        if first.name not in known:
+            known[first.name] = estimated_seconds(first, place.scale, place.images)
+        return known[first.name]
+
+    return seconds

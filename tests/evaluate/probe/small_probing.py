@@ -1,0 +1,10 @@
+"""A probing that takes seconds: of how many species, and by which options."""
+
+from __future__ import annotations
+
+from covpool.evaluate.probe import ProbeOptions
+
+SPECIES = 3
+OPTIONS = ProbeOptions(
+    "test_efficientnet", weights="weights.pth", dim=8, seeds=2, epochs=2, workers=0, image_size=64
+)

@@ -1,0 +1,125 @@
+"""Features on disk: of these images and weights and no others, whole, and within bounds."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from covpool.evaluate.probe import probe
+from tests.data.pictures import needs_sparrows
+from tests.evaluate.probe.small_probing import OPTIONS, SPECIES
+
+pytestmark = needs_sparrows
+
+
+def test_a_changed_image_is_not_taken_for_what_it_was(birds: Path, tmp_path: Path) -> None:
+    root = tmp_path / "copy"
+    shutil.copytree(birds, root)
+    options = dataclasses.replace(OPTIONS, heads=("gap",), seeds=1, epochs=1)
+    probe(str(root), options, out=tmp_path / "a", cache=tmp_path / "cache")
+    before = set((tmp_path / "cache").iterdir())
+    files = sorted((root / "train").rglob("*.jpg"))
+    files[0].write_bytes(files[1].read_bytes())
+    probe(str(root), options, out=tmp_path / "b", cache=tmp_path / "cache")
+    assert len(set((tmp_path / "cache").iterdir()) - before) == 1  # of train; test is as it was
+
+
+def test_a_bad_image_is_left_out(birds: Path, tmp_path: Path) -> None:
+    root = tmp_path / "copy"
+    shutil.copytree(birds, root)
+    sorted((root / "test").rglob("*.jpg"))[3].write_bytes(b"no image")
+    options = dataclasses.replace(OPTIONS, heads=("gap",), seeds=1, epochs=1)
+    made = probe(str(root), options, out=tmp_path / "out", cache=tmp_path / "cache")
+    share = made.record["rows"][0]["test"]["top1"] * (SPECIES * 12 - 1)
+    assert share == pytest.approx(round(share))
+    assert made.record["images_left_out"] == {"train": 0, "test": 1}
+
+
+def test_too_much_for_the_disk_is_said_before(birds: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"would take .* GB, more than --max-cache 0.0001: give a larger one"
+    ):
+        probe(str(birds), OPTIONS, out=tmp_path / "out", cache=tmp_path / "cache", max_cache=0.0001)
+    assert not (tmp_path / "cache").exists()
+
+
+def test_the_size_is_told_before_anything_is_computed(birds: Path, tmp_path: Path) -> None:
+    options, told = dataclasses.replace(OPTIONS, heads=("gap",), seeds=1, epochs=1), []
+    probe(
+        str(birds),
+        options,
+        out=tmp_path / "out",
+        cache=tmp_path / "cache",
+        tell=told.append,
+        progress=lambda what, done, total: told.append(what),
+    )
+    hashed, size, computed = list(dict.fromkeys(told))[:3]
+    assert (hashed, computed) == ("images hashed", "images")
+    assert size == f"features take 73.7 kB in {tmp_path / 'cache'}: 256 numbers of an image and its mirror"
+
+
+def test_maps_are_added_where_only_averages_were(birds: Path, tmp_path: Path) -> None:
+    for heads in (("gap",), ("gap", "isqrt_cov"), ("gap",)):
+        options = dataclasses.replace(OPTIONS, heads=heads, seeds=1, epochs=1)
+        probe(str(birds), options, out=tmp_path / "out", cache=tmp_path / "cache")
+    assert len(list((tmp_path / "cache").iterdir())) == 2  # train and test
+
+
+@pytest.mark.parametrize("damage", ["cut", "gone"])
+def test_a_damaged_cache_is_made_anew(birds: Path, tmp_path: Path, damage: str) -> None:
+    options = dataclasses.replace(OPTIONS, heads=("gap",), seeds=1, epochs=1)
+    made = [probe(str(birds), options, out=tmp_path / "a", cache=tmp_path / "cache")]
+    for file in (tmp_path / "cache").rglob("average.npy"):
+        if damage == "cut":
+            os.truncate(file, 1000)
+        else:
+            file.unlink()
+    made.append(probe(str(birds), options, out=tmp_path / "b", cache=tmp_path / "cache"))
+    assert made[0].record["rows"][0]["test"] == made[1].record["rows"][0]["test"]
+
+
+def test_one_process_at_a_time_makes_features(birds: Path, tmp_path: Path) -> None:
+    options = dataclasses.replace(OPTIONS, heads=("gap",), seeds=1, epochs=1)
+    probe(str(birds), options, out=tmp_path / "a", cache=tmp_path / "cache")
+    (folder, _) = sorted((tmp_path / "cache").iterdir())
+    (folder / "state.json").unlink()
+    code = f"""
+import time
+from pathlib import Path
+from covpool.evaluate.lock import held
+with held(Path({str(folder)!r})):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        with pytest.raises(ValueError, match="another process is writing into"):
+            probe(str(birds), options, out=tmp_path / "b", cache=tmp_path / "cache")
+        holder.kill()
+    probe(str(birds), options, out=tmp_path / "b", cache=tmp_path / "cache")
+
+
+def test_features_that_are_not_finite_are_refused(birds: Path, tmp_path: Path) -> None:
+    weights = torch.load("weights.pth")
+    weights["conv_stem.weight"][0, 0, 0, 0] = torch.nan
+    torch.save(weights, tmp_path / "nan.pth")
+    options = dataclasses.replace(OPTIONS, weights=str(tmp_path / "nan.pth"))
+    with pytest.raises(ValueError, match="gives numbers that are not finite: try --precision float32"):
+        probe(str(birds), options, out=tmp_path / "out", cache=tmp_path / "cache")
+
+
+def test_a_split_without_a_usable_image(birds: Path, tmp_path: Path) -> None:
+    root = tmp_path / "birds"
+    shutil.copytree(birds, root)
+    for file in (root / "train").rglob("*.jpg"):
+        file.write_bytes(b"no image")
+    with pytest.raises(ValueError, match="none of the images of a split can be used"):
+        probe(str(root), OPTIONS, out=tmp_path / "out", cache=tmp_path / "cache")

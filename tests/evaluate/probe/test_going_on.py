@@ -1,0 +1,116 @@
+"""A folder of results is gone on with, by the same call alone."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+
+from covpool.evaluate.probe import probe
+from tests.data.pictures import needs_sparrows
+from tests.evaluate.probe.small_probing import OPTIONS, SPECIES
+
+pytestmark = needs_sparrows
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_the_same_call_has_nothing_to_do(probed: Any, birds: Path, cache: Path) -> None:
+    counted = []
+    again = probe(
+        str(birds),
+        OPTIONS,
+        out=probed.folder,
+        cache=cache,
+        progress=lambda what, done, total: counted.append(what),
+    )
+    assert set(counted) == {"images hashed"}
+    assert again.record["rows"] == probed.record["rows"]
+
+
+def test_other_settings_want_another_folder(probed: Any, birds: Path, cache: Path) -> None:
+    other = dataclasses.replace(OPTIONS, lr=0.1)
+    with pytest.raises(ValueError, match=r"has results with lr 0.003: give another --out"):
+        probe(str(birds), other, out=probed.folder, cache=cache)
+
+
+def test_more_seeds_may_be_asked_for(birds: Path, cache: Path, tmp_path: Path) -> None:
+    one = dataclasses.replace(OPTIONS, seeds=1, heads=("gap",), val_fraction=0.0)
+    first = probe(str(birds), one, out=tmp_path, cache=cache)
+    assert first.record["best"] is None  # nothing was set aside to choose by
+    both = probe(str(birds), dataclasses.replace(one, seeds=2), out=tmp_path, cache=cache)
+    assert both.record["rows"][:1] == first.record["rows"]
+    assert len(both.record["rows"]) == 2
+
+
+@pytest.mark.parametrize("changed", ["images", "weights"])
+def test_results_are_not_taken_for_those_of_others(birds: Path, tmp_path: Path, changed: str) -> None:
+    root, weights = tmp_path / "birds", tmp_path / "weights.pth"
+    shutil.copytree(birds, root)
+    shutil.copy("weights.pth", weights)
+    options = dataclasses.replace(OPTIONS, heads=("gap",), seeds=1, epochs=1, weights=str(weights))
+    probe(str(root), options, out=tmp_path / "out", cache=tmp_path / "cache")
+    if changed == "images":
+        files = sorted((root / "train").rglob("*.jpg"))
+        files[0].write_bytes(files[1].read_bytes())
+    else:
+        torch.save(timm.create_model("test_efficientnet", num_classes=0).state_dict(), weights)
+    with pytest.raises(ValueError, match="has results of other images or weights: give another --out"):
+        probe(str(root), options, out=tmp_path / "out", cache=tmp_path / "cache")
+
+
+def test_a_folder_of_something_else_is_left_alone(birds: Path, tmp_path: Path) -> None:
+    (tmp_path / "bundle").mkdir()
+    (tmp_path / "bundle" / "covpool.json").write_text("precious")
+    with pytest.raises(ValueError, match="holds other things: give a new --out"):
+        probe(str(birds), OPTIONS, out=tmp_path, cache=tmp_path / "cache")
+    assert (tmp_path / "bundle" / "covpool.json").read_text() == "precious"
+
+
+def test_killed_it_goes_on(birds: Path, tmp_path: Path) -> None:
+    """SIGKILL while features are computed and while heads are trained; it ends as if it never was."""
+    root = tmp_path / "birds"
+    shutil.copytree(birds, root)
+    sorted((root / "train").rglob("*.jpg"))[-2].write_bytes(b"no image")
+
+    def command(name: str) -> list[str]:
+        words = [sys.executable, "-m", "tests.evaluate.probe.often_saved", "probe", str(root)]
+        words += ["--model", "test_efficientnet", "--weights", "weights.pth", "--image-size", "64"]
+        words += ["--dim", "8", "--heads", "gap,isqrt_cov", "--seeds", "2", "--epochs", "3", "--workers", "0"]
+        return [*words, "--out", str(tmp_path / name), "--cache", str(tmp_path / f"{name}-cache")]
+
+    def half_way() -> bool:
+        states = (json.loads(file.read_text()) for file in (tmp_path / "killed-cache").rglob("state.json"))
+        return any(0 < state["done"] < SPECIES * 12 for state in states)
+
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}
+    for reached in (half_way, lambda: "| gap |" in (tmp_path / "killed" / "table.md").read_text()):
+        process = subprocess.Popen(command("killed"), stdout=subprocess.DEVNULL, env=environment)
+        while process.poll() is None:
+            with contextlib.suppress(OSError):
+                if reached():
+                    break
+            time.sleep(0.005)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    for name in ("killed", "whole"):
+        subprocess.run(command(name), check=True, capture_output=True, timeout=240, env=environment)
+    killed, whole = (
+        json.loads((tmp_path / name / "results.json").read_text()) for name in ("killed", "whole")
+    )
+    assert killed["images_left_out"] == {"train": 1, "test": 0}
+    for ours, theirs in zip(killed["rows"], whole["rows"], strict=True):
+        for key in ("head", "seed", "val", "test"):
+            assert ours[key] == theirs[key]

@@ -1,0 +1,29 @@
+"""Options that make no sense are refused as they are made."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from tests.evaluate.probe.small_probing import OPTIONS
+
+
+@pytest.mark.parametrize("changes", [{"weights": None}, {"pretrained": True}])
+def test_weights_come_from_one_place(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="give --pretrained, for timm's, or --weights FILE"):
+        dataclasses.replace(OPTIONS, **changes)
+
+
+@pytest.mark.parametrize(
+    ("head", "sentence"),
+    [
+        ("isqrt", "a head must be one of"),
+        ("gap+max", "what is joined to a head must be one of"),
+        ("gap+gap", "gap\\+gap is gap twice"),
+    ],
+)
+def test_unknown_heads(head: str, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        dataclasses.replace(OPTIONS, heads=(head,))

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from covpool import create_model
+from covpool.explain.diagnosis import Diagnosis, diagnose, warnings
+from covpool.explain.spectrum import summed_up
+from covpool.functional import covariance
+from covpool.models.model import PooledClassifier
+
+
+def made(**options: Any) -> PooledClassifier:
+    torch.manual_seed(0)
+    return create_model("test_resnet", **{"dim": 16, "num_classes": 5, **options}).eval()
+
+
+def images(count: int = 3) -> list[Tensor]:
+    torch.manual_seed(1)
+    return list(torch.randn(count, 3, 160, 160))
+
+
+def received(model: PooledClassifier, image: Tensor) -> Tensor:
+    with torch.no_grad():
+        x: Tensor = model.pool.reduction(model.forward_features(image[None]))
+    return x[0].flatten(1)
+
+
+def test_numbers_by_hand() -> None:
+    model, (image,) = made(), images(1)
+    found = diagnose(model, [image])
+    a = covariance(received(model, image).double())
+    values = torch.linalg.eigvalsh(a).flip(0)
+    assert (found.images, found.channels, found.positions, found.method) == (1, 16, 100, "isqrt_cov")
+    assert found.spectrum == pytest.approx((values / values.sum()).tolist(), rel=1e-4)
+    assert found.effective_rank == pytest.approx(summed_up(values)["effective_rank"], rel=1e-4)
+    # A channel of this network is constant, so there is a zero among them.
+    lively = values[values > 1e-12 * values[0]]
+    assert found.condition == pytest.approx(float(lively[0] / lively[-1]), rel=1e-3)
+    assert found.rank == len(lively)
+    y = (values / values.sum()).diag()
+    for step, residual in enumerate(found.residuals, 1):
+        root, z = y, torch.eye(16, dtype=y.dtype)
+        for _ in range(step):
+            t = (3 * torch.eye(16, dtype=y.dtype) - z @ root) / 2
+            root, z = root @ t, t @ z
+        assert residual == pytest.approx(float((root @ root - y).norm() / y.norm()), rel=1e-3)
+    assert list(found.residuals) == sorted(found.residuals, reverse=True)
+
+
+def test_the_gradient_is_that_of_the_loss() -> None:
+    model, (image,) = made(), images(1)
+    x = received(model, image)[None].requires_grad_()
+    logits = model.head(model.pool.pooling(x))
+    torch.nn.functional.cross_entropy(logits, logits.argmax(1)).backward()
+    assert x.grad is not None
+    assert diagnose(model, [image]).gradient_rms == pytest.approx(
+        float(x.grad.pow(2).mean().sqrt()), rel=1e-3
+    )
+
+
+def test_constant_channels_are_counted() -> None:
+    model = made()
+    with torch.no_grad():
+        norm = next(m for m in model.pool.reduction.modules() if isinstance(m, torch.nn.BatchNorm2d))
+        norm.weight[:7] = 0
+    found = diagnose(model, images())
+    assert found.constant == pytest.approx(7 / 16)
+    assert warnings(found) == ["44% of the channels are constant; try dim=8"]
+
+
+def test_the_root_evens_eigenvalues_out() -> None:
+    found = diagnose(made(pool="mpn_cov"), images())
+    assert found.condition_after == pytest.approx(found.condition**0.5, rel=0.05)
+    assert found.effective_rank_after is not None
+    assert found.effective_rank_after > found.effective_rank
+    assert found.residuals == ()
+
+
+def test_a_vector_that_is_no_matrix() -> None:
+    found = diagnose(made(pool="cbp"), images(1))
+    assert (found.condition_after, found.effective_rank_after, found.spectrum_after) == (None, None, ())
+
+
+def test_an_average_has_no_covariance() -> None:
+    with pytest.raises(ValueError, match="the pooling is gap: there is no covariance to diagnose"):
+        diagnose(made(pool="gap", dim=None), images(1))
+
+
+def test_no_images() -> None:
+    with pytest.raises(ValueError, match="no image to diagnose by"):
+        diagnose(made(), [])
+
+
+@pytest.fixture
+def healthy() -> Diagnosis:
+    found = diagnose(made(), images(1))
+    return dataclasses.replace(
+        found, constant=0.0, effective_rank=9.0, residuals=(0.3, 0.1), gradient_rms=1e-3
+    )
+
+
+def test_words(healthy: Diagnosis) -> None:
+    assert warnings(healthy) == []
+    cases: dict[str, tuple[str, Any]] = {
+        "41% of the channels are constant; try dim=128": ("constant", 0.41),
+        "1.2 of 256 directions": ("effective_rank", 1.2),
+        "after 2 steps the result is far from a root (residual 0.90); try more steps": (
+            "residuals",
+            (1.0, 0.9),
+        ),
+        "the gradient at the pooling is 1e-09": ("gradient_rms", 1e-9),
+    }
+    wide = dataclasses.replace(healthy, channels=256)
+    for sentence, (name, value) in cases.items():
+        (said,) = warnings(dataclasses.replace(wide, **{name: value}))
+        assert said.startswith(sentence)

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from covpool import create_model, save_model
+from covpool.cli.main import main
+from covpool.explain.evidence import Evidence, explain
+from covpool.explain.figures import contrast, strongest_pairs
+from covpool.explain.overlay import AGAINST, FOR, overlay
+from tests.data.pictures import SPARROWS, needs_sparrows
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    model = create_model("test_resnet", dim=8, num_classes=3)
+    model.classes = ("ant", "bee", "wasp")
+    folder = tmp_path_factory.mktemp("bundle") / "b"
+    save_model(model, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def picture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("images") / "one.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (200, 240, 3), dtype=np.uint8)).save(file)
+    return file
+
+
+def test_one_image(bundle: Path, picture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["explain", str(bundle), str(picture), "--out", str(tmp_path / "out"), "--against", "bee"]
+    assert main([*words, "--pairs", "true", "--top", "2"]) == 0
+    said = capsys.readouterr().out
+    assert "1 images explained" in said
+    assert "maps are exact: their sums are within" in said
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    rows = json.loads((tmp_path / "out" / "maps.json").read_text())
+    assert rows[0]["logit"] == max(row["logit"] for row in rows)
+    likeliest = rows[0]["class"]
+    assert {"001-one.png", "001-one-pairs.png", "maps.json"} <= names
+    assert ("001-one-against.png" in names) == (likeliest != "bee")
+    assert "bee" in {row["class"] for row in rows}
+    for row in rows:
+        total = np.array(row["places"]).sum() + row["rest"]
+        assert total == pytest.approx(row["logit"], abs=1e-5)
+
+
+@needs_sparrows
+def test_a_folder(bundle: Path, tmp_path: Path) -> None:
+    assert main(["explain", str(bundle), str(SPARROWS), "--out", str(tmp_path / "o"), "--limit", "4"]) == 0
+    names = sorted(path.name for path in (tmp_path / "o").iterdir())
+    assert len(names) == 4 + 2
+    assert names[-1] == "sheet.png"
+    images = {row["image"] for row in json.loads((tmp_path / "o" / "maps.json").read_text())}
+    assert len({Path(name).parent for name in images}) == 4  # spread over the classes
+
+
+def test_a_class_that_is_not_there(bundle: Path, picture: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", str(bundle), str(picture), "--classes", "[wesp]"]) == 2
+    assert "the bundle has no class 'wesp': did you mean 'wasp'?" in capsys.readouterr().err.replace(
+        "; ", ": "
+    )
+
+
+def test_bad_images_are_counted(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In a folder without classes, too."""
+    images = tmp_path / "images"
+    images.mkdir()
+    for name in ("red", "blue"):
+        Image.new("RGB", (64, 64), name).save(images / f"{name}.png")
+    (images / "bad.png").write_bytes(b"\x89PNG and no more")
+    (images / "notes.txt").write_text("no image")
+    assert main(["explain", str(bundle), str(images), "--out", str(tmp_path / "out")]) == 0
+    assert "2 images explained; 1 could not be read" in capsys.readouterr().out
+    assert {row["image"] for row in json.loads((tmp_path / "out" / "maps.json").read_text())} == {
+        "red.png",
+        "blue.png",
+    }
+
+
+def test_colours() -> None:
+    grey = Image.new("RGB", (40, 20), (128, 128, 128))
+    drawn = np.asarray(overlay(grey, torch.tensor([[1.0, -1.0]])), dtype=int)
+    for x, colour in ((2, FOR), (37, AGAINST)):
+        away = np.abs(drawn[10, x] - np.array(colour)).sum()
+        assert away < np.abs(128 - np.array(colour)).sum()
+    plain = np.asarray(overlay(grey, torch.zeros(2, 2)), dtype=int)
+    assert plain.std() == 0
+
+
+def test_a_difference_of_classes_is_a_difference_of_logits() -> None:
+    torch.manual_seed(0)
+    model = create_model("test_resnet", dim=8, num_classes=3, join="gap").eval()
+    this, that = explain(model, torch.randn(3, 160, 160), [0, 2])
+    total = float(contrast(this, that).sum()) + this.rest - that.rest
+    assert total == pytest.approx(this.logit - that.logit, abs=1e-5)
+
+
+def test_strongest_pairs() -> None:
+    pairs = torch.zeros(9, 9)
+    pairs[0, 8] = pairs[8, 0] = 2.0
+    pairs[0, 2] = pairs[2, 0] = -3.0
+    pairs[0, 1] = pairs[1, 0] = 9.0  # neighbours
+    one = Evidence(0, 0.0, "exact", torch.zeros(3, 3), None, 0.0, pairs)
+    assert strongest_pairs(one) == [(0, 8, 4.0), (0, 2, -6.0)]

@@ -1,0 +1,242 @@
+"""Cards of someone who means it: the hashes are right, what they ask for is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+import resource
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+
+from covpool.models.bundles import BundleError, load_model, save_model
+from covpool.models.bundles import bundle as bundle_module
+from covpool.models.bundles import card as card_module
+from covpool.models.bundles import tensors as tensors_module
+from tests.models.bundles.judging import assert_not_loaded, assert_refused, limited
+from tests.models.bundles.samples import edit_card, edit_weights, put_weights, trained
+
+
+def set_config(**values: Any) -> Callable[[dict[str, Any]], object]:
+    return lambda fields: fields["config"].update(values)
+
+
+@pytest.mark.parametrize(
+    ("edit", "reason"),
+    [
+        (lambda f: f["classes"].append("fourth"), "it names 4 classes, but its model has 3"),
+        (lambda f: f.update(classes=[1, 2, 3]), r"'classes' of covpool.json is \[1, 2, 3\], not list\[str\]"),
+        (lambda f: f.update(extra=1), "covpool.json has a field 'extra', which this covpool"),
+        (lambda f: f.pop("metrics"), "covpool.json has no field 'metrics'"),
+        (lambda f: f.update(metrics=[]), "'metrics' of covpool.json"),
+        (lambda f: f.update(versions={"torch": 2}), "'versions' of covpool.json"),
+        (
+            lambda f: f["weights"].update(file="../other.safetensors"),
+            "'file' of weights is '../other.safetensors'",
+        ),
+        (lambda f: f["weights"].update(file="/etc/passwd"), "'file' of weights is '/etc/passwd'"),
+        (lambda f: f["weights"].update(bytes=-1), "do not belong together"),
+        (lambda f: f["weights"].update(bytes=1.5), "'bytes' of weights is 1.5, not int"),
+        (lambda f: f["weights"].update(buffer_dtypes={"x": "int8"}), "'buffer_dtypes' of weights"),
+        (lambda f: f["preprocessing"].update(input_size=[3, 10**9, 10**9]), "preprocessing has 1000000000"),
+        (lambda f: f["preprocessing"].update(input_size=[3, 0, 0]), "preprocessing has not three sizes"),
+        (lambda f: f["preprocessing"].update(std=[0.0, 0.0, 0.0]), "preprocessing has not three sizes"),
+        (lambda f: f["preprocessing"].update(interpolation="/etc/passwd"), "'/etc/passwd', which is no name"),
+        (lambda f: f["config"].pop("backbone"), "config has no field 'backbone'"),
+        (set_config(num_classes="3"), "'num_classes' of config is '3', not int"),
+        (set_config(num_classes=True), "'num_classes' of config is True, not int"),
+        (set_config(dim=8.0), "'dim' of config is 8.0, not "),
+        (set_config(hidden="abc"), "'hidden' of config is 'abc'"),
+        (set_config(pool="rm -rf"), "its config is refused: pool must be one of"),
+        (set_config(head="svm"), "'head' of config is 'svm'"),
+        (set_config(quantum=True), "config has a field 'quantum'"),
+        (set_config(image_size=10**9), "image_size has 1000000000, but nothing in it can be above"),
+        (set_config(pool_options={"steps": 10**9}), "pool_options has 1000000000"),
+        (set_config(backbone_options={"depth": 10**9}), "backbone_options has 1000000000"),
+        (set_config(backbone_options={"depths": [1, [2, 10**9]]}), "backbone_options has 1000000000"),
+        (set_config(backbone_options={"act_layer": "os:system"}), "backbone_options has 'os:system'"),
+    ],
+)
+def test_cards_that_make_no_sense_are_refused(
+    edit: Callable[[dict[str, Any]], object], reason: str, bundle: Path
+) -> None:
+    edit_card(bundle, edit)
+    assert_refused(bundle, reason)
+
+
+@pytest.fixture
+def _nothing_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object, **options: object) -> None:
+        raise AssertionError("it should have been refused by now")
+
+    for module in (bundle_module, tensors_module):
+        monkeypatch.setattr(module, "build_model", refuse)
+
+
+@pytest.mark.usefixtures("_nothing_is_built")
+@pytest.mark.parametrize(
+    "backbone",
+    [
+        "hf-hub:stranger/model",
+        "hf_hub:stranger/model",
+        "local-dir:/tmp/model",
+        "stranger/resnet18",
+        "../resnet18",
+        "https://example.com/resnet18",
+        "resnet18.hf-hub:stranger/model",
+        "resnet18\n",
+        "",
+    ],
+)
+def test_backbones_are_plain_names(backbone: str, bundle: Path) -> None:
+    edit_card(bundle, set_config(backbone=backbone))
+    assert_refused(bundle, "is not the plain name of a network of timm")
+
+
+@pytest.mark.usefixtures("_nothing_is_built")
+@pytest.mark.parametrize(
+    "option",
+    [
+        "pretrained",
+        "pretrained_cfg",
+        "pretrained_cfg_overlay",
+        "pretrained_strict",
+        "pretrained_filter_fn",
+        "checkpoint_path",
+        "cache_dir",
+        "model_cfg",
+        "feature_cfg",
+        "features_only",
+        "feature_cls",
+        "kwargs_filter",
+        "__class__",
+        "a b",
+    ],
+)
+def test_options_that_read_or_fetch_are_refused(option: str, bundle: Path) -> None:
+    edit_card(bundle, set_config(backbone_options={option: True}))
+    assert_refused(bundle, f"its backbone_options have '{option}', which no bundle may set")
+
+
+def test_every_name_of_timm_is_plain() -> None:
+    names = [*timm.list_models(), *timm.list_pretrained()]
+    assert len(names) > 1000
+    assert not [name for name in names if not re.fullmatch(card_module.PLAIN_NAME, name)]
+
+
+def test_unknown_backbone_is_refused_with_the_versions(bundle: Path) -> None:
+    def edit(fields: dict[str, Any]) -> None:
+        fields["config"]["backbone"] = "resnet_of_tomorrow"
+        fields["versions"]["timm"] = "9.9.9\x1b"
+
+    edit_card(bundle, edit)
+    assert_not_loaded(
+        bundle, r"timm has no backbone 'resnet_of_tomorrow'.*saved with .*timm 9\.9\.9\?.*here are"
+    )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks /proc for the memory in use")
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"dim": 10**9},
+        {"dim": 100_000},
+        {"dim": 10**30},
+        {"rank": 10**12},
+        {"num_classes": 10**11},
+        {"head": "mlp", "hidden": [10**6, 10**6]},
+        {"dim": -1},
+        {"dim": 0},
+    ],
+)
+def test_enormous_networks_are_refused_without_being_built(config: dict[str, Any], bundle: Path) -> None:
+    load_model(bundle)  # what is imported on first use takes room too
+
+    def edit(fields: dict[str, Any]) -> None:
+        fields["classes"] = None
+        fields["config"].update(config)
+
+    edit_card(bundle, edit)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    start = time.monotonic()
+    with limited(resource.RLIMIT_AS, used + 2**28):
+        assert_not_loaded(bundle, "shape|cannot be built: (?!.*(allocate|memory))|not among its weights")
+    assert time.monotonic() - start < 10
+
+
+def test_endless_networks_are_refused(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensors_module, "MAX_CALLS", 5000)
+    load_model(bundle)
+    edit_card(bundle, set_config(head="mlp", hidden=[1] * 10**5))
+    start = time.monotonic()
+    assert_not_loaded(bundle, "more layers than any network of timm")
+    assert time.monotonic() - start < 5
+
+
+def test_computed_buffers_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"backbone_options": {"depth": 1}, "image_size": 56}
+    folder = save_model(trained(backbone="eva02_tiny_patch14_224", **options), tmp_path / "model")
+    monkeypatch.setattr(tensors_module, "MAX_COMPUTED_BYTES", 1000)
+    assert_not_loaded(folder, "GiB beside its weights")
+
+
+def test_huge_hollow_weights_are_not_read(bundle: Path) -> None:
+    with (bundle / "model.safetensors").open("r+b") as file:
+        file.truncate(2**38)
+    edit_card(bundle, lambda fields: fields["weights"].update(bytes=2**38))
+    with pytest.raises(BundleError, match="far larger than the network"):
+        load_model(bundle)
+
+
+@pytest.mark.parametrize(
+    ("edit", "reason"),
+    [
+        (lambda t: t.update(extra=torch.zeros(1)), "its weights have 'extra', which is not in the network"),
+        (
+            lambda t: t.pop("head.classifier.bias"),
+            "has 'head.classifier.bias', which is not among its weights",
+        ),
+        (lambda t: t.update(renamed=t.pop("head.classifier.bias")), "which is not among its weights"),
+        (
+            lambda t: t.update({"head.classifier.bias": torch.zeros(4)}),
+            r"has shape \(4,\) in its weights, \(3,\) in",
+        ),
+        (
+            lambda t: t.update({"head.classifier.bias": torch.zeros(3, dtype=torch.int32)}),
+            "is torch.int32 in its",
+        ),
+        (
+            lambda t: t.update({"head.classifier.bias": torch.zeros(3, dtype=torch.complex64)}),
+            "is torch.complex64",
+        ),
+    ],
+)
+def test_weights_of_another_network_are_refused(
+    edit: Callable[[dict[str, torch.Tensor]], object], reason: str, bundle: Path
+) -> None:
+    edit_weights(bundle, edit)
+    assert_not_loaded(bundle, reason)
+
+
+def test_counter_cannot_become_a_fraction(tmp_path: Path) -> None:
+    folder = save_model(trained(backbone="test_resnet"), tmp_path / "model")
+    edit_weights(
+        folder, lambda tensors: tensors.update({"backbone.bn1.num_batches_tracked": torch.tensor(1.0)})
+    )
+    assert_not_loaded(folder, "is torch.float32 in its weights, torch.int64 in the network")
+
+
+def test_header_that_points_outside_its_data_is_refused(bundle: Path) -> None:
+    data = (bundle / "model.safetensors").read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    header["head.classifier.bias"]["data_offsets"] = [0, 12]
+    text = json.dumps(header).encode()
+    put_weights(bundle, len(text).to_bytes(8, "little") + text + data[8 + length :])
+    assert_not_loaded(bundle, "not a safetensors file")

@@ -1,0 +1,110 @@
+"""Every experiment in its smallest form: all that happens in hours happens here in seconds."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from covpool.reproduce import record
+from covpool.reproduce.command import draw, run_all, write_page
+from covpool.reproduce.experiments import EXPERIMENTS
+from covpool.reproduce.experiments.experiment import Experiment
+from covpool.reproduce.miniature.configuration import SMALLEST
+from covpool.reproduce.runner import Place, plan, run_experiments
+
+TRAINED = [experiment for experiment in EXPERIMENTS.values() if isinstance(experiment, Experiment)]
+ROWS = 4
+
+
+def few_rows(experiment: Experiment) -> Experiment:
+    """Rows that are looked into, and some of the others."""
+    every = -(-len(experiment.rows) // ROWS)
+    kept = experiment.observed or [row.label for row in experiment.rows[::every]]
+    rows = tuple(row for row in experiment.rows if row.label in (*kept, experiment.reference))
+    return dataclasses.replace(experiment, rows=rows)
+
+
+@pytest.mark.parametrize("experiment", TRAINED, ids=lambda experiment: experiment.name)
+def test_smallest_form(experiment: Experiment, tiny_imagenet: Path, tmp_path: Path) -> None:
+    told: list[str] = []
+    small = few_rows(experiment)
+    place = Place(tiny_imagenet, tmp_path / "runs", tmp_path / "out", SMALLEST)
+    files = run_experiments([small], place, seeds=1, tell=told.append)
+    assert [file.suffix for file in files] == [".json", ".csv", ".md", ".png"]
+    results = json.loads(files[0].read_bytes())
+    assert [run["label"] for run in results["runs"]] == [row.label for row in small.rows]
+    assert set(results["times"]) == ({row.label for row in small.rows} if small.reference else set())
+    assert set(results["observations"]) == set(small.observed)
+    for epochs in results["observations"].values():
+        assert [epoch["epoch"] for epoch in epochs] == [0, 1]
+        assert all(epoch["gradient_rms"] > 0 for epoch in epochs)
+    assert len(files[1].read_text().splitlines()) == 1 + len(small.rows)
+    page = files[2].read_text()
+    assert all(f"| {row.label} |" in page for row in small.rows)
+    assert all(claim.text in page for claim in experiment.claims)
+    assert files[3].read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_killed_run_goes_on(tiny_imagenet: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.reproduce.smallest", str(tiny_imagenet), str(tmp_path)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    first = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    summaries = tmp_path / "runs"
+    deadline = time.monotonic() + 120
+    while not list(summaries.glob("*/summary.json")):  # the first of three is done
+        assert first.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    assert not list(tmp_path.glob("out/*/*.png"))
+    done = {path: path.stat().st_mtime_ns for path in summaries.glob("*/summary.json")}
+    subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL, timeout=240)
+    (file,) = tmp_path.glob("out/*/*.json")
+    assert {run["label"] for run in json.loads(file.read_bytes())["runs"]} == {
+        "ResNet",
+        "MPN-COV",
+        "iSQRT-COV",
+    }
+    finished = [path for path in done if json.loads(path.read_bytes())["finished"]]
+    assert finished
+    assert len(list(tmp_path.glob("out/*/*.png"))) == 1
+
+
+def test_all_of_a_seed_before_the_next() -> None:
+    planned = plan(TRAINED, 3)
+    assert [one.seed for one in planned] == sorted(one.seed for one in planned)
+    assert len({one.name for one in planned}) == len(planned)
+
+
+def test_an_unknown_experiment() -> None:
+    with pytest.raises(ValueError, match="table9"):
+        run_all("table9")
+
+
+def test_data_is_asked_for() -> None:
+    with pytest.raises(ValueError, match="give --data the folder tiny-imagenet-200"):
+        run_all("figure2")
+
+
+def test_sets_are_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="table7 needs the image sets: give --sets"):
+        run_all("table7", runs=tmp_path, out=tmp_path)
+
+
+def test_the_page_of_no_results_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("docs").mkdir()
+    page = write_page(Path("results"), Path("docs/results.md")).read_text()
+    assert "claims: " in page
+    assert "| agrees |" not in page
+    assert draw(Path("results")) == []
+    assert record.PACKAGE == "covpool.reproduce"
