@@ -37,7 +37,8 @@ def test_as_a_person_runs_it(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert told[2].split() == ["same", "class", "largest", "difference", "MB", "p50,", "ms", "p99,", "ms"]
     assert told[3].split()[:3] == ["model.pt2", "100.00", "%"]
     assert told[4].startswith("torch eager")
-    assert told[6].startswith("any number of images, images of 64 pixels; ")
+    assert told[6] == "the files take any number of images, of 64 pixels"
+    assert told[7].endswith("times are of one image on 1 thread")
     assert told[-1] == f"files and results: {out}"
 
 

@@ -207,11 +207,14 @@ def test_svms_on_both_orders(birds: Path, tmp_path: Path) -> None:
 def test_a_transformer_keeps_its_size(birds: Path, tmp_path: Path) -> None:
     model = create_model("test_vit", dim=8, num_classes=6, image_size=64)
     save_model(model, tmp_path / "net", classes=CLASSES)
-    report = export_model(
-        tmp_path / "net", tmp_path / "new", data=birds, options=dataclasses.replace(ALONE, free_size=True)
-    )
+    options = dataclasses.replace(ALONE, formats="onnx,onnx-float16,onnx-int8", free_size=True, calibration=6)
+    report = export_model(tmp_path / "net", tmp_path / "new", data=birds, options=options, force=True)
     assert report.results["free_size"] is False
-    assert report.parity["onnx"].relative < 1e-4
+    far = [report.parity[name].relative for name in ("onnx", "onnx-float16", "onnx-int8")]
+    assert far == sorted(far)
+    assert far[0] < 1e-4
+    assert far[1] < 0.02
+    assert far[2] < 0.5
     assert read_metadata(tmp_path / "new" / "model.onnx")["input"]["shape"] == [None, 64, 64, 3]
     run = onnx_runner(tmp_path / "new" / "model.onnx")
     for batch in (1, 3, 8):

@@ -24,7 +24,7 @@ def results_table(results: dict[str, Any]) -> str:
     for name in (name for name in latency if name not in names):
         size = f"{results['bundle_bytes'] / 1e6:.1f}"
         lines.append(f"{name:<20}{'':>12}{'':>20}{size:>8}{_times(latency[name])}")
-    lines += ["", _sizes(results), *(f"kept all the same: {text}" for text in results["objections"])]
+    lines += ["", *_explained(results), *(f"kept all the same: {text}" for text in results["objections"])]
     return "\n".join(lines)
 
 
@@ -40,13 +40,11 @@ def _calibrated(images: int | None) -> str:
     return "" if images is None else f"; int8 fitted to {images:,} of train"
 
 
-def _sizes(results: dict[str, Any]) -> str:
-    size = results["bundle"]["image_size"]
-    open_size = (
-        f"any size of image ({size} in training)" if results["free_size"] else f"images of {size} pixels"
-    )
-    threads = results["machine"]["threads"]
-    return (
-        f"any number of images, {open_size}; differences are of logits, and in parts of the largest; "
-        f"times are of one image on {threads} {'thread' if threads == 1 else 'threads'}"
-    )
+def _explained(results: dict[str, Any]) -> list[str]:
+    size, threads = results["bundle"]["image_size"], results["machine"]["threads"]
+    sizes = f"any size ({size} in training)" if results["free_size"] else f"{size} pixels"
+    return [
+        f"the files take any number of images, of {sizes}",
+        "differences are of logits, and in percent of the largest; "
+        f"times are of one image on {threads} thread{'' if threads == 1 else 's'}",
+    ]
