@@ -90,7 +90,7 @@ def may_have_free_size(model: PooledClassifier) -> bool:
     """Whether the network is a convolution for every size alike.
 
     Transformers have as many positions as they were built for. Where padding is computed from the size, as
-    TensorFlow does, the formulas of one layer after the other are more than torch.export gets to the end of.
+    TensorFlow does, the formulas grow from layer to layer, and torch.export takes minutes for them.
     """
     parts = [part for whole in model.backbone_parts() for part in whole.modules()]
     padded = any(type(part).__name__.endswith(PADDED_BY_SIZE) for part in parts)
