@@ -19,6 +19,7 @@ from covpool.data.sources import open_images
 from covpool.data.transforms import Preprocessing, evaluation_transform, pixels_transform
 from covpool.evaluate.svm import fit_svm
 from covpool.export import ExportRefusedError, ExportReport, export_model, read_metadata
+from covpool.export.files import takes_other_sizes
 from covpool.export.graph import example
 from covpool.export.onnx_file import onnx_runner
 from covpool.export.options import FORMATS, ExportOptions
@@ -185,6 +186,30 @@ def test_a_refused_export_leaves_an_earlier_one(
     reuse(monkeypatch, prepared)
     export_model(bundle, earlier, data=birds, options=ALONE)
     assert {file.name for file in earlier.iterdir()} == {"model.onnx", "model.json", "results.json"}
+
+
+def test_a_file_that_takes_one_size_alone_is_found_out(
+    prepared: Prepared,
+    exported: ExportReport,
+    bundle: Path,
+    birds: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = torch_runner(prepared.graph)
+
+    def fixed(images: np.ndarray) -> np.ndarray:
+        assert images.shape[1] == 64
+        return own(images)
+
+    assert takes_other_sizes(prepared.job, prepared.graph, runner(exported.folder, "onnx"))
+    assert not takes_other_sizes(prepared.job, prepared.graph, fixed)
+    assert not takes_other_sizes(prepared.job, prepared.graph, lambda images: own(images[:, :64, :64]))
+    reuse(monkeypatch, prepared)
+    monkeypatch.setattr("covpool.export.exporting.takes_other_sizes", lambda *_: False)
+    with pytest.raises(ExportRefusedError, match=r"^model.onnx is wrong for images of another size than its"):
+        export_model(bundle, tmp_path / "new", data=birds, options=ALONE)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_svms_on_both_orders(birds: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from covpool.export.files import file_runners, trace_model, write_files
+from covpool.export.files import file_runners, takes_other_sizes, trace_model, write_files
 from covpool.export.graph import ExportGraph
 from covpool.export.images import Progress, graph_input, normalized
 from covpool.export.job import Job, open_job
@@ -94,6 +94,8 @@ def export_model(
         objections = _objections(parity)
         if objections and not force:
             raise ExportRefusedError(f"{objections[0]}: nothing was written (--force true keeps it)")
+        if traced.has_free_size and not force:
+            _check_sizes(job, graph, runners)
         with progress("rounds") as bar:
             latency = measure_latency(
                 {**runners, **_of_torch(graph, options)}, one, options.rounds, progress=bar
@@ -101,6 +103,16 @@ def export_model(
         results = export_results(job, traced, folder, parity, latency, objections)
         write_export_results(folder, results)
     return ExportReport(out, results, parity, latency)
+
+
+def _check_sizes(job: Job, graph: ExportGraph, runners: Mapping[str, Runner]) -> None:
+    """Raise if a file takes other sizes by its word alone; the float32 ones, which the others come from."""
+    for name, run in runners.items():
+        file, precision = FORMATS[name]
+        if precision == "float32" and not takes_other_sizes(job, graph, run):
+            raise ExportRefusedError(
+                f"{file} is wrong for images of another size than its own: give --free-size false"
+            )
 
 
 def _compared(job: Job, runners: Mapping[str, Runner], progress: Progress) -> tuple[dict[str, Parity], Array]:

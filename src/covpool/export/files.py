@@ -27,7 +27,7 @@ def trace_model(job: Job, graph: ExportGraph) -> Traced:
     """The graph, of free size where the backbone permits it, which is tried and not believed."""
     size = job.preprocessing.size
     traced = trace(graph, size, free_size=job.options.free_size and may_have_free_size(job.model))
-    if traced.has_free_size and not _works_elsewhere(graph, traced, size + OTHER):
+    if traced.has_free_size and not takes_other_sizes(job, graph, torch_runner(traced.program.module())):
         traced = trace(graph, size, free_size=False)
     return traced
 
@@ -55,6 +55,18 @@ def file_runners(job: Job, folder: Path) -> dict[str, Runner]:
     }
 
 
+def takes_other_sizes(job: Job, graph: ExportGraph, run: Runner) -> bool:
+    """Whether images of another size give what they give in the model."""
+    images = example(graph, 1, job.preprocessing.size + OTHER).numpy()
+    try:
+        found = run(images)
+    except Exception:  # of whatever layer does not take the size
+        return False
+    tolerance = TOLERANCES["float32"].relative
+    assert tolerance is not None
+    return compare(torch_runner(graph)(images), found).relative <= tolerance
+
+
 def _converted(job: Job, model: ModelProto, precision: str, progress: Progress) -> ModelProto:
     if precision == "float16":
         return to_half(model)
@@ -66,15 +78,3 @@ def _converted(job: Job, model: ModelProto, precision: str, progress: Progress) 
             model, [graph_input(batch, job.preprocessing, takes_pixels=takes_pixels) for batch in pixels]
         )
     return model
-
-
-def _works_elsewhere(graph: ExportGraph, traced: Traced, size: int) -> bool:
-    """Whether images of another size give what they give in the model."""
-    images = example(graph, 1, size).numpy()
-    try:
-        found = torch_runner(traced.program.module())(images)
-    except Exception:  # of whatever layer does not take the size
-        return False
-    tolerance = TOLERANCES["float32"].relative
-    assert tolerance is not None
-    return compare(torch_runner(graph)(images), found).relative <= tolerance
