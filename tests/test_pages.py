@@ -126,6 +126,29 @@ def test_commands_of_the_evaluation_page(verb: str) -> None:
         parse(verb, arguments, shlex.split(command))
 
 
+@needs_sparrows
+def test_export_page(capsys: pytest.CaptureFixture[str]) -> None:
+    some_sparrows(Path("birds"), train=1, test=2)
+    a_bundle(Path("runs/birds/bundle"))
+    names = run_code(ROOT / "docs" / "export.md")
+    assert names["report"].parity["onnx"].top1 == 1.0  # type: ignore[attr-defined]
+    assert names["logits"].shape == (1, 6)  # type: ignore[attr-defined]
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_commands_of_the_export_page() -> None:
+    """Every option that the page names exists."""
+    from covpool.cli.export import Arguments
+    from covpool.export import ExportOptions
+
+    text = (ROOT / "docs" / "export.md").read_text(encoding="utf-8")
+    commands = re.findall(r"covpool export (.*?)(?:\s+#.*)?$", text, flags=re.MULTILINE)
+    assert len(commands) >= 3
+    for command in commands:
+        arguments, _ = parse("export", Arguments, shlex.split(command))
+        ExportOptions(formats=arguments.formats)
+
+
 def test_commands_of_the_training_page(tmp_path: Path) -> None:
     """Every option that the page names exists."""
     from covpool.cli.train import parse as parse_training

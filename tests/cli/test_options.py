@@ -13,6 +13,7 @@ from covpool.cli import (
     embed,
     eval,
     explain,
+    export,
     plan,
     predict,
     probe,
@@ -99,6 +100,22 @@ OPTIONS = {
         "--weights",
         "--workers",
     ],
+    "export": [
+        "--batch-size",
+        "--calibration",
+        "--compile",
+        "--data",
+        "--force",
+        "--formats",
+        "--free-size",
+        "--images",
+        "--layout",
+        "--out",
+        "--preprocessing",
+        "--rounds",
+        "--split",
+        "--workers",
+    ],
     "explain": ["--against", "--classes", "--limit", "--out", "--pairs", "--top"],
     "reproduce": ["--budget", "--data", "--out", "--page", "--runs", "--seeds", "--sets"],
     "retrieve": [
@@ -140,6 +157,7 @@ POSITIONALS = {
     "probe": ["data"],
     "diagnose": ["bundle", "data"],
     "explain": ["bundle", "data"],
+    "export": ["bundle"],
     "reproduce": ["experiment"],
     "retrieve": ["bundle", "data"],
     "shard": ["data"],
@@ -160,6 +178,7 @@ FILES = {
     "svm": svm,
     "diagnose": diagnose,
     "explain": explain,
+    "export": export,
 }
 
 

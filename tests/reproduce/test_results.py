@@ -13,6 +13,7 @@ from PIL import Image
 from covpool import __version__
 from covpool.reproduce import (
     bulk,
+    exports,
     fine_grained,
     fine_tuning,
     location_maps,
@@ -28,7 +29,7 @@ from covpool.reproduce.page import page
 RESULTS = Path(__file__).parents[2] / "results"
 
 
-EXPERIMENTS = [bulk, fine_grained, fine_tuning, location_maps, sparrows, spectra, tiny10]
+EXPERIMENTS = [bulk, exports, fine_grained, fine_tuning, location_maps, sparrows, spectra, tiny10]
 TRAINED = [experiment for experiment in OF_THE_PAPER.values() if isinstance(experiment, Experiment)]
 
 

@@ -34,6 +34,7 @@ VERBS = {
     "explain": Verb(
         "draw where in an image the evidence for a class is: maps that sum to the logit", "train"
     ),
+    "export": Verb("turn a bundle into ONNX and torch.export files, and prove that they agree", "export"),
     "lr-find": Verb("raise the learning rate until the loss explodes, and suggest one for training", "train"),
     "plan": Verb("memory and FLOPs of training a network, and the head to take", "models"),
     "predict": Verb("tell the classes of any number of images, into Parquet or CSV", "eval"),

@@ -58,6 +58,11 @@ class Preprocessing:
                 f"size must be at least 1 and crop_pct in (0, 1]; got {self.size} and {self.crop_pct}"
             )
 
+    @property
+    def resized_side(self) -> int:
+        """What the shorter side is brought to at test time, before the square is cut out, as timm has it."""
+        return math.floor(self.size / self.crop_pct)
+
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Preprocessing:
         """That of a model's ``pretrained_cfg``, or of its bundle."""
@@ -112,6 +117,16 @@ class Augmentation:
 def evaluation_transform(preprocessing: Preprocessing) -> v2.Transform:
     """The same part of every image: resized, and its centre cut out."""
     return v2.Compose([*_test_crop(preprocessing), *_to_tensor(preprocessing)])
+
+
+def pixels_transform(preprocessing: Preprocessing) -> v2.Transform:
+    """The part of the picture that :func:`evaluation_transform` sees, in uint8: ``(3, size, size)``."""
+    return v2.Compose([*_test_crop(preprocessing), v2.PILToTensor()])
+
+
+def normalize_transform(preprocessing: Preprocessing) -> v2.Transform:
+    """From pixels in uint8 to what the network receives: the end of :func:`evaluation_transform`."""
+    return v2.Compose(_to_tensor(preprocessing)[1:])
 
 
 def ten_crop_transform(preprocessing: Preprocessing) -> v2.Transform:
@@ -178,7 +193,7 @@ def _crop(preprocessing: Preprocessing, augmentation: Augmentation) -> list[v2.T
         return _test_crop(preprocessing)
     if augmentation.crop == "resized":
         return [v2.RandomResizedCrop(size, augmentation.scale, augmentation.ratio, mode)]
-    sides = augmentation.shorter_side or _test_side(preprocessing)
+    sides = augmentation.shorter_side or preprocessing.resized_side
     smallest, largest = (sides, sides) if isinstance(sides, int) else sides
     if not size <= smallest <= largest:
         raise ValueError(f"shorter_side must be at least {size}, the side of what is cut out; got {sides}")
@@ -187,7 +202,7 @@ def _crop(preprocessing: Preprocessing, augmentation: Augmentation) -> list[v2.T
 
 
 def _test_crop(preprocessing: Preprocessing) -> list[v2.Transform]:
-    side = _test_side(preprocessing)
+    side = preprocessing.resized_side
     squash = preprocessing.crop_mode == "squash"
     resize = v2.Resize((side, side) if squash else side, _mode(preprocessing))
     return [resize, v2.CenterCrop(preprocessing.size)]
@@ -199,11 +214,6 @@ def _to_tensor(preprocessing: Preprocessing) -> list[v2.Transform]:
         v2.ToDtype(torch.float32, scale=True),
         v2.Normalize(list(preprocessing.mean), list(preprocessing.std)),
     ]
-
-
-def _test_side(preprocessing: Preprocessing) -> int:
-    """As timm rounds it."""
-    return math.floor(preprocessing.size / preprocessing.crop_pct)
 
 
 def _mode(preprocessing: Preprocessing) -> v2.InterpolationMode:

@@ -1,0 +1,87 @@
+"""``covpool export``: its table, its JSON, its mistakes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+from covpool.cli.export import Arguments, Exported, text
+from covpool.cli.main import main
+from covpool.export.options import ExportOptions
+from tests.data.pictures import needs_sparrows
+from tests.evaluate.birds import CLASSES, a_bundle, some_sparrows
+
+
+def test_defaults_are_those_of_the_library() -> None:
+    example = Arguments(Path("net"))
+    assert tuple(example.formats.split(",")) == ExportOptions().formats
+    for field in dataclasses.fields(ExportOptions):
+        if field.name != "formats":
+            assert getattr(example, field.name) == getattr(ExportOptions(), field.name), field.name
+
+
+@needs_sparrows
+def test_as_a_person_runs_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bundle, data = str(a_bundle(tmp_path / "net")), str(some_sparrows(tmp_path / "birds", train=1, test=2))
+    out = tmp_path / "new"
+    words = ["export", bundle, "--out", str(out), "--data", data, "--formats", "torch", "--rounds", "2"]
+    assert main([*words, "--free-size", "false", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["results"] == json.loads((out / "results.json").read_text())
+    told = text(Exported(**found)).splitlines()
+    assert told[0] == f"12 images of test, {len(CLASSES)} classes"
+    assert told[2].split() == ["same", "class", "largest", "difference", "MB", "p50,", "ms", "p99,", "ms"]
+    assert told[3].split()[:3] == ["model.pt2", "100.00", "%"]
+    assert told[4].startswith("torch eager")
+    assert told[6] == "the files take any number of images, of 64 pixels"
+    assert told[7].endswith("times are of one image on 1 thread")
+    assert told[-1] == f"files and results: {out}"
+
+
+@needs_sparrows
+def test_a_refusal_is_a_sentence_and_leaves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The graph is traced with other weights than the bundle has."""
+    from covpool.export import exporting, files
+
+    def broken(job: files.Job, graph: files.ExportGraph) -> files.Traced:
+        weight = job.model.head.classifier.weight
+        traced = files.trace_model(job, graph)
+        traced.program.state_dict["model.head.classifier.weight"] = nn.Parameter(-weight.detach())
+        return traced
+
+    monkeypatch.setattr(exporting, "trace_model", broken)
+    bundle, data = str(a_bundle(tmp_path / "net")), str(some_sparrows(tmp_path / "birds", train=1, test=2))
+    words = ["export", bundle, "--out", str(tmp_path / "new"), "--data", data, "--formats", "torch"]
+    words += ["--rounds", "2", "--free-size", "false"]
+    assert main(words) == 2
+    out, error = capsys.readouterr()
+    assert out == ""
+    (sentence,) = error.splitlines()
+    assert sentence.startswith("covpool export: model.pt2 and torch agree in the first class on ")
+    assert sentence.endswith("nothing was written (--force true keeps it)")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["birds", "net"]
+    assert main([*words, "--force", "true"]) == 0
+    assert "kept all the same: model.pt2 and torch agree" in capsys.readouterr().out
+    assert (tmp_path / "new" / "model.pt2").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([], "where should the files go? give --out"),
+        (["--out", "new"], "files are compared with the bundle on your own images: give --data"),
+        (["--out", "new", "--formats", "onnx,coreml"], "formats must be one of"),
+    ],
+)
+def test_mistakes(
+    words: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = a_bundle(tmp_path / "net")
+    assert main(["export", str(bundle), *words]) == 2
+    assert sentence in capsys.readouterr().err

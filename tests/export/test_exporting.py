@@ -1,0 +1,313 @@
+"""The whole of an export: its files, its figures, and when it is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import ModelProto, numpy_helper
+
+from covpool.data.decode import decode
+from covpool.data.sources import open_images
+from covpool.data.transforms import Preprocessing, evaluation_transform, pixels_transform
+from covpool.evaluate.svm import fit_svm
+from covpool.export import ExportRefusedError, ExportReport, export_model, read_metadata
+from covpool.export.files import takes_other_sizes
+from covpool.export.graph import example
+from covpool.export.onnx_file import onnx_runner
+from covpool.export.options import FORMATS, ExportOptions
+from covpool.export.running import Runner, torch_runner
+from covpool.export.torch_file import torch_file_runner
+from covpool.models import create_model, load_model, save_model
+from covpool.provenance.results import schema
+from tests.data.pictures import needs_sparrows
+from tests.evaluate.birds import CLASSES
+from tests.export.conftest import OPTIONS, RECIPE, Prepared, reuse
+
+pytestmark = needs_sparrows
+
+ALONE = ExportOptions(formats=("onnx",), rounds=2, free_size=False, batch_size=5)
+
+
+def runner(folder: Path, name: str) -> Runner:
+    return (torch_file_runner if name == "torch" else onnx_runner)(folder / FORMATS[name].file)
+
+
+def relative(found: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.abs(found - expected).max() / np.abs(expected).max())
+
+
+def changed(model: ModelProto, factor: float) -> ModelProto:
+    """With other weights in the classifier."""
+    broken = ModelProto()
+    broken.CopyFrom(model)
+    (name,) = {node.input[1] for node in broken.graph.node if node.op_type == "Gemm"}
+    for weight in broken.graph.initializer:
+        if weight.name == name:
+            weight.CopyFrom(numpy_helper.from_array(factor * numpy_helper.to_array(weight), name))
+    return broken
+
+
+def test_all_files_are_there(exported: ExportReport) -> None:
+    files = {file.name for file in exported.folder.iterdir()}
+    assert files == {*(made.file for made in FORMATS.values()), "model.json", "results.json"}
+    assert not list(exported.folder.parent.glob(".*"))
+    results = json.loads((exported.folder / "results.json").read_text())
+    assert results["objections"] == []
+    assert results["free_size"] is True
+    assert results["calibration_images"] == 6
+    assert results["data"]["images"] == 12
+    for file in results["files"]:
+        assert file["bytes"] == (exported.folder / file["file"]).stat().st_size
+    assert set(results["latency"]) == {*FORMATS, "torch eager"}
+    assert {"onnx", "onnxruntime", "onnxscript", "timm", "torch"} <= results["versions"].keys()
+
+
+def test_schema_is_a_schema() -> None:
+    jsonschema.Draft202012Validator.check_schema(schema("covpool.export", "export"))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_figures_by_hand(name: str, exported: ExportReport, bundle: Path, birds: Path) -> None:
+    """Images read one by one, with evaluation's own transform, and the file run by itself."""
+    model = load_model(bundle)
+    preprocessing = Preprocessing.of(model.pretrained_cfg)
+    images = open_images(birds, "test")
+    pictures = [decode(images.read(i)) for i in range(len(images))]
+    with torch.inference_mode():
+        logits = model(torch.stack([evaluation_transform(preprocessing)(one) for one in pictures])).numpy()
+    run = runner(exported.folder, name)
+    pixels = [pixels_transform(preprocessing)(one).permute(1, 2, 0).numpy() for one in pictures]
+    found = np.concatenate([run(one[None]) for one in pixels])
+    told = exported.parity[name]
+    assert told.images == len(pictures) == 12
+    assert told.agreeing == (found.argmax(1) == logits.argmax(1)).sum()
+    assert told.absolute == pytest.approx(np.abs(found - logits).max(), rel=0.05, abs=1e-5)
+    assert told.relative == pytest.approx(told.absolute / np.abs(logits).max(), rel=1e-5)
+
+
+def test_lower_precision_is_smaller_and_further(exported: ExportReport) -> None:
+    size = {file["format"]: file["bytes"] for file in exported.results["files"]}
+    assert size["onnx-int8"] < size["onnx-float16"] < size["onnx"]
+    far = {name: parity.relative for name, parity in exported.parity.items()}
+    assert far["onnx"] < 1e-5
+    assert far["torch"] < 1e-5
+    assert far["onnx"] < far["onnx-float16"] < far["onnx-int8"]
+
+
+@pytest.mark.parametrize("name", ["onnx", "torch"])
+def test_any_number_of_images_of_any_size(name: str, exported: ExportReport, prepared: Prepared) -> None:
+    run, own = runner(exported.folder, name), torch_runner(prepared.graph)
+    for batch, size in ((1, 64), (3, 64), (8, 64), (1, 96), (2, 80)):
+        images = example(prepared.graph, batch, size).numpy()
+        assert relative(run(images), own(images)) < 1e-5
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_file_says_what_it_is(name: str, exported: ExportReport, bundle: Path) -> None:
+    found = read_metadata(exported.folder / FORMATS[name].file)
+    assert found.pop("precision") == FORMATS[name].precision
+    assert found == json.loads((exported.folder / "model.json").read_text())
+    assert found["classes"] == list(CLASSES)
+    assert found["recipe"] == RECIPE
+    assert found["config"]["backbone"] == "test_resnet"
+    assert found["input"] == {"name": "images", "type": "uint8", "shape": [None, None, None, 3]}
+    assert found["output"]["shape"] == [None, 6]
+    assert found["preprocessing"]["in_graph"] is True
+    assert found["preprocessing"]["resize"] == int(64 / load_model(bundle).pretrained_cfg["crop_pct"])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_no_file_names_the_machine_that_made_it(name: str, exported: ExportReport) -> None:
+    assert str(Path(__file__).parents[2]).encode() not in (exported.folder / FORMATS[name].file).read_bytes()
+
+
+def test_axes_of_the_file_have_names(exported: ExportReport) -> None:
+    graph = onnx.load(exported.folder / "model.onnx").graph
+    (shape,) = [[d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim] for v in graph.input]
+    assert shape == ["batch", "height", "width", 3]
+    assert [(v.name, v.type.tensor_type.elem_type) for v in graph.output] == [
+        ("logits", onnx.TensorProto.FLOAT)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("factor", "sentence"),
+    [
+        (
+            -1.0,
+            r"^model.onnx and torch agree in the first class on \d+ of 12 images, .* below the 100 % that",
+        ),
+        (
+            1.01,
+            r"^the logits of model.onnx differ from torch's by 1.\de-02 of the largest, above the 0.001 that",
+        ),
+    ],
+)
+def test_a_broken_file_is_refused(
+    factor: float,
+    sentence: str,
+    prepared: Prepared,
+    bundle: Path,
+    birds: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reuse(monkeypatch, prepared, changed(prepared.model, factor))
+    with pytest.raises(ExportRefusedError, match=sentence):
+        export_model(bundle, tmp_path / "new", data=birds, options=ALONE)
+    assert list(tmp_path.iterdir()) == []
+    report = export_model(bundle, tmp_path / "new", data=birds, options=ALONE, force=True)
+    assert (tmp_path / "new" / "model.onnx").exists()
+    assert len(report.results["objections"]) == 1
+
+
+def test_a_refused_export_leaves_an_earlier_one(
+    prepared: Prepared,
+    exported: ExportReport,
+    bundle: Path,
+    birds: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    earlier = shutil.copytree(exported.folder, tmp_path / "new")
+    before = {file.name: file.read_bytes() for file in earlier.iterdir()}
+    reuse(monkeypatch, prepared, changed(prepared.model, -1.0))
+    with pytest.raises(ExportRefusedError):
+        export_model(bundle, earlier, data=birds, options=ALONE)
+    assert {file.name: file.read_bytes() for file in earlier.iterdir()} == before
+    reuse(monkeypatch, prepared)
+    export_model(bundle, earlier, data=birds, options=ALONE)
+    assert {file.name for file in earlier.iterdir()} == {"model.onnx", "model.json", "results.json"}
+
+
+def test_a_file_that_takes_one_size_alone_is_found_out(
+    prepared: Prepared,
+    exported: ExportReport,
+    bundle: Path,
+    birds: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = torch_runner(prepared.graph)
+
+    def fixed(images: np.ndarray) -> np.ndarray:
+        assert images.shape[1] == 64
+        return own(images)
+
+    assert takes_other_sizes(prepared.job, prepared.graph, runner(exported.folder, "onnx"))
+    assert not takes_other_sizes(prepared.job, prepared.graph, fixed)
+    assert not takes_other_sizes(prepared.job, prepared.graph, lambda images: own(images[:, :64, :64]))
+    reuse(monkeypatch, prepared)
+    monkeypatch.setattr("covpool.export.exporting.takes_other_sizes", lambda *_: False)
+    with pytest.raises(ExportRefusedError, match=r"^model.onnx is wrong for images of another size than its"):
+        export_model(bundle, tmp_path / "new", data=birds, options=ALONE)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_svms_on_both_orders(birds: Path, tmp_path: Path) -> None:
+    """A bundle of ``covpool svm``, with the average joined, and with the normalisation left to the caller."""
+    torch.manual_seed(1)
+    network = create_model("test_resnet", dim=4, num_classes=6, image_size=64, join="gap")
+    save_model(network, tmp_path / "net", classes=CLASSES)
+    fit_svm(tmp_path / "net", birds, tmp_path / "svm")
+    options = dataclasses.replace(ALONE, preprocessing="beside")
+    report = export_model(tmp_path / "svm", tmp_path / "new", data=birds, options=options)
+    assert report.parity["onnx"].relative < 1e-4
+    told = read_metadata(tmp_path / "new" / "model.onnx")
+    assert told["recipe"]["protocol"] == "svm"
+    assert told["config"]["normalize"] == "l2"
+    assert told["preprocessing"]["in_graph"] is False
+    assert told["input"] == {"name": "images", "type": "float32", "shape": [None, 3, 64, 64]}
+    assert onnx_runner(tmp_path / "new" / "model.onnx")(np.zeros((3, 3, 64, 64), np.float32)).shape == (3, 6)
+
+
+def test_a_transformer_keeps_its_size(birds: Path, tmp_path: Path) -> None:
+    model = create_model("test_vit", dim=8, num_classes=6, image_size=64)
+    save_model(model, tmp_path / "net", classes=CLASSES)
+    options = dataclasses.replace(ALONE, formats="onnx,onnx-float16,onnx-int8", free_size=True, calibration=6)
+    report = export_model(tmp_path / "net", tmp_path / "new", data=birds, options=options, force=True)
+    assert report.results["free_size"] is False
+    far = [report.parity[name].relative for name in ("onnx", "onnx-float16", "onnx-int8")]
+    assert far == sorted(far)
+    assert far[0] < 1e-4
+    assert far[1] < 0.02
+    assert far[2] < 0.5
+    assert read_metadata(tmp_path / "new" / "model.onnx")["input"]["shape"] == [None, 64, 64, 3]
+    run = onnx_runner(tmp_path / "new" / "model.onnx")
+    for batch in (1, 3, 8):
+        assert run(np.zeros((batch, 64, 64, 3), np.uint8)).shape == (batch, 6)
+
+
+def test_the_images_of_the_recipe_are_taken(
+    prepared: Prepared, bundle: Path, birds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_model(load_model(bundle), tmp_path / "net", recipe={"data": {"path": str(birds)}})
+    reuse(monkeypatch, prepared)
+    options = dataclasses.replace(ALONE, split="train", images=7)
+    report = export_model(tmp_path / "net", tmp_path / "new", options=options)
+    assert report.results["data"]["split"] == "train"
+    assert report.parity["onnx"].images == 7
+
+
+def test_an_earlier_export_alone_is_replaced(bundle: Path, birds: Path, tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("all of it")
+    with pytest.raises(
+        ValueError, match="holds other things: give a new --out, or that of an earlier export"
+    ):
+        export_model(bundle, tmp_path, data=birds)
+    with pytest.raises(ValueError, match="is a file: give another --out"):
+        export_model(bundle, tmp_path / "thesis.txt", data=birds)
+
+
+def test_mistakes_are_found_before_anything_is_traced(
+    bundle: Path, birds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("covpool.export.exporting.trace_model", None)
+    with pytest.raises(ValueError, match="on your own images: give --data"):
+        export_model(bundle, tmp_path / "new")
+    with pytest.raises(ValueError, match="there is no such folder"):
+        export_model(tmp_path / "nothing", tmp_path / "new", data=birds)
+    save_model(create_model("test_resnet", dim=4, num_classes=0), tmp_path / "headless")
+    with pytest.raises(ValueError, match="has no classifier, so there is nothing to compare"):
+        export_model(tmp_path / "headless", tmp_path / "new", data=birds)
+    shutil.copytree(birds / "test", tmp_path / "only" / "test")
+    with pytest.raises(ValueError, match="train"):
+        export_model(bundle, tmp_path / "new", data=tmp_path / "only", options=OPTIONS)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"formats": ()}, "formats must name at least one of onnx, onnx-float16, onnx-int8, torch"),
+        ({"formats": ("coreml",)}, "formats must be one of"),
+        ({"preprocessing": "outside"}, "preprocessing must be one of"),
+        ({"rounds": 0}, "rounds must be"),
+        ({"images": 0}, "images must be"),
+    ],
+)
+def test_options_that_make_no_sense(options: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        ExportOptions(**options)  # type: ignore[arg-type]
+
+
+def test_metadata_of_other_files(tmp_path: Path) -> None:
+    (tmp_path / "a.onnx").write_bytes(b"not a graph at all")
+    with pytest.raises(ValueError, match="is no ONNX file"):
+        read_metadata(tmp_path / "a.onnx")
+    (tmp_path / "a.pt2").write_bytes(b"nor this")
+    with pytest.raises(ValueError, match=r"is no file of torch.export"):
+        read_metadata(tmp_path / "a.pt2")
+    onnx.save(onnx.ModelProto(ir_version=10), tmp_path / "b.onnx")
+    with pytest.raises(ValueError, match="was not exported by covpool"):
+        read_metadata(tmp_path / "b.onnx")
+    with pytest.raises(FileNotFoundError):
+        read_metadata(tmp_path / "c.onnx")
