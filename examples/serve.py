@@ -19,10 +19,10 @@ import numpy as np
 import onnxruntime
 import uvicorn
 from fastapi import FastAPI, HTTPException, Request
-from PIL import Image
+from PIL import Image, ImageOps
 
-MAX_BYTES, MAX_PIXELS, FORMATS = 10 << 20, 40_000_000, ("JPEG", "PNG", "WEBP")
-MAX_BATCH, MAX_DELAY, MAX_WAITING, MAX_DECODING = 16, 0.004, 64, 4
+MAX_BYTES, MAX_PIXELS, MAX_RATIO, FORMATS = 10 << 20, 40_000_000, 20, ("JPEG", "PNG", "WEBP")
+MAX_BATCH, MAX_DELAY, MAX_REQUESTS, MAX_DECODING = 16, 0.004, 64, 4
 BODY_SECONDS, ANSWER_SECONDS = 10.0, 20.0
 
 
@@ -30,14 +30,12 @@ class Batches:
     """Collects images into batches: those that wait, or come within a few milliseconds."""
 
     def __init__(self, session: onnxruntime.InferenceSession) -> None:
-        self.session, self.waiting = session, asyncio.Queue(MAX_WAITING)
+        self.session, self.waiting = session, asyncio.Queue()
+        self.decoding = asyncio.Semaphore(MAX_DECODING)
 
     async def logits(self, pixels: np.ndarray) -> np.ndarray:
         answer = asyncio.get_running_loop().create_future()
-        try:
-            self.waiting.put_nowait((pixels, answer))
-        except asyncio.QueueFull:
-            raise HTTPException(503, "too many requests at once", {"Retry-After": "1"}) from None
+        self.waiting.put_nowait((pixels, answer))
         return await asyncio.wait_for(answer, ANSWER_SECONDS)
 
     async def run(self) -> None:
@@ -46,33 +44,32 @@ class Batches:
             await asyncio.sleep(MAX_DELAY)
             while len(batch) < MAX_BATCH and not self.waiting.empty():
                 batch.append(self.waiting.get_nowait())
-            images = np.stack([pixels for pixels, _ in batch])
             try:
+                images = np.stack([pixels for pixels, _ in batch])
                 (found,) = await asyncio.to_thread(self.session.run, None, {"images": images})
             except Exception as error:  # a batch fails, the server goes on
                 for _, answer in batch:
-                    answer.cancelled() or answer.set_exception(error)
+                    answer.done() or answer.set_exception(error)
                 continue
             for (_, answer), logits in zip(batch, found, strict=True):
-                answer.cancelled() or answer.set_result(logits)  # a client may have gone
+                answer.done() or answer.set_result(logits)  # a client may have gone
 
 
 def decoded(body: bytes, wanted: dict) -> np.ndarray:
     """The pixels that the model wants: the shorter side resized, the centre cut out."""
     try:
         image = Image.open(io.BytesIO(body), formats=FORMATS)
-        if image.width * image.height > MAX_PIXELS:
-            raise HTTPException(413, f"the image has more than {MAX_PIXELS:,} pixels")
-        image = image.convert("RGB")
-    except HTTPException:
-        raise
-    except Exception:  # Pillow raises a dozen kinds for a dozen ways of being broken
-        raise HTTPException(422, f"the body is no image that can be read: {', '.join(FORMATS)}") from None
-    scale, size = wanted["resize"] / min(image.size), wanted["size"]
-    side = [max(round(length * scale), size) for length in image.size]
-    image = image.resize(side, Image.Resampling[wanted["interpolation"].upper()])
-    left, top = (side[0] - size) // 2, (side[1] - size) // 2
-    return np.asarray(image.crop((left, top, left + size, top + size)))
+        if image.width * image.height > MAX_PIXELS or max(image.size) > MAX_RATIO * min(image.size):
+            raise HTTPException(413, f"more than {MAX_PIXELS:,} pixels, or {MAX_RATIO} times as long as wide")
+        image = ImageOps.exif_transpose(image).convert("RGBA")
+    except Exception as error:  # Pillow raises a dozen kinds for a dozen ways of being broken
+        broken = HTTPException(422, f"the body is no image that can be read: {', '.join(FORMATS)}")
+        raise (error if isinstance(error, HTTPException) else broken) from None
+    image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+    size, how = wanted["size"], Image.Resampling[wanted["interpolation"].upper()]
+    side = [int(length * wanted["resize"] / min(image.size) + 1e-6) for length in image.size]
+    left, top = round((side[0] - size) / 2), round((side[1] - size) / 2)
+    return np.asarray(image.resize(side, how).crop((left, top, left + size, top + size)))
 
 
 async def body_of(request: Request) -> bytes:
@@ -87,9 +84,9 @@ async def body_of(request: Request) -> bytes:
 
 def make_app(folder: Path) -> FastAPI:
     about = json.loads((folder / "model.json").read_text(encoding="utf-8"))
+    assert (about["preprocessing"]["in_graph"], about["preprocessing"]["crop_mode"]) == (True, "center")
     names = about["classes"] or [str(i) for i in range(about["output"]["shape"][1])]
     batches = Batches(onnxruntime.InferenceSession(folder / "model.onnx"))
-    decoding = asyncio.Semaphore(MAX_DECODING)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI):
@@ -104,12 +101,14 @@ def make_app(folder: Path) -> FastAPI:
         try:
             body = await asyncio.wait_for(body_of(request), BODY_SECONDS)
         except TimeoutError:
-            raise HTTPException(408, "the body took too long") from None
-        async with decoding:
+            raise HTTPException(408, "the body took too long", {"Connection": "close"}) from None
+        async with batches.decoding:
             pixels = await asyncio.to_thread(decoded, body, about["preprocessing"])
-        logits = await batches.logits(pixels)
-        likely = np.exp(logits - logits.max())
-        likely /= likely.sum()
+        try:
+            logits = await batches.logits(pixels)
+        except TimeoutError:
+            raise HTTPException(503, "the model took too long", {"Retry-After": "5"}) from None
+        likely = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
         order = np.argsort(-likely)[: max(top, 1)]
         return [{"class": names[i], "probability": round(float(likely[i]), 6)} for i in order]
 
@@ -117,4 +116,5 @@ def make_app(folder: Path) -> FastAPI:
 
 
 if __name__ == "__main__":
-    uvicorn.run(make_app(Path(sys.argv[1])), port=int(sys.argv[2]), log_level="warning", timeout_keep_alive=5)
+    limits = {"limit_concurrency": MAX_REQUESTS, "timeout_keep_alive": 5}  # more requests than that get a 503
+    uvicorn.run(make_app(Path(sys.argv[1])), port=int(sys.argv[2]), log_level="warning", **limits)

@@ -8,10 +8,11 @@ import pytest
 import torch
 from PIL import Image
 
-from covpool import create_model, save_model
+from covpool import create_model, load_model, save_model
 from covpool.cli.main import main
 from covpool.explain.evidence import Evidence, explain
-from covpool.explain.figures import contrast, strongest_pairs
+from covpool.explain.explaining import explained
+from covpool.explain.figures import contrast, draw_sheet, strongest_pairs
 from covpool.explain.overlay import AGAINST, FOR, overlay
 from tests.data.pictures import SPARROWS, needs_sparrows
 
@@ -37,8 +38,8 @@ def test_one_image(bundle: Path, picture: Path, tmp_path: Path, capsys: pytest.C
     words = ["explain", str(bundle), str(picture), "--out", str(tmp_path / "out"), "--against", "bee"]
     assert main([*words, "--pairs", "true", "--top", "2"]) == 0
     said = capsys.readouterr().out
-    assert "1 images explained" in said
-    assert "maps are exact: their sums are within" in said
+    assert "1 image explained" in said
+    assert "maps are exact: sums and logits differ by" in said
     names = {path.name for path in (tmp_path / "out").iterdir()}
     rows = json.loads((tmp_path / "out" / "maps.json").read_text())
     assert rows[0]["logit"] == max(row["logit"] for row in rows)
@@ -109,3 +110,21 @@ def test_strongest_pairs() -> None:
     pairs[0, 1] = pairs[1, 0] = 9.0  # neighbours
     one = Evidence(0, 0.0, "exact", torch.zeros(3, 3), None, 0.0, pairs)
     assert strongest_pairs(one) == [(0, 8, 4.0), (0, 2, -6.0)]
+
+
+def test_the_sheet_does_not_call_what_was_asked_for_the_answer(bundle: Path, picture: Path) -> None:
+    model = load_model(bundle)
+    one = explained(model, picture.read_bytes(), "one.png")
+    other = next(i for i in range(3) if i != one.predicted)
+    asked = explained(model, picture.read_bytes(), "one.png", classes=[other])
+    assert (asked.predicted, asked.found[0].label) == (one.predicted, other)
+    words = [axes.get_title() for axes in draw_sheet([asked]).axes]
+    assert f"evidence for {('ant', 'bee', 'wasp')[other]}" in words
+
+
+@pytest.mark.parametrize(("option", "value"), [("--limit", "0"), ("--top", "0"), ("--limit", "-1")])
+def test_numbers_that_make_no_sense(
+    bundle: Path, picture: Path, option: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["explain", str(bundle), str(picture), option, value]) == 2
+    assert option.strip("-") in capsys.readouterr().err

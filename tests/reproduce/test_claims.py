@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from covpool.reproduce.claims import Claim, errors, less_time, lower_error, pooled_spread
+from covpool.reproduce.claims import Claim, errors, less_time, lower_error, pooled_spread, same_time
 
 
 def results(**rows: list[float]) -> dict[str, Any]:
@@ -78,12 +78,33 @@ def test_a_failed_run_guesses() -> None:
         ((1.8, 1.9, 2.0), 5.0, "agrees in sign"),
         ((0.5, 0.6, 0.7), 5.0, "does not agree"),
         ((0.9, 1.1, 1.2), 5.0, "not resolved here"),
-        ((0.98, 1.0, 1.02), 1.004, "agrees"),
     ],
 )
 def test_times(ratio: tuple[float, float, float], paper: float, expected: str) -> None:
+    assert verdict(less_time("", "a", "b", paper), with_times(ratio)) == expected
+
+
+@pytest.mark.parametrize(
+    ("ratio", "expected"),
+    [
+        ((0.98, 1.0, 1.02), "agrees"),
+        ((1.9, 2.0, 2.1), "does not agree"),
+        ((0.97, 0.98, 0.99), "agrees"),
+        ((0.8, 1.0, 1.2), "not resolved here"),
+    ],
+)
+def test_the_same_time(ratio: tuple[float, float, float], expected: str) -> None:
+    assert verdict(same_time("", "a", "b", 1.004), with_times(ratio)) == expected
+
+
+def with_times(ratio: tuple[float, float, float]) -> dict[str, Any]:
     found = results(a=[40.0], b=[40.0])
     one = {"both": {"ratio": {"q1": 1.0, "median": 1.0, "q3": 1.0}}}
     other = {"both": {"ratio": dict(zip(("q1", "median", "q3"), ratio, strict=True))}}
-    found["times"] = {"a": one, "b": other}
-    assert verdict(less_time("", "a", "b", paper), found) == expected
+    return found | {"times": {"a": one, "b": other}}
+
+
+def test_rows_that_did_not_learn_do_not_count_in_the_spread() -> None:
+    healthy = results(a=[40.0, 41.0, 42.0], b=[43.0, 44.0, 45.0])
+    spoilt = results(a=[40.0, 41.0, 42.0], b=[43.0, 44.0, 45.0], c=[96.0, 96.0, 96.0], d=[50.0, 96.0, 95.0])
+    assert pooled_spread(spoilt) == pooled_spread(healthy)

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from covpool.reproduce import record
 from covpool.reproduce.command import draw, run_all, write_page
 from covpool.reproduce.experiments import EXPERIMENTS
 from covpool.reproduce.experiments.experiment import Experiment
@@ -46,11 +45,17 @@ def test_smallest_form(experiment: Experiment, tiny_imagenet: Path, tmp_path: Pa
     for epochs in results["observations"].values():
         assert [epoch["epoch"] for epoch in epochs] == [0, 1]
         assert all(epoch["gradient_rms"] > 0 for epoch in epochs)
+        assert all(epoch["before"]["condition"] > 1 for epoch in epochs)
+        assert all(epoch["after"]["condition"] > 1 for epoch in epochs if small.name == "approximation")
     assert len(files[1].read_text().splitlines()) == 1 + len(small.rows)
     page = files[2].read_text()
     assert all(f"| {row.label} |" in page for row in small.rows)
     assert all(claim.text in page for claim in experiment.claims)
     assert files[3].read_bytes()[:4] == b"\x89PNG"
+
+
+def finished(runs: Path) -> list[Path]:
+    return [path for path in runs.glob("*/summary.json") if json.loads(path.read_bytes())["finished"]]
 
 
 def test_a_killed_run_goes_on(tiny_imagenet: Path, tmp_path: Path) -> None:
@@ -59,14 +64,14 @@ def test_a_killed_run_goes_on(tiny_imagenet: Path, tmp_path: Path) -> None:
     first = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     summaries = tmp_path / "runs"
     deadline = time.monotonic() + 120
-    while not list(summaries.glob("*/summary.json")):  # the first of three is done
+    while not finished(summaries):  # the first of three is done
         assert first.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.05)
     first.send_signal(signal.SIGKILL)
     first.wait()
     assert not list(tmp_path.glob("out/*/*.png"))
-    done = {path: path.stat().st_mtime_ns for path in summaries.glob("*/summary.json")}
+    done = {path: path.stat().st_mtime_ns for path in finished(summaries)}
     subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL, timeout=240)
     (file,) = tmp_path.glob("out/*/*.json")
     assert {run["label"] for run in json.loads(file.read_bytes())["runs"]} == {
@@ -74,8 +79,8 @@ def test_a_killed_run_goes_on(tiny_imagenet: Path, tmp_path: Path) -> None:
         "MPN-COV",
         "iSQRT-COV",
     }
-    finished = [path for path in done if json.loads(path.read_bytes())["finished"]]
-    assert finished
+    assert {path: path.stat().st_mtime_ns for path in done} == done  # they were not run again
+    assert len(finished(summaries)) == 3
     assert len(list(tmp_path.glob("out/*/*.png"))) == 1
 
 
@@ -107,4 +112,3 @@ def test_the_page_of_no_results_says_so(tmp_path: Path, monkeypatch: pytest.Monk
     assert "claims: " in page
     assert "| agrees |" not in page
     assert draw(Path("results")) == []
-    assert record.PACKAGE == "covpool.reproduce"

@@ -104,7 +104,7 @@ def run(record: Path, plan: dict[str, Any]) -> int:
         return outcome
 
     Learner.step = step  # type: ignore[method-assign]
-    fitting._finish = lambda folder, summary, images: folder.write_summary({**summary, "finished": True})
+    fitting._finish = lambda folder, summary, *_: folder.write_summary({**summary, "finished": True})
     arguments = train.Arguments(read_recipe(None, {**RECIPE, **plan["recipe"]}), plan.get("compare"))
     train.parse = lambda words: (arguments, False)  # type: ignore[assignment]
     return main(["train"])

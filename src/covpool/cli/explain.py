@@ -59,9 +59,12 @@ def run(arguments: Arguments) -> "Explanation":
 def text(result: "Explanation") -> str:
     """What was drawn, and how far sums are from logits."""
     bad = f"; {result.bad} could not be read" if result.bad else ""
-    lines = [f"{result.images} images explained{bad}"]
+    count = "1 image" if result.images == 1 else f"{result.images} images"
+    lines = [f"{count} explained{bad}"]
     if result.kind == "exact":
-        lines.append(f"maps are exact: their sums are within {result.largest_gap:.0e} of the logits")
+        lines.append(
+            f"maps are exact: sums and logits differ by {result.largest_gap:.0e} of what places add, at most"
+        )
     else:
         lines.append(
             "maps are by gradient, an approximation: of this pooling or head no sum over places is known"

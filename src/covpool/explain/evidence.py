@@ -106,10 +106,10 @@ def _exact(
             label=int(label),
             logit=float(logits[i]),
             kind="exact",
-            places=maps[i].reshape(grid),
-            first_order=None if first is None else first[i],
+            places=maps[i].reshape(grid).cpu(),
+            first_order=None if first is None else first[i].cpu(),
             rest=float(head.bias[i] + token[i]),
-            pairs=both[i],
+            pairs=None if both[i] is None else both[i].cpu(),  # type: ignore[union-attr]
         )
         for i, label in enumerate(chosen)
     ]
@@ -157,7 +157,7 @@ def grid_of(model: PooledClassifier, features: Tensor) -> tuple[int, int]:
 
 def _first_order(model: PooledClassifier, features: Tensor, classes: Tensor) -> tuple[Tensor | None, Tensor]:
     """The joined part: maps of an average, ``(classes, h, w)``, and what has no place, ``(classes,)``."""
-    nothing = torch.zeros(len(classes))
+    nothing = torch.zeros(len(classes), device=features.device)
     if model.first_order is None:
         return None, nothing
     assert isinstance(model.first_order, nn.Linear)
@@ -184,6 +184,6 @@ def _by_gradient(model: PooledClassifier, features: Tensor, label: int) -> Evide
         (gradient,) = torch.autograd.grad(logit, features)
     product = model.format.positions((gradient * features).detach())
     channel = 1 if model.format.layout == "channels_first" else -1
-    places = product.sum(channel)[0].reshape(grid_of(model, features))
+    places = product.sum(channel)[0].reshape(grid_of(model, features)).cpu()
     rest = float(logit.detach()) - float(places.sum())
     return Evidence(int(label), float(logit.detach()), "gradient", places, None, rest)

@@ -18,6 +18,7 @@ from covpool.explain.evidence import Evidence, explain
 from covpool.explain.figures import Explained, draw_against, draw_classes, draw_pairs, draw_sheet
 from covpool.explain.overlay import seen
 from covpool.explain.some_images import some_images
+from covpool.functional.arguments import check_whole, did_you_mean
 from covpool.models.bundles.bundle import load_model
 from covpool.models.bundles.durable import replace_file
 from covpool.models.model import PooledClassifier
@@ -65,7 +66,7 @@ def explain_images(
         out: the folder for figures and ``maps.json``.
         top: as many classes, the likeliest ones.
         classes: these in their place, by name.
-        against: also draw why the likeliest class, and not this one.
+        against: also draw why the likeliest class, and not this one, where that is another.
         pairs: also draw which two places agree.
         limit: of images.
         progress: told how many are done, of how many.
@@ -73,6 +74,8 @@ def explain_images(
     Raises:
         ValueError: in a sentence, if a class or the images are not what they should be.
     """
+    check_whole("top", top)
+    check_whole("limit", limit)
     model = load_model(bundle).eval()
     names = class_names(model)
     wanted = [_number(names, name) for name in classes]
@@ -113,12 +116,14 @@ def explained(
     """One image with the maps of some classes, or of the likeliest, and of a rival."""
     preprocessing = Preprocessing.of(model.pretrained_cfg)
     image: Tensor = evaluation_transform(preprocessing)(decode(content))
+    image = image.to(next(model.parameters()).device)
     with torch.inference_mode():
-        logits = model(image[None])[0]
-    chosen = list(classes) or logits.topk(min(top, len(logits))).indices.tolist()
-    extra = [rival] if rival is not None and rival not in chosen else []
+        likely = model.eval()(image[None])[0].argsort(descending=True).tolist()
+    chosen = list(classes) or likely[:top]
+    # One class against another is the likeliest against it.
+    extra = [] if rival is None else [one for one in (likely[0], rival) if one not in chosen]
     found = explain(model, image, [*chosen, *extra], pairs=pairs)
-    return Explained(name, seen(image, preprocessing), tuple(found), class_names(model), label)
+    return Explained(name, seen(image, preprocessing), tuple(found), class_names(model), likely[0], label)
 
 
 def class_names(model: PooledClassifier) -> tuple[str, ...]:
@@ -138,8 +143,8 @@ def _draw(one: Explained, beginning: Path, rival: int | None, pairs: bool) -> No
     replace_file(beginning.with_name(f"{beginning.name}.png"), png(draw_classes(one)))
     by_class = {found.label: found for found in one.found}
     first = one.found[0]
-    if rival is not None and rival != first.label:
-        figure = draw_against(one, first, by_class[rival])
+    if rival is not None and rival != one.predicted:
+        figure = draw_against(one, by_class[one.predicted], by_class[rival])
         replace_file(beginning.with_name(f"{beginning.name}-against.png"), png(figure))
     if pairs and first.pairs is not None:
         replace_file(beginning.with_name(f"{beginning.name}-pairs.png"), png(draw_pairs(one, first)))
@@ -152,8 +157,6 @@ def _numbers(one: Evidence) -> dict[str, object]:
 
 
 def _number(names: tuple[str, ...], name: str) -> int:
-    from covpool.functional.arguments import did_you_mean
-
     if name not in names:
         raise ValueError(f"the bundle has no class {name!r}{did_you_mean(name, names)}")
     return names.index(name)

@@ -31,6 +31,7 @@ class Explained:
         picture: what the network saw.
         found: maps of some classes.
         classes: the names of all.
+        predicted: the class that the network takes it for, by number.
         label: the name of the right class, where it is known.
     """
 
@@ -38,6 +39,7 @@ class Explained:
     picture: Image.Image
     found: tuple[Evidence, ...]
     classes: tuple[str, ...]
+    predicted: int
     label: str | None = None
 
     @property
@@ -132,7 +134,7 @@ def strongest_pairs(one: Evidence) -> list[tuple[int, int, float]]:
 
 
 def draw_sheet(explained: Sequence[Explained]) -> Figure:
-    """Many images, each beside the map of its likeliest class."""
+    """Many images, each beside the map of its first class: the likeliest, unless another was asked for."""
     rows = -(-len(explained) // (COLUMNS // 2))
     figure, places = _panels(COLUMNS, rows)
     for axes in (axes for row in places for axes in row):
@@ -142,9 +144,10 @@ def draw_sheet(explained: Sequence[Explained]) -> Figure:
         first = one.found[0]
         right = "" if one.label is None else f"is {_named(one.label)}"
         _show(places[row][2 * pair], one.picture, one.title, right)
-        taken = _named(one.classes[first.label])
-        wrong = one.label is not None and one.label != one.classes[first.label]
-        words = f"{'taken for' if wrong else 'seen as'} {taken}"
+        name = one.classes[first.label]
+        wrong = one.label is not None and one.label != name
+        how = "evidence for" if first.label != one.predicted else "taken for" if wrong else "seen as"
+        words = f"{how} {_named(name)}"
         _show(places[row][2 * pair + 1], one.overlay(first.places), words, f"{first.logit:.2f}")
     _legend(figure, explained[0].found[0].kind)
     return figure

@@ -20,6 +20,8 @@ def summed_up(values: Tensor) -> Figures:
     """
     sizes = without_rounding(values.abs())
     nonzero = sizes[sizes > 0]
+    if not len(nonzero):
+        return {"condition": None, "effective_rank": 0.0}
     share = nonzero / nonzero.sum()
     negative = bool((values[sizes > 0] < 0).any())
     return {

@@ -1,9 +1,9 @@
 """What the paper says, beside what was measured, and a verdict that follows from a rule.
 
 A difference of errors counts as resolved if it exceeds its standard error times Student's t for one side at
-95 percent. The spread of a run is pooled over all rows of the experiment that have several seeds: with three
-seeds a row's own would be too uncertain to judge by. What the choice of the test images adds is not in it;
-all rows are tested on the same ones.
+95 percent. The spread of a run is pooled over all rows of the experiment that have several seeds and
+learned: with three seeds a row's own would be too uncertain to judge by. What the choice of the test images
+adds is not in it; all rows are tested on the same ones.
 """
 
 from __future__ import annotations
@@ -15,8 +15,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Results = dict[str, Any]
-Verdict = Literal["agrees", "agrees in sign", "does not agree", "not resolved here", "not run here"]
+Verdict = Literal[
+    "agrees", "agrees in sign", "does not agree", "not resolved here", "not run here", "beyond the paper"
+]
 CONFIDENCE = 0.95
+# Rows whose error is within so many points of guessing did not learn.
+NEAR_GUESSING = 5.0
+# Two times that differ by less are the same.
+SAME = 0.1
 
 
 @dataclass(frozen=True)
@@ -64,42 +70,76 @@ def lower_error(text: str, lower: str, higher: str, points: float | None = None,
     return Claim(text, "lower" if points is None else f"{points:g} points lower", judge)
 
 
-def less_time(text: str, less: str, more: str, ratio: float, what: str = "both") -> Claim:
-    """One row takes less time than another, the paper's ratio being given."""
+def less_time(text: str, less: str, more: str, ratio: float) -> Claim:
+    """A step of one row takes less time than that of another, the paper's ratio being given."""
 
     def judge(results: Results) -> Judgement:
         times = results["times"]
         if less not in times or more not in times:
             return Judgement("", "not run here")
-        quick, slow = (times[label][what]["ratio"] for label in (less, more))
-        middle = slow["median"] / quick["median"]
-        low, high = slow["q1"] / quick["q3"], slow["q3"] / quick["q1"]
-        ours = f"{middle:.2f} times [{low:.2f}, {high:.2f}]"
-        if low <= 1 <= high:
-            return Judgement(ours, "agrees" if abs(ratio - 1) < 0.05 else "not resolved here")
-        if (middle > 1) != (ratio > 1):
-            return Judgement(ours, "does not agree")
-        return Judgement(ours, "agrees" if low <= ratio <= high else "agrees in sign")
+        return judged_ratio(times[less]["both"]["ratio"], times[more]["both"]["ratio"], ratio)
 
     return Claim(text, f"{ratio:.2f} times", judge)
 
 
+def same_time(text: str, one: str, other: str, ratio: float) -> Claim:
+    """Steps of two rows take the same time, to a tenth."""
+
+    def judge(results: Results) -> Judgement:
+        times = results["times"]
+        if one not in times or other not in times:
+            return Judgement("", "not run here")
+        low, middle, high = ratio_of(times[one]["both"]["ratio"], times[other]["both"]["ratio"])
+        same = low > 1 - SAME and high < 1 + SAME
+        apart = high < 1 - SAME or low > 1 + SAME
+        verdict: Verdict = "agrees" if same else "does not agree" if apart else "not resolved here"
+        return Judgement(f"{middle:.2f} times [{low:.2f}, {high:.2f}]", verdict)
+
+    return Claim(text, f"{ratio:.2f} times", judge)
+
+
+def not_run(text: str, paper: str, why: str) -> Claim:
+    """A claim that nothing here speaks to."""
+    return Claim(text, paper, lambda results: Judgement(why, "not run here"))
+
+
+def ratio_of(less: dict[str, float], more: dict[str, float]) -> tuple[float, float, float]:
+    """One ratio to a reference over another: the lowest, the middle and the highest that quartiles allow."""
+    return more["q1"] / less["q3"], more["median"] / less["median"], more["q3"] / less["q1"]
+
+
+def judged_ratio(less: dict[str, float], more: dict[str, float], paper: float) -> Judgement:
+    """Whether something takes more time than another, and as much more as the paper says."""
+    low, middle, high = ratio_of(less, more)
+    ours = f"{middle:.2f} times [{low:.2f}, {high:.2f}]"
+    if low <= 1 <= high:
+        return Judgement(ours, "not resolved here")
+    if (middle > 1) != (paper > 1):
+        return Judgement(ours, "does not agree")
+    return Judgement(ours, "agrees" if low <= paper <= high else "agrees in sign")
+
+
 def errors(results: Results, label: str, at: float = 1.0) -> list[float]:
     """Top-1 errors of a row's seeds after a share of the epochs; a failed run has that of guessing."""
-    guessing = 100 * (1 - 1 / results["arguments"]["scale"]["classes"])
     found = []
     for run in results["runs"]:
         if run["label"] == label:
             epochs = run["epochs"]
             place = max(math.ceil(at * len(epochs)), 1) - 1
-            found.append(guessing if run["failed"] else epochs[place]["top1_error"])
+            found.append(guessing(results) if run["failed"] else epochs[place]["top1_error"])
     return found
 
 
+def guessing(results: Results) -> float:
+    """The error of a network that knows nothing."""
+    return 100 * (1 - 1 / float(results["arguments"]["scale"]["classes"]))
+
+
 def pooled_spread(results: Results, at: float = 1.0) -> tuple[float | None, int]:
-    """The deviation of a run's error about its row's mean, and its degrees of freedom."""
+    """The deviation of a run's error about its row's mean, over rows that learned, and degrees of freedom."""
     rows = [errors(results, label, at) for label in dict.fromkeys(run["label"] for run in results["runs"])]
-    several = [row for row in rows if len(row) > 1]
+    learned = guessing(results) - NEAR_GUESSING
+    several = [row for row in rows if len(row) > 1 and max(row) < learned]
     freedom = sum(len(row) - 1 for row in several)
     if not freedom:
         return None, 0

@@ -82,10 +82,12 @@ ROWS = (
     FullSize("Table 4, BatchNorm", "resnet50-imagenet-batchnorm", "23.12 / 6.60"),
     FullSize("Tables 4, 5, 6, ResNet-50, d=256", "resnet50-imagenet", "22.14 / 6.22"),
     FullSize("Figure 4, 90 epochs", "resnet50-imagenet-90", "top-5 6.12"),
-    FullSize("Figure 4 and Table 5, MPN-COV", "resnet50-imagenet", "22.73 / 6.54", {"pool": "mpn_cov"}),
-    FullSize("Tables 5 and 6, ResNet-50", "resnet50-imagenet", "24.7 / 7.8", {"pool": "gap"}),
+    FullSize("Figure 4 and Table 5, MPN-COV", "resnet50-imagenet-90", "22.73 / 6.54", {"pool": "mpn_cov"}),
+    FullSize("Tables 5 and 6, ResNet-50", "resnet50-imagenet", "24.7 / 7.8, by He et al.", {"pool": "gap"}),
     FullSize("Table 5, ResNet-101", "resnet101-imagenet", "21.21 / 5.68"),
-    FullSize("Table 5, ResNet-101, first order", "resnet101-imagenet", "23.6 / 7.1", {"pool": "gap"}),
+    FullSize(
+        "Table 5, ResNet-101, first order", "resnet101-imagenet", "23.6 / 7.1, by He et al.", {"pool": "gap"}
+    ),
     FullSize("Table 6, d=128", "resnet50-imagenet-d128", "22.78 / 6.43"),
     FullSize("Table 6, d=64", "resnet50-imagenet-d64", "23.73 / 6.99"),
     FullSize(

@@ -34,7 +34,14 @@ def new_results(experiment: Experiment, scale: Scale) -> Results:
     """Without a run yet."""
     head = origin.new_results(ROOMS, {"scale": asdict(scale)}, "cpu", None)
     head["versions"] |= versions()
-    return {"experiment": experiment.name, **head, "runs": [], "times": {}, "observations": {}}
+    return {
+        "experiment": experiment.name,
+        **head,
+        "runs": [],
+        "times": {},
+        "timed_at": None,
+        "observations": {},
+    }
 
 
 def path_of(results: Results, out: Path) -> Path:
@@ -98,21 +105,20 @@ def _setting(results: Results) -> list[str]:
         f"Here: {scale['classes']} classes of Tiny-ImageNet, {epochs}last epoch, mean ± standard deviation; "
         f"covpool {results['versions']['covpool']}, torch {results['versions']['torch']}, "
         f"{machine['threads']} of {machine['cores']} cores of {machine['cpu']}. "
-        "Seconds are of a machine that had other work too."
+        "Seconds are those of the runs, whatever else the machine did."
     ]
 
 
 def _cells(results: Results, label: str) -> list[str]:
     runs = [run for run in results["runs"] if run["label"] == label]
     learned = [run for run in runs if not run["failed"]]
-    failed = f", {len(runs) - len(learned)} failed" if len(learned) < len(runs) else ""
-    if not learned:
-        return ["failed", "", str(len(runs)), ""]
+    if len(learned) < len(runs):
+        return ["failed to learn", "", f"{len(runs)}, {len(runs) - len(learned)} failed", ""]
     last = [run["epochs"][-1] for run in learned]
     return [
         _spread([epoch["top1_error"] for epoch in last]),
         _spread([epoch["top5_error"] for epoch in last]),
-        f"{len(runs)}{failed}",
+        str(len(runs)),
         f"{statistics.median(run['seconds'] for run in learned):.0f}",
     ]
 

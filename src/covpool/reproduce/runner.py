@@ -120,7 +120,11 @@ def collected(experiment: Experiment, place: Place) -> dict[str, Any]:
     except FileNotFoundError:
         return results
     if before["arguments"] == results["arguments"]:
-        results |= {key: before[key] for key in ("times", "observations")}
+        if set(before["times"]) == {row.label for row in experiment.rows}:
+            results["times"], results["timed_at"] = before["times"], before["timed_at"]
+        same = {run["label"] for run in results["runs"] if run["seed"] == 0 and run in before["runs"]}
+        known = before["observations"].items()
+        results["observations"] = {label: found for label, found in known if label in same}
     return results
 
 
@@ -130,6 +134,7 @@ def finished(experiment: Experiment, place: Place, progress: MakeProgress) -> li
     rows = {row.label: row.configuration for row in experiment.rows}
     if experiment.reference is not None and not results["times"]:
         results["times"] = timed(rows, place.scale, experiment.reference, progress)
+        results["timed_at"] = results["source"]["commit"]
     for label in experiment.observed:
         if label not in results["observations"] and is_done(rows[label], place.runs):
             found = observed(rows[label], place.scale, place.images, place.runs)

@@ -13,6 +13,10 @@ class TrainingError(ValueError):
     """Why training cannot go on, in a sentence."""
 
 
+class NotFiniteError(TrainingError):
+    """Too many losses or gradients were not finite."""
+
+
 class BadImages:
     """What ``bad_images.csv`` lists, in every process.
 

@@ -15,7 +15,7 @@ from covpool.data.image_set import ImageSet
 from covpool.data.loader import EvaluationLoader
 from covpool.data.transforms import Preprocessing, evaluation_transform
 from covpool.models.bundles.bundle import BundleError, read_card, save_model
-from covpool.train.bad_images import BadImages, TrainingError
+from covpool.train.bad_images import BadImages, NotFiniteError, TrainingError
 from covpool.train.checkpoint import (
     DamagedCheckpointError,
     checkpoint_path,
@@ -210,11 +210,12 @@ class Trainer:
         self.journal.event("skipped", step=self.progress.cursor, counts=counts, ids=ids, names=names)
         self.progress.skips += counts
         if self.progress.skips > self.recipe.loop.max_skips:
-            self._fail(
+            sentence = (
                 f"{self.progress.skips} steps had a loss or a gradient that is not finite, more than "
                 f"--max-skips {self.recipe.loop.max_skips}: {self.folder.log} lists their images; a lower "
                 "learning rate, clipping or a warm-up may help"
             )
+            self.processes.fail(NotFiniteError(sentence))
 
     def _save(self) -> None:
         """Write a checkpoint."""

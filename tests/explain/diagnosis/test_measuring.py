@@ -91,6 +91,22 @@ def test_an_average_has_no_covariance() -> None:
         diagnose(made(pool="gap", dim=None), images(1))
 
 
+def test_channels_that_are_all_constant() -> None:
+    model = made()
+    with torch.no_grad():
+        next(m for m in model.pool.reduction.modules() if isinstance(m, torch.nn.BatchNorm2d)).weight.zero_()
+    found = diagnose(model, images(1))
+    assert (found.constant, found.effective_rank) == (1.0, 0.0)
+    assert warnings(found)[0] == (
+        "100% of the channels are constant: does the network get what it was made for?"
+    )
+
+
+def test_a_model_without_classifier() -> None:
+    with pytest.raises(ValueError, match="no classifier"):
+        diagnose(made(num_classes=0), images(1))
+
+
 def test_no_images() -> None:
     with pytest.raises(ValueError, match="no image to diagnose by"):
         diagnose(made(), [])

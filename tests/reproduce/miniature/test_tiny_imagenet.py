@@ -16,14 +16,23 @@ def test_it_lists_some_classes(tiny_imagenet: Path, tmp_path: Path) -> None:
     assert Counter(row["split"] for row in rows) == {"train": 120, "val": 60}
     assert len({row["label"] for row in rows}) == 3
     for row in rows:
-        assert Path(row["path"]).is_file()
-        assert row["label"] in row["path"]  # of tiny10, which the links lead to
+        image = tmp_path / row["path"]
+        assert image.is_file()
+        assert row["label"] in str(image.resolve())  # of tiny10, which the links lead to
+
+
+def test_moved_images_have_the_same_names(tiny_imagenet: Path, tmp_path: Path) -> None:
+    write_subset(tiny_imagenet, 3, tmp_path / "a.csv")
+    before = (tmp_path / "a.csv").read_bytes()
+    (tmp_path / "elsewhere").symlink_to(tiny_imagenet)
+    write_subset(tmp_path / "elsewhere", 3, tmp_path / "a.csv")
+    assert (tmp_path / "a.csv").read_bytes() == before
 
 
 def test_the_same_classes_every_time(tiny_imagenet: Path, tmp_path: Path) -> None:
     for name in "ab":
-        write_subset(tiny_imagenet, 4, tmp_path / name)
-    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+        write_subset(tiny_imagenet, 4, tmp_path / f"{name}.csv")
+    assert (tmp_path / "a.csv").read_bytes() == (tmp_path / "b.csv").read_bytes()
 
 
 def test_another_folder_is_refused(tmp_path: Path) -> None:

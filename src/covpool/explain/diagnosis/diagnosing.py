@@ -17,6 +17,7 @@ from covpool.explain.diagnosis.measuring import Diagnosis, diagnose
 from covpool.explain.diagnosis.picture import draw
 from covpool.explain.diagnosis.words import warnings
 from covpool.explain.some_images import some_images
+from covpool.functional.arguments import check_whole
 from covpool.models.bundles.bundle import load_model
 from covpool.models.bundles.durable import replace_file
 from covpool.models.bundles.strict_json import plain_json
@@ -26,6 +27,7 @@ def diagnose_images(
     bundle: Path, data: str, out: Path, *, limit: int = 64, progress: Callable[[int, int], object]
 ) -> Diagnosis:
     """Diagnose a bundle by some images; ``diagnosis.json`` and ``diagnosis.png`` are in ``out``."""
+    check_whole("limit", limit)
     model = load_model(bundle).eval()
     transform = evaluation_transform(Preprocessing.of(model.pretrained_cfg))
     files = list(some_images(data, limit))

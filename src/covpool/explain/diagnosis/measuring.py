@@ -19,8 +19,17 @@ from covpool.functional.newton_schulz import newton_schulz
 from covpool.functional.normalization import norm_of, reciprocal_or_zero
 from covpool.models.model import PooledClassifier
 from covpool.nn import CovPool
+from covpool.nn.pooling.cov import Cov
 from covpool.nn.pooling.isqrt_cov import IsqrtCov
+from covpool.nn.pooling.mpa_lya import MpaLya
+from covpool.nn.pooling.mpn_cov import MpnCov
+from covpool.nn.pooling.mtp_lya import MtpLya
+from covpool.nn.pooling.polar_express import PolarExpress
+from covpool.nn.pooling.svd_pade import SvdPade
+from covpool.nn.pooling.svd_taylor import SvdTaylor
 
+# Methods whose vector is the triangle of a power of the covariance; of others, eigenvalues tell nothing.
+ROOTS = (Cov, IsqrtCov, MpaLya, MpnCov, MtpLya, PolarExpress, SvdPade, SvdTaylor)
 # A channel whose variance is below this part of the liveliest one's is constant.
 CONSTANT = 1e-8
 
@@ -38,7 +47,7 @@ class Diagnosis:
         condition: of the covariance, over its eigenvalues that are not zero.
         effective_rank: of the covariance.
         rank: eigenvalues of the covariance that are not zero.
-        condition_after: of the pooled matrix; ``None`` where the method gives none.
+        condition_after: of the pooled matrix; ``None`` where it is no power of the covariance.
         effective_rank_after: likewise.
         spectrum: eigenvalues of the covariance over its trace, largest first.
         spectrum_after: those of the pooled matrix over their sum.
@@ -77,9 +86,11 @@ def diagnose(
     """
     if not isinstance(model.pool, CovPool) or model.pool.pooling.order != 2:
         raise ValueError(f"the pooling is {model.config.pool}: there is no covariance to diagnose")
+    if not model.num_classes:
+        raise ValueError("the model has no classifier: there is no gradient to look at")
     found = []
     for done, image in enumerate(images, 1):
-        found.append(_look(model.eval(), image))
+        found.append(_look(model.eval(), image.to(next(model.parameters()).device)))
         progress(done)
     if not found:
         raise ValueError("there is no image to diagnose by")
@@ -110,7 +121,7 @@ def _look(model: PooledClassifier, image: Tensor) -> dict[str, Any]:
     values = torch.linalg.eigvalsh(a_dd).flip(0).clamp_min(0)
     variances = a_dd.diagonal()
     rank = int((values > len(values) * torch.finfo(values.dtype).eps * values.max()).sum())
-    matrix = _matrix(pooled, len(variances))
+    matrix = triu_unvec(pooled.double()) if isinstance(model.pool.pooling, ROOTS) else None
     after = None if matrix is None else _largest(torch.linalg.eigvalsh(matrix), rank)
     return {
         "positions": x_dn.shape[1],
@@ -145,15 +156,9 @@ def _at_the_pooling(model: PooledClassifier, image: Tensor) -> tuple[Tensor, Ten
     return seen["in"][0].detach(), seen["out"][0].detach(), gradient[0]
 
 
-def _matrix(pooled: Tensor, channels: int) -> Tensor | None:
-    if len(pooled) != channels * (channels + 1) // 2:
-        return None
-    return triu_unvec(pooled.double())
-
-
 def _largest(values: Tensor, rank: int) -> Tensor:
     """As many as the covariance has: what a layer in float32 makes of its zeros is rounding."""
-    return values.abs().sort(descending=True).values[: max(rank, 1)]
+    return values.sort(descending=True).values[: max(rank, 1)]
 
 
 def _padded(values: Tensor, length: int) -> Tensor:

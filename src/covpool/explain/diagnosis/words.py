@@ -15,7 +15,12 @@ def warnings(found: Diagnosis) -> list[str]:
     said = []
     if found.constant > MANY_CONSTANT:
         dim = _power_of_two(found.channels * (1 - found.constant))
-        said.append(f"{found.constant:.0%} of the channels are constant; try dim={dim}")
+        advice = (
+            f"; try dim={dim}"
+            if 8 <= dim < found.channels
+            else ": does the network get what it was made for?"
+        )
+        said.append(f"{found.constant:.0%} of the channels are constant{advice}")
     if found.effective_rank < FEW_DIRECTIONS:
         said.append(
             f"{found.effective_rank:.1f} of {found.channels} directions hold nearly all of the variance: "
@@ -36,4 +41,4 @@ def warnings(found: Diagnosis) -> list[str]:
 
 def _power_of_two(channels: float) -> int:
     """The largest that is not above."""
-    return int(2 ** max(math.floor(math.log2(max(channels, 1))), 3))
+    return int(2 ** math.floor(math.log2(max(channels, 1))))

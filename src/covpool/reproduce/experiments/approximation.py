@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 from matplotlib.figure import Figure
 
 from covpool.reproduce.claims import Claim, Judgement
@@ -16,15 +14,13 @@ STEPS = (3, 5, 7)
 LABELS = (*(f"N={steps}" for steps in STEPS), EXACT)
 
 
-def shrinks_small_ones(results: Results) -> Judgement:
-    """Whether, in the end, fewer steps leave a larger spread between eigenvalues than the exact root."""
+def as_it_is(results: Results) -> Judgement:
+    """Condition numbers in the end, to look at: that fewer steps leave a larger one is mathematics."""
     last = {label: epochs[-1]["after"]["condition"] for label, epochs in results["observations"].items()}
-    known = [(label, last[label]) for label in LABELS if last.get(label) is not None]
-    if len(known) < len(LABELS):
+    known = [f"{label}: {last[label]:.0f}" for label in LABELS if last.get(label) is not None]
+    if not known:
         return Judgement("", "not run here")
-    ours = ", ".join(f"{label}: {condition:.0f}" for label, condition in known)
-    falls = all(one[1] >= other[1] for one, other in pairwise(known))
-    return Judgement(f"condition numbers after pooling: {ours}", "agrees" if falls else "does not agree")
+    return Judgement(f"condition numbers after the pooling are {', '.join(known)}", "not resolved here")
 
 
 def draw(results: Results, figure: Figure) -> None:
@@ -38,17 +34,13 @@ EXPERIMENT = Experiment(
     name="approximation",
     title="Why approximate roots perform better: eigenvalues while AlexNet learns",
     paper="a conjecture: the approximate root may be the more robust estimate of the covariance",
-    at_full_size=("More positions than here, 196 against 49, leave fewer eigenvalues at zero."),
+    at_full_size=("More positions than here, 169 against 49, leave fewer eigenvalues at zero."),
     rows=(
         *(Row(f"N={steps}", isqrt_cov(steps), seeds=1) for steps in STEPS),
         Row(EXACT, Configuration("alexnet", "mpn_cov"), seeds=1),
     ),
     claims=(
-        Claim(
-            "Fewer steps shrink small eigenvalues more, as a robust estimate of few samples would",
-            "conjectured",
-            shrinks_small_ones,
-        ),
+        Claim("The approximate root is the more robust estimate of the covariance", "conjectured", as_it_is),
     ),
     draw=draw,
     observed=LABELS,

@@ -59,6 +59,12 @@ EXPERIMENT = Experiment(
             "resnet26, gap",
             1.79,
         ),
+        lower_error(
+            "The shallowest of second order is better than the middle of first order",
+            "resnet10, isqrt_cov",
+            "resnet18, gap",
+            1.46,
+        ),
         lower_error("Of second order, deeper is better", "resnet18, isqrt_cov", "resnet10, isqrt_cov", 0.93),
     ),
     draw=draw,

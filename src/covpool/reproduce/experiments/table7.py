@@ -8,7 +8,7 @@ from typing import Any
 
 from covpool.provenance.machine import describe_machine, machine_name
 from covpool.reproduce import fine_grained, fine_tuning
-from covpool.reproduce.claims import Claim, Judgement
+from covpool.reproduce.claims import Claim, Judgement, not_run
 from covpool.reproduce.experiments.measurement import Measurement, Results
 
 PROBED, TUNED = "fine_grained", "fine_tuning"
@@ -39,7 +39,7 @@ def _probed(
         if None in heads:
             return Judgement("", "not run here")
         (high, high_seeds), (low, low_seeds) = heads  # type: ignore[misc]
-        return _above(high, low, high_seeds, low_seeds)
+        return _beyond(_above(high, low, high_seeds, low_seeds), paper)
 
     return Claim(text, paper, judge)
 
@@ -56,15 +56,20 @@ def _head(results: Results, data: str, head: str, dim: int, part: str) -> tuple[
 
 
 def _above(high: dict[str, Any], low: dict[str, Any], high_seeds: int, low_seeds: int) -> Judgement:
-    """Resolved beyond two standard errors; one seed has none, and is told as such."""
+    """Resolved beyond three standard errors of these few seeds; one seed has none, and is told as such."""
     difference = 100 * (high["mean"] - low["mean"])
     if high["sd"] is None or low["sd"] is None:
         return Judgement(f"{difference:+.1f} points, one seed", "not resolved here")
     error = 100 * math.sqrt(high["sd"] ** 2 / high_seeds + low["sd"] ** 2 / low_seeds)
     ours = f"{difference:+.1f} ± {error:.1f} points"
-    if abs(difference) <= 2 * error:
+    if abs(difference) <= 3 * error:
         return Judgement(ours, "not resolved here")
     return Judgement(ours, "agrees in sign" if difference > 0 else "does not agree")
+
+
+def _beyond(found: Judgement, paper: str) -> Judgement:
+    """No verdict where the paper has nothing to agree with."""
+    return Judgement(found.ours, "beyond the paper") if paper == NO_ROW else found
 
 
 def _tuned(results: Results) -> Judgement:
@@ -75,13 +80,10 @@ def _tuned(results: Results) -> Judgement:
     if not all(top1.values()):
         return Judgement("", "not run here")
     high, low = (fine_tuning.spread(values) for values in top1.values())
-    return _above(high, low, len(top1["isqrt_cov"]), len(top1["gap"]))
+    return _beyond(_above(high, low, len(top1["isqrt_cov"]), len(top1["gap"])), NO_ROW)
 
 
-def _not_run(text: str, paper: str, why: str) -> Claim:
-    return Claim(text, paper, lambda results: Judgement(why, "not run here"))
-
-
+NO_ROW = "has no row of first order"
 KERNEL = "kernel pooling is not among the methods"
 EXPERIMENT = Measurement(
     name="table7",
@@ -97,7 +99,7 @@ EXPERIMENT = Measurement(
             _probed(
                 f"Second order is above first order, frozen, {name}",
                 data,
-                "no row of first order",
+                NO_ROW,
                 part="test",
                 better="isqrt_cov",
                 than="gap",
@@ -105,7 +107,7 @@ EXPERIMENT = Measurement(
             )
             for data, name in (("sparrows", "sparrows"), ("cub", "birds"), ("cars", "cars"))
         ),
-        Claim("Second order is above first order, fine-tuned, sparrows", "no row of first order", _tuned),
+        Claim("Second order is above first order, fine-tuned, sparrows", NO_ROW, _tuned),
         _probed(
             "The larger covariance is above half of it, with SVMs: birds there, sparrows here",
             "sparrows",
@@ -115,10 +117,19 @@ EXPERIMENT = Measurement(
             than="isqrt_cov",
             dims=(128, 64),
         ),
-        _not_run("d=128 is above kernel pooling on birds", "2.6 points above", KERNEL),
-        _not_run("d=128 is above kernel pooling on aircraft", "3.8 points above", KERNEL),
-        _not_run("d=128 is above kernel pooling on cars", "0.6 points above", KERNEL),
-        _not_run("Aircraft by ResNet-50", "90.0", "the set is not at hand; its reader is tested"),
+        not_run("d=128 is above kernel pooling on birds", "2.6 points above", KERNEL),
+        not_run("d=128 is above kernel pooling on aircraft", "3.8 points above", KERNEL),
+        not_run("d=128 is above kernel pooling on cars", "0.6 points above", KERNEL),
+        *(
+            not_run(
+                f"iSQRT-COV of 32K is above that of 8K on {name}",
+                f"{points} points above",
+                "no ResNet-50 of second order",
+            )
+            for name, points in (("aircraft", 0.5), ("cars", 1.1))
+        ),
+        not_run("ResNet-101 on birds, aircraft and cars", "88.7, 91.4 and 93.3", "no GPU was at hand"),
+        not_run("Aircraft by ResNet-50", "90.0", "the set is not at hand; its reader is tested"),
     ),
     run=run,
     needs_sets=True,

@@ -91,7 +91,7 @@ class Configuration:
                 "optimizer.lr": LR * self.lr,
                 "loop.precision": self.precision or own_precision(),
                 # Those of the first seed are looked into afterwards, epoch by epoch.
-                "checkpoint.keep": scale.epochs(self.network) if self.seed == 0 else 1,
+                "checkpoint.keep": 1000 if self.seed == 0 else 1,
                 "seed": self.seed,
                 "out": str(runs / self.name),
             },

@@ -6,6 +6,7 @@ included. B images, d channels of the covariance.
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from covpool.data.decode import decode
 from covpool.data.transforms import Preprocessing, evaluation_transform
-from covpool.explain.spectrum import summed_up
+from covpool.explain.spectrum import medians, summed_up
 from covpool.functional import covariance, triu_unvec
 from covpool.models.model import PooledClassifier
 from covpool.reproduce.miniature.configuration import Configuration, Scale
@@ -27,6 +28,8 @@ from covpool.train.splits import open_data
 IMAGES = 64
 # Pairs of eigenvalues, before and after, that are kept of the last epoch: as many as a figure can show.
 PAIRS = 400
+# Eigenvalues over their sum that are nothing: features are in float32.
+ZERO = 1e-7
 
 
 def observed(configuration: Configuration, scale: Scale, data: Path, runs: Path) -> list[dict[str, Any]]:
@@ -40,16 +43,21 @@ def observed(configuration: Configuration, scale: Scale, data: Path, runs: Path)
         chosen = range(0, len(splits.val), max(len(splits.val) // IMAGES, 1))[:IMAGES]
         images = torch.stack([transform(decode(splits.val.read(i))) for i in chosen])
         labels = torch.tensor([int(splits.val.labels[i]) for i in chosen])
-        epochs = [_look(model, images, labels)]
-        for weights in _weights(Path(recipe.out) / "checkpoints"):
+        epochs = [{"epoch": 0} | _look(model, images, labels)]
+        for number, weights in _weights(Path(recipe.out)):
             model.load_state_dict(weights)
-            epochs.append(_look(model, images, labels))
-    return [{"epoch": number} | found for number, found in enumerate(_last_pairs_only(epochs))]
+            epochs.append({"epoch": number} | _look(model, images, labels))
+    return _last_pairs_only(epochs)
 
 
-def _weights(folder: Path) -> Iterator[Any]:
-    for path in list_checkpoints(folder):
-        yield read_checkpoint(path).tensors["model"]
+def _weights(run: Path) -> Iterator[tuple[int, Any]]:
+    """Epochs and their weights; a checkpoint from the middle of one, that of a stop, is left out."""
+    with (run / "metrics.csv").open(encoding="utf-8", newline="") as lines:
+        epochs = {int(row["step"]): int(row["epoch"]) for row in csv.DictReader(lines)}
+    for path in list_checkpoints(run / "checkpoints"):
+        checkpoint = read_checkpoint(path)
+        if checkpoint.step in epochs:
+            yield epochs[checkpoint.step], checkpoint.tensors["model"]
 
 
 def _look(model: PooledClassifier, images: Tensor, labels: Tensor) -> dict[str, Any]:
@@ -88,19 +96,17 @@ def _spectrum(x_Bdn: Tensor, vector: Tensor) -> dict[str, Any]:
     if vector.shape[1] == channels * (channels + 1) // 2:
         c_Bdd = triu_unvec(vector.double())
         after = (vectors * (c_Bdd @ vectors)).sum(1) / traces.sqrt()
-        found["after"] = _medians(after)
+        # What float32 makes of zero eigenvalues is rounding, of either sign.
+        zero = before <= ZERO
+        found["after"] = _medians(after.masked_fill(zero, 0.0))
+        before, after = before[~zero], after[~zero]
         pairs = torch.stack([before.flatten(), after.flatten()], 1)
         found["pairs"] = pairs[:: max(len(pairs) // PAIRS, 1)][:PAIRS].tolist()
     return found
 
 
 def _medians(values: Tensor) -> dict[str, float | None]:
-    figures = [summed_up(row) for row in values]
-    medians = {}
-    for key in figures[0]:
-        known = sorted(float(one[key]) for one in figures if one[key] is not None)  # type: ignore[arg-type]
-        medians[key] = known[len(known) // 2] if len(known) == len(figures) else None
-    return medians
+    return medians([summed_up(row) for row in values])
 
 
 def _last_pairs_only(epochs: list[dict[str, Any]]) -> list[dict[str, Any]]:

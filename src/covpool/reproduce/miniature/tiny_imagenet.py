@@ -11,6 +11,7 @@ from covpool.train.csv_file import csv_bytes
 
 # Of the choice of classes, the same in every experiment.
 SEED = 0
+LINK = "tiny-imagenet-200"
 
 
 def write_subset(folder: Path, classes: int, file: Path) -> None:
@@ -31,18 +32,22 @@ def write_subset(folder: Path, classes: int, file: Path) -> None:
         raise ValueError(f"{folder} has {len(known)} classes, fewer than {classes}")
     chosen = set(random.Random(SEED).sample(known, classes))
     file.parent.mkdir(parents=True, exist_ok=True)
-    rows = [*_train(folder, sorted(chosen)), *_val(folder, lines, chosen)]
+    # By a link beside the table: names stay the same where the images are moved, and runs go on.
+    link = file.with_name(LINK)
+    link.unlink(missing_ok=True)
+    link.symlink_to(folder.resolve())
+    rows = [*_train(folder, sorted(chosen)), *_val(lines, chosen)]
     replace_file(file, csv_bytes(("path", "label", "split"), rows))
 
 
 def _train(folder: Path, classes: list[str]) -> Iterator[tuple[str, str, str]]:
     for name in classes:
         for image in sorted((folder / "train" / name / "images").iterdir()):
-            yield str(image.resolve()), name, "train"
+            yield f"{LINK}/train/{name}/images/{image.name}", name, "train"
 
 
-def _val(folder: Path, lines: list[str], classes: set[str]) -> Iterator[tuple[str, str, str]]:
+def _val(lines: list[str], classes: set[str]) -> Iterator[tuple[str, str, str]]:
     for line in lines:
         image, name, *_ = line.split("\t")
         if name in classes:
-            yield str((folder / "val" / "images" / image).resolve()), name, "val"
+            yield f"{LINK}/val/images/{image}", name, "val"

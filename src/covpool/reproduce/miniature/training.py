@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from covpool.models.bundles.durable import replace_file
+from covpool.models.bundles.strict_json import plain_json
 from covpool.reproduce.miniature.configuration import Configuration, Scale
-from covpool.train.bad_images import TrainingError
+from covpool.train.bad_images import NotFiniteError
 from covpool.train.fitting import fit
+from covpool.train.recipe import Recipe
 
 FAILURE = "failure.json"
 
@@ -20,20 +23,16 @@ def trained(configuration: Configuration, scale: Scale, data: Path, runs: Path) 
 
     A run whose loss ceases to be finite is a result too: it has failed, and says why.
     """
-    folder = runs / configuration.name
+    recipe = configuration.recipe(scale, data, runs)
+    folder = Path(recipe.out)
+    if (failure := _failure(configuration, folder, recipe)) is not None:
+        return failure
     try:
-        known: dict[str, Any] = json.loads((folder / FAILURE).read_bytes())
-        return known | {"seed": configuration.seed}
-    except FileNotFoundError:
-        pass
-    try:
-        summary = fit(configuration.recipe(scale, data, runs)).summary
-    except TrainingError as error:
-        if isinstance(error.__cause__, OSError):  # a full disk says nothing about the method
-            raise
-        failed = {"failed": str(error).partition(":")[0], "epochs": []}
-        replace_file(folder / FAILURE, json.dumps(failed).encode())
-        return failed | {"seed": configuration.seed}
+        summary = fit(recipe).summary
+    except NotFiniteError as error:
+        told = {"recipe": asdict(recipe), "failed": str(error).partition(",")[0]}
+        replace_file(folder / FAILURE, json.dumps(plain_json("failure", told)).encode())
+        return {"seed": configuration.seed, "failed": told["failed"], "epochs": []}
     return {
         "seed": configuration.seed,
         "failed": None,
@@ -41,8 +40,19 @@ def trained(configuration: Configuration, scale: Scale, data: Path, runs: Path) 
         "parameters": summary["parameters"],
         "seconds": round(summary["seconds"], 1),
         "commit": summary["source"]["commit"],
-        "precision": configuration.recipe(scale, data, runs).loop.precision,
+        "precision": recipe.loop.precision,
     }
+
+
+def _failure(configuration: Configuration, folder: Path, recipe: Recipe) -> dict[str, Any] | None:
+    """Of a run of the same recipe that failed before."""
+    try:
+        known = json.loads((folder / FAILURE).read_bytes())
+    except FileNotFoundError:
+        return None
+    if known["recipe"] != plain_json("recipe", asdict(recipe)):
+        raise ValueError(f"{folder} is of a run that was made otherwise: give another --runs")
+    return {"seed": configuration.seed, "failed": known["failed"], "epochs": []}
 
 
 def is_done(configuration: Configuration, runs: Path) -> bool:

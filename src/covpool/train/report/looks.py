@@ -53,7 +53,7 @@ def looks(predictions: Predictions, images: ImageSet, model: PooledClassifier) -
     surest = right[np.argsort(-predictions.confidence[right], kind="stable")[:EACH]]
     chosen = [*surest, *most_confident_errors(predictions, EACH)]
     places = {predictions.names[i]: i for i in chosen}
-    found = {name: one for name, one in _looks(predictions, places, images, model)}
+    found = dict(_looks(predictions, places, images, model))
     return [found[name] for name in places if name in found]
 
 

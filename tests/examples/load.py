@@ -1,0 +1,89 @@
+"""Clients of the server: many at once, broken ones, oversize ones and slow ones."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import statistics
+import time
+from collections import Counter
+from dataclasses import dataclass
+
+import httpx
+import numpy as np
+from PIL import Image
+
+
+def jpeg(side: int = 300, seed: int = 0) -> bytes:
+    noise = np.random.default_rng(seed).integers(0, 255, (side // 10, side // 10, 3), dtype=np.uint8)
+    stream = io.BytesIO()
+    Image.fromarray(noise).resize((side, side)).save(stream, "JPEG")
+    return stream.getvalue()
+
+
+def bomb() -> bytes:
+    """Ten thousand pixels by ten thousand, in a few kilobytes."""
+    stream = io.BytesIO()
+    Image.new("1", (10_000, 10_000)).save(stream, "PNG")
+    return stream.getvalue()
+
+
+MALFORMED = {
+    "nothing": b"",
+    "text": b"hello" * 100,
+    "half a JPEG": jpeg()[:2000],
+    "noise that begins as a PNG": b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 20,
+    "a PDF": b"%PDF-1.7\n" + b"0" * 1000,
+    "a GIF, which is not taken": b"GIF89a\x01\x00\x01\x00\x00\x00\x00;",
+}
+
+
+@dataclass(frozen=True)
+class Load:
+    """What many clients saw: answers by status, seconds of those that were answered, and in all."""
+
+    statuses: Counter[int]
+    seconds: tuple[float, ...]
+    total: float
+
+    @property
+    def per_second(self) -> float:
+        return self.statuses[200] / self.total
+
+    @property
+    def p99(self) -> float:
+        return statistics.quantiles(self.seconds, n=100)[98]
+
+
+async def load(url: str, seconds: float, clients: int = 8) -> Load:
+    """As many requests as can be, of images of several sizes."""
+    bodies = [jpeg(side, side) for side in (200, 300, 640)]
+    statuses: Counter[int] = Counter()
+    taken: list[float] = []
+    started = time.perf_counter()
+
+    async def one(number: int, client: httpx.AsyncClient) -> None:
+        while time.perf_counter() - started < seconds:
+            before = time.perf_counter()
+            answer = await client.post(f"{url}/predict", content=bodies[len(taken) % len(bodies)])
+            statuses[answer.status_code] += 1
+            taken.append(time.perf_counter() - before)
+
+    async with httpx.AsyncClient(timeout=60) as client:
+        await asyncio.gather(*(one(number, client) for number in range(clients)))
+    return Load(statuses, tuple(taken), time.perf_counter() - started)
+
+
+async def drip(url: str) -> int:
+    """A client that sends a byte now and then; the status it is left with, or 0 if the line is cut."""
+
+    async def bytes_slowly():  # type: ignore[no-untyped-def]
+        for byte in jpeg()[:28]:  # for fourteen seconds
+            yield bytes([byte])
+            await asyncio.sleep(0.5)
+
+    async with httpx.AsyncClient(timeout=60) as client:
+        try:
+            return (await client.post(f"{url}/predict", content=bytes_slowly())).status_code
+        except httpx.TransportError:
+            return 0

@@ -1,0 +1,145 @@
+"""The example of a server, as a process of its own, under load."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from covpool import create_model, load_model, save_model
+from covpool.data.decode import decode
+from covpool.data.transforms import Preprocessing, evaluation_transform
+from covpool.export import ExportOptions, export_model
+from tests.data.pictures import SPARROWS, needs_sparrows
+
+pytest.importorskip("fastapi")
+httpx = pytest.importorskip("httpx")
+from tests.examples.load import MALFORMED, bomb, drip, jpeg, load  # noqa: E402
+
+SERVER = Path(__file__).parents[2] / "examples" / "serve.py"
+pytestmark = [
+    needs_sparrows,
+    pytest.mark.skipif(not SERVER.exists(), reason="tests without the checkout around them"),
+]
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    model = create_model("test_resnet", dim=16, num_classes=21)
+    model.classes = tuple(sorted(path.name for path in (SPARROWS / "train").iterdir()))
+    folder = tmp_path_factory.mktemp("model") / "bundle"
+    save_model(model, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def exported(bundle: Path) -> Path:
+    export_model(
+        bundle,
+        bundle.parent / "exported",
+        data=SPARROWS,
+        options=ExportOptions(formats=("onnx",), images=8, rounds=3),
+    )
+    return bundle.parent / "exported"
+
+
+class Server:
+    def __init__(self, folder: Path) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        self.process = subprocess.Popen([sys.executable, str(SERVER), str(folder), str(port)])
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                httpx.post(f"{self.url}/predict", content=jpeg())
+                return
+            except httpx.TransportError:
+                assert self.process.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+
+    def resident(self) -> int:
+        """Bytes of memory."""
+        pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.fixture(scope="module")
+def server(exported: Path) -> Iterator[Server]:
+    made = Server(exported)
+    yield made
+    made.process.terminate()
+    made.process.wait(30)
+
+
+def test_its_answers_are_those_of_the_bundle(server: Server, bundle: Path) -> None:
+    model = load_model(bundle).eval()
+    transform = evaluation_transform(Preprocessing.of(model.pretrained_cfg))
+    for file in sorted((SPARROWS / "test").rglob("*.jpg"))[::100]:
+        body = file.read_bytes()
+        answer = httpx.post(f"{server.url}/predict?top=21", content=body).json()
+        with torch.inference_mode():
+            likely = model(transform(decode(body))[None]).softmax(1)[0]
+        assert answer[0]["class"] == model.classes[int(likely.argmax())]  # type: ignore[index]
+        assert answer[0]["probability"] == pytest.approx(float(likely.max()), abs=0.01)
+        assert sum(one["probability"] for one in answer) == pytest.approx(1, abs=1e-3)
+
+
+@pytest.mark.parametrize("body", MALFORMED.values(), ids=MALFORMED)
+def test_malformed_bodies_are_the_clients_fault(server: Server, body: bytes) -> None:
+    answer = httpx.post(f"{server.url}/predict", content=body)
+    assert answer.status_code == 422
+    assert "no image" in answer.json()["detail"]
+
+
+def test_oversize(server: Server) -> None:
+    assert httpx.post(f"{server.url}/predict", content=b"0" * (11 << 20)).status_code == 413
+    answer = httpx.post(f"{server.url}/predict", content=bomb())
+    assert answer.status_code == 413
+    assert "pixels" in answer.json()["detail"]
+
+
+def test_slow_clients_do_not_hold_up_the_others(server: Server) -> None:
+    async def both() -> tuple[list[int], int]:
+        slow = [asyncio.create_task(drip(server.url)) for _ in range(20)]
+        await asyncio.sleep(1)
+        found = await load(server.url, 2, clients=2)
+        return [await one for one in slow], found.statuses[200]
+
+    statuses, answered = asyncio.run(both())
+    assert answered > 5
+    assert set(statuses) <= {408, 0}
+
+
+def under_load(server: Server, seconds: float) -> None:
+    asyncio.run(load(server.url, min(seconds / 4, 10)))  # memory settles
+    before = server.resident()
+    found = asyncio.run(load(server.url, seconds))
+    grown = server.resident() - before
+    print(
+        f"{found.statuses[200]} answers in {found.total:.0f} s: {found.per_second:.0f} a second, "
+        f"p99 {1e3 * found.p99:.0f} ms, memory {before / 2**20:.0f} MiB, {grown / 2**20:+.1f} MiB"
+    )
+    assert set(found.statuses) == {200}
+    assert grown < 0.05 * before
+    assert server.process.poll() is None
+
+
+def test_full_load(server: Server) -> None:
+    under_load(server, 4)
+
+
+@pytest.mark.slow
+def test_a_minute_of_full_load(server: Server) -> None:
+    under_load(server, 60)
