@@ -109,6 +109,6 @@ def test_the_page_of_no_results_says_so(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     Path("docs").mkdir()
     page = write_page(Path("results"), Path("docs/results.md")).read_text()
-    assert "claims: " in page
+    assert " claims, not run here: " in page
     assert "| agrees |" not in page
     assert draw(Path("results")) == []
