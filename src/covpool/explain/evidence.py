@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from covpool.explain.at_the_pooling import watched_pooling
 from covpool.explain.factors import EXACT, Side, factors
 from covpool.explain.linear_head import LinearHead, is_linear, linear_head, symmetric
 from covpool.functional.triu import triu_vec
@@ -97,9 +98,10 @@ def _exact(
     model: PooledClassifier, features: Tensor, classes: Sequence[int], side: Side, pairs: bool
 ) -> list[Evidence]:
     chosen = torch.as_tensor(list(classes), device=features.device)
-    logits = model.forward_head(features)[0, chosen]
-    x, grid = _pooled_features(model, features), grid_of(model, features)
-    head, maps, both = _second_order(model, x, chosen, side, pairs)
+    with watched_pooling(model) as seen:
+        logits = model.forward_head(features)[0, chosen]
+    grid = grid_of(model, features)
+    head, maps, both = _second_order(model, seen.received, chosen, side, pairs)
     first, token = _first_order(model, features, chosen)
     return [
         Evidence(
@@ -129,18 +131,6 @@ def _second_order(
     matrices = symmetric(head.weights)
     both = [found.pairs(w)[0] if pairs else None for w in matrices]
     return head, [found.places(w)[0] for w in matrices], both
-
-
-def _pooled_features(model: PooledClassifier, features: Tensor) -> Tensor:
-    """What the method receives, ``(1, d, n)``."""
-    seen: list[Tensor] = []
-    assert isinstance(model.pool.pooling, Method)
-    handle = model.pool.pooling.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0]))
-    try:
-        model.forward_pool(features)
-    finally:
-        handle.remove()
-    return seen[0]
 
 
 def grid_of(model: PooledClassifier, features: Tensor) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from covpool import __version__
@@ -85,11 +86,6 @@ def draw(out: Path) -> list[Path]:
 def write_page(out: Path, file: Path) -> Path:
     """The page of results of this version."""
     folder = out / __version__
-    link = Path(_up(file), folder).as_posix() if not folder.is_absolute() else folder.as_posix()
+    link = Path(os.path.relpath(folder, file.parent)).as_posix()
     replace_file(file, page(folder, link).encode())
     return file
-
-
-def _up(file: Path) -> Path:
-    """From the folder of a page to where the command runs."""
-    return Path(*[".."] * len(file.parent.parts))

@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 
 from covpool.data.decode import decode
-from covpool.data.sources import open_splits
 from covpool.data.transforms import Preprocessing, evaluation_transform
 from covpool.explain.deletion import areas, centre_first
 from covpool.explain.evidence import explain
 from covpool.explain.overlay import resized
+from covpool.explain.some_images import some_images
 from covpool.models.bundles.bundle import load_model, read_card
 from covpool.models.bundles.durable import replace_file
 from covpool.models.model import PooledClassifier
@@ -46,15 +46,19 @@ def run(bundle: Path, data: Path, count: int) -> dict[str, Any]:
         print(f"{len(rows)} of {count} images", file=sys.stderr, flush=True)
     rooms = ("functional", "nn", "models", "data", "explain", "reproduce")
     card = read_card(bundle)
-    about = {"model": card.config.backbone, "pool": card.config.pool, "dim": card.config.dim, "images": count}
+    about = {
+        "model": card.config.backbone,
+        "pool": card.config.pool,
+        "dim": card.config.dim,
+        "images": len(rows),
+    }
     return {"experiment": "location_maps", **new_results(rooms, about, "cpu", SEED), "rows": rows}
 
 
 def _images(model: PooledClassifier, data: Path, count: int) -> Iterator[Tensor]:
     transform = evaluation_transform(Preprocessing.of(model.pretrained_cfg))
-    images = open_splits(str(data))["test"]
-    for i in range(0, len(images), len(images) // count)[:count]:
-        yield transform(decode(images.read(i)))
+    for image in some_images(str(data), count):
+        yield transform(decode(image.content))
 
 
 def _orders(model: PooledClassifier, image: Tensor, label: int, number: int) -> dict[str, Tensor]:

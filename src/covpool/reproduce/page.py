@@ -52,8 +52,9 @@ def page(folder: Path, link: str) -> str:
     parts, verdicts = [], Counter[str]()
     for experiment in EXPERIMENTS.values():
         found, paths = _found(experiment, folder)
-        claims = record.claim_lines(experiment.claims, found)
-        verdicts.update(claim.judge(found).verdict for claim in experiment.claims)
+        judged = [(claim, claim.judge(found)) for claim in experiment.claims]
+        verdicts.update(judgement.verdict for _, judgement in judged)
+        claims = record.claim_lines(judged)
         parts += [f"## {experiment.title}", "", f"The paper: {experiment.paper}.", "", *claims, ""]
         parts += _files(paths, link)
         parts += [f"At full size: {experiment.at_full_size}", ""]

@@ -15,7 +15,7 @@ from covpool.models.bundles.strict_json import plain_json
 from covpool.models.bundles.tensors import versions
 from covpool.provenance import results as origin
 from covpool.provenance.machine import machine_name
-from covpool.reproduce.claims import Claim, errors
+from covpool.reproduce.claims import Claim, Judgement, errors
 from covpool.reproduce.experiments.experiment import Experiment
 from covpool.reproduce.figures import empty_figure
 from covpool.reproduce.miniature.configuration import Scale
@@ -85,14 +85,14 @@ def table(experiment: Experiment, results: Results) -> str:
     for label in labels:
         cells = _cells(results, label) + ([_time(results["times"].get(label))] if timed else [])
         lines.append(f"| {' | '.join([label, *cells])} |")
-    return "\n".join([*lines, "", *claim_lines(experiment.claims, results)])
+    judged = [(claim, claim.judge(results)) for claim in experiment.claims]
+    return "\n".join([*lines, "", *claim_lines(judged)])
 
 
-def claim_lines(claims: Sequence[Claim], results: Results) -> list[str]:
+def claim_lines(judged: Sequence[tuple[Claim, Judgement]]) -> list[str]:
     """A table of the paper's claims, ours and the verdicts."""
     lines = ["| claim | the paper | here | verdict |", "|---|---|---|---|"]
-    for claim in claims:
-        found = claim.judge(results)
+    for claim, found in judged:
         lines.append(f"| {claim.text} | {claim.paper} | {found.ours} | {found.verdict} |")
     return lines
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from covpool.explain.at_the_pooling import watched_pooling
 from covpool.explain.spectrum import summed_up
 from covpool.functional import covariance, triu_unvec
 from covpool.functional.newton_schulz import newton_schulz
@@ -138,22 +139,12 @@ def _look(model: PooledClassifier, image: Tensor) -> dict[str, Any]:
 
 def _at_the_pooling(model: PooledClassifier, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """What the method receives ``(d, n)``, what it gives, and the gradient of the loss at the former."""
-    seen: dict[str, Tensor] = {}
-
-    def keep(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
-        seen["in"], seen["out"] = inputs[0], output
-
-    assert isinstance(model.pool.pooling, nn.Module)
-    handle = model.pool.pooling.register_forward_hook(keep)
-    try:
-        with torch.enable_grad():
-            features = model.forward_features(image[None]).detach().requires_grad_()
-            logits = model.forward_head(features)
-            loss = nn.functional.cross_entropy(logits, logits.argmax(1))
-            (gradient,) = torch.autograd.grad(loss, seen["in"])
-    finally:
-        handle.remove()
-    return seen["in"][0].detach(), seen["out"][0].detach(), gradient[0]
+    with torch.enable_grad(), watched_pooling(model) as seen:
+        features = model.forward_features(image[None]).detach().requires_grad_()
+        logits = model.forward_head(features)
+        loss = nn.functional.cross_entropy(logits, logits.argmax(1))
+        (gradient,) = torch.autograd.grad(loss, seen.received)
+    return seen.received[0].detach(), seen.given[0].detach(), gradient[0]
 
 
 def _largest(values: Tensor, rank: int) -> Tensor:

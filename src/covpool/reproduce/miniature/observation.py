@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from covpool.data.decode import decode
 from covpool.data.transforms import Preprocessing, evaluation_transform
+from covpool.explain.at_the_pooling import watched_pooling
 from covpool.explain.spectrum import medians, summed_up
 from covpool.functional import covariance, triu_unvec
 from covpool.models.model import PooledClassifier
@@ -63,25 +64,14 @@ def _weights(run: Path) -> Iterator[tuple[int, Any]]:
 def _look(model: PooledClassifier, images: Tensor, labels: Tensor) -> dict[str, Any]:
     """In training mode, as the gradient of training is; BatchNorm's own numbers are put back."""
     kept = {name: value.clone() for name, value in model.state_dict().items()}
-    seen: dict[str, Tensor] = {}
-
-    def keep(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
-        inputs[0].retain_grad()
-        seen["in"], seen["out"] = inputs[0], output
-
-    assert isinstance(model.pool.pooling, nn.Module)
-    handle = model.pool.pooling.register_forward_hook(keep)
-    loss = nn.functional.cross_entropy(model.train()(images), labels)
-    handle.remove()
-    loss.backward()
-    gradient = seen["in"].grad
-    assert gradient is not None
-    model.zero_grad(set_to_none=True)
+    with watched_pooling(model) as seen:
+        loss = nn.functional.cross_entropy(model.train()(images), labels)
+    (gradient,) = torch.autograd.grad(loss, seen.received)
     model.load_state_dict(kept)
     return {
         "loss": loss.item(),
         "gradient_rms": float(gradient.pow(2).mean().sqrt()),
-        **_spectrum(seen["in"].detach(), seen["out"].detach()),
+        **_spectrum(seen.received.detach(), seen.given.detach()),
     }
 
 

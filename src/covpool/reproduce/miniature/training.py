@@ -14,6 +14,7 @@ from covpool.reproduce.miniature.configuration import Configuration, Scale
 from covpool.train.bad_images import NotFiniteError
 from covpool.train.fitting import fit
 from covpool.train.recipe import Recipe
+from covpool.train.run_folder import RunFolder
 
 FAILURE = "failure.json"
 
@@ -58,12 +59,7 @@ def _failure(configuration: Configuration, folder: Path, recipe: Recipe) -> dict
 def is_done(configuration: Configuration, runs: Path) -> bool:
     """Whether nothing is left to do."""
     folder = runs / configuration.name
-    if (folder / FAILURE).exists():
-        return True
-    try:
-        return bool(json.loads((folder / "summary.json").read_bytes())["finished"])
-    except FileNotFoundError:
-        return False
+    return (folder / FAILURE).exists() or RunFolder(folder).read_summary() is not None
 
 
 def _epochs(file: Path) -> list[dict[str, float]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -15,10 +13,10 @@ from covpool.data.image_set import ImageSet
 from covpool.explain.explaining import explained
 from covpool.models.model import PooledClassifier
 from covpool.train.report.record import Predictions
-from covpool.train.report.thumbnails import most_confident_errors
+from covpool.train.report.thumbnails import SIDE, jpeg_uri, most_confident_errors
 
 # Of those that are right, and of the errors.
-EACH, SIDE = 4, 224
+EACH = 4
 
 
 @dataclass(frozen=True)
@@ -79,6 +77,4 @@ def _looks(
 def _uri(picture: Image.Image) -> str:
     picture = picture.copy()
     picture.thumbnail((SIDE, SIDE))
-    stream = io.BytesIO()
-    picture.save(stream, "JPEG", quality=82)
-    return f"data:image/jpeg;base64,{base64.b64encode(stream.getvalue()).decode()}"
+    return jpeg_uri(picture)

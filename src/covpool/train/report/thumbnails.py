@@ -42,9 +42,14 @@ class Tile:
         """The picture within an address; empty if there is none."""
         if self.picture is None:
             return ""
-        stream = io.BytesIO()
-        self.picture.save(stream, "JPEG", quality=82)
-        return f"data:image/jpeg;base64,{base64.b64encode(stream.getvalue()).decode()}"
+        return jpeg_uri(self.picture)
+
+
+def jpeg_uri(picture: Image.Image) -> str:
+    """An address that has the picture in it."""
+    stream = io.BytesIO()
+    picture.save(stream, "JPEG", quality=82)
+    return f"data:image/jpeg;base64,{base64.b64encode(stream.getvalue()).decode()}"
 
 
 def most_confident_errors(predictions: Predictions, most: int) -> NDArray[np.int64]:
