@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-EXAMPLE = "covpool convert fast_resnet50.pth.tar runs/paper/bundle"
+EXAMPLE = "covpool convert vgg.pth.tar runs/paper/bundle"
 
 
 @dataclass(frozen=True)

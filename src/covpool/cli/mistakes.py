@@ -55,7 +55,9 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """The choice that looks most like ``word``, as the end of a sentence; nothing if none does."""
     bare = {choice.lstrip("-"): choice for choice in choices}  # two hyphens make any two options alike
     word = word.lstrip("-")
-    near = [name for name in bare if name.startswith(f"{word}-")] or difflib.get_close_matches(word, bare)
+    near = [name for name in bare if name.startswith(f"{word}-")] or difflib.get_close_matches(
+        word, bare, cutoff=0.7
+    )
     return f": did you mean {bare[near[0]]}?" if near else ""
 
 

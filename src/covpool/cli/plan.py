@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from covpool.models.planning.plan import Plan
 
-EXAMPLE = "covpool plan resnet50 --num-classes 200 --batch-size 64"
+EXAMPLE = "covpool plan resnet18 --num-classes 200"
 
 
 @dataclass(frozen=True)
