@@ -16,9 +16,20 @@ from covpool.cli.main import VERBS, main
 from covpool.cli.parser import parse
 from tests.data.pictures import SPARROWS, TINY10
 from tests.evaluate.birds import a_bundle, some_sparrows
-from tests.pages import DOCS, PAGES, README, ROOT, commands, languages, name_of, named_commands
-from tests.pages import needs_pages as pytestmark  # noqa: F401
-from tests.pages import python_blocks, read
+from tests.pages import (
+    DOCS,
+    PAGES,
+    ROOT,
+    commands,
+    languages,
+    name_of,
+    named_commands,
+    needs_pages,
+    python_blocks,
+    read,
+)
+
+pytestmark = needs_pages
 
 # Pages whose code a test of its own runs, because it adds to the package.
 RUN_ELSEWHERE = {"docs/adding_a_method.md": "tests/nn/pooling/test_adding_a_method.py"}
@@ -149,7 +160,9 @@ def test_no_code_is_hidden_from_these_tests() -> None:
     """Python is fenced as ``python``; pages that are prepared, checked or run elsewhere exist."""
     for page in PAGES:
         assert languages(page) <= {"", "python", "sh", "diff", "yaml"}, name_of(page)
-        assert not re.findall(r"^    (?:import|from) \w+", re.sub(r"```.*?```", "", read(page), flags=re.DOTALL))
+        assert not re.findall(
+            r"^    (?:import|from) \w+", re.sub(r"```.*?```", "", read(page), flags=re.DOTALL)
+        )
     assert {*PREPARED, *CHECKED} <= set(WITH_CODE)
     for name, test in RUN_ELSEWHERE.items():
         assert python_blocks(ROOT / name)
@@ -206,5 +219,3 @@ def test_links_between_pages() -> None:
     found = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "tests").rglob("test_*.py"))
     assert named
     assert {name for name in named if f"def {name}(" not in found} == set()
-
-

@@ -1,8 +1,8 @@
 """A hook of mkdocs: links out of docs/, to results, examples and sources, work in the site as on a code host.
 
-Whatever a page links to comes along into the site, at its path in the repository: Markdown as a page, the rest
-as it is. A link to a folder is one to its README. So the site is whole by itself, and needs no address of a
-repository to point to.
+Whatever a page links to comes along into the site, at its path in the repository: Markdown as a page, the
+rest as it is. A link to a folder is one to its README. So the site is whole by itself, and needs no address
+of a repository to point to.
 """
 
 from __future__ import annotations
