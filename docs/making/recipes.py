@@ -10,17 +10,22 @@ from covpool.train.recipe_files import recipe_names
 
 PAGE = Path(__file__).parents[1] / "recipes.md"
 PART = re.compile(r"(<!-- recipes:begin -->\n).*?(<!-- recipes:end -->)", flags=re.DOTALL)
-# What a run begins with, by the end of a recipe's name; all others are for images of one's own.
-DATA = {"imagenet": "imagenet", "birds": "CUB_200_2011", "aircraft": "fgvc-aircraft-2013b", "cars": "stanford_cars"}
+# The folder of images by a word of a recipe's name; all others are for images of one's own.
+DATA = {
+    "imagenet": "imagenet",
+    "birds": "CUB_200_2011",
+    "aircraft": "fgvc-aircraft-2013b",
+    "cars": "stanford_cars",
+}
 
 
 def table() -> str:
     """A row for each: its name, its first line, and the command."""
-    rows = ["| recipe | what it is for | command |", "|---|---|---|"]
+    rows = ["| recipe | what it is for, and the command |", "|---|---|"]
     for name in recipe_names():
         text = (resources.files("covpool") / "recipes" / f"{name}.yaml").read_text("utf-8")
         what = text.partition("\n")[0].removeprefix("# ").strip()
-        rows.append(f"| `{name}` | {what} | `covpool train --recipe {name} --data {data_of(name)}` |")
+        rows.append(f"| `{name}` | {what}<br>`covpool train --recipe {name} --data {data_of(name)}` |")
     return "\n".join(rows)
 
 
