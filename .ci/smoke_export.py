@@ -1,4 +1,4 @@
-"""Smoke test of the installed wheel with its extra `export`: a bundle to ONNX, and to the same logits there."""
+"""Smoke test of the installed wheel with its extra `export`: a bundle to ONNX, and the same logits there."""
 
 import json
 import os
