@@ -54,7 +54,7 @@ def test_images() -> int:
 def check() -> str:
     """Nothing is unreadable. Equal images may be found, and the exit code is then 1."""
     covpool("check", "birds", codes=(0, 1))
-    problems = [row["kind"] for row in rows("problems.csv")]
+    problems = [row["problem"] for row in rows("problems.csv")]
     assert not {"unreadable", "truncated", "missing"} & {*problems}, problems
     return f"{len(problems)} problems, none of them an image that cannot be read"
 
