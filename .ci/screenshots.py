@@ -23,8 +23,11 @@ IMAGES = Path(__file__).parents[1] / "docs" / "images"
 COLUMNS, LINES = 104, 40
 # Of pages, in pixels, before they are drawn at twice the size.
 WIDTH = 1000
-MODEL = "--model tf_efficientnet_lite0 --weights.path lite0.pth --weights.key-map order --image-size 160"
-COMMANDS = ("check birds", f"train --data birds {MODEL} --epochs 5 --out runs/birds-once")
+COMMANDS = (
+    "covpool check birds",
+    "covpool train --data birds --out runs/birds-once --image-size 160 --epochs 5 \\\n"
+    "    --model tf_efficientnet_lite0 --weights.path lite0.pth --weights.key-map order",
+)
 
 
 def photograph(page: Path, height: int, name: str) -> None:
@@ -80,9 +83,10 @@ def draw_terminal(folder: Path, command: str) -> None:
     """A look at the images, and training when most of it is done."""
     screen = pyte.Screen(COLUMNS, LINES)
     screen.set_mode(pyte.modes.LNM)
-    for words in COMMANDS:
-        pyte.Stream(screen).feed(f"$ covpool {words}\n".replace(" --", " \\\n    --", 2))
-        shown = run_on_a_terminal([command, *words.split()], folder, screen)
+    for line in COMMANDS:
+        pyte.Stream(screen).feed(f"$ {line}\n")
+        words = line.replace("\\\n", "").split()
+        shown = run_on_a_terminal([command, *words[1:]], folder, screen)
     console = Console(record=True, width=COLUMNS, file=StringIO())
     for line in shown[int(0.9 * (len(shown) - 1))]:
         console.print(line, soft_wrap=True)
