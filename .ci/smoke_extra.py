@@ -49,7 +49,7 @@ def bench() -> None:
 def data() -> None:
     """A look at images, and shards of them."""
     paint()
-    run("check", "images", "--report", "findings.csv")
+    run("check", "images", "--output", "findings.csv")
     run("shard", "images", "--output", "shards")
     assert list(Path("shards").rglob("*.tar")), "no shards were written"
 
