@@ -94,7 +94,8 @@ def explain_images(
         _draw(one, out / f"{number:03d}-{Path(name).stem}", rival, pairs)
         rows += [{"image": name, "class": names[found.label], **_numbers(found)} for found in one.found]
     if not made:
-        raise ValueError(f"there is no image to explain in {data}")
+        told = f"none of its images can be read, of {bad}" if bad else "there is no image in it"
+        raise ValueError(f"{data} cannot be explained: {told}; covpool check tells what is wrong with images")
     if len(made) > 1:
         replace_file(out / "sheet.png", png(draw_sheet(made)))
     replace_file(out / "maps.json", (json.dumps(rows, indent=1) + "\n").encode())
