@@ -39,9 +39,9 @@ def table(results: dict[str, Any]) -> str:
     counts = " and ".join(str(len(one["images"])) for one in results["species"])
     lines = [
         f"{first} and {second}, the two of {results['classes']} species whose mean features are nearest; "
-        f"channels {a} and {b} of {results['arguments']['channels']}. Chosen on training images, measured on {counts} "
-        "test images. Right: of all pairs of an image of each species, how many the number tells apart; "
-        "a coin has 50.",
+        f"channels {a} and {b} of {results['arguments']['channels']}. Chosen on training images, measured on "
+        f"{counts} test images. Right: of all pairs of an image of each species, how many the number tells "
+        "apart; a coin has 50.",
         "",
         f"| number of an image | {first} | {second} | right, % |",
         "|---|---|---|---|",

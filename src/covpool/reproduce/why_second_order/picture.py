@@ -68,7 +68,8 @@ def _draw_places(part: Any, results: dict[str, Any]) -> None:
     axes.set_title(
         "All places of all images: one centre, two shapes", loc="left", fontsize=11, color=LIGHT.ink
     )
-    axes.set_aspect("equal", adjustable="datalim")
+    axes.set_aspect("equal")
+    axes.set_xlim(*_range(results["species"], 0))
     axes.set_ylim(*_range(results["species"], 1))
 
 
