@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from covpool.explain.diagnosis import Diagnosis
 
+EXAMPLE = "covpool diagnose runs/birds/bundle photos --out runs/birds/diagnosis"
+
 
 @dataclass(frozen=True)
 class Arguments:

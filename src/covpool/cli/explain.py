@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from covpool.explain.explaining import Explanation
 
+EXAMPLE = "covpool explain runs/birds/bundle photos --out runs/birds/explained"
+
 
 @dataclass(frozen=True)
 class Arguments:

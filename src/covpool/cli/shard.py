@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from covpool.data.shards.index import ShardIndex
     from covpool.data.sources.listing import Split
 
+EXAMPLE = "covpool shard birds --output birds-shards"
+
 
 @dataclass(frozen=True)
 class Arguments:

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from covpool.train.fitting import Run
     from covpool.train.recipe import Recipe
 
+EXAMPLE = "covpool train --data birds --model resnet10t --image-size 64 --epochs 3"
+
 
 @dataclass(frozen=True)
 class Arguments:
@@ -57,7 +59,7 @@ def parse(words: Sequence[str]) -> tuple[Arguments, bool]:
     from covpool.cli.train_options import make_parser, parse_words
     from covpool.train.recipe_files import read_recipe
 
-    values = parse_words(words, make_parser())
+    values = parse_words(words, make_parser(example=EXAMPLE))
     own = {name: values.pop(name, None) for name in ("recipe", "compare", "print_config", "json", "debug")}
     recipe = read_recipe(own["recipe"], values)
     return Arguments(recipe, own["compare"], bool(own["print_config"])), bool(own["json"])

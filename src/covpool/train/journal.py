@@ -70,7 +70,8 @@ class Journal:
         dim = f" of {config.dim} channels" if config.dim is not None else ""
         self.progress.line(
             f"{config.backbone}, {config.pool}{dim}: {parameters / 1e6:.1f}M parameters, "
-            f"{images:,} images of {config.num_classes:,} classes, {self.batches:,} steps an epoch, "
+            f"{images:,} images of {config.num_classes:,} classes, "
+            f"{self.batches:,} {'step' if self.batches == 1 else 'steps'} an epoch, "
             f"{each} {'process' if each == 1 else 'processes'} on {self.processes.device.type}"
         )
         if self._cursor:
