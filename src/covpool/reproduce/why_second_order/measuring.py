@@ -41,9 +41,10 @@ def features(data: Path, split: str, weights: Path, size: int) -> Features:
     model = lite0(weights, size)
     transform = evaluation_transform(Preprocessing.of(model.pretrained_cfg))
     images = open_images(data, split)
-    maps = [model.forward_features(transform(decode(images.read(i)))[None]) for i in range(len(images))]
-    labels = torch.tensor([int(images.labels[i]) for i in range(len(images))])
-    return Features(torch.cat(maps).flatten(2), labels, tuple(images.names), images.classes)
+    numbers = range(len(images))
+    maps = [model.forward_features(transform(decode(images.read(i)))[None]) for i in numbers]
+    labels = torch.tensor([int(images.labels[i]) for i in numbers])
+    return Features(torch.cat(maps).flatten(2), labels, tuple(map(images.name, numbers)), images.classes)
 
 
 def measure(train: Features, test: Features) -> dict[str, Any]:

@@ -20,7 +20,7 @@ DEVIATIONS = (1, 2)
 def draw(results: dict[str, Any], data: Path) -> bytes:
     """The picture, as PNG; the photographs are read again."""
     figure = new_figure(LIGHT, 11.6, 4.9)
-    left, middle, right = figure.subfigures(1, 3, width_ratios=[3.1, 4.3, 4.2])
+    left, middle, right = figure.subfigures(1, 3, squeeze=False, width_ratios=[3.1, 4.3, 4.2])[0]
     for part in (left, middle, right):
         part.set_facecolor(LIGHT.paper)
     _draw_birds(left, results["species"], data)
@@ -75,7 +75,9 @@ def _draw_places(part: Any, results: dict[str, Any]) -> None:
 
 def covariance_within(images: list[dict[str, Any]]) -> NDArray[np.float64]:
     """The mean over images of the covariance over places, which is what the pooling sees."""
-    return np.mean([np.cov(np.asarray(image["places"]), bias=True) for image in images], axis=0)
+    matrices = [np.cov(np.asarray(image["places"]), bias=True) for image in images]
+    within: NDArray[np.float64] = np.mean(matrices, axis=0)
+    return within
 
 
 def ellipse(centre: Any, matrix: NDArray[np.float64], deviations: float) -> NDArray[np.float64]:
