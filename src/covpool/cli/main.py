@@ -132,7 +132,8 @@ def _run(verb: str, arguments: list[str]) -> int:
         if "--debug" in arguments:
             raise
         sentence, code = explained(error, VERBS[verb].extra)
-        return _complain(command, sentence, code) if sentence else code
+        if sentence:
+            _complain(command, sentence)
     if code in STOPPED and _is_first():
         _complain(command, _how_to_go_on(verb, arguments))
     return code
@@ -162,9 +163,9 @@ def _output(verb: str, arguments: list[str]) -> tuple[str, int]:
     return text, getattr(file, "exit_code", lambda result: 0)(result)
 
 
-def _complain(command: str, message: str, code: int = 2) -> int:
+def _complain(command: str, message: str) -> int:
     print(f"{command}: {' '.join(message.split())}", file=sys.stderr)
-    return code
+    return 2
 
 
 def _help() -> str:

@@ -34,8 +34,11 @@ def explained(error: Exception, extra: str) -> tuple[str, int]:
         error: that ended a verb.
         extra: that brings what the verb needs.
     """
-    if type(error).__name__ == "ToldByFirstError":  # by name: to import it would take the seconds of torch
+    # Two of covpool's own go by their names: to import them would take the seconds of torch.
+    if type(error).__name__ == "ToldByFirstError":
         return "", 2
+    if type(error).__name__ == "Interrupted":  # a run that a verb is made of was asked to stop
+        return str(error), int(getattr(error, "exit_code", 1))
     if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("covpool"):
         return f"{error.name} is missing: pip install '{f'covpool[{extra}]' if extra else error.name}'", 2
     if _is_memory(error):

@@ -117,11 +117,14 @@ def _trained(run: Run) -> Trained:
 
 
 def _result(run: Trained) -> str:
+    from covpool.data.counts import counted
+
     before = "finished before: " if run.was_finished else ""
-    count = run.summary["epochs"]
-    epochs = f"after {count} {'epoch' if count == 1 else 'epochs'}"
+    epochs = f"after {counted(run.summary['epochs'], 'epoch')}"
     metrics = run.summary["metrics"]
     if not metrics:
         return f"{before}trained, {epochs}; there were no images to test on"
     shares = f"top-1 {metrics['top1']:.1%}, macro-F1 {metrics['macro_f1']:.1%}"
-    return f"{before}{shares} on the {metrics['images']:,} images of {run.summary['split']}, {epochs}"
+    return (
+        f"{before}{shares} on the {counted(metrics['images'], 'image')} of {run.summary['split']}, {epochs}"
+    )

@@ -19,7 +19,7 @@ Progress = Callable[[int, int], None]
 REINSTALL = "reinstall torch, for this CPU and driver: https://pytorch.org/get-started"
 
 
-class Test(NamedTuple):
+class Trial(NamedTuple):
     """A test, and what to do where it fails; ``is_needed`` is false where covpool does without."""
 
     name: str
@@ -81,30 +81,30 @@ def examine(progress: Progress = lambda done, total: None) -> Examination:
     )
 
 
-def _tests(device: str) -> list[Test]:
+def _tests(device: str) -> list[Trial]:
     """On a GPU where there is one, because it is what training will take."""
     return [
-        Test(f"isqrt_cov on {device}", partial(mathematics.value, device), REINSTALL),
-        Test(f"gradient on {device}", partial(mathematics.gradient, device), REINSTALL),
-        Test(f"bfloat16 on {device}", partial(mathematics.half_precision, device), REINSTALL, False),
-        Test(
+        Trial(f"isqrt_cov on {device}", partial(mathematics.value, device), REINSTALL),
+        Trial(f"gradient on {device}", partial(mathematics.gradient, device), REINSTALL),
+        Trial(f"bfloat16 on {device}", partial(mathematics.half_precision, device), REINSTALL, False),
+        Trial(
             "torch.compile",
             mathematics.compiled,
             "install a C++ compiler, such as g++, or go without: it is an option",
             is_needed=False,
         ),
-        Test(f"training on {device}", partial(surroundings.training_step, device), REINSTALL),
-        Test("images", surroundings.image, "pip install --force-reinstall pillow torchvision"),
-        Test(
+        Trial(f"training on {device}", partial(surroundings.training_step, device), REINSTALL),
+        Trial("images", surroundings.image, "pip install --force-reinstall pillow torchvision"),
+        Trial(
             "worker processes",
             surroundings.workers,
             "give --workers 0, or more shared memory: docker run --shm-size=8g",
         ),
-        Test("disk", surroundings.disk, "make room there, or set TMPDIR to a folder of another disk"),
+        Trial("disk", surroundings.disk, "make room there, or set TMPDIR to a folder of another disk"),
     ]
 
 
-def _finding(test: Test) -> Finding:
+def _finding(test: Trial) -> Finding:
     try:
         return Finding(test.name, "pass", test.run())
     except NotHereError as error:

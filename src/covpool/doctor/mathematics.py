@@ -60,7 +60,8 @@ def _features() -> Tensor:
 
 def _root_by_eigenvalues(a: Tensor) -> Tensor:
     values, vectors = torch.linalg.eigh(a)
-    return (vectors * values.clamp_min(0).sqrt().unsqueeze(-2)) @ vectors.mT
+    root: Tensor = (vectors * values.clamp_min(0).sqrt().unsqueeze(-2)) @ vectors.mT
+    return root
 
 
 def _seconds(device: str, dtype: torch.dtype) -> float:

@@ -29,7 +29,7 @@ def training_step(device: str) -> str:
     for _ in range(3):
         loss = torch.nn.functional.cross_entropy(model(images), labels)
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         losses.append(loss.item())
     if not losses[-1] < losses[0]:

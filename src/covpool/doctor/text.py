@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from covpool.data.counts import counted
 from covpool.doctor.examination import Examination
 
 
@@ -31,14 +32,10 @@ def examination_text(found: Examination) -> str:
 
 def _processor(found: Examination) -> str:
     machine = found.machine
-    counts = [_count(machine["cores"], "core"), _count(machine["threads"], "thread")]
+    counts = [counted(machine["cores"], "core"), counted(machine["threads"], "thread")]
     memory = [f"{machine['memory_gib']} GiB"] if machine["memory_gib"] else []
     amx = "AMX" if "amx_tile" in machine["flags"] else "no AMX"
     return ", ".join([machine["cpu"], *counts, *memory, machine["capability"], amx])
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _verdict(found: Examination) -> str:

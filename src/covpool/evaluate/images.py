@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from covpool.data.counts import counted
 from covpool.data.image_set import ImageSet
 from covpool.data.sources import open_images
 from covpool.models.model import PooledClassifier
@@ -33,9 +34,9 @@ def open_split(model: PooledClassifier, path: str, split: str, layout: str = "au
 
 def _difference(known: tuple[str, ...], found: tuple[str, ...]) -> str:
     if new := [name for name in found if name not in known]:
-        count = "1 class" if len(new) == 1 else f"{len(new)} classes"
+        count = counted(len(new), "class")
         return f"has {count} that the bundle does not know, first {new[0]!r}: give the images that it is for"
     if gone := [name for name in known if name not in found]:
-        count = "1 class" if len(gone) == 1 else f"{len(gone)} classes"
+        count = counted(len(gone), "class")
         return f"lacks {count} of the bundle, first {gone[0]!r}: a folder for each must be there"
     return "has the classes of the bundle in another order"
