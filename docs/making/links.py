@@ -19,6 +19,8 @@ from mkdocs.structure.files import File, Files, InclusionLevel
 
 DOCS = "docs/"
 FENCE = re.compile(r"^( *)(```+|~~~+).*?^\1\2[ \t]*$", flags=re.DOTALL | re.MULTILINE)
+NOTEBOOK_LINK = re.compile(r'(<a [^>]*href="[^":#]+)\.(?:md|ipynb)([#"])')
+NOTEBOOK_HEADING = re.compile(r'(<h\d [^>]*id="|<a [^>]*href="#)([^"]+)')
 LINK = re.compile(r"(\]\()([^)\s#:]+)((?:#[\w.-]*)?\))")
 
 
@@ -45,6 +47,14 @@ def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, **_: Any) -
         return f"{link[1]}{posixpath.relpath(target, posixpath.dirname(page.file.src_uri) or '.')}{link[3]}"
 
     return _outside_of_code(markdown, lambda text: LINK.sub(turned, text))
+
+
+def on_page_content(html: str, page: Any, **_: Any) -> str:
+    """In notebooks, which mkdocs leaves as they are, name pages and headings as the rest of the site does."""
+    if not page.file.src_uri.endswith(".ipynb"):
+        return html
+    html = NOTEBOOK_HEADING.sub(lambda found: found[1] + found[2].lower(), html)
+    return NOTEBOOK_LINK.sub(r"\1.html\2", html)
 
 
 def _outside(src_uri: str, markdown: str, root: Path) -> list[str]:
