@@ -20,6 +20,7 @@ from mkdocs.structure.files import File, Files, InclusionLevel
 DOCS = "docs/"
 FENCE = re.compile(r"^( *)(```+|~~~+).*?^\1\2[ \t]*$", flags=re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"(\]\()([^)\s#:]+)((?:#[\w.-]*)?\))")
+NOTEBOOK_LINK = re.compile(r'(<a href="[^":]+)\.(?:md|ipynb)((?:#[\w.-]*)?")')
 
 
 def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
@@ -45,6 +46,13 @@ def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, **_: Any) -
         return f"{link[1]}{posixpath.relpath(target, posixpath.dirname(page.file.src_uri) or '.')}{link[3]}"
 
     return _outside_of_code(markdown, lambda text: LINK.sub(turned, text))
+
+
+def on_page_content(html: str, page: Any, **_: Any) -> str:
+    """Turn the links of a notebook, which mkdocs does not read, to pages."""
+    if not page.file.src_uri.endswith(".ipynb"):
+        return html
+    return NOTEBOOK_LINK.sub(r"\1.html\2", html)
 
 
 def _outside(src_uri: str, markdown: str, root: Path) -> list[str]:
