@@ -37,9 +37,10 @@ ROOMS = (
     "export",
     "bench",
     "reproduce",
+    "doctor",
     "cli",
 )
-# What `import covpool` reaches, so torch and nothing else, not even inside a function.
+# What every user of the layer reaches, so torch and nothing else, not even inside a function.
 TORCH_ONLY = ("functional", "nn")
 
 
@@ -124,19 +125,24 @@ def f():
     assert found == ["covpool.__version__", "covpool.bench.timing", "covpool.functional", "torch.nn"]
 
 
-def test_import_covpool_imports_only_torch() -> None:
-    # In a fresh process, after torch: what torch itself brings along is not ours to count.
-    script = """
-import json, sys
-import torch
-before = set(sys.modules)
-import covpool
-print(json.dumps(sorted(set(sys.modules) - before)))
-"""
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    modules = json.loads(result.stdout)
-    assert "covpool.functional" in modules
-    assert "covpool.nn" in modules
+def modules_after(script: str) -> set[str]:
+    """Those that a script imports in a fresh process, after what is told with ``before``."""
+    program = f"import json, sys\nbefore = set(sys.modules)\n{script}\n"
+    program += "print(json.dumps(sorted(set(sys.modules) - before)))"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return set(json.loads(result.stdout))
+
+
+def test_import_covpool_imports_nothing_else() -> None:
+    modules = modules_after("import covpool; covpool.__version__; dir(covpool)")
+    assert {module.partition(".")[0] for module in modules} - sys.stdlib_module_names == {"covpool"}
+
+
+def test_the_layer_imports_only_torch() -> None:
+    # After torch: what torch itself brings along is not ours to count.
+    asked = "import torch; before = set(sys.modules); import covpool; covpool.nn.CovPool; covpool.functional"
+    modules = modules_after(asked)
+    assert {"covpool.functional", "covpool.nn"} <= modules
     packages = {module.partition(".")[0] for module in modules}
     assert packages - {"torch"} - sys.stdlib_module_names == {"covpool"}
 

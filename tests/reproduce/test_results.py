@@ -21,6 +21,7 @@ from covpool.reproduce import (
     sparrows,
     spectra,
     tiny10,
+    why_second_order,
 )
 from covpool.reproduce.experiments import EXPERIMENTS as OF_THE_PAPER
 from covpool.reproduce.experiments.experiment import Experiment
@@ -29,7 +30,17 @@ from covpool.reproduce.page import page
 RESULTS = Path(__file__).parents[2] / "results"
 
 
-EXPERIMENTS = [bulk, exports, fine_grained, fine_tuning, location_maps, sparrows, spectra, tiny10]
+EXPERIMENTS = [
+    bulk,
+    exports,
+    fine_grained,
+    fine_tuning,
+    location_maps,
+    sparrows,
+    spectra,
+    tiny10,
+    why_second_order,
+]
 TRAINED = [experiment for experiment in OF_THE_PAPER.values() if isinstance(experiment, Experiment)]
 
 
