@@ -69,7 +69,7 @@ def _here(birds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def provide(verb: str) -> None:
     """What only one verb needs."""
     if verb == "probe":
-        torch.save(timm.create_model("resnet10t", num_classes=0).state_dict(), "resnet10t.pth")
+        torch.save(timm.create_model("lcnet_050", num_classes=0).state_dict(), "lcnet_050.pth")
     if verb == "convert":
         torch.save({"state_dict": vgg_weights(classes=3, dim=16, hidden=8)}, "vgg.pth.tar")
     if verb == "bench":  # it writes there

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from covpool.train.recipe import Recipe
 
-EXAMPLE = "covpool lr-find --data birds --model resnet10t --image-size 64 --steps 30"
+EXAMPLE = "covpool lr-find --data birds --model lcnet_050 --image-size 64 --batch-size 8"
 STEPS = 100
 SUMMARY = """Suggest a learning rate, before training with it.
 

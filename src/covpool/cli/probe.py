@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-EXAMPLE = "covpool probe birds --model resnet10t --weights resnet10t.pth --seeds 1"
+EXAMPLE = "covpool probe birds --model lcnet_050 --weights lcnet_050.pth --seeds 1"
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from covpool.train.fitting import Run
     from covpool.train.recipe import Recipe
 
-EXAMPLE = "covpool train --data birds --model resnet10t --image-size 64 --epochs 3"
+EXAMPLE = "covpool train --data birds --model lcnet_050 --image-size 64 --epochs 3"
 
 
 @dataclass(frozen=True)
