@@ -2,7 +2,7 @@
 
 import sys
 import warnings
-from importlib import resources
+from importlib import metadata, resources
 from pathlib import Path
 
 # numpy is not a requirement: that torch warns of its absence is as intended.
@@ -20,6 +20,8 @@ assert not foreign, f"import covpool also imported {sorted(foreign)}"
 
 location = Path(covpool.__file__)
 assert location.is_relative_to(sys.prefix), f"covpool was imported from {location}, not from the wheel"
+installed = metadata.version("covpool")
+assert covpool.__version__ == installed, f"{covpool.__version__} is not {installed}"
 assert resources.files(covpool).joinpath("py.typed").is_file(), "the wheel has no py.typed"
 
 # At 20 steps the iteration has converged: the square is the covariance.

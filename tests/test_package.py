@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import json
+import re
+import statistics
 import subprocess
 import sys
 import tomllib
@@ -14,6 +16,8 @@ from pathlib import Path
 import pytest
 
 import covpool
+from covpool.provenance.release import release
+from covpool.version import OF_A_CHECKOUT, version_in
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "covpool"
@@ -148,9 +152,46 @@ def test_torch_is_the_only_requirement() -> None:
     assert project["dependencies"] == ["torch>=2.10"]
 
 
-def test_version_is_that_of_the_installed_package() -> None:
+def test_import_covpool_takes_little_more_than_torch(capsys: pytest.CaptureFixture[str]) -> None:
+    # Of the processor, in fresh processes and in turn: the time of a clock would have other work in it.
+    seconds: dict[str, list[float]] = {"torch": [], "covpool": []}
+    for name in [*seconds] * 3:
+        script = f"import time, {name}; print(time.process_time())"
+        result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+        seconds[name].append(float(result.stdout))
+    torch, ours = (statistics.median(taken) for taken in seconds.values())
+    with capsys.disabled():
+        print(f"\nimport torch {torch:.2f} s, import covpool {ours - torch:.2f} s more")
+    assert ours - torch < 1.5
+
+
+def test_version_of_a_checkout_is_told_alike_everywhere() -> None:
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hatch"]["version"]
+    cited = re.search(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(encoding="utf-8"), re.MULTILINE)
+    newest = re.search(r"^## \[(.+)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert cited
+    assert newest
+    assert build["fallback-version"] == OF_A_CHECKOUT
+    assert {cited[1], newest[1]} == {release(OF_A_CHECKOUT)}
+
+
+def test_version_is_that_of_the_metadata_beside_the_package(tmp_path: Path) -> None:
+    assert covpool.__version__ == version_in(Path(covpool.__file__).parents[1])
+    assert version_in(tmp_path) == OF_A_CHECKOUT
+    information = tmp_path / "covpool-9.8.7.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.4\nName: covpool\nVersion: 9.8.7\n")
+    assert version_in(tmp_path) == "9.8.7"
+
+
+def test_version_in_a_checkout_is_not_that_of_an_installed_covpool() -> None:
+    if Path(covpool.__file__) != SOURCE / "__init__.py":
+        pytest.skip("covpool is not that of the checkout")
+    assert covpool.__version__ == OF_A_CHECKOUT
     try:
-        installed = metadata.version("covpool")
+        installed = metadata.distribution("covpool")
     except metadata.PackageNotFoundError:
         pytest.skip("covpool is on the path but not installed")
-    assert covpool.__version__ == installed
+    if f'"{ROOT.as_uri()}"' not in (installed.read_text("direct_url.json") or ""):
+        pytest.skip("the installed covpool is another")
+    assert release(installed.version) == release(), "pip install -e . again: its release is another by now"

@@ -8,14 +8,17 @@ Importing covpool imports nothing else. The layer and its mathematics, ``covpool
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from covpool.version import version_in
 
 if TYPE_CHECKING:
     from covpool import functional, nn
     from covpool.models.bundles import load_model, save_model
     from covpool.models.create import create_model
 
-__version__ = "0.1.0"
+__version__ = version_in(Path(__file__).parents[1])
 
 __all__ = ["__version__", "create_model", "functional", "load_model", "nn", "save_model"]
 

@@ -14,7 +14,7 @@ from covpool.data.bad_image import BadImageError
 from covpool.data.decode import decode
 from covpool.data.transforms import Preprocessing, evaluation_transform
 from covpool.drawing.theme import png
-from covpool.explain.evidence import Evidence, explain
+from covpool.explain.evidence import Evidence, explain_features
 from covpool.explain.figures import Explained, draw_against, draw_classes, draw_pairs, draw_sheet
 from covpool.explain.overlay import seen
 from covpool.explain.some_images import some_images
@@ -118,12 +118,14 @@ def explained(
     preprocessing = Preprocessing.of(model.pretrained_cfg)
     image: Tensor = evaluation_transform(preprocessing)(decode(content))
     image = image.to(next(model.parameters()).device)
-    with torch.inference_mode():
-        likely = model.eval()(image[None])[0].argsort(descending=True).tolist()
+    model.eval()
+    with torch.no_grad():
+        features = model.forward_features(image[None])
+        likely = model.forward_head(features)[0].argsort(descending=True).tolist()
     chosen = list(classes) or likely[:top]
     # One class against another is the likeliest against it.
     extra = [] if rival is None else [one for one in (likely[0], rival) if one not in chosen]
-    found = explain(model, image, [*chosen, *extra], pairs=pairs)
+    found = explain_features(model, features, [*chosen, *extra], pairs=pairs)
     return Explained(name, seen(image, preprocessing), tuple(found), class_names(model), likely[0], label)
 
 
