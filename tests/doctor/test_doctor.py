@@ -38,12 +38,15 @@ def test_a_failure_has_a_remedy_and_an_exit_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    monkeypatch.setattr(surroundings, "PATIENCE", 2)
     assert main(["doctor"]) == 1
     lines = capsys.readouterr().out.splitlines()
-    (line,) = (line for line in lines if line.startswith("fail  "))
-    assert line.startswith("fail  disk ")
-    assert line.endswith("make room there, or set TMPDIR to a folder of another disk")
-    assert lines[-1] == "failed: disk"
+    workers, disk = (line for line in lines if line.startswith("fail  "))
+    assert workers.startswith("fail  worker processes  DataLoader timed out after 2 seconds")
+    assert workers.endswith("give --workers 0, or more shared memory: docker run --shm-size=8g")
+    assert disk.startswith("fail  disk ")
+    assert disk.endswith("make room there, or set TMPDIR to a folder of another disk")
+    assert lines[-1] == "failed: worker processes, disk"
 
 
 def test_a_wrong_root_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +142,7 @@ sys.exit(main(["doctor"]))
     )
     assert run.returncode == 0, run.stderr
     skipped = [line for line in run.stdout.splitlines() if line.startswith("skip  ")]
-    assert [line.split("  ")[-1] for line in skipped] == [
+    assert [line.split("  ")[-1].strip() for line in skipped] == [
         "timm is not installed: pip install 'covpool[models]'",
         "PIL is not installed: pip install 'covpool[data]'",
     ]

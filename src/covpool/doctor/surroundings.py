@@ -13,6 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from covpool.doctor.finding import NotHereError
 
 WRITTEN = 8 * 2**20
+# Seconds that a worker has to answer.
+PATIENCE = 15
 
 
 def training_step(device: str) -> str:
@@ -55,8 +57,10 @@ def image() -> str:
 
 
 def workers() -> str:
-    """A process that loads images can hand them over, for which it needs shared memory."""
-    batch = next(iter(DataLoader(TensorDataset(torch.ones(4, 2**18)), batch_size=4, num_workers=1)))[0]
+    """A process that loads images can hand them over; it needs shared memory, and a temporary file."""
+    images = TensorDataset(torch.ones(4, 2**18))
+    # Without a limit a worker that cannot answer would be waited for without end.
+    batch = next(iter(DataLoader(images, batch_size=4, num_workers=1, timeout=PATIENCE)))[0]
     return f"a batch of {batch.nbytes / 1e6:.0f} MB came from another process"
 
 
