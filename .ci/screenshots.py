@@ -57,7 +57,9 @@ def run_on_a_terminal(words: list[str], folder: Path, screen: pyte.Screen) -> li
         try:
             stream.feed(os.read(terminal, 65536))
         except OSError:  # the command has ended
-            os.waitpid(child, 0)
+            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            if code not in (0, 1):  # 1 is the answer of check where it found something
+                sys.exit(f"{' '.join(words)} ended with {code}")
             return [*shown, lines_of(screen)]
         if any("━" in line for line in screen.display):
             shown.append(lines_of(screen))
