@@ -2,7 +2,7 @@
 
 import sys
 import warnings
-from importlib import resources
+from importlib import metadata, resources
 from pathlib import Path
 
 # numpy is not a requirement: that torch warns of its absence is as intended.
@@ -13,6 +13,7 @@ import torch  # noqa: E402  it warns while it is imported
 loaded_by_torch = set(sys.modules)
 
 import covpool  # noqa: E402  after torch, to tell their imports apart
+from covpool import functional, nn  # noqa: E402, F401  rooms are imported when they are asked for
 
 foreign = {name.partition(".")[0] for name in set(sys.modules) - loaded_by_torch}
 foreign -= {"covpool", "torch", *sys.stdlib_module_names}
@@ -20,6 +21,8 @@ assert not foreign, f"import covpool also imported {sorted(foreign)}"
 
 location = Path(covpool.__file__)
 assert location.is_relative_to(sys.prefix), f"covpool was imported from {location}, not from the wheel"
+installed = metadata.version("covpool")
+assert covpool.__version__ == installed, f"{covpool.__version__} is not {installed}"
 assert resources.files(covpool).joinpath("py.typed").is_file(), "the wheel has no py.typed"
 
 # At 20 steps the iteration has converged: the square is the covariance.

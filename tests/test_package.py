@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import json
+import re
+import statistics
 import subprocess
 import sys
 import tomllib
@@ -14,6 +16,8 @@ from pathlib import Path
 import pytest
 
 import covpool
+from covpool.provenance.release import release
+from covpool.version import OF_A_CHECKOUT, version_in
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "covpool"
@@ -33,9 +37,10 @@ ROOMS = (
     "export",
     "bench",
     "reproduce",
+    "doctor",
     "cli",
 )
-# What `import covpool` reaches, so torch and nothing else, not even inside a function.
+# What every user of the layer reaches, so torch and nothing else, not even inside a function.
 TORCH_ONLY = ("functional", "nn")
 
 
@@ -120,19 +125,24 @@ def f():
     assert found == ["covpool.__version__", "covpool.bench.timing", "covpool.functional", "torch.nn"]
 
 
-def test_import_covpool_imports_only_torch() -> None:
-    # In a fresh process, after torch: what torch itself brings along is not ours to count.
-    script = """
-import json, sys
-import torch
-before = set(sys.modules)
-import covpool
-print(json.dumps(sorted(set(sys.modules) - before)))
-"""
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    modules = json.loads(result.stdout)
-    assert "covpool.functional" in modules
-    assert "covpool.nn" in modules
+def modules_after(script: str) -> set[str]:
+    """Those that a script imports in a fresh process, after what is told with ``before``."""
+    program = f"import json, sys\nbefore = set(sys.modules)\n{script}\n"
+    program += "print(json.dumps(sorted(set(sys.modules) - before)))"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return set(json.loads(result.stdout))
+
+
+def test_import_covpool_imports_nothing_else() -> None:
+    modules = modules_after("import covpool; covpool.__version__; dir(covpool)")
+    assert {module.partition(".")[0] for module in modules} - sys.stdlib_module_names == {"covpool"}
+
+
+def test_the_layer_imports_only_torch() -> None:
+    # After torch: what torch itself brings along is not ours to count.
+    asked = "import torch; before = set(sys.modules); import covpool; covpool.nn.CovPool; covpool.functional"
+    modules = modules_after(asked)
+    assert {"covpool.functional", "covpool.nn"} <= modules
     packages = {module.partition(".")[0] for module in modules}
     assert packages - {"torch"} - sys.stdlib_module_names == {"covpool"}
 
@@ -142,9 +152,49 @@ def test_torch_is_the_only_requirement() -> None:
     assert project["dependencies"] == ["torch>=2.10"]
 
 
-def test_version_is_that_of_the_installed_package() -> None:
+def test_import_covpool_takes_little_more_than_torch(capsys: pytest.CaptureFixture[str]) -> None:
+    # Of the processor, in fresh processes and in turn: the time of a clock would have other work in it.
+    scripts = {"torch": "import torch", "covpool": "import covpool; covpool.nn.CovPool; covpool.functional"}
+    seconds: dict[str, list[float]] = {name: [] for name in scripts}
+    for name in [*scripts] * 3:
+        script = f"import time; {scripts[name]}; print(time.process_time())"
+        result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+        seconds[name].append(float(result.stdout))
+    torch, ours = (statistics.median(taken) for taken in seconds.values())
+    with capsys.disabled():
+        print(f"\nimport torch {torch:.2f} s, covpool.nn {ours - torch:.2f} s more")
+    assert ours - torch < 1.5
+
+
+def test_version_of_a_checkout_is_told_alike_everywhere() -> None:
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hatch"]["version"]
+    cited = re.search(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(encoding="utf-8"), re.MULTILINE)
+    newest = re.search(r"^## \[(.+)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert cited
+    assert newest
+    assert build["fallback-version"] == OF_A_CHECKOUT
+    assert {cited[1], newest[1]} == {release(OF_A_CHECKOUT)}
+
+
+def test_version_is_that_of_the_metadata_beside_the_package(tmp_path: Path) -> None:
+    assert covpool.__version__ == version_in(Path(covpool.__file__).parents[1])
+    assert version_in(tmp_path) == OF_A_CHECKOUT
+    information = tmp_path / "covpool-9.8.7.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.4\nName: covpool\nVersion: 9.8.7\n")
+    assert version_in(tmp_path) == "9.8.7"
+
+
+def test_version_in_a_checkout_is_not_that_of_an_installed_covpool() -> None:
+    if Path(covpool.__file__) != SOURCE / "__init__.py":
+        pytest.skip("covpool is not that of the checkout")
+    assert covpool.__version__ == OF_A_CHECKOUT
     try:
-        installed = metadata.version("covpool")
+        installed = metadata.distribution("covpool")
     except metadata.PackageNotFoundError:
         pytest.skip("covpool is on the path but not installed")
-    assert covpool.__version__ == installed
+    if f'"{ROOT.as_uri()}"' not in (installed.read_text("direct_url.json") or ""):
+        pytest.skip("the installed covpool is another")
+    if ".dev" in installed.version:
+        pytest.skip("what a development version leads to depends on the tags that a clone has")
+    assert release(installed.version) == release(), "pip install -e . again: its release is another by now"

@@ -1,185 +1,221 @@
-"""The code of the front page and of the pages in docs runs as it stands."""
+"""What the pages show runs as it stands: their Python, their commands, their links."""
 
 from __future__ import annotations
 
+import importlib
 import re
-import shlex
 import shutil
-from importlib import import_module
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from covpool.cli.main import VERBS, main
 from covpool.cli.parser import parse
-from tests.data.pictures import TINY10, needs_sparrows, needs_tiny10
+from tests.data.pictures import SPARROWS, TINY10
 from tests.evaluate.birds import a_bundle, some_sparrows
+from tests.pages import (
+    DOCS,
+    PAGES,
+    ROOT,
+    commands,
+    languages,
+    name_of,
+    named_commands,
+    needs_pages,
+    python_blocks,
+    read,
+)
 
-ROOT = Path(__file__).parents[1]
-README = ROOT / "README.md"
+pytestmark = needs_pages
 
-pytestmark = pytest.mark.skipif(not README.exists(), reason="tests without the checkout around them")
-
-
-def run_code(page: Path) -> dict[str, object]:
-    """Run the Python of a page, block after block; what a comment before a block needs may be absent."""
-    text = page.read_text(encoding="utf-8")
-    names: dict[str, object] = {}
-    pattern = re.compile(r"(?:<!-- needs: (\w+) -->\n)?```python\n(.*?)```", flags=re.DOTALL)
-    for needed, block in pattern.findall(text):
-        if not needed or find_spec(needed):
-            exec(block, names)
-    assert names, f"{page.name} has no code"
-    return names
-
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)  # pages save models
+# Pages whose code a test of its own runs, because it adds to the package.
+RUN_ELSEWHERE = {"docs/adding_a_method.md": "tests/nn/pooling/test_adding_a_method.py"}
+WITH_CODE = [name_of(page) for page in PAGES if python_blocks(page) and name_of(page) not in RUN_ELSEWHERE]
+WITH_COMMANDS = [name_of(page) for page in PAGES if list(commands(page)) or named_commands(page)]
 
 
-def test_front_page(capsys: pytest.CaptureFixture[str]) -> None:
-    names = run_code(README)
-    assert capsys.readouterr().out == ("torch.Size([2, 200]) 30612232\ntorch.Size([8, 32896]) tensor(True)\n")
-    assert tuple(names["v"].shape) == (8, 32896)  # type: ignore[attr-defined]
+def tiny_birds(splits: dict[str, int]) -> None:
+    """Two classes of tiny10 as a folder ``birds``; a split of no name is the folder itself."""
+    if not TINY10.is_dir():
+        pytest.skip("tiny10 is not beside the project")
+    for split, count in splits.items():
+        for name in sorted((TINY10 / "train").iterdir())[:2]:
+            folder = Path("birds", split, name.name)
+            folder.mkdir(parents=True)
+            for file in sorted(name.iterdir())[:count]:
+                shutil.copy(file, folder / f"{split}-{file.name}")
 
 
-def test_methods_page(capsys: pytest.CaptureFixture[str]) -> None:
+def sparrows_and_bundle(folder: str = "birds", train: int = 3, test: int = 9) -> None:
+    if not SPARROWS.is_dir():
+        pytest.skip("the sparrows are not beside the project")
+    some_sparrows(Path(folder), train, test)
+    a_bundle(Path("runs/birds/bundle"))
+
+
+def for_probing() -> None:
+    import timm
+    import torch
+
+    tiny_birds({"train": 10, "test": 5})
+    torch.save(timm.create_model("resnet10t", num_classes=0).state_dict(), "resnet10t.pth")
+
+
+# What a page takes for granted.
+PREPARED: dict[str, Callable[[], None]] = {
+    "docs/training.md": lambda: tiny_birds({"": 20}),
+    "docs/probing.md": for_probing,
+    "docs/evaluation.md": sparrows_and_bundle,
+    "docs/export.md": lambda: sparrows_and_bundle(train=1, test=2),
+    "docs/fine_grained.md": lambda: sparrows_and_bundle("CUB_200_2011", train=3, test=2),
+}
+
+
+def check_front(names: dict[str, Any], out: str) -> None:
+    assert out == "torch.Size([2, 200]) 30612232\ntorch.Size([8, 32896]) tensor(True)\n"
+    assert tuple(names["v"].shape) == (8, 32896)
+
+
+def check_methods(names: dict[str, Any], out: str) -> None:
     from covpool.nn import methods
 
-    names = run_code(ROOT / "docs" / "methods.md")
-    assert tuple(names["vector"].shape) == (2, 8256)  # type: ignore[attr-defined]
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(methods())
+    assert tuple(names["vector"].shape) == (2, 8256)
+    assert [line.split()[0] for line in out.splitlines()] == list(methods())
 
 
-def test_explain_page(capsys: pytest.CaptureFixture[str]) -> None:
-    run_code(ROOT / "docs" / "explain.md")
-    assert capsys.readouterr().out.splitlines()[0] == "exact (10, 10) (100, 100) True"
+def check_models(names: dict[str, Any], out: str) -> None:
+    assert names["model"].num_classes == 10
+    assert len(names["groups"]) == 2
+
+
+def check_training(names: dict[str, Any], out: str) -> None:
+    assert names["run"].summary["images"] == {"train": 36, "val": 4}
+    assert "report.html" in out
+
+
+def check_probing(names: dict[str, Any], out: str) -> None:
+    assert Path("runs", "probe", "bundle", "covpool.json").exists()
+    assert "bundle" in out
+
+
+def check_evaluation(names: dict[str, Any], out: str) -> None:
+    assert names["done"].results["images"] == 54
+    assert len(out.splitlines()) == 2
+
+
+def check_explain(names: dict[str, Any], out: str) -> None:
+    assert out.splitlines()[0] == "exact (10, 10) (100, 100) True"
+
+
+def check_export(names: dict[str, Any], out: str) -> None:
+    assert names["report"].parity["onnx"].top1 == 1.0
+    assert names["logits"].shape == (1, 6)
+    assert len(out.splitlines()) == 2
+
+
+def check_scale(names: dict[str, Any], out: str) -> None:
+    assert names["done"].new_images == 20
+    assert names["again"].new_images == 0
+    assert names["vectors"].files == 3
+
+
+def check_fine_grained(names: dict[str, Any], out: str) -> None:
+    assert names["report"].classes == 6
+    assert Path("birds-svm", "covpool.json").exists()
+
+
+# What comes out of it, where a page says so.
+CHECKED: dict[str, Callable[[dict[str, Any], str], None]] = {
+    "README.md": check_front,
+    "docs/methods.md": check_methods,
+    "docs/models.md": check_models,
+    "docs/training.md": check_training,
+    "docs/probing.md": check_probing,
+    "docs/evaluation.md": check_evaluation,
+    "docs/explain.md": check_explain,
+    "docs/export.md": check_export,
+    "docs/fine_grained.md": check_fine_grained,
+    "docs/scale.md": check_scale,
+}
+
+
+@pytest.mark.parametrize("name", WITH_CODE)
+def test_the_code_of_a_page_runs(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Block after block; what a comment before a block needs may be absent."""
+    monkeypatch.chdir(tmp_path)  # pages save models
+    PREPARED.get(name, lambda: None)()
+    names: dict[str, Any] = {}
+    for needed, block in python_blocks(ROOT / name):
+        if not needed or find_spec(needed):
+            exec(block, names)
+    CHECKED.get(name, lambda names, out: None)(names, capsys.readouterr().out)
+
+
+def test_no_code_is_hidden_from_these_tests() -> None:
+    """Python is fenced as ``python``; pages that are prepared, checked or run elsewhere exist."""
+    for page in PAGES:
+        assert languages(page) <= {"", "python", "sh", "diff", "yaml"}, name_of(page)
+        assert not re.findall(
+            r"^    (?:import|from) \w+", re.sub(r"```.*?```", "", read(page), flags=re.DOTALL)
+        )
+    assert {*PREPARED, *CHECKED} <= set(WITH_CODE)
+    for name, test in RUN_ELSEWHERE.items():
+        assert python_blocks(ROOT / name)
+        assert Path(name).name in read(ROOT / test)
+
+
+@pytest.mark.parametrize("name", WITH_COMMANDS)
+def test_the_commands_of_a_page_are_understood(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """By the parser of their verb; of those in a sentence, verb and options exist."""
+    for verb, *words in commands(ROOT / name):
+        assert verb in VERBS, f"{name}: covpool {verb}"
+        if "--help" in words:
+            continue
+        file = importlib.import_module(f"covpool.cli.{verb.replace('-', '_')}")
+        if hasattr(file, "parse"):
+            file.parse(words)
+        else:
+            parse(f"covpool {verb}", file.Arguments, words)
+    for verb, *words in named_commands(ROOT / name):
+        assert verb in VERBS, f"{name}: covpool {verb}"
+        options = [word.partition("=")[0] for word in words if word.startswith("--")]
+        if options:
+            first = [words[0]] if verb == "bench" and not words[0].startswith("--") else []
+            assert set(options) <= options_of(verb, first, capsys), f"{name}: covpool {verb} {words}"
+
+
+def options_of(verb: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> set[str]:
+    """All that its help names."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        main([verb, *words, "--help"])
+    return set(re.findall(r"--[\w.-]+", capsys.readouterr().out))
+
+
+def test_options_that_the_training_page_names() -> None:
+    from covpool.cli.train import parse as parse_training
+
+    named = re.findall(r"`(--[\w.-]+ [^`]+)`", read(DOCS / "training.md"))
+    assert len(named) > 5
+    for option in named:
+        if not option.startswith(("--pool", "--compare")):
+            parse_training(option.split())
 
 
 def test_links_between_pages() -> None:
     """Every file that a page links to is there, and every test that one names."""
-    pages = [README, *(ROOT / "docs").glob("*.md")]
-    for page in pages:
-        text = page.read_text(encoding="utf-8")
+    for page in PAGES:
+        text = read(page)
         for link in re.findall(r"\]\(([^)#:]+)(?:#[\w-]*)?\)", text):
             assert (page.parent / link).exists(), f"{page.name} links to {link}"
         for file in re.findall(r"`(tests/[\w/]+\.py)`", text):
             assert (ROOT / file).exists(), f"{page.name} names {file}"
-    text = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
-    named = set(re.findall(r"`(test_\w+)`", text))
+    named = set(re.findall(r"`(test_\w+)`", "".join(map(read, PAGES))))
     found = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "tests").rglob("test_*.py"))
     assert named
     assert {name for name in named if f"def {name}(" not in found} == set()
-
-
-def test_models_page() -> None:
-    names = run_code(ROOT / "docs" / "models.md")
-    assert names["model"].num_classes == 10  # type: ignore[attr-defined]
-    assert len(names["groups"]) == 2  # type: ignore[arg-type]
-
-
-@needs_tiny10
-def test_training_page(capsys: pytest.CaptureFixture[str]) -> None:
-    for name in sorted((TINY10 / "train").iterdir())[:2]:
-        Path("birds", name.name).mkdir(parents=True)
-        for file in sorted(name.iterdir())[:20]:
-            shutil.copy(file, Path("birds", name.name))
-    names = run_code(ROOT / "docs" / "training.md")
-    assert names["run"].summary["images"] == {"train": 36, "val": 4}  # type: ignore[attr-defined]
-    assert "report.html" in capsys.readouterr().out
-
-
-@needs_tiny10
-def test_probing_page(capsys: pytest.CaptureFixture[str]) -> None:
-    import timm
-    import torch
-
-    for split, count in (("train", 10), ("test", 5)):
-        for name in sorted((TINY10 / "train").iterdir())[:2]:
-            Path("birds", split, name.name).mkdir(parents=True)
-            for file in sorted(name.iterdir())[:count]:
-                shutil.copy(file, Path("birds", split, name.name, f"{split}-{file.name}"))
-    torch.save(timm.create_model("resnet10t", num_classes=0).state_dict(), "resnet10t.pth")
-    run_code(ROOT / "docs" / "probing.md")
-    assert Path("runs", "probe", "bundle", "covpool.json").exists()
-    assert "bundle" in capsys.readouterr().out
-
-
-@needs_sparrows
-def test_evaluation_page(capsys: pytest.CaptureFixture[str]) -> None:
-    some_sparrows(Path("birds"))
-    a_bundle(Path("runs/birds/bundle"))
-    names = run_code(ROOT / "docs" / "evaluation.md")
-    assert names["done"].results["images"] == 54  # type: ignore[attr-defined]
-    assert len(capsys.readouterr().out.splitlines()) == 2
-
-
-@pytest.mark.parametrize("verb", ["eval", "retrieve"])
-def test_commands_of_the_evaluation_page(verb: str) -> None:
-    """Every option that the page names exists."""
-    text = (ROOT / "docs" / "evaluation.md").read_text(encoding="utf-8")
-    commands = re.findall(rf"covpool {verb} (.*?)(?:\s+#.*)?$", text, flags=re.MULTILINE)
-    assert len(commands) >= 2
-    for command in commands:
-        arguments = import_module(f"covpool.cli.{verb}").Arguments
-        parse(verb, arguments, shlex.split(command))
-
-
-@needs_sparrows
-def test_export_page(capsys: pytest.CaptureFixture[str]) -> None:
-    some_sparrows(Path("birds"), train=1, test=2)
-    a_bundle(Path("runs/birds/bundle"))
-    names = run_code(ROOT / "docs" / "export.md")
-    assert names["report"].parity["onnx"].top1 == 1.0  # type: ignore[attr-defined]
-    assert names["logits"].shape == (1, 6)  # type: ignore[attr-defined]
-    assert len(capsys.readouterr().out.splitlines()) == 2
-
-
-def test_commands_of_the_export_page() -> None:
-    """Every option that the page names exists."""
-    from covpool.cli.export import Arguments
-    from covpool.export import ExportOptions
-
-    text = (ROOT / "docs" / "export.md").read_text(encoding="utf-8")
-    commands = re.findall(r"covpool export (.*?)(?:\s+#.*)?$", text, flags=re.MULTILINE)
-    assert len(commands) >= 3
-    for command in commands:
-        arguments, _ = parse("export", Arguments, shlex.split(command))
-        ExportOptions(formats=arguments.formats)
-
-
-def test_commands_of_the_training_page(tmp_path: Path) -> None:
-    """Every option that the page names exists."""
-    from covpool.cli.train import parse as parse_training
-
-    text = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
-    commands = re.findall(r"covpool train (--.*?)(?:\s+#.*)?$", text, flags=re.MULTILINE)
-    assert len(commands) >= 4
-    for command in commands:
-        if "--help" not in command:
-            parse_training(shlex.split(command))
-    for option in re.findall(r"`(--[\w.-]+ [^`]+)`", text):
-        if not option.startswith(("--pool", "--compare")):
-            parse_training(shlex.split(option))
-
-
-def test_scale_page() -> None:
-    pytest.importorskip("pyarrow")
-    names = run_code(ROOT / "docs" / "scale.md")
-    assert names["done"].new_images == 20  # type: ignore[attr-defined]
-    assert names["again"].new_images == 0  # type: ignore[attr-defined]
-    assert names["vectors"].files == 3  # type: ignore[attr-defined]
-
-
-def test_commands_of_the_scale_page() -> None:
-    """Every option that the page names exists."""
-    from covpool.cli import embed, predict
-    from covpool.cli.parser import parse
-
-    text = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
-    commands = re.findall(r"^    covpool (predict|embed) (.*)$", text, flags=re.MULTILINE)
-    assert len(commands) == 3
-    files = {"embed": embed, "predict": predict}
-    for verb, words in commands:
-        parse(f"covpool {verb}", files[verb].Arguments, shlex.split(words))  # type: ignore[attr-defined]

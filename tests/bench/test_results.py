@@ -11,6 +11,7 @@ from covpool.bench import Size, run_isqrt_cov
 from covpool.bench import isqrt_cov as suite
 from covpool.bench.results import SUITES, Results, read_results, schema, write_results
 from covpool.provenance import results as origin
+from covpool.provenance.release import release
 from tests.bench.conftest import EAGER, QUICK, TINY_SIZES
 
 
@@ -24,8 +25,8 @@ def test_results_of_no_suite_are_refused(results: Results, tmp_path: Path) -> No
         write_results(tmp_path / "magic.json", {**results, "suite": "magic"})
 
 
-def test_file_is_named_after_version_suite_machine_and_device(results_file: Path, results: Results) -> None:
-    assert results_file.parent.name == results["versions"]["covpool"]
+def test_file_is_named_after_release_suite_machine_and_device(results_file: Path, results: Results) -> None:
+    assert results_file.parent.name == release(results["versions"]["covpool"])
     suite_name, machine, device = results_file.stem.split("--")
     assert (suite_name, device) == ("isqrt_cov", "cpu")
     assert machine.endswith("-1c")  # the tests' process is held to one thread

@@ -57,7 +57,7 @@ def test_as_a_person_runs_it(
         (["none", "birds"], "bundle 'none': there is no such folder"),
         (["bundle", "none"], "none: No such file or directory"),
         (["bundle", "birds", "--out", "bundle"], "bundle holds other things: give a new --out"),
-        (["bundle", "birds"], "birds has 1 classes that the bundle does not know, first 'crow'"),
+        (["bundle", "birds"], "birds has 1 class that the bundle does not know, first 'crow'"),
     ],
 )
 def test_mistakes(

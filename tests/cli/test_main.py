@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any, Literal
 
 import pytest
+import torch
 
 import covpool
 from covpool.cli.main import VERBS, main
@@ -36,7 +37,12 @@ class Greeting:
 
 def pretend(monkeypatch: pytest.MonkeyPatch, run: Any) -> None:
     """Put a verb of our own into the table."""
-    file = SimpleNamespace(Arguments=Greeting, run=run, text=lambda greeting: f"hello {greeting.name}")
+    file = SimpleNamespace(
+        Arguments=Greeting,
+        EXAMPLE="covpool greet Li",
+        run=run,
+        text=lambda greeting: f"hello {greeting.name}",
+    )
     monkeypatch.setitem(sys.modules, "covpool.cli.greet", file)
     monkeypatch.setitem(VERBS, "greet", VERBS["plan"])
 
@@ -48,7 +54,25 @@ def process(*command: str) -> subprocess.CompletedProcess[str]:
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     out = capsys.readouterr().out
-    assert all(f"  {name}" in out and verb.summary in out for name, verb in VERBS.items())
+    assert all(f"  {name} " in out and verb.summary in out for name, verb in VERBS.items())
+
+
+def test_help_fits_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80
+
+
+def test_help_and_version_do_not_wait_for_torch() -> None:
+    script = """
+import sys
+from covpool.cli.main import main
+assert main(["--help"]) == main(["--version"]) == 0
+assert main(["trian"]) == 2
+assert "torch" not in sys.modules
+"""
+    assert process("-c", script).returncode == 0
 
 
 def test_nothing_to_do_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,6 +99,7 @@ def test_help_of_a_verb(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     assert "--loud-voice LOUD_VOICE" in lines
     assert "how often to shout (default: 1)" in lines
     assert "--mood MOOD the tone" in lines
+    assert lines[-2:] == ["example:", "covpool greet Li"]
 
 
 @pytest.mark.parametrize("option", ["--loud-voice=3", "--loud_voice=3"])
@@ -119,13 +144,18 @@ def test_a_flag_needs_no_value(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (
-            ["shout"],
-            f"covpool: 'shout' is none of its verbs: {', '.join(VERBS)}, greet",
-        ),
+        (["shout"], "covpool: 'shout' is none of its verbs; covpool --help lists them"),
+        (["great"], "covpool: 'great' is none of its verbs: did you mean greet?"),
         (["greet"], "covpool greet: the following arguments are required: name"),
         (["greet", "Li", "--foo", "3"], "covpool greet: unrecognized arguments: --foo 3"),
-        (["greet", "Li", "--loud", "3"], "covpool greet: unrecognized arguments: --loud 3"),
+        (
+            ["greet", "Li", "--loud", "3"],
+            "covpool greet: unrecognized arguments: --loud 3: did you mean --loud-voice?",
+        ),
+        (
+            ["greet", "Li", "--loud_vice=3"],
+            "covpool greet: unrecognized arguments: --loud-vice=3: did you mean --loud-voice?",
+        ),
         (["greet", "Li", "--loud-voice"], "covpool greet: argument --loud-voice: expected one argument"),
         (["greet", "Li", "--loud-voice", "x"], "covpool greet: --loud-voice takes a whole number; got x"),
         (
@@ -150,6 +180,17 @@ def test_a_mistake_on_the_command_line(
         (TypeError("it must be an int"), 2, "it must be an int"),
         (FileNotFoundError(2, "No such file or directory", "a.pth"), 2, "a.pth: No such file or directory"),
         (OSError("disk on fire"), 2, "disk on fire"),
+        (
+            OSError(28, "No space left on device", "a.csv"),
+            2,
+            "a.csv: No space left on device: make room, and run the same command again",
+        ),
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+            2,
+            "the GPU's memory is not enough: smaller batches, where there are any, or smaller images need "
+            "less",
+        ),
         (ModuleNotFoundError("no", name="timm"), 2, "timm is missing: pip install 'covpool[models]'"),
         (RuntimeError("singular"), 1, "RuntimeError: singular (--debug shows where)"),
         (ModuleNotFoundError("no", name="covpool.x"), 1, "ModuleNotFoundError: no (--debug shows where)"),
@@ -192,15 +233,23 @@ def test_the_first_of_several_processes_speaks(
         assert capsys.readouterr() == (spoken, "")
 
 
-def test_an_interruption_is_quiet(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("goes_on", "sentence"),
+    [
+        (False, "stopped"),
+        (True, "stopped, and what was done is kept; to go on: covpool greet 'Li Wei' --share 0.2"),
+    ],
+)
+def test_after_an_interruption(
+    goes_on: bool, sentence: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def run(arguments: Greeting) -> None:
         raise KeyboardInterrupt
 
     pretend(monkeypatch, run)
-    assert main(["greet", "Li"]) == 130
-    assert capsys.readouterr() == ("", "")
+    monkeypatch.setitem(VERBS, "greet", VERBS["plan"]._replace(goes_on=goes_on))
+    assert main(["greet", "Li Wei", "--share", "0.2"]) == 130
+    assert capsys.readouterr() == ("", f"covpool greet: {sentence}\n")
 
 
 def test_help_imports_no_more_than_torch_and_says_which_extra_is_missing() -> None:
@@ -242,7 +291,10 @@ def test_a_process() -> None:
 def test_a_process_with_a_mistake() -> None:
     bad = process("-m", "covpool", "plan", "test_resnet", "--batch", "8")
     assert bad.returncode == 2
-    assert (bad.stdout, bad.stderr) == ("", "covpool plan: unrecognized arguments: --batch 8\n")
+    assert (bad.stdout, bad.stderr) == (
+        "",
+        "covpool plan: unrecognized arguments: --batch 8: did you mean --batch-size?\n",
+    )
 
 
 def test_a_reader_that_has_seen_enough() -> None:

@@ -66,6 +66,7 @@ def test_a_sentence_has_a_line_of_its_own(clock: list[float], monkeypatch: pytes
         named("images", 2, 4)
         named.tell("features take 1.00 MB")
     assert stream.getvalue() == (
+        "\r[                              ] 0 of 4 images\x1b[K"
         "\r[###############               ] 2 of 4 images, 2 s left\x1b[K"
         "\r\x1b[Kfeatures take 1.00 MB\n\r\x1b[K"
     )

@@ -119,7 +119,7 @@ def test_what_is_left_out_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[
         tar.add(tmp_path / "a.png", "a.png")
     assert main(["shard", "--index", str(tmp_path)]) == 0
     assert capsys.readouterr().out.splitlines()[1] == (
-        "left out: 1 samples without an image, or without a label in .cls"
+        "left out: 1 sample without an image, or without a label in .cls"
     )
 
 

@@ -224,7 +224,10 @@ def test_what_is_said_of_other_runs(fits: list[Recipe], capsys: pytest.CaptureFi
 
 def test_an_interruption_has_its_exit_code(fits: list[Recipe], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words("--data d --seed 143")) == 143
-    assert capsys.readouterr() == ("stopped at step 7: the same command goes on\n", "")
+    assert capsys.readouterr() == (
+        "stopped at step 7: the same command goes on\n",
+        "covpool train: stopped, and what was done is kept; to go on: covpool train --data d --seed 143\n",
+    )
 
 
 @pytest.mark.parametrize(
@@ -237,9 +240,9 @@ def test_an_interruption_has_its_exit_code(fits: list[Recipe], capsys: pytest.Ca
         ("--data d --image-size x", "--image-size takes a whole number; got x"),
         ("--data d --device tpu", "--device takes auto, cpu or cuda; got tpu"),
         ("--data d --epochs", "argument --epochs: expected one argument"),
-        ("--data d --epoch 3", "unrecognized arguments: --epoch 3"),
-        ("--data d --optimizer.lrr 3", "unrecognized arguments: --optimizer.lrr 3"),
-        ("--data d --optimizer {}", "unrecognized arguments: --optimizer {}"),
+        ("--data d --epoch 3", "unrecognized arguments: --epoch 3: did you mean --epochs?"),
+        ("--data d --optimizer.lrr 3", "unrecognized arguments: --optimizer.lrr 3: did you mean --lr?"),
+        ("--data d --optimizer {}", "unrecognized arguments: --optimizer {}: did you mean --lr?"),
         ("d", "unrecognized arguments: d"),
         ("--data d --epochs 0", "epochs must be at least 1; got 0"),
         (

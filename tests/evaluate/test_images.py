@@ -29,8 +29,8 @@ def test_the_images_of_a_split(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("known", "sentence"),
     [
-        (("jay", "tit"), "has 1 classes that the bundle does not know, first 'wren'"),
-        (("jay", "tit", "wren"), "lacks 1 classes of the bundle, first 'tit'"),
+        (("jay", "tit"), "has 1 class that the bundle does not know, first 'wren'"),
+        (("jay", "tit", "wren"), "lacks 1 class of the bundle, first 'tit'"),
         (("wren", "jay"), "has the classes of the bundle in another order"),
     ],
 )

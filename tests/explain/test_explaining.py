@@ -52,6 +52,16 @@ def test_one_image(bundle: Path, picture: Path, tmp_path: Path, capsys: pytest.C
         assert total == pytest.approx(row["logit"], abs=1e-5)
 
 
+def test_backbone_runs_once(bundle: Path, picture: Path) -> None:
+    model = load_model(bundle)
+    calls = []
+    first = next(module for module in model.backbone.modules() if isinstance(module, torch.nn.Conv2d))
+    first.register_forward_hook(lambda *_: calls.append(1))
+    found = explained(model, picture.read_bytes(), "one", rival=1)
+    assert len(found.found) == 3
+    assert len(calls) == 1
+
+
 @needs_sparrows
 def test_a_folder(bundle: Path, tmp_path: Path) -> None:
     assert main(["explain", str(bundle), str(SPARROWS), "--out", str(tmp_path / "o"), "--limit", "4"]) == 0

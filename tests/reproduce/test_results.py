@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from covpool import __version__
+from covpool.provenance.release import release
 from covpool.reproduce import (
     bulk,
     exports,
@@ -21,6 +21,7 @@ from covpool.reproduce import (
     sparrows,
     spectra,
     tiny10,
+    why_second_order,
 )
 from covpool.reproduce.experiments import EXPERIMENTS as OF_THE_PAPER
 from covpool.reproduce.experiments.experiment import Experiment
@@ -29,7 +30,17 @@ from covpool.reproduce.page import page
 RESULTS = Path(__file__).parents[2] / "results"
 
 
-EXPERIMENTS = [bulk, exports, fine_grained, fine_tuning, location_maps, sparrows, spectra, tiny10]
+EXPERIMENTS = [
+    bulk,
+    exports,
+    fine_grained,
+    fine_tuning,
+    location_maps,
+    sparrows,
+    spectra,
+    tiny10,
+    why_second_order,
+]
 TRAINED = [experiment for experiment in OF_THE_PAPER.values() if isinstance(experiment, Experiment)]
 
 
@@ -65,7 +76,7 @@ def test_the_page_of_results_is_made_from_the_results() -> None:
     committed = RESULTS.parent / "docs" / "results.md"
     if not committed.exists():
         pytest.skip("there are no pages beside the tests")
-    assert committed.read_text(encoding="utf-8") == page(RESULTS / __version__, f"../results/{__version__}")
+    assert committed.read_text(encoding="utf-8") == page(RESULTS / release(), f"../results/{release()}")
 
 
 def test_the_page_on_probing_quotes_the_results() -> None:

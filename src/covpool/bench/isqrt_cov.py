@@ -20,10 +20,10 @@ from covpool.bench.results import (
     differences,
     new_results,
     read_results,
-    results_path,
     write_results,
 )
 from covpool.bench.timing import MakeProgress, Schedule, silence, time_interleaved
+from covpool.provenance.results_files import results_path
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ def run_isqrt_cov(
     selected = _selected(contenders)
     check_device(device)
     results = _header(wanted, steps, selected, schedule, device, seed)
-    path = results_path(out, results)
+    path = results_path(out, results["suite"], results)
     if resume and path.exists():
         results["sizes"] = _finished(path, results)
     for size in wanted:

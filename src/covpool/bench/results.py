@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from covpool.provenance import results as origin
-from covpool.provenance.machine import machine_name
 
 Results = origin.Results
 SUITES = ("isqrt_cov", "methods")
@@ -27,12 +26,6 @@ def new_results(
 ) -> Results:
     """What every file begins with: which code was measured how, on what; ``rooms`` are those that count."""
     return {"suite": suite, **origin.new_results(rooms, arguments, device, seed)}
-
-
-def results_path(out: str | Path, results: Results) -> Path:
-    """``<out>/<version>/<suite>--<machine>--<device>.json``."""
-    name = f"{results['suite']}--{machine_name(results['machine'])}--{results['device']}.json"
-    return Path(out) / str(results["versions"]["covpool"]) / name
 
 
 def read_results(path: str | Path) -> Results:

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from covpool.bench.results import results_path
 from covpool.bench.two_processes import from_two_processes
 from covpool.data.batch import Batch
 from covpool.data.image_set import ImageSet
@@ -31,6 +30,7 @@ from covpool.data.sources import open_images
 from covpool.data.transforms import Augmentation, Preprocessing, training_transform
 from covpool.models.bundles.durable import replace_file
 from covpool.provenance.machine import describe_machine
+from covpool.provenance.results_files import results_path
 from covpool.provenance.source import describe_source, describe_versions
 from covpool.train.network import make_model
 from covpool.train.objective import Objective
@@ -169,7 +169,7 @@ def run_training(images: str | Path, out: str | Path = "results", rounds: int = 
         The path of the JSON file.
     """
     made = _measured(Path(images), rounds)
-    path = results_path(out, {**made, "suite": "training", "device": "cpu"})
+    path = results_path(out, "training", {**made, "device": "cpu"})
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, json.dumps(made, indent=1).encode())
     return path

@@ -97,6 +97,7 @@ class Render:
     page: Path | None = None
 
 
+EXAMPLE = "covpool bench methods --sections '[layers]' --methods '[gap]' --rounds 3"
 Arguments = Methods | IsqrtCov | Training | Render
 SUITES: dict[str, type[Arguments]] = {
     "methods": Methods,
@@ -205,4 +206,7 @@ def _help() -> str:
     listed = "\n".join(
         f"  {name.ljust(9)}  {(suite.__doc__ or '').partition(chr(10))[0]}" for name, suite in SUITES.items()
     )
-    return f"usage: covpool bench SUITE ...\n\n{listed}\n\ncovpool bench SUITE --help has the options of one."
+    return (
+        f"usage: covpool bench SUITE ...\n\n{listed}\n\n"
+        f"covpool bench SUITE --help has the options of one.\n\nexample:\n  {EXAMPLE}"
+    )

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 REPORT = "problems.csv"
+EXAMPLE = "covpool check birds"
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+EXAMPLE = "covpool convert vgg.pth.tar runs/paper/bundle"
+
 
 @dataclass(frozen=True)
 class Arguments:

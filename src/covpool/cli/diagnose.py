@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from covpool.explain.diagnosis import Diagnosis
 
+EXAMPLE = "covpool diagnose runs/birds/bundle photos --out runs/birds/diagnosis"
+
 
 @dataclass(frozen=True)
 class Arguments:
@@ -50,6 +52,7 @@ def run(arguments: Arguments) -> Told:
 
 def text(result: Told) -> str:
     """Figures, and what is amiss."""
+    from covpool.data.counts import counted
     from covpool.explain.diagnosis import warnings
 
     found = result.found
@@ -64,7 +67,7 @@ def text(result: Told) -> str:
     ]
     lines = [f"{name:<24}{value}" for name, value in rows if value]
     said = warnings(found) or ["nothing is amiss"]
-    where = f"of {found.images} images; {result.folder}/diagnosis.png"
+    where = f"of {counted(found.images, 'image')}; {result.folder}/diagnosis.png"
     return "\n".join([*lines, "", *(f"- {sentence}" for sentence in said), "", where])
 
 

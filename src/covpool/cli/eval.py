@@ -4,6 +4,8 @@
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+EXAMPLE = "covpool eval runs/birds/bundle birds --out runs/birds/evaluation"
+
 
 @dataclass(frozen=True)
 class Arguments:

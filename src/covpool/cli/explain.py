@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from covpool.explain.explaining import Explanation
 
+EXAMPLE = "covpool explain runs/birds/bundle photos --out runs/birds/explained"
+
 
 @dataclass(frozen=True)
 class Arguments:
@@ -58,9 +60,10 @@ def run(arguments: Arguments) -> "Explanation":
 
 def text(result: "Explanation") -> str:
     """What was drawn, and how far sums are from logits."""
+    from covpool.data.counts import counted
+
     bad = f"; {result.bad} could not be read" if result.bad else ""
-    count = "1 image" if result.images == 1 else f"{result.images} images"
-    lines = [f"{count} explained{bad}"]
+    lines = [f"{counted(result.images, 'image')} explained{bad}"]
     if result.kind == "exact":
         lines.append(
             f"maps are exact: sums and logits differ by {result.largest_gap:.0e} of what places add, at most"

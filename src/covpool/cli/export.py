@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+EXAMPLE = "covpool export runs/birds/bundle --data birds --out runs/birds/exported"
+
 
 @dataclass(frozen=True)
 class Arguments:

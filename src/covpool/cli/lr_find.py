@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from covpool.train.recipe import Recipe
 
+EXAMPLE = "covpool lr-find --data birds --model lcnet_050 --image-size 64 --batch-size 8"
 STEPS = 100
 SUMMARY = """Suggest a learning rate, before training with it.
 
@@ -53,7 +54,7 @@ def parse(words: Sequence[str]) -> tuple[Arguments, bool]:
             "help": f"from the lowest rate to the highest; more show more (default: {STEPS})",
         }
     }
-    values = parse_words(words, make_parser("covpool lr-find", SUMMARY, more))
+    values = parse_words(words, make_parser("covpool lr-find", SUMMARY, more, EXAMPLE))
     own = {name: values.pop(name, None) for name in ("recipe", "steps", "json", "debug")}
     steps = STEPS if own["steps"] is None else own["steps"]
     return Arguments(read_recipe(own["recipe"], values), steps), bool(own["json"])

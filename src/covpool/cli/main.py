@@ -1,6 +1,6 @@
 """``covpool <verb>``: finds the verb, runs it, and puts what went wrong into one sentence.
 
-To add a verb: write a file in this folder, as :class:`VerbFile` says, and add a line to ``VERBS``. The verb
+To add a verb: write a file in this folder, as :class:`VerbFile` says, and add a line to ``PROJECT``. The verb
 ``lr-find`` is in ``lr_find.py``.
 """
 
@@ -10,44 +10,68 @@ import dataclasses
 import importlib
 import json
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
 from covpool import __version__
+from covpool.cli.mistakes import did_you_mean, explained
+
+# After Ctrl-C and SIGTERM, as shells have it.
+STOPPED = (130, 143)
 
 
 class Verb(NamedTuple):
-    """A line for ``covpool --help``, and the extra that brings what the verb needs."""
+    """A line for ``covpool --help``, and what is to be known of a verb before its file is imported.
+
+    Attributes:
+        summary: that continues its name.
+        extra: that brings what it needs; empty where torch is enough.
+        goes_on: whether the same command goes on where it was stopped.
+    """
 
     summary: str
     extra: str
+    goes_on: bool = False
 
 
-VERBS = {
-    "bench": Verb("time and memory of the pooling methods on this machine, beside the paper's", "bench"),
-    "check": Verb("find what is wrong with a collection of images, before training on it", "data"),
-    "convert": Verb("turn a released checkpoint of fast-MPN-COV into a bundle", "models"),
-    "diagnose": Verb("look at a network's covariances on images, and say what is amiss", "train"),
-    "embed": Verb("write the vectors of any number of images, for search and other classifiers", "eval"),
-    "eval": Verb("try a bundle on images: accuracy with intervals, calibration, confusions", "eval"),
-    "explain": Verb(
-        "draw where in an image the evidence for a class is: maps that sum to the logit", "train"
-    ),
-    "export": Verb("turn a bundle into ONNX and torch.export files, and prove that they agree", "export"),
-    "lr-find": Verb("raise the learning rate until the loss explodes, and suggest one for training", "train"),
-    "plan": Verb("memory and FLOPs of training a network, and the head to take", "models"),
-    "predict": Verb("tell the classes of any number of images, into Parquet or CSV", "eval"),
-    "probe": Verb("train heads on a frozen backbone in minutes, and keep the best", "eval"),
-    "reproduce": Verb("run a table or figure of the paper again, in miniature, and judge its claims", "eval"),
-    "retrieve": Verb("find like images by a bundle's vectors: recall at k, mean average precision", "eval"),
-    "shard": Verb("write images into tar shards with an index, for large sets and object stores", "data"),
-    "svm": Verb("fit linear SVMs on a trained network's features: the fine-grained protocol", "eval"),
-    "train": Verb("train a network on images, from a folder to a report", "train"),
+# In the order of a project.
+PROJECT = {
+    "the data": {
+        "check": Verb("find what is wrong with images, before training", "data"),
+        "shard": Verb("write images into tar shards with an index", "data"),
+    },
+    "plan": {
+        "plan": Verb("memory and FLOPs of training, and the head to take", "models"),
+        "lr-find": Verb("suggest a learning rate, from a short sweep", "train"),
+    },
+    "train": {
+        "train": Verb("a network on images, from a folder to a report", "train", goes_on=True),
+        "probe": Verb("heads on a frozen backbone, in minutes", "eval", goes_on=True),
+        "svm": Verb("linear SVMs on a trained network's features", "eval", goes_on=True),
+    },
+    "judge": {
+        "eval": Verb("accuracy with intervals, calibration, confusions", "eval"),
+        "retrieve": Verb("find like images by vectors: recall at k, mAP", "eval"),
+        "explain": Verb("draw where in an image the evidence for a class is", "train"),
+        "diagnose": Verb("look at the covariances, and say what is amiss", "train"),
+    },
+    "use": {
+        "predict": Verb("tell the classes of any number of images", "eval", goes_on=True),
+        "embed": Verb("write the vectors of any number of images", "eval", goes_on=True),
+        "export": Verb("ONNX and torch.export files, proved to agree", "export"),
+    },
+    "the paper": {
+        "bench": Verb("time and memory of the pooling methods, here", "bench"),
+        "reproduce": Verb("a table or figure again, in miniature", "eval", goes_on=True),
+        "convert": Verb("a checkpoint of fast-MPN-COV into a bundle", "models"),
+    },
+    "this machine": {
+        "doctor": Verb("versions, devices, extras, and a self-test", ""),
+    },
 }
-
-# What a caller can get wrong, as the library says it.
-MISTAKES = (ValueError, TypeError, OSError)
+VERBS = {name: verb for verbs in PROJECT.values() for name, verb in verbs.items()}
 
 
 class VerbFile(Protocol):
@@ -60,6 +84,9 @@ class VerbFile(Protocol):
 
     Arguments: type[Any]
     """A dataclass; its docstring is the help, fields without a default are positional."""
+
+    EXAMPLE: str
+    """A command line that works, for the end of the help."""
 
     def run(self, arguments: Any) -> Any:
         """Do it, and return a dataclass."""
@@ -83,7 +110,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(_help(), file=sys.stderr)
         return 2
     elif verb not in VERBS:
-        return _complain("covpool", f"{verb!r} is none of its verbs: {', '.join(VERBS)}")
+        hint = did_you_mean(verb, VERBS) or "; covpool --help lists them"
+        return _complain("covpool", f"{verb!r} is none of its verbs{hint}")
     else:
         return _run(verb, rest)
     return 0
@@ -93,57 +121,71 @@ def _run(verb: str, arguments: list[str]) -> int:
     command = f"covpool {verb}"
     try:
         output, code = _output(verb, arguments)
-        if os.environ.get("RANK", "0") == "0":  # under torchrun the first process speaks for all
+        if _is_first():
             print(output, flush=True)
     except KeyboardInterrupt:
-        return 130
+        code = 130
     except BrokenPipeError:  # the reader, head or less, has seen enough; Python would flush again at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except Exception as error:
-        from covpool.train.processes import ToldByFirstError
-
         if "--debug" in arguments:
             raise
-        if isinstance(error, ToldByFirstError):
-            return 2
-        if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("covpool"):
-            return _complain(command, f"{error.name} is missing: pip install 'covpool[{VERBS[verb].extra}]'")
-        if isinstance(error, MISTAKES):
-            return _complain(command, _sentence(error))
-        return _complain(command, f"{type(error).__name__}: {error} (--debug shows where)", code=1)
+        sentence, code = explained(error, VERBS[verb].extra)
+        if sentence:
+            _complain(command, sentence)
+    if code in STOPPED and _is_first():
+        _complain(command, _how_to_go_on(verb, arguments))
     return code
 
 
-def _output(verb: str, arguments: list[str]) -> tuple[str, int]:
-    from covpool.cli.parser import parse  # jsonargparse may be missing
+def _how_to_go_on(verb: str, arguments: list[str]) -> str:
+    if not VERBS[verb].goes_on:
+        return "stopped"
+    kept = "stopped, and what was done is kept"
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        return f"{kept}; the same torchrun command goes on"
+    return f"{kept}; to go on: {shlex.join(['covpool', verb, *arguments])}"
 
+
+def _is_first() -> bool:
+    """Whether this process speaks; under torchrun the first one does, for all."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _output(verb: str, arguments: list[str]) -> tuple[str, int]:
     file = cast(VerbFile, importlib.import_module(f"covpool.cli.{verb.replace('-', '_')}"))
     if hasattr(file, "parse"):
         parsed, as_json = file.parse(arguments)
     else:
-        parsed, as_json = parse(f"covpool {verb}", file.Arguments, arguments)
+        from covpool.cli.parser import parse  # jsonargparse may be missing
+
+        parsed, as_json = parse(f"covpool {verb}", file.Arguments, arguments, file.EXAMPLE)
     result = file.run(parsed)
     text = json.dumps(dataclasses.asdict(result), indent=2) if as_json else file.text(result)
     return text, getattr(file, "exit_code", lambda result: 0)(result)
 
 
-def _sentence(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return str(error)
-
-
-def _complain(command: str, message: str, code: int = 2) -> int:
+def _complain(command: str, message: str) -> int:
     print(f"{command}: {' '.join(message.split())}", file=sys.stderr)
-    return code
+    return 2
 
 
 def _help() -> str:
-    width = max(map(len, VERBS))
-    listed = "\n".join(f"  {name.ljust(width)}  {verb.summary}" for name, verb in VERBS.items())
-    return (
-        "usage: covpool [--help] [--version] VERB ...\n\n"
-        f"Global covariance pooling for image backbones.\n\n{listed}\n\n"
-        "covpool VERB --help has the options of a verb."
+    width = max(map(len, PROJECT))
+    lines = [
+        f"  {(title if i == 0 else '').ljust(width)}  {name.ljust(9)}  {verb.summary}"
+        for title, verbs in PROJECT.items()
+        for i, (name, verb) in enumerate(verbs.items())
+    ]
+    return "\n".join(
+        [
+            "usage: covpool [--help] [--version] VERB ...",
+            "",
+            "Global covariance pooling for image backbones, in the order of a project.",
+            "",
+            *lines,
+            "",
+            "covpool VERB --help has the options of a verb, and an example.",
+        ]
     )

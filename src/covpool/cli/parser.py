@@ -12,18 +12,24 @@ from typing import Any, TypeVar, get_type_hints
 
 from jsonargparse import DefaultHelpFormatter
 
+from covpool.cli.mistakes import did_you_mean
 from covpool.train.sentences import SentenceParser
 
 Arguments = TypeVar("Arguments")
 
 
-def parse(command: str, arguments: type[Arguments], argv: Sequence[str]) -> tuple[Arguments, bool]:
+def parse(
+    command: str, arguments: type[Arguments], argv: Sequence[str], example: str = ""
+) -> tuple[Arguments, bool]:
     """The dataclass ``arguments`` from a command line, and whether JSON was asked for.
+
+    The help ends with the ``example``, a command line that works.
 
     Raises:
         ValueError: with a sentence on what is wrong.
     """
     parser = make_parser(command, arguments)
+    parser.example = example
     parsed = parser.parse_args(valued([underscored(word) for word in argv], parser.hints)).as_dict()
     as_json, _ = parsed.pop("json"), parsed.pop("debug")
     return arguments(**parsed), as_json
@@ -52,15 +58,28 @@ def add_shared(parser: Any) -> None:
 
 
 class Parser(SentenceParser):
-    """Hyphens in what is printed, and an exception in place of an exit."""
+    """Hyphens in what is printed, and an exception in place of an exit.
+
+    Attributes:
+        example: a command line that works, for the end of the help.
+    """
+
+    example: str = ""
 
     def format_help(self, *args: Any, **kwargs: Any) -> str:
-        """As ever, with hyphens."""
-        return _hyphenated(super().format_help(*args, **kwargs))
+        """As ever, with hyphens, and with the example."""
+        text = _hyphenated(super().format_help(*args, **kwargs))
+        return f"{text}\nexample:\n  {self.example}\n" if self.example else text
 
     def sentence(self, message: str) -> str:
-        """As ever, with hyphens."""
-        return _hyphenated(super().sentence(message))
+        """As ever, with hyphens, and for an option that there is not one that it looks like."""
+        told = _hyphenated(super().sentence(message))
+        unknown = re.match(r"unrecognized arguments: (--[\w.-]+)", told)
+        return told + did_you_mean(unknown[1], self.options()) if unknown else told
+
+    def options(self) -> list[str]:
+        """All of them, as they are printed."""
+        return [_hyphenated(name) for action in self._actions for name in action.option_strings]
 
     def spelled(self, key: str) -> str:
         """As an option."""

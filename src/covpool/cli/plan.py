@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from covpool.models.planning.plan import Plan
 
+EXAMPLE = "covpool plan resnet18 --num-classes 200"
+
 
 @dataclass(frozen=True)
 class Arguments:

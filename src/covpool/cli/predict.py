@@ -9,7 +9,9 @@ from covpool.cli.bulk_task import run_task, text
 if TYPE_CHECKING:
     from covpool.evaluate.bulk import Done
 
-__all__ = ["Arguments", "run", "text"]
+__all__ = ["EXAMPLE", "Arguments", "run", "text"]
+
+EXAMPLE = "covpool predict runs/birds/bundle photos --format csv --out predictions"
 
 
 @dataclass(frozen=True)

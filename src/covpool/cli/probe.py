@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+EXAMPLE = "covpool probe birds --model lcnet_050 --weights lcnet_050.pth --seeds 1"
+
 
 @dataclass(frozen=True)
 class Arguments:

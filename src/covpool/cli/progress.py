@@ -33,11 +33,13 @@ class Progress:
     def __call__(self, done: int, total: int) -> None:
         """Tell, if it is time."""
         now = time.monotonic()
-        if now - self.told < (ON_A_TERMINAL if self.is_terminal else IN_A_LOG):
+        begins = self.is_terminal and not done  # at once: the first of few may take long
+        if not begins and now - self.told < (ON_A_TERMINAL if self.is_terminal else IN_A_LOG):
             return
         self.told = now
-        left = (now - self.started) * (total - done) / max(done, 1)
-        line = f"{done:,} of {total:,} {self.what}, {duration(left)} left"
+        line = f"{done:,} of {total:,} {self.what}"
+        if done:  # before, nobody knows
+            line += f", {duration((now - self.started) * (total - done) / done)} left"
         if self.is_terminal:
             bar = "#" * (BAR * done // max(total, 1))
             self.stream.write(f"\r[{bar.ljust(BAR)}] {line}\x1b[K")

@@ -6,6 +6,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+EXAMPLE = "covpool reproduce page --out results --page results.md"
+
 
 @dataclass(frozen=True)
 class Arguments:

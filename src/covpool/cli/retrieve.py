@@ -4,6 +4,8 @@
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+EXAMPLE = "covpool retrieve runs/birds/bundle birds --out runs/birds/retrieval"
+
 
 @dataclass(frozen=True)
 class Arguments:

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from covpool.data.shards.index import ShardIndex
     from covpool.data.sources.listing import Split
 
+EXAMPLE = "covpool shard birds --output birds-shards"
+
 
 @dataclass(frozen=True)
 class Arguments:
@@ -71,13 +73,16 @@ def run(arguments: Arguments) -> Sharded:
 
 def text(result: Sharded) -> str:
     """A line for each folder."""
+    from covpool.data.counts import counted
+
     lines = [
-        f"{folder.folder}: {folder.images:,} images of {folder.classes:,} classes in {folder.shards:,} "
-        f"{'shard' if folder.shards == 1 else 'shards'}, {folder.bytes / 1e6:,.1f} MB"
+        f"{folder.folder}: {counted(folder.images, 'image')} of {counted(folder.classes, 'class')} in "
+        f"{counted(folder.shards, 'shard')}, {folder.bytes / 1e6:,.1f} MB"
         for folder in result.folders
     ]
     if result.left_out:
-        lines.append(f"left out: {result.left_out:,} samples without an image, or without a label in .cls")
+        samples = counted(result.left_out, "sample")
+        lines.append(f"left out: {samples} without an image, or without a label in .cls")
     return "\n".join(lines)
 
 
@@ -141,11 +146,13 @@ def _with_val(sets: "Mapping[Split, ImageSet]", arguments: Arguments) -> "Mappin
 
 
 def _index(arguments: Arguments) -> Sharded:
+    from covpool.cli.progress import Progress
     from covpool.data.shards.indexing import index_shards, tar_folders
 
     names = None if arguments.classes is None else arguments.classes.read_text("utf-8").splitlines()
     folders = tar_folders(Path(arguments.data))
-    indexes, left_out = index_shards(folders, names)
+    with Progress("tars") as progress:
+        indexes, left_out = index_shards(folders, names, progress)
     made = tuple(_folder(folder, index) for folder, index in zip(folders, indexes, strict=True))
     return Sharded(made, left_out)
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from covpool.evaluate.svm import SVMReport
 
+EXAMPLE = "covpool svm runs/birds/bundle birds --out runs/birds/svm"
+
 
 @dataclass(frozen=True)
 class Arguments:

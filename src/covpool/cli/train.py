@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from covpool.train.fitting import Run
     from covpool.train.recipe import Recipe
 
+EXAMPLE = "covpool train --data birds --model lcnet_050 --image-size 64 --epochs 3"
+
 
 @dataclass(frozen=True)
 class Arguments:
@@ -57,7 +59,7 @@ def parse(words: Sequence[str]) -> tuple[Arguments, bool]:
     from covpool.cli.train_options import make_parser, parse_words
     from covpool.train.recipe_files import read_recipe
 
-    values = parse_words(words, make_parser())
+    values = parse_words(words, make_parser(example=EXAMPLE))
     own = {name: values.pop(name, None) for name in ("recipe", "compare", "print_config", "json", "debug")}
     recipe = read_recipe(own["recipe"], values)
     return Arguments(recipe, own["compare"], bool(own["print_config"])), bool(own["json"])
@@ -115,11 +117,14 @@ def _trained(run: Run) -> Trained:
 
 
 def _result(run: Trained) -> str:
+    from covpool.data.counts import counted
+
     before = "finished before: " if run.was_finished else ""
-    count = run.summary["epochs"]
-    epochs = f"after {count} {'epoch' if count == 1 else 'epochs'}"
+    epochs = f"after {counted(run.summary['epochs'], 'epoch')}"
     metrics = run.summary["metrics"]
     if not metrics:
         return f"{before}trained, {epochs}; there were no images to test on"
     shares = f"top-1 {metrics['top1']:.1%}, macro-F1 {metrics['macro_f1']:.1%}"
-    return f"{before}{shares} on the {metrics['images']:,} images of {run.summary['split']}, {epochs}"
+    return (
+        f"{before}{shares} on the {counted(metrics['images'], 'image')} of {run.summary['split']}, {epochs}"
+    )

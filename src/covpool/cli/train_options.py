@@ -60,6 +60,7 @@ def make_parser(
     command: str = "covpool train",
     summary: str = SUMMARY,
     more: Mapping[str, Mapping[str, Any]] = TRAIN_OPTIONS,
+    example: str = "",
 ) -> Parser:
     """A parser with the common options first.
 
@@ -67,6 +68,7 @@ def make_parser(
         command: the verb.
         summary: what it does.
         more: its options that are no keys of a recipe, as ``add_argument`` takes them.
+        example: a command line that works.
     """
     parser = _Parser(
         prog=command,
@@ -77,6 +79,7 @@ def make_parser(
         allow_abbrev=False,
         print_config=None,  # jsonargparse has such an option itself, for parsers with files of their own
     )
+    parser.example = example
     parser.hints = {"recipe": str} | {name: how["type"] for name, how in more.items() if "type" in how}
     common = parser.add_argument_group("common options")
     common.add_argument(
@@ -117,6 +120,10 @@ class _Parser(Parser):
     def sentence(self, message: str) -> str:
         """As ever, with short names."""
         return _short(super().sentence(message))
+
+    def options(self) -> list[str]:
+        """All of them, and the short names."""
+        return [*super().options(), *(f"--{short.replace('_', '-')}" for short in SHORT)]
 
 
 class _Help(Help, argparse.RawDescriptionHelpFormatter):

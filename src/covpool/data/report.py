@@ -11,6 +11,7 @@ from pathlib import Path
 
 from covpool.data.check import REMEDIES
 from covpool.data.collection import Problem
+from covpool.data.counts import counted
 from covpool.data.names import ENCODING, ERRORS
 
 HEADER = Problem._fields
@@ -52,7 +53,7 @@ def report_text(
     """What was looked at, what was found, how often, and what to do about it."""
     splits = ", ".join(f"{split} {count:,}" for split, count in images.items())
     total = sum(images.values())
-    heading = f"{data}: layout {layout}, {total:,} images ({splits}), {classes:,} classes"
+    heading = f"{data}: layout {layout}, {counted(total, 'image')} ({splits}), {counted(classes, 'class')}"
     if not problems:
         return f"{heading}\n\nNothing was found to complain of."
     rows = [("problem", "count", "what to do")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from covpool.data.counts import counted
 from covpool.data.image_set import ImageSet
 from covpool.data.sources import open_images
 from covpool.models.model import PooledClassifier
@@ -23,7 +24,8 @@ def open_split(model: PooledClassifier, path: str, split: str, layout: str = "au
     if model.classes is None:
         if model.num_classes != len(images.classes):
             raise ValueError(
-                f"the bundle tells {model.num_classes} classes apart, and {path} has {len(images.classes)}"
+                f"the bundle tells {model.num_classes} classes apart, and {path} has {len(images.classes)}: "
+                "give the images that it is for"
             )
     elif model.classes != images.classes:
         raise ValueError(f"{path} {_difference(model.classes, images.classes)}")
@@ -32,7 +34,9 @@ def open_split(model: PooledClassifier, path: str, split: str, layout: str = "au
 
 def _difference(known: tuple[str, ...], found: tuple[str, ...]) -> str:
     if new := [name for name in found if name not in known]:
-        return f"has {len(new)} classes that the bundle does not know, first {new[0]!r}"
+        count = counted(len(new), "class")
+        return f"has {count} that the bundle does not know, first {new[0]!r}: give the images that it is for"
     if gone := [name for name in known if name not in found]:
-        return f"lacks {len(gone)} classes of the bundle, first {gone[0]!r}: a folder for each must be there"
+        count = counted(len(gone), "class")
+        return f"lacks {count} of the bundle, first {gone[0]!r}: a folder for each must be there"
     return "has the classes of the bundle in another order"

@@ -73,19 +73,31 @@ def explain(
         >>> found.kind, abs(float(found.places.sum()) + found.rest - found.logit) < 1e-3
         ('exact', True)
     """
-    if not model.num_classes:
-        raise ValueError("the model has no classifier: there is no class to explain")
     was_training = model.training
     model.eval()
     try:
         with torch.no_grad():
             features = model.forward_features(image[None])
-        if _is_exact(model):
-            with torch.no_grad():
-                return _exact(model, features, classes, side, pairs)
-        return [_by_gradient(model, features, label) for label in classes]
+        return explain_features(model, features, classes, side=side, pairs=pairs)
     finally:
         model.train(was_training)
+
+
+def explain_features(
+    model: PooledClassifier,
+    features: Tensor,
+    classes: Sequence[int],
+    *,
+    side: Side = "auto",
+    pairs: bool = False,
+) -> list[Evidence]:
+    """:func:`explain` from the features of one image, as a model in evaluation mode gave them."""
+    if not model.num_classes:
+        raise ValueError("the model has no classifier: there is no class to explain")
+    if _is_exact(model):
+        with torch.no_grad():
+            return _exact(model, features, classes, side, pairs)
+    return [_by_gradient(model, features, label) for label in classes]
 
 
 def _is_exact(model: PooledClassifier) -> bool:

@@ -14,7 +14,7 @@ from covpool.data.bad_image import BadImageError
 from covpool.data.decode import decode
 from covpool.data.transforms import Preprocessing, evaluation_transform
 from covpool.drawing.theme import png
-from covpool.explain.evidence import Evidence, explain
+from covpool.explain.evidence import Evidence, explain_features
 from covpool.explain.figures import Explained, draw_against, draw_classes, draw_pairs, draw_sheet
 from covpool.explain.overlay import seen
 from covpool.explain.some_images import some_images
@@ -94,7 +94,8 @@ def explain_images(
         _draw(one, out / f"{number:03d}-{Path(name).stem}", rival, pairs)
         rows += [{"image": name, "class": names[found.label], **_numbers(found)} for found in one.found]
     if not made:
-        raise ValueError(f"there is no image to explain in {data}")
+        told = f"none of its images can be read, of {bad}" if bad else "there is no image in it"
+        raise ValueError(f"{data} cannot be explained: {told}; covpool check tells what is wrong with images")
     if len(made) > 1:
         replace_file(out / "sheet.png", png(draw_sheet(made)))
     replace_file(out / "maps.json", (json.dumps(rows, indent=1) + "\n").encode())
@@ -117,12 +118,14 @@ def explained(
     preprocessing = Preprocessing.of(model.pretrained_cfg)
     image: Tensor = evaluation_transform(preprocessing)(decode(content))
     image = image.to(next(model.parameters()).device)
-    with torch.inference_mode():
-        likely = model.eval()(image[None])[0].argsort(descending=True).tolist()
+    model.eval()
+    with torch.no_grad():
+        features = model.forward_features(image[None])
+        likely = model.forward_head(features)[0].argsort(descending=True).tolist()
     chosen = list(classes) or likely[:top]
     # One class against another is the likeliest against it.
     extra = [] if rival is None else [one for one in (likely[0], rival) if one not in chosen]
-    found = explain(model, image, [*chosen, *extra], pairs=pairs)
+    found = explain_features(model, features, [*chosen, *extra], pairs=pairs)
     return Explained(name, seen(image, preprocessing), tuple(found), class_names(model), likely[0], label)
 
 

@@ -82,7 +82,9 @@ def export_model(
     prepare_export(out)
     job = open_job(bundle, data, options)
     graph = ExportGraph(job.model, job.preprocessing if options.takes_pixels else None)
-    traced = trace_model(job, graph)
+    with progress("graphs traced") as bar:
+        bar(0, 1)  # which may take a minute
+        traced = trace_model(job, graph)
     described = describe(job.card, traced, takes_pixels=options.takes_pixels)
     with replace_folder(out) as folder:
         with progress("images to fit int8 to") as bar:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from covpool.data.counts import counted
+
 
 def results_table(results: dict[str, Any]) -> str:
     """Files beside torch: agreement, sizes, and times."""
     data, latency = results["data"], results["latency"]
     lines = [
-        f"{results['files'][0]['images']:,} images of {data['split']}, {data['classes']} classes"
-        + _calibrated(results["calibration_images"]),
+        f"{counted(results['files'][0]['images'], 'image')} of {data['split']}, "
+        f"{counted(data['classes'], 'class')}" + _calibrated(results["calibration_images"]),
         "",
         f"{'':<20}{'same class':>12}{'largest difference':>20}{'MB':>8}{'p50, ms':>10}{'p99, ms':>10}",
     ]

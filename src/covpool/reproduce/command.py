@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from covpool import __version__
 from covpool.bench.timing import MakeProgress, silence
 from covpool.functional.arguments import check_choice, check_whole
 from covpool.models.bundles.durable import replace_file
+from covpool.provenance.release import release
 from covpool.reproduce import record
 from covpool.reproduce.budget import seconds_of
 from covpool.reproduce.experiments import EXPERIMENTS
@@ -68,7 +68,7 @@ def run_all(
                 tell(f"{one.name} is left out: it needs --sets")
                 continue
             one.run(sets, runs, out)
-            files += one.read(out / __version__)[1]
+            files += one.read(out / release())[1]
     return files
 
 
@@ -78,14 +78,14 @@ def draw(out: Path) -> list[Path]:
         file
         for experiment in EXPERIMENTS.values()
         if isinstance(experiment, Experiment)
-        for path in sorted((out / __version__).glob(f"{experiment.name}--*.json"))
+        for path in sorted((out / release()).glob(f"{experiment.name}--*.json"))
         for file in record.render(experiment, path)
     ]
 
 
 def write_page(out: Path, file: Path) -> Path:
     """The page of results of this version."""
-    folder = out / __version__
+    folder = out / release()
     link = Path(os.path.relpath(folder, file.parent)).as_posix()
     replace_file(file, page(folder, link).encode())
     return file

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from covpool.provenance.results_files import results_file
 from covpool.reproduce import full_size, record
 from covpool.reproduce.claims import CONFIDENCE, Results
 from covpool.reproduce.experiments import EXPERIMENTS
@@ -64,10 +65,10 @@ def page(folder: Path, link: str) -> str:
 def _found(experiment: Experiment | Measurement, folder: Path) -> tuple[Results, list[Path]]:
     if isinstance(experiment, Measurement):
         return experiment.read(folder)
-    paths = sorted(folder.glob(f"{experiment.name}--*.json"))
-    if not paths:
+    path = results_file(folder, experiment.name)
+    if path is None:
         return record.new_results(experiment, MINIATURE), []
-    return json.loads(paths[0].read_text(encoding="utf-8")), paths[:1]
+    return json.loads(path.read_text(encoding="utf-8")), [path]
 
 
 def _files(paths: Sequence[Path], link: str) -> list[str]:

@@ -14,7 +14,7 @@ from covpool.models.bundles.durable import replace_file
 from covpool.models.bundles.strict_json import plain_json
 from covpool.models.bundles.tensors import versions
 from covpool.provenance import results as origin
-from covpool.provenance.machine import machine_name
+from covpool.provenance.results_files import results_path
 from covpool.reproduce.claims import Claim, Judgement, errors
 from covpool.reproduce.experiments.experiment import Experiment
 from covpool.reproduce.figures import empty_figure
@@ -44,17 +44,11 @@ def new_results(experiment: Experiment, scale: Scale) -> Results:
     }
 
 
-def path_of(results: Results, out: Path) -> Path:
-    """Of the JSON; the others have their own suffixes."""
-    name = f"{results['experiment']}--{machine_name(results['machine'])}--{results['device']}.json"
-    return out / str(results["versions"]["covpool"]) / name
-
-
 def write(results: Results, out: Path) -> Path:
     """Check and write the JSON."""
     plain = plain_json("results", results)
     origin.check_schema(plain, PACKAGE, SCHEMA)
-    path = path_of(plain, out)
+    path = results_path(out, plain["experiment"], plain)
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, (json.dumps(plain, indent=1, ensure_ascii=False) + "\n").encode())
     return path

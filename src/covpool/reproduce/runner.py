@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from covpool.bench.timing import MakeProgress, silence
+from covpool.provenance.results_files import results_path
 from covpool.reproduce import record
 from covpool.reproduce.budget import affordable_seeds, estimated_seconds
 from covpool.reproduce.experiments.experiment import Experiment
@@ -116,7 +117,7 @@ def collected(experiment: Experiment, place: Place) -> dict[str, Any]:
         if is_done(configuration, place.runs)
     ]
     try:
-        before = json.loads(record.path_of(results, place.out).read_text(encoding="utf-8"))
+        before = json.loads(results_path(place.out, experiment.name, results).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return results
     if before["arguments"] == results["arguments"]:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from covpool.data.counts import counted
 from covpool.models.model import PooledClassifier
 from covpool.train.metrics import NAMES
 from covpool.train.processes import Processes
@@ -70,8 +71,9 @@ class Journal:
         dim = f" of {config.dim} channels" if config.dim is not None else ""
         self.progress.line(
             f"{config.backbone}, {config.pool}{dim}: {parameters / 1e6:.1f}M parameters, "
-            f"{images:,} images of {config.num_classes:,} classes, {self.batches:,} steps an epoch, "
-            f"{each} {'process' if each == 1 else 'processes'} on {self.processes.device.type}"
+            f"{counted(images, 'image')} of {counted(config.num_classes, 'class')}, "
+            f"{counted(self.batches, 'step')} an epoch, "
+            f"{counted(each, 'process')} on {self.processes.device.type}"
         )
         if self._cursor:
             epoch, step = divmod(self._cursor, self.batches)

@@ -138,9 +138,9 @@ def _find(name_or_path: str | Path) -> Traversable:
         return path
     names = recipe_names()
     if str(name_or_path) not in names:
-        raise ValueError(
-            f"{name_or_path} is none of the recipes: {', '.join(names)}; one of your own is a file, .yaml"
-        )
+        near = difflib.get_close_matches(str(name_or_path), names, n=1, cutoff=0.8)
+        listed = f"did you mean {near[0]}?" if near else f"{', '.join(names)};"
+        raise ValueError(f"{name_or_path} is none of the recipes: {listed} one of your own is a file, .yaml")
     return _folder() / f"{name_or_path}.yaml"
 
 
@@ -167,14 +167,22 @@ def _checked(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The values, each of the type that its key wants."""
     for key in values:
         if key not in options():
-            near = difflib.get_close_matches(key, options(), n=1, cutoff=0.5)
-            hint = f"; is it {near[0]}?" if near else ""
-            raise ValueError(f"{where}a recipe has no {key}{hint}")
+            raise ValueError(f"{where}a recipe has no {key}{_near(key)}")
     try:
         parsed = _parser().parse_object(nested(_plain(values)), defaults=False)
     except ValueError as error:
         raise ValueError(f"{where}{error}") from error
     return {key: parsed[key] for key in values}
+
+
+def _near(key: str) -> str:
+    """What may have been meant by a key that there is not, as the end of a sentence."""
+    section, _, name = str(key).rpartition(".")
+    names = [option.rpartition(".")[2] for option in options() if option.rpartition(".")[0] == section]
+    if section and names and not difflib.get_close_matches(name, names, n=1):
+        return f"; {section} has {', '.join(names)}"
+    near = difflib.get_close_matches(str(key), options(), n=1, cutoff=0.5)
+    return f"; is it {near[0]}?" if near else ""
 
 
 @functools.cache

@@ -75,6 +75,11 @@ def open_data(options: DataOptions, seed: int) -> Splits:
     if options.limit is not None:
         train, val, test = (_limited(images, options.limit, seed) for images in (train, val, test))
     assert train is not None
+    if len(train.classes) == 1:
+        raise ValueError(
+            f"{options.path} has one class alone, {train.classes[0]!r}, and nothing to tell it from: put the "
+            "images of each class into a folder of its name"
+        )
     _check_names(train.classes)
     return Splits(train, val, test)
 

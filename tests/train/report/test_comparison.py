@@ -59,7 +59,7 @@ def test_the_page(tmp_path: Path) -> None:
     assert_harmless(page)
     a, b = rights(first), rights(second)
     difference = 100 * (np.mean(list(a.values())) - np.mean(list(b.values())))
-    assert f"{difference:+.1f} points of top-1: isqrt_cov less {EVIL[0]}" in page.words
+    assert f"{difference:+.1f} points of top-1: isqrt_cov minus {EVIL[0]}" in page.words
     assert f"isqrt_cov alone is right on {sum(a[n] and not b[n] for n in a)}" in page.words
     assert "It is one training of each" in page.words
     assert "model.poolisqrt_covgap" in page.words  # in cells

@@ -11,9 +11,10 @@ from covpool.bench.methods.entries import Entry, chosen_entries
 from covpool.bench.methods.layers import measure_layers
 from covpool.bench.methods.steps import BATCH_SIZES, PAPER_SETTING, Setting, measured_steps
 from covpool.bench.problem import Problem, Size, chosen_sizes
-from covpool.bench.results import Results, check_device, new_results, results_path, write_results
+from covpool.bench.results import Results, check_device, new_results, write_results
 from covpool.bench.timing import MakeProgress, Schedule, silence
 from covpool.functional.arguments import check_choice, check_whole
+from covpool.provenance.results_files import results_path
 
 SECTIONS = ("layers", "training")
 # AlexNet's and ResNet's.
@@ -75,7 +76,7 @@ def run_methods(
         "layers": {},
         "training": None,
     }
-    path = results_path(out, results)
+    path = results_path(out, results["suite"], results)
     if "layers" in sections:
         for size in wanted:
             problem = Problem(size, seed=seed, device=device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from covpool.data.shards.index import (
@@ -20,13 +20,16 @@ from covpool.data.sources.listing import SPLITS
 
 
 def index_shards(
-    folders: Sequence[Path], classes: Sequence[str] | None = None
+    folders: Sequence[Path],
+    classes: Sequence[str] | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[list[ShardIndex], int]:
     """Make the index of folders of tars, ours or others', anew. The tars are only read.
 
     Args:
         folders: with the tars; the index of each goes beside them. They have the same classes.
         classes: names, in the order of the labels; if not given, those in the tars, or else the labels.
+        progress: is told how many tars are done, and how many there are.
 
     Returns:
         The index of each, and how many samples were left out because they have no image or no label.
@@ -34,6 +37,7 @@ def index_shards(
     shards: list[list[Shard]] = []
     told: dict[int, str] = {}
     highest, left_out = -1, 0
+    total = sum(len(_tars(folder)) for folder in folders)
     for folder in folders:
         shards.append([])
         for name in _tars(folder):
@@ -42,6 +46,7 @@ def index_shards(
             told.update(scan.classes)
             highest = max(highest, int(scan.contents.labels.max(initial=-1)))
             left_out += scan.left_out
+            progress(sum(map(len, shards)), total)
     if classes is None:
         classes = [told.get(label, str(label)) for label in range(highest + 1)]
     elif len(classes) <= highest:

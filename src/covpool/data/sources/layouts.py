@@ -118,7 +118,9 @@ def layout_of(path: str | Path) -> str:
     for name, file in LAYOUTS.items():
         if file.recognises(Path(path)):
             return name
-    raise ValueError(f"{path} is neither a folder nor a CSV")
+    raise ValueError(
+        f"{path} is neither a folder nor a CSV: give a folder of classes, or a CSV of path,label"
+    )
 
 
 def _check_classes(path: str | Path, sets: Mapping[Split, ImageSet]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from covpool.data.counts import counted
 from covpool.evaluate.results import Results
 
 NAMES = {
@@ -17,7 +18,7 @@ NAMES = {
 def results_table(results: Results) -> str:
     """A line for each metric in percent, with its interval where it has one, and the loss."""
     data = results["data"]
-    told = f"{results['images']:,} images of {data['split']}, {data['classes']:,} classes"
+    told = f"{counted(results['images'], 'image')} of {data['split']}, {counted(data['classes'], 'class')}"
     lines = [told, "", f"{'':<25} {'%':>6}   95 % interval"]
     for key, name in NAMES.items():
         if key == "top5" and data["classes"] <= 5:

@@ -100,6 +100,8 @@ def infer(
 def _engine(running: Running) -> Callable[[Work, Running, Progress], int]:
     if running.engine == "local":
         return run_local
-    from covpool.evaluate.bulk.ray_engine import run_ray  # here, because Ray is for clusters alone
-
+    try:
+        from covpool.evaluate.bulk.ray_engine import run_ray  # here, because Ray is for clusters alone
+    except ModuleNotFoundError as error:
+        raise ValueError(f"--engine ray needs {error.name}: pip install 'covpool[scale]'") from error
     return run_ray

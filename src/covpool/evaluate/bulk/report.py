@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from covpool.data.counts import counted
 from covpool.evaluate.bulk.infer import Done
 from covpool.train.durations import duration
 
@@ -9,7 +10,7 @@ from covpool.train.durations import duration
 def report_text(done: Done) -> str:
     """A line on what is there, and one on the bad images among what is new."""
     files = f"{done.files:,} {'file' if done.files == 1 else 'files'}"
-    there = f"{done.out}: {done.images:,} rows in {files}"
+    there = f"{done.out}: {counted(done.images, 'row')} in {files}"
     if not done.new_files:
         return f"{there}, all of them there already"
     rate = done.new_images / max(done.seconds, 1e-9)

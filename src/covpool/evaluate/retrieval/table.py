@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from covpool.data.counts import counted
 from covpool.evaluate.results import Results
 
 
 def results_table(results: Results) -> str:
     """A line for each metric, in percent."""
     data, gallery, metrics = results["data"], results["gallery"], results["metrics"]
-    among = "the others" if gallery is None else f"{gallery['images']:,} images of {gallery['split']}"
-    told = f"{results['queries']:,} images of {data['split']} searched for their class among {among}"
+    among = (
+        "the others" if gallery is None else f"{counted(gallery['images'], 'image')} of {gallery['split']}"
+    )
+    told = f"{counted(results['queries'], 'image')} of {data['split']} searched for their class among {among}"
     if without := results["queries_without_match"]:
         told += f"; {without:,} more have none to find"
     shares = {f"recall at {k}": share for k, share in metrics["recall"].items()}

@@ -94,7 +94,7 @@ def diagnose(
         found.append(_look(model.eval(), image.to(next(model.parameters()).device)))
         progress(done)
     if not found:
-        raise ValueError("there is no image to diagnose by")
+        raise ValueError("there is no image to diagnose by: covpool check tells what is wrong with images")
     alive = torch.stack([one["alive"] for one in found]).any(0)
     after = [one["after"] for one in found if one["after"] is not None]
     first = found[0]

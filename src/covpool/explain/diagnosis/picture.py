@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from matplotlib.figure import Figure
 
+from covpool.data.counts import counted
 from covpool.drawing.theme import LIGHT, dress, new_figure
 from covpool.explain.diagnosis.measuring import Diagnosis
 
@@ -33,6 +34,7 @@ def draw(found: Diagnosis) -> Figure:
         right.set_xlabel("Newton-Schulz steps", fontsize=9)
         right.set_ylabel("‖Y² − A‖ / ‖A‖", fontsize=9)
     figure.suptitle(
-        f"{found.channels} channels, {found.positions} positions, {found.images} images", fontsize=10
+        f"{found.channels} channels, {found.positions} positions, {counted(found.images, 'image')}",
+        fontsize=10,
     )
     return figure

@@ -198,13 +198,16 @@ def _open(folder: Path, name: str) -> Iterator[BufferedReader]:
     message quotes it. But it must not lead to a device or a pipe, which never end.
     """
     if not folder.is_dir():
-        raise BundleError("there is no such folder")
+        what = "there is no such folder, but a file" if folder.exists() else "there is no such folder"
+        raise BundleError(f"{what}: give the folder bundle of a run")
     try:
         descriptor = os.open(
             folder / name, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
         )
     except FileNotFoundError as error:
-        raise BundleError(f"there is no {name} in it") from error
+        inside = folder / "bundle"  # as in the folder of a run
+        meant = f"did you mean {inside}?" if (inside / CARD).exists() else "give the folder bundle of a run"
+        raise BundleError(f"there is no {name} in it: {meant}") from error
     except OSError as error:
         raise BundleError(f"its {name} cannot be opened: {error.strerror}") from error
     with os.fdopen(descriptor, "rb") as file:

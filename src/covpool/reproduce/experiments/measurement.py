@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from covpool.provenance.results_files import results_file
 from covpool.reproduce.claims import Claim
 
 Results = dict[str, Any]
@@ -39,5 +40,6 @@ class Measurement:
 
     def read(self, folder: Path) -> tuple[Results, list[Path]]:
         """The results that are in a folder, and where they are."""
-        paths = [path for name in self.files for path in sorted(folder.glob(f"{name}--*.json"))]
-        return {path.name.partition("--")[0]: json.loads(path.read_bytes()) for path in paths}, paths
+        found = {name: results_file(folder, name) for name in self.files}
+        paths = {name: path for name, path in found.items() if path is not None}
+        return {name: json.loads(path.read_bytes()) for name, path in paths.items()}, list(paths.values())

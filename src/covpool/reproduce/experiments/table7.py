@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from covpool.provenance.machine import describe_machine, machine_name
+from covpool.provenance.release import release
 from covpool.reproduce import fine_grained, fine_tuning
 from covpool.reproduce.claims import Claim, Judgement, not_run
 from covpool.reproduce.experiments.measurement import Measurement, Results
@@ -16,15 +17,13 @@ PROBED, TUNED = "fine_grained", "fine_tuning"
 
 def run(sets: Path | None, runs: Path, out: Path) -> None:
     """All cases of :mod:`covpool.reproduce.fine_grained` and :mod:`covpool.reproduce.fine_tuning`."""
-    from covpool import __version__
-
     if sets is None:
         raise ValueError(
             "table7 needs the image sets: give --sets a folder with cub, cars, flowers, sparrows"
         )
     machine = machine_name(describe_machine("cpu"))
     for experiment, name in ((fine_grained, PROBED), (fine_tuning, TUNED)):
-        experiment.main(str(sets), str(runs / name), str(out / __version__ / f"{name}--{machine}--cpu"))
+        experiment.main(str(sets), str(runs / name), str(out / release() / f"{name}--{machine}--cpu"))
 
 
 def _probed(

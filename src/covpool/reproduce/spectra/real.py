@@ -15,7 +15,7 @@ from covpool.data.sources import open_images
 from covpool.data.transforms import Preprocessing, evaluation_transform
 from covpool.explain.spectrum import medians, rounded, summed_up, without_rounding
 from covpool.functional import covariance
-from covpool.models import create_model
+from covpool.models import PooledClassifier, create_model
 from covpool.reproduce.spectra.curves import CURVES, values_out
 
 SIZES = (224, 448)  # pixels: 7×7 and 14×14 positions of 320 channels
@@ -24,10 +24,9 @@ BINS_PER_DECADE = 6
 PREPROCESSING = {"mean": [127 / 255] * 3, "std": [128 / 255] * 3}
 
 
-@torch.no_grad()
-def photographs(data: Path, weights: Path, size: int) -> Iterator[Tensor]:
-    """Features ``(1, C, n)`` of EfficientNet-Lite0's last stage, of the first test image of every class."""
-    model = create_model(
+def lite0(weights: Path, size: int) -> PooledClassifier:
+    """EfficientNet-Lite0 as it was trained; of its features those of the last stage, 320 channels."""
+    return create_model(
         "tf_efficientnet_lite0",
         num_classes=0,
         dim=None,
@@ -37,6 +36,12 @@ def photographs(data: Path, weights: Path, size: int) -> Iterator[Tensor]:
         image_size=size,
         preprocessing=PREPROCESSING,
     ).eval()
+
+
+@torch.no_grad()
+def photographs(data: Path, weights: Path, size: int) -> Iterator[Tensor]:
+    """Features ``(1, C, n)`` of the first test image of every class."""
+    model = lite0(weights, size)
     transform = evaluation_transform(Preprocessing.of(model.pretrained_cfg))
     images = open_images(data, "test")
     labels = [int(images.labels[i]) for i in range(len(images))]

@@ -1,0 +1,102 @@
+"""Smoke test of the installed wheel with one of its small extras alone: .ci/smoke_extra.py EXTRA."""
+
+import json
+import os
+import random
+import sys
+import tempfile
+from pathlib import Path
+
+import covpool
+
+location = Path(covpool.__file__)
+assert location.is_relative_to(sys.prefix), f"covpool was imported from {location}, not from the wheel"
+
+
+def run(*words: str) -> None:
+    """As on a command line."""
+    from covpool.cli.main import main
+
+    assert main(words) == 0, words
+
+
+def paint() -> None:
+    """Images of two colours, in the folder ``images``."""
+    from PIL import Image
+
+    chance = random.Random(0)
+    for name, colour in (("red", (200, 30, 30)), ("blue", (30, 30, 200))):
+        folder = Path("images", "test", name)
+        folder.mkdir(parents=True)
+        for i in range(4):
+            shade = tuple(channel + chance.randrange(50) for channel in colour)
+            Image.new("RGB", (40, 40), shade).save(folder / f"{i}.png")
+
+
+def save_bundle() -> None:
+    """Of a network that has learned nothing, in the folder ``bundle``."""
+    model = covpool.create_model("test_resnet", dim=8, num_classes=2, image_size=32)
+    covpool.save_model(model, "bundle", classes=["blue", "red"])
+
+
+def bench() -> None:
+    """Figures of a tiny layer, which follow their schema."""
+    small = ["--sections", "[layers]", "--methods", "[gap]", "--sizes", '["8:16"]', "--batch", "2"]
+    run("bench", "methods", *small, "--rounds", "2", "--out", "figures")
+    assert list(Path("figures").rglob("*.json")), "no figures were written"
+
+
+def data() -> None:
+    """A look at images, and shards of them."""
+    paint()
+    run("check", "images", "--output", "findings.csv")
+    run("shard", "images", "--output", "shards")
+    assert list(Path("shards").rglob("*.tar")), "no shards were written"
+
+
+def faiss() -> None:
+    """A search by faiss."""
+    paint()
+    save_bundle()
+    run("retrieve", "bundle", "images", "--engine", "faiss", "--workers", "0", "--at", "[1]")
+    assert json.loads(Path("retrieval/results.json").read_bytes())["arguments"]["engine"] == "faiss"
+
+
+def scale() -> None:
+    """Predictions by Ray."""
+    paint()
+    save_bundle()
+    run("predict", "bundle", "images", "--engine", "ray", "--format", "csv")
+    lines = [line for file in Path("predictions").glob("*.csv") for line in file.read_text().splitlines()[1:]]
+    assert len(lines) == 8, lines
+
+
+def mlflow() -> None:
+    """A number in a store on the disk. What sends numbers there comes by the extra train."""
+    import mlflow
+
+    mlflow.set_tracking_uri("sqlite:///store.db")
+    with mlflow.start_run():
+        mlflow.log_metrics({"top1": 0.5}, step=1)
+    (run,) = mlflow.search_runs(output_format="list")
+    assert run.data.metrics == {"top1": 0.5}, run
+
+
+def wandb() -> None:
+    """A number, kept on the disk. What sends numbers there comes by the extra train."""
+    import wandb
+
+    run = wandb.init(project="covpool", mode="offline")
+    run.log({"top1": 0.5}, step=1)
+    run.finish()
+    assert list(Path("wandb").glob("offline-run-*/*.wandb")), "nothing was kept"
+
+
+SMOKES = {smoke.__name__: smoke for smoke in (bench, data, faiss, mlflow, scale, wandb)}
+
+if __name__ == "__main__":  # Ray starts processes that import this file
+    extra = sys.argv[1]
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        os.chdir(folder)
+        SMOKES[extra]()
+    print(f"covpool {covpool.__version__} with its extra {extra}: the wheel works")

@@ -1,0 +1,61 @@
+"""``covpool doctor``: see :func:`covpool.doctor.examine`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from covpool.doctor import Examination
+
+EXAMPLE = "covpool doctor"
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Tell what is installed, and test it, in half a minute at most.
+
+    Versions, devices, extras, and a line for every test: pass, fail, or skip for what covpool does without.
+    The exit code is 1 if one failed.
+    """
+
+
+def parse(words: Sequence[str]) -> tuple[Arguments, bool]:
+    """By argparse, because jsonargparse may be what is missing."""
+    parser = argparse.ArgumentParser(
+        prog="covpool doctor",
+        description=Arguments.__doc__,
+        epilog=f"example:\n  {EXAMPLE}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        exit_on_error=False,
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    known, others = parser.parse_known_args(words)
+    if others:
+        raise ValueError(f"unrecognized arguments: {' '.join(others)}; it takes --json alone")
+    return Arguments(), known.json
+
+
+def run(arguments: Arguments) -> Examination:
+    """Examine."""
+    from covpool.cli.progress import Progress
+    from covpool.doctor import examine
+
+    with Progress("tests") as progress:
+        return examine(progress)
+
+
+def text(result: Examination) -> str:
+    """What is here, and a line for every test."""
+    from covpool.doctor.text import examination_text
+
+    return examination_text(result)
+
+
+def exit_code(result: Examination) -> int:
+    """1 if a test failed."""
+    return int(not result.is_well)

@@ -1,0 +1,121 @@
+"""The whole examination: what is here, and every test, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from covpool.doctor import mathematics, surroundings
+from covpool.doctor.finding import Finding, NotHereError
+from covpool.doctor.installed import missing_by_extra, versions
+from covpool.provenance.machine import describe_machine
+
+Progress = Callable[[int, int], None]
+
+REINSTALL = "reinstall torch, for this CPU and driver: https://pytorch.org/get-started"
+
+
+class Trial(NamedTuple):
+    """A test, and what to do where it fails; ``is_needed`` is false where covpool does without."""
+
+    name: str
+    run: Callable[[], str]
+    remedy: str
+    is_needed: bool = True
+
+
+@dataclass(frozen=True)
+class Examination:
+    """What was found.
+
+    Attributes:
+        versions: of Python, covpool and the packages that are there.
+        machine: as results name it.
+        devices: that torch can compute on.
+        float32_products: the precision that torch takes for them; ``highest`` is without TF32.
+        missing: of every extra, the packages that are not there.
+        findings: of the tests, in their order.
+    """
+
+    versions: dict[str, str]
+    machine: dict[str, Any]
+    devices: tuple[str, ...]
+    float32_products: str
+    missing: dict[str, tuple[str, ...]]
+    findings: tuple[Finding, ...]
+
+    @property
+    def is_well(self) -> bool:
+        """Whether no test failed."""
+        return all(finding.state != "fail" for finding in self.findings)
+
+
+def examine(progress: Progress = lambda done, total: None) -> Examination:
+    """Look at what is installed, and test it; nothing is downloaded.
+
+    Args:
+        progress: is told how many tests are done, and how many there are.
+
+    Example:
+        >>> from covpool.doctor import examine
+        >>> examine().is_well  # doctest: +SKIP
+        True
+    """
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    tests = _tests(device)
+    findings = []
+    for number, test in enumerate(tests):
+        progress(number, len(tests))
+        findings.append(_finding(test))
+    return Examination(
+        versions=versions(),
+        machine=describe_machine("cpu"),
+        devices=_devices(),
+        float32_products=torch.get_float32_matmul_precision(),
+        missing=missing_by_extra(),
+        findings=tuple(findings),
+    )
+
+
+def _devices() -> tuple[str, ...]:
+    try:
+        return "cpu", *(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
+    except RuntimeError:  # its driver is out of order, as the tests have told
+        return "cpu", "a GPU that does not answer"
+
+
+def _tests(device: str) -> list[Trial]:
+    """On a GPU where there is one, because it is what training will take."""
+    return [
+        Trial(f"isqrt_cov on {device}", partial(mathematics.value, device), REINSTALL),
+        Trial(f"gradient on {device}", partial(mathematics.gradient, device), REINSTALL),
+        Trial(f"bfloat16 on {device}", partial(mathematics.half_precision, device), REINSTALL, False),
+        Trial(
+            "torch.compile",
+            partial(mathematics.compiled, device),
+            "install a C++ compiler, such as g++, or go without: it is an option",
+            is_needed=False,
+        ),
+        Trial(f"training on {device}", partial(surroundings.training_step, device), REINSTALL),
+        Trial("images", surroundings.image, "pip install --force-reinstall pillow torchvision"),
+        Trial(
+            "worker processes",
+            surroundings.workers,
+            "give --workers 0, or more shared memory: docker run --shm-size=8g",
+        ),
+        Trial("disk", surroundings.disk, "make room there, or set TMPDIR to a folder of another disk"),
+    ]
+
+
+def _finding(test: Trial) -> Finding:
+    try:
+        return Finding(test.name, "pass", test.run())
+    except NotHereError as error:
+        return Finding(test.name, "skip", str(error), error.remedy)
+    except Exception as error:  # whatever it is: to tell it is what this is for
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        return Finding(test.name, "fail" if test.is_needed else "skip", lines[0], test.remedy)

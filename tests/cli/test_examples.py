@@ -1,0 +1,96 @@
+"""The example under the help of every verb, pasted as it is into a folder with birds and a bundle."""
+
+from __future__ import annotations
+
+import importlib
+import shlex
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from PIL import Image
+
+from covpool.cli.main import VERBS, main
+from tests.data.pictures import SPARROWS, needs_sparrows
+from tests.evaluate.birds import CLASSES, a_bundle
+from tests.models.weights.paper_networks import vgg_weights
+
+ROOT = Path(__file__).parents[2]
+SIDE = 72
+# What is there after the example, for a person to look at.
+LEFT = {
+    "check": "problems.csv",
+    "shard": "birds-shards/train/index.json",
+    "lr-find": "run/lr_find.png",
+    "train": "run/report.html",
+    "probe": "probe/results.json",
+    "svm": "runs/birds/svm/covpool.json",
+    "eval": "runs/birds/evaluation/results.json",
+    "retrieve": "runs/birds/retrieval/results.json",
+    "explain": "runs/birds/explained/maps.json",
+    "diagnose": "runs/birds/diagnosis/diagnosis.png",
+    "predict": "predictions/0000000.csv",
+    "embed": "embeddings/0000000.parquet",
+    "export": "runs/birds/exported/results.json",
+    "reproduce": "results.md",
+    "convert": "runs/paper/bundle/covpool.json",
+}
+# They print what they have to say, or tell themselves where it is.
+PRINTED = {"plan", "doctor", "bench"}
+
+
+def example(verb: str) -> str:
+    return str(importlib.import_module(f"covpool.cli.{verb.replace('-', '_')}").EXAMPLE)
+
+
+@pytest.fixture(scope="module")
+def birds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Small photographs of six species, twelve of each to learn from and three to test on."""
+    folder = tmp_path_factory.mktemp("examples") / "birds"
+    for split, name in ((split, name) for split in ("train", "test") for name in CLASSES):
+        (folder / split / name).mkdir(parents=True)
+        for file in sorted((SPARROWS / split / name).iterdir())[: 12 if split == "train" else 3]:
+            with Image.open(file) as image:
+                image.convert("RGB").resize((SIDE, SIDE)).save(folder / split / name / file.name)
+    return folder
+
+
+@pytest.fixture
+def _here(birds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder as the examples find it: images, a bundle, weights and a checkpoint of others."""
+    (tmp_path / "birds").symlink_to(birds)
+    (tmp_path / "photos").symlink_to(birds / "test" / CLASSES[0])
+    (tmp_path / "results").symlink_to(ROOT / "results")
+    a_bundle(tmp_path / "runs/birds/bundle")
+    monkeypatch.chdir(tmp_path)
+
+
+def provide(verb: str) -> None:
+    """What only one verb needs."""
+    if verb == "probe":
+        torch.save(timm.create_model("lcnet_050", num_classes=0).state_dict(), "lcnet_050.pth")
+    if verb == "convert":
+        torch.save({"state_dict": vgg_weights(classes=3, dim=16, hidden=8)}, "vgg.pth.tar")
+    if verb == "bench":  # it writes there
+        Path("results").unlink()
+
+
+def test_every_verb_has_an_example_of_one_line() -> None:
+    assert VERBS.keys() == LEFT.keys() | PRINTED
+    for verb in VERBS:
+        assert example(verb).startswith(f"covpool {verb}")
+        assert len(example(verb)) <= 78
+
+
+@needs_sparrows
+@pytest.mark.usefixtures("_here")
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of torch.onnx, which a person sees as well
+@pytest.mark.parametrize("verb", VERBS)
+def test_pasted(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    provide(verb)
+    covpool, *words = shlex.split(example(verb))
+    assert covpool == "covpool"
+    assert main(words) == 0, capsys.readouterr().err
+    assert capsys.readouterr().out
+    assert verb in PRINTED or Path(LEFT[verb]).is_file()

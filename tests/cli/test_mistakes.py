@@ -1,0 +1,322 @@
+"""What people get wrong, and the sentence that each mistake is answered with: never a traceback."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+from covpool.cli.main import main
+from covpool.models import create_model, save_model
+from covpool.train.recipe_files import read_recipe, write_recipe
+from tests.data.pictures import encode, photo
+from tests.data.trees import plant, write
+
+SPECIES = ("jay", "tit", "wren")
+FEW = "--model test_resnet --image-size 64 --batch-size 4 --epochs 1 --workers 0"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with images of three birds, a run's bundle, and what people take for either."""
+    place = tmp_path_factory.mktemp("mistakes")
+    picture = encode(photo((48, 40)), "JPEG")
+    for split, bird, number in ((s, b, n) for s in ("train", "test") for b in SPECIES for n in range(4)):
+        write(place / f"birds/{split}/{bird}/{number}.jpg", picture)
+    torch.manual_seed(0)
+    model = create_model("test_resnet", dim=8, num_classes=3, image_size=64)
+    bundle = save_model(model, place / "runs/birds/bundle", classes=SPECIES)
+    save_model(create_model("test_resnet", dim=8, num_classes=5, image_size=64), place / "five")
+    shutil.copytree(bundle, place / "damaged")
+    os.truncate(place / "damaged/model.safetensors", 20_000)
+    (place / "empty").mkdir()
+    plant(place / "alone", *(f"jay/{number}.jpg" for number in range(12)))
+    plant(place / "others", *(f"{split}/jay/1.jpg" for split in ("train", "test")), "test/owl/1.jpg")
+    plant(place / "strangers", *(f"{split}/{bird}/1.jpg" for split in ("train", "test") for bird in "ab"))
+    for number in range(20):
+        write(place / f"torn/{'ab'[number % 2]}/{number}.jpg", picture[:300])
+    torch.save({"weights": torch.ones(3)}, place / "model.pt")
+    (place / "wrong_key.yaml").write_text("optimizer: {learning_rate: 0.1}\n", "utf-8")
+    (place / "near_key.yaml").write_text("schedule: {epoch: 3}\n", "utf-8")
+    (place / "wrong_value.yaml").write_text("schedule: {epochs: many}\n", "utf-8")
+    return place
+
+
+def complaint(command: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line that a mistake is answered with, after what the run says before it fails."""
+    verb = command.split()[0]
+    assert main(command.split()) == 2
+    told = capsys.readouterr()
+    assert not told.out
+    *_, last = told.err.splitlines()
+    assert "Traceback" not in told.err
+    return last.removeprefix(f"covpool {verb}: ")
+
+
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        ("train --data brids", "brids: No such file or directory: did you mean birds?"),
+        ("check nowhere", "nowhere: No such file or directory"),
+        (
+            "train --data empty",
+            "empty has no folders of classes: put the images of each class into a folder of its name, or "
+            "list them in a CSV of path,label",
+        ),
+        (
+            f"train --data alone {FEW}",
+            "alone has one class alone, 'jay', and nothing to tell it from: put the images of each class "
+            "into a folder of its name",
+        ),
+        (
+            "train --data model.pt",
+            "model.pt is neither a folder nor a CSV: give a folder of classes, or a CSV of path,label",
+        ),
+        (
+            "eval model.pt birds",
+            "bundle 'model.pt': there is no such folder, but a file: give the folder bundle of a run",
+        ),
+        (
+            "eval empty birds",
+            "bundle 'empty': there is no covpool.json in it: give the folder bundle of a run",
+        ),
+        (
+            "predict runs/birds birds",
+            "bundle 'runs/birds': there is no covpool.json in it: did you mean runs/birds/bundle?",
+        ),
+        ("convert model.pt there", "model.pt is no network of fast-MPN-COV: its first name is weights"),
+        ("train --data birds --epoch 3", "unrecognized arguments: --epoch 3: did you mean --epochs?"),
+        ("train --data birds --epochs x", "--epochs takes a whole number; got x"),
+        ("plan resnett50", "timm has no backbone 'resnett50': did you mean resnet50, resnet50t, resnet50s?"),
+        (
+            "train --data birds --recipe resnet50-bird",
+            "resnet50-bird is none of the recipes: did you mean resnet50-birds? one of your own is a file, "
+            ".yaml",
+        ),
+        (
+            "train --data birds --recipe near_key.yaml",
+            "near_key.yaml: a recipe has no schedule.epoch; is it schedule.epochs?",
+        ),
+        (
+            "train --data birds --recipe wrong_value.yaml",
+            "wrong_value.yaml: schedule.epochs takes a whole number; got many",
+        ),
+        (
+            f"train --data others {FEW}",
+            "others has no training images of 1 of its 2 classes, first of 'owl': add some, or take the "
+            "class out of all splits ('covpool check' lists them)",
+        ),
+        (
+            "eval runs/birds/bundle strangers",
+            "strangers has 2 classes that the bundle does not know, first 'a': give the images that it is "
+            "for",
+        ),
+        (
+            "eval five birds",
+            "the bundle tells 5 classes apart, and birds has 3: give the images that it is for",
+        ),
+        (
+            "explain runs/birds/bundle torn/a/0.jpg",
+            "torn/a/0.jpg cannot be explained: none of its images can be read, of 1; covpool check tells "
+            "what is wrong with images",
+        ),
+        (
+            "predict runs/birds/bundle birds --out birds",
+            "birds holds other things, such as 'test': give a new or an empty folder by --out",
+        ),
+        (
+            "train --data birds --batch-size 99",
+            "--batch-size is 99, and there are 11 images to train on: give a smaller one",
+        ),
+        ("svm runs/birds/bundle birds", "where should the new bundle go? give --out"),
+    ],
+)
+def test_a_sentence_that_says_what_to_do(
+    command: str,
+    sentence: str,
+    place: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(place)
+    assert complaint(command, capsys) == sentence
+
+
+@pytest.mark.parametrize(
+    ("command", "part"),
+    [
+        ("eval damaged birds", "model.safetensors is cut short, 20000 bytes of "),
+        ("train --data birds --pool isqrtcov", "got 'isqrtcov': did you mean 'isqrt_cov'?"),
+        (
+            "train --data birds --recipe wrong_key.yaml",
+            "no optimizer.learning_rate; optimizer has name, lr, ",
+        ),
+        (f"train --data torn {FEW} --out torn-run", "'covpool check' lists what is wrong with which images"),
+    ],
+)
+def test_a_longer_sentence(
+    command: str, part: str, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    assert part in complaint(command, capsys)
+
+
+def test_an_unknown_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trian", "--data", "birds"]) == 2
+    assert capsys.readouterr() == ("", "covpool: 'trian' is none of its verbs: did you mean train?\n")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("verb", [f"train --data birds {FEW}", "eval runs/birds/bundle birds"])
+def test_no_gpu(
+    verb: str, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    sentence = "device is cuda, but torch sees no GPU here: pass cpu"
+    assert complaint(f"{verb} --device cuda", capsys) == sentence
+
+
+def test_another_recipe_in_the_same_folder(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_recipe(
+        read_recipe("modern", {"data.path": "birds", "schedule.epochs": 9}), tmp_path / "recipe.yaml"
+    )
+    assert complaint(f"train --data {place}/birds --epochs 10 --out {tmp_path}", capsys) == (
+        f"{tmp_path} was begun with --epochs 9, not 10: give the same again, or another --out"
+    )
+
+
+def test_a_file_where_a_folder_should_go(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = complaint(f"diagnose {place}/runs/birds/bundle {place}/birds --out {place}/model.pt/out", capsys)
+    assert (
+        told
+        == f"{place}/model.pt/out: Not a directory: a file is where a folder should be; give another place"
+    )
+
+
+@pytest.fixture(params=["ro", "size=4k"])
+def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    """A real file system that cannot be written to, or has little room."""
+    mount = ["mount", "-t", "tmpfs", "-o", request.param, "tmpfs", str(tmp_path)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("this user may not mount a file system")
+    try:
+        yield request.param, tmp_path
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def test_a_disk_that_takes_nothing(
+    disk: tuple[str, Path], place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kind, folder = disk
+    told = complaint(f"embed {place}/runs/birds/bundle {place}/birds --workers 0 --out {folder}/out", capsys)
+    assert told.startswith(f"{folder}/out")
+    if kind == "ro":
+        assert told.endswith(": Read-only file system: give another place")
+    else:
+        assert told.endswith(": No space left on device: make room, and run the same command again")
+
+
+def test_a_full_disk_where_the_output_goes(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    full = open("/dev/full", "w")  # noqa: SIM115  # to close it is to write what it could not
+    monkeypatch.setattr(sys, "stdout", full)
+    code = main(["check", f"{place}/birds"])
+    monkeypatch.undo()
+    with pytest.raises(OSError, match="No space left"):
+        full.close()
+    assert code == 2
+    sentence = "No space left on device: make room, and run the same command again"
+    assert capsys.readouterr().err == f"covpool check: {sentence}\n"
+
+
+@pytest.mark.parametrize(
+    ("package", "command", "sentence"),
+    [
+        (
+            "faiss",
+            "retrieve BUNDLE BIRDS --engine faiss",
+            "--engine faiss needs faiss: pip install 'covpool[faiss]'",
+        ),
+        ("ray", "predict BUNDLE BIRDS --engine ray", "--engine ray needs ray: pip install 'covpool[scale]'"),
+        (
+            "wandb",
+            f"train --data BIRDS {FEW} --trackers [wandb]",
+            "wandb is missing: pip install 'covpool[wandb]'",
+        ),
+    ],
+)
+def test_a_package_that_is_not_there(
+    package: str,
+    command: str,
+    sentence: str,
+    place: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)  # as import has it for what is not there
+    monkeypatch.delitem(sys.modules, "covpool.evaluate.bulk.ray_engine", raising=False)
+    monkeypatch.chdir(tmp_path)
+    command = command.replace("BUNDLE", f"{place}/runs/birds/bundle").replace("BIRDS", f"{place}/birds")
+    assert complaint(command, capsys) == sentence
+
+
+def test_an_address_that_nobody_answers_at(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with socket.socket() as taken:  # bound and not listening: whoever connects is refused
+        taken.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{taken.getsockname()[1]}/birds.tar"
+        told = complaint(f"predict {place}/runs/birds/bundle {address} --workers 0", capsys)
+    assert told.startswith(address)
+    assert ("cannot be reached" if find_spec("aiohttp") else "to be installed") in told
+
+
+MEMORY = """
+import resource, sys
+import timm, torchvision  # which take memory of their own
+from covpool.cli.main import main
+with open("/proc/self/statm") as file:
+    taken = int(file.read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (taken + 100 * 2**20, resource.RLIM_INFINITY))
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="Linux tells there what a process takes")
+def test_not_enough_memory(place: Path, tmp_path: Path) -> None:
+    # Weights from the 4,095 numbers of a covariance to 20,000 hidden ones take 328 MB.
+    network = "--model test_resnet --model.head mlp --model.hidden [20000] --dim 90"
+    command = f"train --data {place}/birds {network} --batch-size 4 --device cpu --out {tmp_path}/run".split()
+    run = subprocess.run(
+        [sys.executable, "-c", MEMORY, *command],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},  # every thread takes addresses for its stack
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert run.returncode == 2, run.stderr[-2000:]
+    assert run.stderr.splitlines()[-1] == (
+        "covpool train: the memory of this machine is not enough: smaller batches, where there are any, or "
+        "smaller images need less"
+    )
+
+
+def test_debug_shows_where(place: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        main(["check", str(place / "nowhere"), "--debug"])

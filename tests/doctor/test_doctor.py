@@ -1,0 +1,160 @@
+"""The examination of a machine: what is told of one that is well, and of one that is not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from covpool.cli.main import main
+from covpool.doctor import examination, examine, installed, mathematics, surroundings
+from covpool.doctor.examination import Trial, _finding
+from covpool.doctor.finding import Finding, NotHereError
+from covpool.doctor.text import examination_text
+
+
+@pytest.fixture
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the compiler, which takes longer than all the rest."""
+    monkeypatch.setattr(mathematics, "compiled", lambda device: "it works")
+
+
+@pytest.mark.usefixtures("_quick")
+def test_this_machine_is_well(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert {"python", "covpool", "torch"} <= told["versions"].keys()
+    assert told["machine"]["threads"] == torch.get_num_threads()
+    assert [finding["state"] for finding in told["findings"]] == ["pass"] * 8
+
+
+@pytest.mark.usefixtures("_quick")
+def test_a_failure_has_a_remedy_and_an_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    monkeypatch.setattr(surroundings, "PATIENCE", 2)
+    assert main(["doctor"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    workers, disk = (line for line in lines if line.startswith("fail  "))
+    assert workers.startswith("fail  worker processes  DataLoader timed out after 2 seconds")
+    assert workers.endswith("give --workers 0, or more shared memory: docker run --shm-size=8g")
+    assert disk.startswith("fail  disk ")
+    assert disk.endswith("make room there, or set TMPDIR to a folder of another disk")
+    assert lines[-1] == "failed: worker processes, disk"
+
+
+def test_a_wrong_root_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mathematics, "isqrt_cov", lambda x, steps: 1.001 * mathematics.covariance(x))
+    with pytest.raises(ArithmeticError, match="from eigh in float64"):
+        mathematics.value("cpu")
+
+
+def test_a_wrong_gradient_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mathematics, "isqrt_cov", lambda x: (x * x.detach()).sum())
+    assert _finding(Trial("gradient", lambda: mathematics.gradient("cpu"), "reinstall")).state == "fail"
+
+
+def test_what_covpool_does_without_is_no_failure() -> None:
+    def not_here() -> str:
+        raise NotHereError("timm is not installed", "pip install timm")
+
+    def broken() -> str:
+        raise RuntimeError("no compiler\nand a long story")
+
+    assert _finding(Trial("a", not_here, "")) == Finding(
+        "a", "skip", "timm is not installed", "pip install timm"
+    )
+    assert _finding(Trial("b", broken, "install g++", is_needed=False)) == Finding(
+        "b", "skip", "no compiler", "install g++"
+    )
+
+
+def test_a_missing_package_of_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("covpool.models")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(NotHereError, match="timm is not installed") as found:
+        surroundings.training_step("cpu")
+    assert found.value.remedy == "pip install 'covpool[models]'"
+
+
+def test_extras(monkeypatch: pytest.MonkeyPatch) -> None:
+    needed = ["torch>=2.10", "torch>=2; extra == 'models'", 'no-such-package[x]>=1; extra == "models"']
+    needed += ["torch; extra == 'data'", "ruff; extra == 'dev'"]
+    monkeypatch.setattr(installed.metadata, "requires", lambda name: needed)
+    assert installed.missing_by_extra() == {"data": (), "models": ("no-such-package",)}
+
+
+def test_text() -> None:
+    machine = {
+        "cpu": "Z80",
+        "cores": 1,
+        "threads": 2,
+        "memory_gib": 0.1,
+        "flags": [],
+        "capability": "DEFAULT",
+    }
+    found = examination.Examination(
+        {"python": "3.12", "torch": "2.13"},
+        machine,
+        ("cpu",),
+        "high",
+        {"data": (), "models": ("timm",)},
+        (Finding("disk", "pass", "8 MB"), Finding("images", "skip", "PIL is gone", "get it")),
+    )
+    assert examination_text(found).splitlines() == [
+        "versions   python 3.12, torch 2.13",
+        "processor  Z80, 1 core, 2 threads, 0.1 GiB, DEFAULT, no AMX",
+        "devices    cpu",
+        "float32    products of precision high: TF32 is on",
+        "extras     data",
+        "           not models (timm): pip install 'covpool[models]'",
+        "",
+        "pass  disk    8 MB",
+        "skip  images  PIL is gone: get it",
+        "",
+        "all is well",
+    ]
+
+
+def test_with_torch_alone() -> None:
+    # What verbs and rooms import first of their extras is not there.
+    script = """
+import sys
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("jsonargparse", "timm", "PIL", "torchvision", "yaml", "safetensors"):
+            raise ModuleNotFoundError(f"no {name}", name=name)
+sys.meta_path.insert(0, Blocker())
+from covpool.doctor import mathematics
+mathematics.compiled = lambda device: "it works"
+from covpool.cli.main import main
+sys.exit(main(["doctor"]))
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    skipped = [line for line in run.stdout.splitlines() if line.startswith("skip  ")]
+    assert [line.split("  ")[-1].strip() for line in skipped] == [
+        "timm is not installed: pip install 'covpool[models]'",
+        "PIL is not installed: pip install 'covpool[data]'",
+    ]
+
+
+def test_mistakes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--quick"]) == 2
+    sentence = "covpool doctor: unrecognized arguments: --quick; it takes --json alone"
+    assert capsys.readouterr() == ("", f"{sentence}\n")
+
+
+@pytest.mark.slow
+def test_the_compiler() -> None:
+    assert mathematics.compiled("cpu") == "it works"
+    assert examine().is_well

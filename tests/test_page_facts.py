@@ -1,0 +1,126 @@
+"""What pages say is so: figures, sentences, recipes, tests and the picture of the rooms."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+import pytest
+
+from tests.pages import DOCS, FENCED, ROOT, needs_pages, read
+from tests.test_package import ROOMS
+
+pytestmark = needs_pages
+
+RESULTS = ROOT / "results" / "0.1.0"
+# Pages that quote measurements, and where these are.
+QUOTING = {
+    "why_second_order.md": ["why_second_order", "fine_grained", "methods", "spectra", "tiny10"],
+    "choose_a_head.md": ["fine_grained", "fine_tuning", "methods", "sparrows", "tiny10"],
+}
+
+
+@pytest.mark.parametrize("name", QUOTING)
+def test_figures_are_those_of_the_results(name: str) -> None:
+    tables = "".join(read(file) for suite in QUOTING[name] for file in RESULTS.glob(f"{suite}--*.md"))
+    told = re.sub(r"\]\([^)]*\)|`[^`]*`|d = \d+", "", FENCED.sub("", read(DOCS / name)))
+    quoted = set(re.findall(r"-?\d+\.\d+(?: ± \d\.\d+)?(?:e\+\d+)?", told)) - {"16.8"}
+    assert len(quoted) > 10
+    assert {number for number in quoted if number not in tables} == set()
+
+
+def test_the_numbers_of_a_low_rank_head() -> None:
+    assert f"{512 * 32_896 / 1e6:.1f} million" in read(DOCS / "choose_a_head.md")
+    assert f"{320 * 321 // 2:,} pairs" in read(DOCS / "why_second_order.md")
+
+
+def test_the_table_of_two_sparrows_is_the_committed_one() -> None:
+    (file,) = RESULTS.glob("why_second_order--*.md")
+    table = read(file).partition("\n\n")[2].strip()
+    assert table in read(DOCS / "why_second_order.md")
+
+
+def test_the_exchange_of_gradients() -> None:
+    from covpool.models.config import ModelConfig
+    from covpool.models.planning.plan import plan
+
+    row = r"\| ResNet-50, d = (\d+), ([\d,]+) classes \| ([\d,]+) \| (\d+) MB \| (\d+) ms \|"
+    rows = re.findall(row, read(DOCS / "scale_out.md"))
+    assert len(rows) == 3
+    for dim, classes, *told in rows:
+        config = ModelConfig("resnet50", dim=int(dim), num_classes=int(classes.replace(",", "")))
+        parameters = plan(config, batch_size=2).total.parameters
+        milliseconds = 2 * 4 * parameters / 10e9 * 1e3  # sent and received, of four bytes each
+        assert told == [f"{parameters:,}", f"{4 * parameters / 1e6:.0f}", f"{milliseconds:.0f}"]
+
+
+def test_recipes_are_all_there() -> None:
+    from docs.making.recipes import page
+
+    text = read(DOCS / "recipes.md")
+    assert page(text) == text, "python -m docs.making.recipes writes the table anew"
+
+
+def test_the_picture_of_the_rooms_is_that_of_the_imports() -> None:
+    from docs.making.rooms import PICTURE, svg
+
+    assert read(PICTURE) == svg(), "python -m docs.making.rooms draws it anew"
+    rows = re.findall(r"^\| `(\w+)` \|", read(DOCS / "layout.md"), flags=re.MULTILINE)
+    assert rows == list(ROOMS)
+
+
+def test_files_that_the_layout_names_are_there() -> None:
+    named = re.findall(r"`(\w+/(?:\w+/)*\w+\.py)`", read(DOCS / "layout.md"))
+    assert len(named) > 5
+    for file in named:
+        assert (ROOT / "src" / "covpool" / file).exists() or (ROOT / file).exists(), file
+
+
+def test_every_promise_has_its_test() -> None:
+    rows = [row for row in read(DOCS / "reliability.md").splitlines() if row.startswith("| ")]
+    promises = [row for row in rows if "kept by" not in row]
+    assert len(promises) > 20
+    for row in promises:
+        files = re.findall(r"`(tests/[\w/]+\.py)`", row.split("|")[2])
+        assert files, row
+        assert all((ROOT / file).exists() for file in files), row
+
+
+def test_figures_of_promises_were_measured() -> None:
+    measured = read(ROOT / ".ci" / "full.log") + "".join(map(read, RESULTS.glob("*.md")))
+    for row in read(DOCS / "reliability.md").splitlines():
+        if row.startswith("| ") and "kept by" not in row:
+            for number in re.findall(r"\d+\.\d+|\d+ of \d+", row.split("|")[3].partition("](")[0]):
+                assert number in measured, row
+    counts = re.findall(r"(\d{4}) (?:fast|slow)", read(DOCS / "reliability.md"))
+    assert len(counts) == 2
+    assert all(f"{number} passed" in measured for number in counts)
+
+
+def strings_of_the_source() -> list[str]:
+    """Every text in the package, with … for what is filled in."""
+    found = []
+    for file in (ROOT / "src" / "covpool").rglob("*.py"):
+        for node in ast.walk(ast.parse(read(file))):
+            if isinstance(node, ast.JoinedStr):
+                parts = (part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
+                found.append("".join(map(str, parts)))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(node.value)
+    return found
+
+
+def test_errors_are_quoted_as_they_are_printed() -> None:
+    quoted = re.findall(r"^### `(.+)`$", read(DOCS / "faq.md"), flags=re.MULTILINE)
+    assert len(quoted) > 15
+    strings = "\n".join(strings_of_the_source())
+    for sentence in quoted:
+        for part in sentence.split("…"):
+            assert part in strings, f"{sentence!r} is nowhere in the source: {part!r}"
+
+
+def test_limits_of_the_example_are_those_of_the_page() -> None:
+    named = re.findall(r"`([A-Z]+_[A-Z]+)`", read(DOCS / "serving.md"))
+    source = read(ROOT / "examples" / "serve.py")
+    assert len(named) > 4
+    assert all(name in source for name in named)
