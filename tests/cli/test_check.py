@@ -161,7 +161,7 @@ def test_ctrl_c(messy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
         assert main(["check", str(messy), "--workers", "1"]) == 130
     finally:
         signal.signal(signal.SIGINT, before)
-    assert capsys.readouterr() == ("", "")
+    assert capsys.readouterr() == ("", "covpool check: stopped\n")
     assert len(looked) < 8
     assert not [t.name for t in threading.enumerate() if t.name.startswith("ThreadPool")]
     assert not os.listdir()

@@ -25,10 +25,14 @@ T = TypeVar("T")
 
 def write_file(path: Path, data: bytes) -> None:
     """Write a new file, and return when it is on the disk."""
-    with path.open("xb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with path.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        error.filename = error.filename or str(path)  # a full disk does not say which it is
+        raise
 
 
 def replace_file(path: str | Path, data: bytes) -> None:
