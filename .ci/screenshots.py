@@ -57,7 +57,9 @@ def run_on_a_terminal(words: list[str], folder: Path, screen: pyte.Screen) -> li
         try:
             stream.feed(os.read(terminal, 65536))
         except OSError:  # the command has ended
-            os.waitpid(child, 0)
+            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            if code not in (0, 1):  # 1 is the answer of check where it found something
+                sys.exit(f"{' '.join(words)} ended with {code}")
             return [*shown, lines_of(screen)]
         if any("━" in line for line in screen.display):
             shown.append(lines_of(screen))
@@ -81,6 +83,7 @@ def lines_of(screen: pyte.Screen) -> list[Text]:
 
 def draw_terminal(folder: Path, command: str) -> None:
     """A look at the images, and training when most of it is done."""
+    shutil.rmtree(folder / "runs/birds-once", ignore_errors=True)
     screen = pyte.Screen(COLUMNS, LINES)
     screen.set_mode(pyte.modes.LNM)
     for line in COMMANDS:
@@ -98,6 +101,6 @@ def draw_terminal(folder: Path, command: str) -> None:
 
 if __name__ == "__main__":
     of, command = Path(sys.argv[1]), sys.argv[2]
-    photograph(of / "runs/birds/report.html", 1050, "comparison.png")
-    photograph(of / "runs/birds/isqrt_cov/report.html", 1100, "report.png")
+    photograph(of / "runs/birds/report.html", 930, "comparison.png")
+    photograph(of / "runs/birds/isqrt_cov/report.html", 975, "report.png")
     draw_terminal(of, str(Path(command).absolute()))

@@ -154,14 +154,15 @@ def test_torch_is_the_only_requirement() -> None:
 
 def test_import_covpool_takes_little_more_than_torch(capsys: pytest.CaptureFixture[str]) -> None:
     # Of the processor, in fresh processes and in turn: the time of a clock would have other work in it.
-    seconds: dict[str, list[float]] = {"torch": [], "covpool": []}
-    for name in [*seconds] * 3:
-        script = f"import time, {name}; print(time.process_time())"
+    scripts = {"torch": "import torch", "covpool": "import covpool; covpool.nn.CovPool; covpool.functional"}
+    seconds: dict[str, list[float]] = {name: [] for name in scripts}
+    for name in [*scripts] * 3:
+        script = f"import time; {scripts[name]}; print(time.process_time())"
         result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
         seconds[name].append(float(result.stdout))
     torch, ours = (statistics.median(taken) for taken in seconds.values())
     with capsys.disabled():
-        print(f"\nimport torch {torch:.2f} s, import covpool {ours - torch:.2f} s more")
+        print(f"\nimport torch {torch:.2f} s, covpool.nn {ours - torch:.2f} s more")
     assert ours - torch < 1.5
 
 
@@ -194,4 +195,6 @@ def test_version_in_a_checkout_is_not_that_of_an_installed_covpool() -> None:
         pytest.skip("covpool is on the path but not installed")
     if f'"{ROOT.as_uri()}"' not in (installed.read_text("direct_url.json") or ""):
         pytest.skip("the installed covpool is another")
+    if ".dev" in installed.version:
+        pytest.skip("what a development version leads to depends on the tags that a clone has")
     assert release(installed.version) == release(), "pip install -e . again: its release is another by now"

@@ -25,7 +25,8 @@ def table() -> str:
     for name in recipe_names():
         text = (resources.files("covpool") / "recipes" / f"{name}.yaml").read_text("utf-8")
         what = text.partition("\n")[0].removeprefix("# ").strip()
-        rows.append(f"| `{name}` | {what}<br>`covpool train --recipe {name} --data {data_of(name)}` |")
+        weights = " --pretrained true" if name == "finetune" else ""
+        rows.append(f"| `{name}` | {what}<br>`covpool train --recipe {name} --data {data_of(name)}{weights}` |")
     return "\n".join(rows)
 
 

@@ -188,7 +188,8 @@ def test_a_mistake_on_the_command_line(
         (
             torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
             2,
-            "the GPU's memory is not enough: a smaller --batch-size or smaller images need less",
+            "the GPU's memory is not enough: smaller batches, where there are any, or smaller images need "
+            "less",
         ),
         (ModuleNotFoundError("no", name="timm"), 2, "timm is missing: pip install 'covpool[models]'"),
         (RuntimeError("singular"), 1, "RuntimeError: singular (--debug shows where)"),

@@ -21,7 +21,7 @@ from covpool.doctor.text import examination_text
 @pytest.fixture
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the compiler, which takes longer than all the rest."""
-    monkeypatch.setattr(mathematics, "compiled", lambda: "it works")
+    monkeypatch.setattr(mathematics, "compiled", lambda device: "it works")
 
 
 @pytest.mark.usefixtures("_quick")
@@ -124,7 +124,7 @@ def test_text() -> None:
 
 
 def test_with_torch_alone() -> None:
-    # jsonargparse and all that the extras bring is not there.
+    # What verbs and rooms import first of their extras is not there.
     script = """
 import sys
 class Blocker:
@@ -133,7 +133,7 @@ class Blocker:
             raise ModuleNotFoundError(f"no {name}", name=name)
 sys.meta_path.insert(0, Blocker())
 from covpool.doctor import mathematics
-mathematics.compiled = lambda: "it works"
+mathematics.compiled = lambda device: "it works"
 from covpool.cli.main import main
 sys.exit(main(["doctor"]))
 """
@@ -156,5 +156,5 @@ def test_mistakes(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.slow
 def test_the_compiler() -> None:
-    assert mathematics.compiled() == "it works"
+    assert mathematics.compiled("cpu") == "it works"
     assert examine().is_well

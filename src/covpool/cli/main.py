@@ -49,7 +49,7 @@ PROJECT = {
     "train": {
         "train": Verb("a network on images, from a folder to a report", "train", goes_on=True),
         "probe": Verb("heads on a frozen backbone, in minutes", "eval", goes_on=True),
-        "svm": Verb("linear SVMs on a trained network's features", "eval"),
+        "svm": Verb("linear SVMs on a trained network's features", "eval", goes_on=True),
     },
     "judge": {
         "eval": Verb("accuracy with intervals, calibration, confusions", "eval"),
@@ -142,7 +142,10 @@ def _run(verb: str, arguments: list[str]) -> int:
 def _how_to_go_on(verb: str, arguments: list[str]) -> str:
     if not VERBS[verb].goes_on:
         return "stopped"
-    return f"stopped, and what was done is kept; to go on: {shlex.join(['covpool', verb, *arguments])}"
+    kept = "stopped, and what was done is kept"
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        return f"{kept}; the same torchrun command goes on"
+    return f"{kept}; to go on: {shlex.join(['covpool', verb, *arguments])}"
 
 
 def _is_first() -> bool:

@@ -43,10 +43,7 @@ def explained(error: Exception, extra: str) -> tuple[str, int]:
         return f"{error.name} is missing: pip install '{f'covpool[{extra}]' if extra else error.name}'", 2
     if _is_memory(error):
         where = "the GPU's memory" if "CUDA" in str(error) else "the memory of this machine"
-        return (
-            f"{where} is not enough: a smaller --batch-size or smaller images need less",
-            2,
-        )
+        return f"{where} is not enough: smaller batches, where there are any, or smaller images need less", 2
     if isinstance(error, OSError) and error.strerror:
         return _of_the_disk(error), 2
     if isinstance(error, MISTAKES):

@@ -55,7 +55,7 @@ class Examination:
 
 
 def examine(progress: Progress = lambda done, total: None) -> Examination:
-    """Look at what is installed, and test it; nothing is downloaded, and nothing left behind.
+    """Look at what is installed, and test it; nothing is downloaded.
 
     Args:
         progress: is told how many tests are done, and how many there are.
@@ -73,12 +73,19 @@ def examine(progress: Progress = lambda done, total: None) -> Examination:
         findings.append(_finding(test))
     return Examination(
         versions=versions(),
-        machine=describe_machine(device),
-        devices=("cpu", *(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))),
+        machine=describe_machine("cpu"),
+        devices=_devices(),
         float32_products=torch.get_float32_matmul_precision(),
         missing=missing_by_extra(),
         findings=tuple(findings),
     )
+
+
+def _devices() -> tuple[str, ...]:
+    try:
+        return "cpu", *(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
+    except RuntimeError:  # its driver is out of order, as the tests have told
+        return "cpu", "a GPU that does not answer"
 
 
 def _tests(device: str) -> list[Trial]:
@@ -89,7 +96,7 @@ def _tests(device: str) -> list[Trial]:
         Trial(f"bfloat16 on {device}", partial(mathematics.half_precision, device), REINSTALL, False),
         Trial(
             "torch.compile",
-            mathematics.compiled,
+            partial(mathematics.compiled, device),
             "install a C++ compiler, such as g++, or go without: it is an option",
             is_needed=False,
         ),

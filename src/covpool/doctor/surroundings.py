@@ -23,9 +23,11 @@ def training_step(device: str) -> str:
         from covpool.models import create_model
     except ModuleNotFoundError as error:
         raise NotHereError(f"{error.name} is not installed", "pip install 'covpool[models]'") from error
-    torch.manual_seed(0)
-    model = create_model("test_resnet", dim=8, num_classes=2, image_size=64).to(device)
-    images, labels = torch.randn(4, 3, 64, 64, device=device), torch.tensor([0, 1, 0, 1], device=device)
+    with torch.random.fork_rng():  # the caller's numbers go on as if nothing had been
+        torch.manual_seed(0)
+        model = create_model("test_resnet", dim=8, num_classes=2, image_size=64).to(device)
+        images = torch.randn(4, 3, 64, 64).to(device)
+    labels = torch.tensor([0, 1, 0, 1], device=device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     losses = []
     for _ in range(3):

@@ -31,7 +31,7 @@ def write_file(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        error.filename = error.filename or str(path.parent)  # a full disk does not say where
+        error.filename = error.filename or str(path)  # a full disk does not say which it is
         raise
 
 

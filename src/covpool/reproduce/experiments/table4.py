@@ -30,10 +30,9 @@ def small_gradients(results: Results) -> Judgement:
 def draw(results: Results, figure: Figure) -> None:
     """The error over the epochs, and the gradient at the pooling."""
     left, right = figure.subplots(1, 2)
-    curves(left, results, (NONE, "none, rate ×100", BATCHNORM, MATCHED))
-    observed_curves(
-        right, results, (NONE, BATCHNORM, MATCHED), "gradient_rms", "gradient at the pooling, rms"
-    )
+    shown = (NONE, BATCHNORM, MATCHED)
+    curves(left, results, (*shown, "none, rate ×10", "none, rate ×100"))  # the same have the same colours
+    observed_curves(right, results, shown, "gradient_rms", "gradient at the pooling, rms")
 
 
 EXPERIMENT = Experiment(
