@@ -26,7 +26,9 @@ def table() -> str:
         text = (resources.files("covpool") / "recipes" / f"{name}.yaml").read_text("utf-8")
         what = text.partition("\n")[0].removeprefix("# ").strip()
         weights = " --pretrained true" if name == "finetune" else ""
-        rows.append(f"| `{name}` | {what}<br>`covpool train --recipe {name} --data {data_of(name)}{weights}` |")
+        rows.append(
+            f"| `{name}` | {what}<br>`covpool train --recipe {name} --data {data_of(name)}{weights}` |"
+        )
     return "\n".join(rows)
 
 
