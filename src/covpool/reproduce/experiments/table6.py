@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 
 from covpool.reproduce.claims import less_time, lower_error
 from covpool.reproduce.experiments.experiment import Experiment, Results, Row
-from covpool.reproduce.figures import level, panel, points
+from covpool.reproduce.figures import COLOURS, level, panel, points
 from covpool.reproduce.miniature.configuration import Configuration
 
 DIMS = (32, 64, 128)
@@ -21,9 +21,11 @@ def draw(results: Results, figure: Figure) -> None:
     level(left, results, FIRST, 1)
     left.legend(frameon=False, fontsize=9)
     panel(figure, "channels d of the covariance", "time of a step over the ResNet's", right)
-    ratios = [results["times"].get(f"d={dim}", {}).get("both", {}).get("ratio") for dim in DIMS]
-    known = [(dim, ratio) for dim, ratio in zip(DIMS, ratios, strict=True) if ratio]
-    right.plot([dim for dim, _ in known], [ratio["median"] for _, ratio in known], "o-", color="#0b6bb8")
+    found = {dim: results["times"].get(f"d={dim}") for dim in DIMS}
+    ratios = {dim: times["both"]["ratio"] for dim, times in found.items() if times}
+    middle = [ratio["median"] for ratio in ratios.values()]
+    quartiles = [[abs(ratio["median"] - ratio[end]) for ratio in ratios.values()] for end in ("q1", "q3")]
+    right.errorbar(list(ratios), middle, quartiles, fmt="o-", capsize=3, color=COLOURS[0])
     for axes in (left, right):
         axes.set_xscale("log", base=2)
         axes.set_xticks(DIMS, [str(dim) for dim in DIMS])
