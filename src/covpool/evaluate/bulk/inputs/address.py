@@ -71,16 +71,20 @@ class Address:
 
         Raises:
             FileNotFoundError: where there is nothing.
+            OSError: where the store does not answer.
         """
         if self.is_local:
             os.stat(self.path)
             return os.path.isdir(self.path)
         store = self.store
-        if store.isdir(self.path):
-            return True
-        if not store.exists(self.path):
+        try:
+            is_folder = bool(store.isdir(self.path))
+            is_there = is_folder or store.exists(self.path)
+        except OSError as error:
+            raise OSError(f"{self.url} cannot be reached: {error}") from error
+        if not is_there:
             raise FileNotFoundError(f"{self.url} does not exist")
-        return False
+        return is_folder
 
     def read(self) -> bytes:
         """All bytes of a file; a store is asked again if it fails.
