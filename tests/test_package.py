@@ -153,7 +153,7 @@ def test_torch_is_the_only_requirement() -> None:
 
 
 def test_import_covpool_takes_little_more_than_torch(capsys: pytest.CaptureFixture[str]) -> None:
-    # Of the processor, in fresh processes and in turn: other work on the machine would be in the clock's time.
+    # Of the processor, in fresh processes and in turn: by the clock, other work on the machine would count.
     seconds: dict[str, list[float]] = {"torch": [], "covpool": []}
     for name in [*seconds] * 3:
         script = f"import time, {name}; print(time.process_time())"
