@@ -20,7 +20,7 @@ from rich.style import Style
 from rich.text import Text
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
-COLUMNS, LINES = 104, 40
+COLUMNS, LINES = 126, 40
 # Of pages, in pixels, before they are drawn at twice the size.
 WIDTH = 1000
 COMMANDS = (

@@ -8,10 +8,7 @@ copy, which for shards is a list of the shards, not of the samples.
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
-from types import FrameType
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -21,6 +18,7 @@ from torch.utils.data import DataLoader, Sampler
 from covpool.data.batch import Batch, BatchDataset, DataError, Draw, Failure, Transform
 from covpool.data.image_set import ImageSet
 from covpool.data.order import EvaluationOrder, Order
+from covpool.data.workers import outlive_signals
 
 T = TypeVar("T")
 StartMethod = Literal["fork", "spawn", "forkserver"]
@@ -157,22 +155,6 @@ def _make(
         generator=torch.Generator(),  # or it would draw a number from the caller's
         worker_init_fn=outlive_signals,
     )
-
-
-def outlive_signals(worker: int) -> None:
-    """Let the main process decide what a signal to all processes means, such as Ctrl-C or a cluster's end.
-
-    A worker that died of it would take the main process along, in the middle of a step. Told twice, it goes:
-    that is how Python ends workers that are stuck.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    told = iter((False, True))
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        if next(told, True):
-            os._exit(0)
-
-    signal.signal(signal.SIGTERM, handle)
 
 
 def _as_it_is(batch: T) -> T:

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from torch.utils.data import DataLoader, Dataset
 
 from covpool.data.batch import DataError, Failure
-from covpool.data.loader import outlive_signals
 from covpool.data.shards.index import ShardError
+from covpool.data.workers import outlive_signals
 from covpool.evaluate.bulk.decode import Batch, Decoder
 from covpool.evaluate.bulk.tasks import Columns
 from covpool.evaluate.bulk.units import Unit, UnlabelledImages
