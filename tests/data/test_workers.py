@@ -41,3 +41,32 @@ def test_a_worker_outlives_signals() -> None:
 
 def test_a_worker_ends_with_the_main_process() -> None:
     assert run(SCRIPT) == ""
+
+
+# The main process asks for something that a worker holds, as it does for a tensor, and is gone.
+GONE = """
+import socket, time
+from multiprocessing.resource_sharer import _resource_sharer
+from torch.utils.data import DataLoader
+from covpool.data.workers import outlive_signals
+
+class Held:
+    def __getitem__(self, number):
+        address, key = _resource_sharer.register(print, print)
+        return address
+
+addresses = iter(DataLoader(Held(), batch_size=None, sampler=[0, 1], num_workers=1, worker_init_fn=INIT))
+with socket.socket(socket.AF_UNIX) as connection:
+    connection.connect(next(addresses))
+time.sleep(1)
+"""
+
+
+def told_when_gone(init: str) -> str:
+    script = GONE.replace("INIT", init)
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stderr
+
+
+def test_a_worker_does_not_tell_that_the_main_process_is_gone() -> None:
+    assert "Traceback" in told_when_gone("None")
+    assert told_when_gone("outlive_signals()") == ""

@@ -52,7 +52,10 @@ def explained(error: Exception, extra: str) -> tuple[str, int]:
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """The choice that looks most like ``word``, as the end of a sentence; nothing if none does."""
+    """The choice that looks most like ``word``, as the end of a sentence; nothing if none does.
+
+    For verbs, options and paths; :mod:`covpool.functional.arguments` has one for values, but with torch.
+    """
     bare = {choice.lstrip("-"): choice for choice in choices}  # two hyphens make any two options alike
     word = word.lstrip("-")
     near = [name for name in bare if name.startswith(f"{word}-")] or difflib.get_close_matches(

@@ -153,7 +153,7 @@ def _make(
         persistent_workers=workers > 0,
         multiprocessing_context=start_method if workers > 0 else None,
         generator=torch.Generator(),  # or it would draw a number from the caller's
-        worker_init_fn=outlive_signals,
+        worker_init_fn=outlive_signals() if workers else None,
     )
 
 

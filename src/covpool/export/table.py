@@ -48,5 +48,5 @@ def _explained(results: dict[str, Any]) -> list[str]:
     return [
         f"the files take any number of images, of {sizes}",
         "differences are of logits, and in percent of the largest; "
-        f"times are of one image on {threads} thread{'' if threads == 1 else 's'}",
+        f"times are of one image on {counted(threads, 'thread')}",
     ]

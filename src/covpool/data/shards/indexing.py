@@ -37,16 +37,16 @@ def index_shards(
     shards: list[list[Shard]] = []
     told: dict[int, str] = {}
     highest, left_out = -1, 0
-    total = sum(len(_tars(folder)) for folder in folders)
-    for folder in folders:
+    tars = [_tars(folder) for folder in folders]
+    for folder, names in zip(folders, tars, strict=True):
         shards.append([])
-        for name in _tars(folder):
+        for name in names:
             shard, scan = index_tar(folder / name)
             shards[-1].append(shard)
             told.update(scan.classes)
             highest = max(highest, int(scan.contents.labels.max(initial=-1)))
             left_out += scan.left_out
-            progress(sum(map(len, shards)), total)
+            progress(sum(map(len, shards)), sum(map(len, tars)))
     if classes is None:
         classes = [told.get(label, str(label)) for label in range(highest + 1)]
     elif len(classes) <= highest:

@@ -71,7 +71,7 @@ def _batches(work: Work, running: Running) -> Iterator[Decoded]:
         sampler=_Pieces(work.units, running),
         num_workers=running.workers,
         collate_fn=_as_it_is,
-        worker_init_fn=outlive_signals,
+        worker_init_fn=outlive_signals() if running.workers else None,
     )
     return (decoded for decoded in loader if decoded is not None)
 

@@ -9,7 +9,7 @@ from covpool.train.durations import duration
 
 def report_text(done: Done) -> str:
     """A line on what is there, and one on the bad images among what is new."""
-    files = f"{done.files:,} {'file' if done.files == 1 else 'files'}"
+    files = counted(done.files, "file")
     there = f"{done.out}: {counted(done.images, 'row')} in {files}"
     if not done.new_files:
         return f"{there}, all of them there already"

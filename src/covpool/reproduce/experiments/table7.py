@@ -6,8 +6,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from covpool.provenance.machine import describe_machine, machine_name
-from covpool.provenance.release import release
+from covpool.provenance.results import new_results
+from covpool.provenance.results_files import results_path
 from covpool.reproduce import fine_grained, fine_tuning
 from covpool.reproduce.claims import Claim, Judgement, not_run
 from covpool.reproduce.experiments.measurement import Measurement, Results
@@ -21,9 +21,9 @@ def run(sets: Path | None, runs: Path, out: Path) -> None:
         raise ValueError(
             "table7 needs the image sets: give --sets a folder with cub, cars, flowers, sparrows"
         )
-    machine = machine_name(describe_machine("cpu"))
+    head = new_results((), {}, "cpu", None)
     for experiment, name in ((fine_grained, PROBED), (fine_tuning, TUNED)):
-        experiment.main(str(sets), str(runs / name), str(out / release() / f"{name}--{machine}--cpu"))
+        experiment.main(str(sets), str(runs / name), str(results_path(out, name, head)))
 
 
 def _probed(
