@@ -49,8 +49,8 @@ def bench() -> None:
 def data() -> None:
     """A look at images, and shards of them."""
     paint()
-    run("check", "images", "--output", "findings.csv")
-    run("shard", "images", "--output", "shards")
+    run("check", "images", "--out", "findings.csv")
+    run("shard", "images", "--out", "shards")
     assert list(Path("shards").rglob("*.tar")), "no shards were written"
 
 

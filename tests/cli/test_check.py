@@ -69,7 +69,7 @@ def test_as_a_person_runs_it(messy: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_nothing_to_complain_of(messy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (messy / "train/a/x, y.jpg").unlink()
     (messy / "test/b/3.jpg").unlink()
-    assert main(["check", str(messy), "--output", "report.csv"]) == 0
+    assert main(["check", str(messy), "--out", "report.csv"]) == 0
     out, err = capsys.readouterr()
     assert out.endswith("2 classes\n\nNothing was found to complain of.\n")
     assert not err
@@ -95,7 +95,7 @@ def test_an_older_report_is_replaced_and_nothing_else(
         assert main(["check", str(messy)]) == 1
     write(Path("labels.csv"), b"path,label\n")
     capsys.readouterr()
-    assert main(["check", str(messy), "--output", "labels.csv"]) == 2
+    assert main(["check", str(messy), "--out", "labels.csv"]) == 2
     sentence = "labels.csv exists and is no report of covpool check: it is not written over"
     assert capsys.readouterr() == ("", f"covpool check: {sentence}\n")
     assert Path("labels.csv").read_bytes() == b"path,label\n"
@@ -108,17 +108,17 @@ def test_no_report_goes_into_the_data_unasked(
     monkeypatch.chdir(messy / inside)
     before = digests(messy)
     assert main(["check", os.path.relpath(messy)]) == 2
-    sentence = "problems.csv would go into the data itself: give --output"
+    sentence = "problems.csv would go into the data itself: give --out"
     assert capsys.readouterr() == ("", f"covpool check: {sentence}\n")
     assert digests(messy) == before
-    assert main(["check", os.path.relpath(messy), "--output", "problems.csv"]) == 1
+    assert main(["check", os.path.relpath(messy), "--out", "problems.csv"]) == 1
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
         (["none"], "none: No such file or directory"),
-        ([".", "--output", "none/problems.csv"], "none is no folder that a report could go into"),
+        ([".", "--out", "none/problems.csv"], "none is no folder that a report could go into"),
         (
             ["SET", "--layout", "zip"],
             "--layout takes auto, csv, cub, aircraft, cars, folder or shards; got zip",

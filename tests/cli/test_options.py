@@ -43,7 +43,7 @@ BULK = [
 ]
 
 OPTIONS = {
-    "check": ["--layout", "--output", "--workers"],
+    "check": ["--layout", "--out", "--workers"],
     "convert": ["--classes", "--steps"],
     "eval": [
         "--batch-size",
@@ -131,7 +131,7 @@ OPTIONS = {
         "--workers",
     ],
     "predict": ["--top", *BULK],
-    "shard": ["--classes", "--index", "--layout", "--megabytes", "--output", "--seed", "--val-fraction"],
+    "shard": ["--classes", "--index", "--layout", "--megabytes", "--out", "--seed", "--val-fraction"],
     "svm": [
         "--batch-size",
         "--c",

@@ -32,7 +32,7 @@ def data(tmp_path: Path) -> Path:
 
 def test_a_folder_becomes_shards(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = data.parent / "shards"
-    assert main(["shard", str(data), "--output", str(output)]) == 0
+    assert main(["shard", str(data), "--out", str(output)]) == 0
     out, err = capsys.readouterr()
     assert not err
     train, val = out.splitlines()
@@ -52,7 +52,7 @@ def test_every_option_arrives(data: Path, capsys: pytest.CaptureFixture[str]) ->
     for name, seed in (("one", "1"), ("again", "1"), ("two", "2")):
         output = data.parent / name
         options = ["--seed", seed, "--megabytes", "1", "--layout", "folder", "--json"]
-        assert main(["shard", str(data), "--output", str(output), *options]) == 0
+        assert main(["shard", str(data), "--out", str(output), *options]) == 0
         folders = json.loads(capsys.readouterr().out)["folders"]
         assert [folder["images"] for folder in folders] == [30, 6]
         contents.append((output / "train" / "00000.tar").read_bytes())
@@ -62,7 +62,7 @@ def test_every_option_arrives(data: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_a_val_where_there_is_none(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = data.parent / "shards"
     options = ["--seed", "3", "--val-fraction", "0.2"]
-    assert main(["shard", str(data / "train"), "--output", str(output), *options]) == 0
+    assert main(["shard", str(data / "train"), "--out", str(output), *options]) == 0
     assert [line.partition(" images")[0] for line in capsys.readouterr().out.splitlines()] == [
         f"{output / 'train'}: 24",
         f"{output / 'val'}: 6",
@@ -78,17 +78,17 @@ def test_a_val_where_there_is_none(data: Path, capsys: pytest.CaptureFixture[str
 
 def test_a_val_that_is_there_stays(data: Path) -> None:
     output = data.parent / "shards"
-    assert main(["shard", str(data), "--output", str(output), "--val-fraction", "0.5"]) == 0
+    assert main(["shard", str(data), "--out", str(output), "--val-fraction", "0.5"]) == 0
     assert {split: len(images) for split, images in open_splits(output).items()} == {"train": 30, "val": 6}
 
 
 def test_shards_with_a_val_can_be_trained_on(data: Path) -> None:
     output = data.parent / "shards"
-    assert main(["shard", str(data / "train"), "--output", str(output)]) == 0
+    assert main(["shard", str(data / "train"), "--out", str(output)]) == 0
     with pytest.raises(ValueError, match="has no val, and shards cannot be divided: pass --val-fraction to"):
         open_data(DataOptions(path=str(output)), seed=0)
     output = data.parent / "divided"
-    assert main(["shard", str(data / "train"), "--output", str(output), "--val-fraction", "0.1"]) == 0
+    assert main(["shard", str(data / "train"), "--out", str(output), "--val-fraction", "0.1"]) == 0
     sets = open_data(DataOptions(path=str(output)), seed=0).sets()
     assert {name: len(images) for name, images in sets.items()} == {"train": 27, "val": 3}
 
@@ -96,7 +96,7 @@ def test_shards_with_a_val_can_be_trained_on(data: Path) -> None:
 @pytest.mark.parametrize("arguments", [["--index", "{}"], ["{}", "--index"], ["{}", "--index", "true"]])
 def test_an_index_for_tars(data: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     output = data.parent / "shards"
-    assert main(["shard", str(data), "--output", str(output)]) == 0
+    assert main(["shard", str(data), "--out", str(output)]) == 0
     before = {path: path.read_bytes() for path in output.rglob("*.*")}
     for path in output.rglob("*.json"):
         path.unlink()
@@ -126,17 +126,17 @@ def test_what_is_left_out_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["{}"], "--output is missing: the folder for the shards, or --index if there are tars already"),
-        (["{}", "--index", "--output", "x"], "--index writes beside the tars: give no --output"),
-        (["{}", "--output", "x", "--classes", "y"], "--classes is for --index: images bring"),
-        (["{}", "--output", "x", "--megabytes", "0"], "--megabytes must be at least 1; got 0"),
-        (["{}", "--output", "x", "--val-fraction", "1"], "--val-fraction must be from 0 to below 1; got 1.0"),
+        (["{}"], "--out is missing: the folder for the shards, or --index if there are tars already"),
+        (["{}", "--index", "--out", "x"], "--index writes beside the tars: give no --out"),
+        (["{}", "--out", "x", "--classes", "y"], "--classes is for --index: images bring"),
+        (["{}", "--out", "x", "--megabytes", "0"], "--megabytes must be at least 1; got 0"),
+        (["{}", "--out", "x", "--val-fraction", "1"], "--val-fraction must be from 0 to below 1; got 1.0"),
         (["{}", "--index", "--val-fraction", "0.1"], "--val-fraction is for images: tars that are there"),
-        (["{}/train", "--output", "x", "--val-fraction", "0.01"], "no image is left to set aside: 0.01 of"),
-        (["{}", "--output", "{}"], "{} exists: shards are written into a new folder"),
-        (["{}", "--output", "s3://bucket/x"], "s3://bucket/x is no folder on a disk: use one"),
+        (["{}/train", "--out", "x", "--val-fraction", "0.01"], "no image is left to set aside: 0.01 of"),
+        (["{}", "--out", "{}"], "{} exists: shards are written into a new folder"),
+        (["{}", "--out", "s3://bucket/x"], "s3://bucket/x is no folder on a disk: use one"),
         (["s3://bucket/x", "--index"], "s3://bucket/x is no folder on a disk: use one"),
-        (["{}/none", "--output", "x"], "{}/none: No such file or directory"),
+        (["{}/none", "--out", "x"], "{}/none: No such file or directory"),
         (["{}", "--index"], "{} has no tars"),
         (["{}", "--index", "--classes", "{}/none"], "{}/none: No such file or directory"),
     ],

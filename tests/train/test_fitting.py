@@ -228,7 +228,7 @@ def test_bad_images_cost_one_sample_each_and_are_listed(flawed: Path, tmp_path: 
     data = flawed
     if layout == "shards":
         data = tmp_path / "shards"
-        assert main(["shard", str(flawed), "--output", str(data)]) == 0
+        assert main(["shard", str(flawed), "--out", str(data)]) == 0
     changes = {"data.path": str(data), "data.limit": None, "batch_size": 47, "schedule.epochs": 2}
     run = train(tmp_path / "run", changes)
     found = rows(run.folder / "bad_images.csv")

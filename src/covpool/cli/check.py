@@ -20,13 +20,13 @@ class Arguments:
     Attributes:
         data: a folder of classes, with or without train, val and test; a CSV of path,label; CUB-200-2011,
             FGVC-Aircraft or Stanford Cars as their authors ship them; or shards.
-        output: the CSV, ``problems.csv`` in the current folder if not given.
+        out: the CSV, ``problems.csv`` in the current folder if not given.
         layout: of the data; ``auto`` finds it out.
         workers: threads that read images; as many as there are cores if not given.
     """
 
     data: str
-    output: Path | None = None
+    out: Path | None = None
     layout: Literal["auto", "csv", "cub", "aircraft", "cars", "folder", "shards"] = "auto"
     workers: int | None = None
 
@@ -49,7 +49,7 @@ def run(arguments: Arguments) -> Checked:
     from covpool.data.check import check
     from covpool.data.report import check_output, write_report
 
-    output = arguments.output or _default_output(arguments.data)
+    output = arguments.out or _default_output(arguments.data)
     check_output(output)  # now, not after hours of reading
     with Progress("images") as progress:
         report = check(arguments.data, arguments.layout, workers=arguments.workers, progress=progress)
@@ -78,5 +78,5 @@ def exit_code(result: Checked) -> int:
 
 def _default_output(data: str) -> Path:
     if Path(data).is_dir() and Path.cwd().is_relative_to(Path(data).resolve()):
-        raise ValueError(f"{REPORT} would go into the data itself: give --output")
+        raise ValueError(f"{REPORT} would go into the data itself: give --out")
     return Path(REPORT)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from covpool.data.shards.index import ShardIndex
     from covpool.data.sources.listing import Split
 
-EXAMPLE = "covpool shard birds --output birds-shards"
+EXAMPLE = "covpool shard birds --out birds-shards"
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Arguments:
     Attributes:
         data: a folder of classes, with or without train, val and test; a CSV of path,label; CUB-200-2011,
             FGVC-Aircraft or Stanford Cars as their authors ship them; or, with ``--index``, a folder of tars.
-        output: a new folder for the shards.
+        out: a new folder for the shards.
         index: make the index of tars that are there already.
         classes: with ``--index``: a text file with a class name on each line, in the order of the labels. The
             names in the tars if not given, or the labels.
@@ -37,7 +37,7 @@ class Arguments:
     """
 
     data: str
-    output: str | None = None
+    out: str | None = None
     index: bool = False
     classes: Path | None = None
     layout: Literal["auto", "csv", "cub", "aircraft", "cars", "folder"] = "auto"
@@ -88,12 +88,10 @@ def text(result: Sharded) -> str:
 
 def _check(arguments: Arguments) -> None:
     """Raise where options contradict each other."""
-    if arguments.index and arguments.output is not None:
-        raise ValueError("--index writes beside the tars: give no --output")
-    if not arguments.index and arguments.output is None:
-        raise ValueError(
-            "--output is missing: the folder for the shards, or --index if there are tars already"
-        )
+    if arguments.index and arguments.out is not None:
+        raise ValueError("--index writes beside the tars: give no --out")
+    if not arguments.index and arguments.out is None:
+        raise ValueError("--out is missing: the folder for the shards, or --index if there are tars already")
     if not arguments.index and arguments.classes is not None:
         raise ValueError("--classes is for --index: images bring the names of their classes along")
     if arguments.megabytes < 1:
@@ -102,7 +100,7 @@ def _check(arguments: Arguments) -> None:
         raise ValueError(f"--val-fraction must be from 0 to below 1; got {arguments.val_fraction}")
     if arguments.index and arguments.val_fraction:
         raise ValueError("--val-fraction is for images: tars that are there already are not divided")
-    for place in (arguments.data if arguments.index else "", arguments.output or ""):
+    for place in (arguments.data if arguments.index else "", arguments.out or ""):
         if "://" in place:
             raise ValueError(f"{place} is no folder on a disk: use one, and copy all of it to the store")
 
@@ -112,8 +110,8 @@ def _write(arguments: Arguments) -> Sharded:
     from covpool.data.shards.write import check_new, write_shards
     from covpool.data.sources import open_splits
 
-    assert arguments.output is not None
-    output = Path(arguments.output)
+    assert arguments.out is not None
+    output = Path(arguments.out)
     check_new(output)  # now, not after hours of writing
     sets = _with_val(open_splits(arguments.data, arguments.layout), arguments)
     folders = []
