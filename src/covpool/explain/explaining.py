@@ -46,9 +46,9 @@ class Explanation:
 
 
 def explain_images(
-    bundle: Path,
-    data: str,
-    out: Path,
+    bundle: str | Path,
+    data: str | Path,
+    out: str | Path,
     *,
     top: int = 3,
     classes: Sequence[str] = (),
@@ -80,6 +80,7 @@ def explain_images(
     names = class_names(model)
     wanted = [_number(names, name) for name in classes]
     rival = None if against is None else _number(names, against)
+    out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     images = list(some_images(data, limit))
     made, rows, bad = [], [], 0

@@ -19,7 +19,7 @@ class SomeImage(NamedTuple):
     content: bytes
 
 
-def some_images(data: str, limit: int) -> Iterator[SomeImage]:
+def some_images(data: str | Path, limit: int) -> Iterator[SomeImage]:
     """At most so many.
 
     Args:

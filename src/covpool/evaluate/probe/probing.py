@@ -58,7 +58,7 @@ class Probed:
 
 
 def probe(
-    data: str,
+    data: str | Path,
     options: ProbeOptions,
     *,
     out: str | Path = "probe",
@@ -97,7 +97,7 @@ class _Probing:
 
     def __init__(
         self,
-        data: str,
+        data: str | Path,
         options: ProbeOptions,
         out: Path,
         cache: Path,

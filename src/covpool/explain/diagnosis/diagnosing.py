@@ -24,7 +24,12 @@ from covpool.models.bundles.strict_json import plain_json
 
 
 def diagnose_images(
-    bundle: Path, data: str, out: Path, *, limit: int = 64, progress: Callable[[int, int], object]
+    bundle: str | Path,
+    data: str | Path,
+    out: str | Path,
+    *,
+    limit: int = 64,
+    progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> Diagnosis:
     """Diagnose a bundle by some images; ``diagnosis.json`` and ``diagnosis.png`` are in ``out``."""
     check_whole("limit", limit)
@@ -40,6 +45,7 @@ def diagnose_images(
                 continue
 
     found = diagnose(model, images(), lambda done: progress(done, len(files)))
+    out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     told = {**asdict(found), "warnings": warnings(found)}
     replace_file(
