@@ -69,7 +69,7 @@ class Case:
 
 CASES = (
     Case("sparrows", ("gap", "isqrt_cov"), epochs=10, seeds=3, changes={"batch_size": 16}),
-    Case("cub", ("isqrt_cov",), epochs=3, seeds=1, changes={}),
+    Case("cub", ("isqrt_cov",), epochs=5, seeds=1, changes={}),
 )
 
 
