@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import logging
 import os
 import pickle
 import shutil
@@ -19,7 +20,7 @@ from PIL import Image
 import covpool
 from covpool.cli.main import main
 from covpool.data.sources import open_images
-from covpool.train.fitting import Run, fit
+from covpool.train.fitting import Run, _opened, fit
 from covpool.train.recipe_files import read_recipe
 from tests.data.pictures import SPARROWS, TINY10, encode, needs_sparrows, needs_tiny10
 from tests.train.small import SMALL
@@ -300,6 +301,25 @@ def test_what_cannot_be_done_is_told_before_anything_is(
     with pytest.raises((ValueError, OSError), match=sentence):
         train(tmp_path / "run", changes)
     assert not (tmp_path / "run").exists()
+
+
+@needs_tiny10
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"schedule.kind": "steps", "schedule.milestones": [3]}, "the learning rate never falls"),
+        ({"schedule.head_first": 0.5}, "new layers learn alone for 5 steps only"),
+        ({"schedule.head_first": 0.5, "data.limit": 400}, ""),
+        ({}, ""),
+    ],
+)
+def test_what_will_hardly_do_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, changes: dict[str, Any], sentence: str
+) -> None:
+    with caplog.at_level(logging.WARNING, "covpool"):
+        _opened(read_recipe(None, {**SMALL, "out": str(tmp_path / "run"), **changes}))
+    assert caplog.text.count("WARNING") == bool(sentence)
+    assert sentence in caplog.text
 
 
 @needs_tiny10
