@@ -4,7 +4,15 @@ from typing import Any
 
 import pytest
 
-from covpool.reproduce.claims import Claim, errors, less_time, lower_error, pooled_spread, same_time
+from covpool.reproduce.claims import (
+    Claim,
+    errors,
+    fails_to_learn,
+    less_time,
+    lower_error,
+    pooled_spread,
+    same_time,
+)
 
 
 def results(**rows: list[float]) -> dict[str, Any]:
@@ -69,6 +77,30 @@ def test_a_failed_run_guesses() -> None:
     found = results(a=[40.0])
     found["runs"][0] |= {"failed": "the loss was not finite", "epochs": []}
     assert errors(found, "a") == [96.0]
+
+
+def test_nothing_is_said_of_a_row_of_which_some_failed() -> None:
+    found = results(a=[50.0, 51.0, 50.5], b=[49.0, 49.2, 40.0])
+    found["runs"][-1] |= {"failed": "the loss was not finite", "epochs": []}
+    told = lower_error("", "a", "b").judge(found)
+    assert (told.ours, told.verdict) == ("1 of 3 seeds of b failed", "not resolved here")
+    for run in found["runs"][3:]:
+        run |= {"failed": "the loss was not finite", "epochs": []}
+    assert verdict(lower_error("", "a", "b"), found) == "agrees"
+
+
+@pytest.mark.parametrize(
+    ("errors", "expected"),
+    [
+        ([96.0, 92.0], "agrees"),
+        ([96.0, 76.0], "not resolved here"),
+        ([77.0, 76.0], "does not agree"),
+        ([76.0], "not resolved here"),
+        ([], "not run here"),
+    ],
+)
+def test_whether_it_learns(errors: list[float], expected: str) -> None:
+    assert verdict(fails_to_learn("", "a", "fails to converge"), results(a=errors)) == expected
 
 
 @pytest.mark.parametrize(

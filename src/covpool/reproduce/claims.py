@@ -63,11 +63,33 @@ def lower_error(text: str, lower: str, higher: str, points: float | None = None,
         ours, others = (errors(results, label, at) for label in (lower, higher))
         if not ours or not others:
             return Judgement("", "not run here")
+        for label in (lower, higher):
+            failed, seeds = _failed(results, label)
+            if 0 < failed < seeds:  # neither the mean of such runs nor their spread says much
+                return Judgement(f"{failed} of {seeds} seeds of {label} failed", "not resolved here")
         difference = statistics.mean(others) - statistics.mean(ours)
         spread, freedom = pooled_spread(results, at)
         return _judged(difference, spread, freedom, (len(ours), len(others)), points)
 
     return Claim(text, "lower" if points is None else f"{points:g} points lower", judge)
+
+
+def fails_to_learn(text: str, label: str, paper: str) -> Claim:
+    """The error of all seeds of a row stays near that of guessing."""
+
+    def judge(results: Results) -> Judgement:
+        found = errors(results, label)
+        if not found:
+            return Judgement("", "not run here")
+        limit = guessing(results) - NEAR_GUESSING
+        ours = f"an error of {statistics.mean(found):.1f} %, where guessing has {guessing(results):.0f}"
+        if len(found) < 2:
+            return Judgement(f"{ours}, one seed", "not resolved here")
+        if max(found) < limit:
+            return Judgement(ours, "does not agree")
+        return Judgement(ours, "agrees" if min(found) >= limit else "not resolved here")
+
+    return Claim(text, paper, judge)
 
 
 def less_time(text: str, less: str, more: str, ratio: float) -> Claim:
@@ -128,6 +150,12 @@ def errors(results: Results, label: str, at: float = 1.0) -> list[float]:
             place = max(math.ceil(at * len(epochs)), 1) - 1
             found.append(guessing(results) if run["failed"] else epochs[place]["top1_error"])
     return found
+
+
+def _failed(results: Results, label: str) -> tuple[int, int]:
+    """How many runs of a row failed, and how many there are."""
+    runs = [run for run in results["runs"] if run["label"] == label]
+    return sum(run["failed"] is not None for run in runs), len(runs)
 
 
 def guessing(results: Results) -> float:

@@ -36,8 +36,8 @@ def run_all(
 ) -> list[Path]:
     """Run an experiment, or all; the files of results.
 
-    Those by training come first and share the budget. Of ``all``, those whose images are not given are left
-    out, and it is told.
+    Those by training come first and share the budget; what is only measured has none. Of ``all``, those whose
+    images are not given are left out, and it is told.
 
     Args:
         name: of :data:`covpool.reproduce.experiments.EXPERIMENTS`, or ``all``.
@@ -46,7 +46,7 @@ def run_all(
         runs: a folder for training runs.
         out: the folder of results.
         seeds: of every row that a claim rests on.
-        budget: of time, as ``8h``.
+        budget: of the time of training, as ``8h``.
         scale: how large the training runs are.
         tell: is told what is done, a line at a time.
         progress: makes a listener for what is timed.

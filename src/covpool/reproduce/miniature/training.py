@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import csv
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from covpool.models.bundles.durable import replace_file
-from covpool.models.bundles.strict_json import plain_json
+from covpool.provenance.source import describe_source
 from covpool.reproduce.miniature.configuration import Configuration, Scale
 from covpool.train.bad_images import NotFiniteError
 from covpool.train.fitting import fit
 from covpool.train.recipe import Recipe
 from covpool.train.run_folder import RunFolder
+from covpool.train.same_run import as_begun
 
 FAILURE = "failure.json"
+# The rooms that a run depends on.
+SOURCE = ("functional", "nn", "models", "data", "train")
 
 
 def trained(configuration: Configuration, scale: Scale, data: Path, runs: Path) -> dict[str, Any]:
@@ -31,29 +33,33 @@ def trained(configuration: Configuration, scale: Scale, data: Path, runs: Path) 
     try:
         summary = fit(recipe).summary
     except NotFiniteError as error:
-        told = {"recipe": asdict(recipe), "failed": str(error).partition(",")[0]}
-        replace_file(folder / FAILURE, json.dumps(plain_json("failure", told)).encode())
-        return {"seed": configuration.seed, "failed": told["failed"], "epochs": []}
+        failed = {"failed": str(error).partition(",")[0], "source": describe_source(SOURCE)}
+        replace_file(folder / FAILURE, json.dumps(failed).encode())
+        return {"seed": configuration.seed, "epochs": [], **failed}
+    rows = _rows(folder / "metrics.csv")
     return {
         "seed": configuration.seed,
         "failed": None,
-        "epochs": _epochs(folder / "metrics.csv"),
+        "epochs": [_epoch(row) for row in rows],
         "parameters": summary["parameters"],
-        "seconds": round(summary["seconds"], 1),
-        "commit": summary["source"]["commit"],
+        "seconds": round(sum(float(row["seconds"]) for row in rows), 1),
         "precision": recipe.loop.precision,
+        **{key: summary[key] for key in ("source", "versions", "machine")},
     }
 
 
 def _failure(configuration: Configuration, folder: Path, recipe: Recipe) -> dict[str, Any] | None:
-    """Of a run of the same recipe that failed before."""
+    """Of a run of the same recipe that failed before.
+
+    Raises:
+        ValueError: if it was another recipe.
+    """
     try:
         known = json.loads((folder / FAILURE).read_bytes())
     except FileNotFoundError:
         return None
-    if known["recipe"] != plain_json("recipe", asdict(recipe)):
-        raise ValueError(f"{folder} is of a run that was made otherwise: give another --runs")
-    return {"seed": configuration.seed, "failed": known["failed"], "epochs": []}
+    as_begun(RunFolder(folder).recipe, recipe)
+    return {"seed": configuration.seed, "epochs": [], **known}
 
 
 def is_done(configuration: Configuration, runs: Path) -> bool:
@@ -62,14 +68,15 @@ def is_done(configuration: Configuration, runs: Path) -> bool:
     return (folder / FAILURE).exists() or RunFolder(folder).read_summary() is not None
 
 
-def _epochs(file: Path) -> list[dict[str, float]]:
+def _rows(file: Path) -> list[dict[str, str]]:
     with file.open(encoding="utf-8", newline="") as lines:
-        return [
-            {
-                "top1_error": round(100 * (1 - float(row["top1"])), 3),
-                "top5_error": round(100 * (1 - float(row["top5"])), 3),
-                "train_loss": round(float(row["train_loss"]), 5),
-                "train_error": round(100 * (1 - float(row["train_top1"])), 3),
-            }
-            for row in csv.DictReader(lines)
-        ]
+        return list(csv.DictReader(lines))
+
+
+def _epoch(row: dict[str, str]) -> dict[str, float]:
+    return {
+        "top1_error": round(100 * (1 - float(row["top1"])), 3),
+        "top5_error": round(100 * (1 - float(row["top5"])), 3),
+        "train_loss": round(float(row["train_loss"]), 5),
+        "train_error": round(100 * (1 - float(row["train_top1"])), 3),
+    }

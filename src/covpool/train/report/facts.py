@@ -52,7 +52,7 @@ def facts(summary: Mapping[str, Any]) -> list[Fact]:
         ("Images", ", ".join(f"{SPLITS.get(split, split)} {number(n)}" for split, n in images.items())),
         ("Epochs", _epochs(summary)),
         ("Steps", number(summary.get("steps"))),
-        ("Time", duration(summary.get("seconds"))),
+        ("Time in training", duration(summary.get("seconds"))),
     ]
     if summary.get("bad_images"):
         found.append(("Unusable images", f"{number(summary['bad_images'])} (bad_images.csv)"))
