@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,11 @@ from covpool.reproduce.miniature import training
 from covpool.reproduce.miniature.configuration import SMALLEST, Configuration
 from covpool.reproduce.miniature.observation import observed
 from covpool.reproduce.miniature.tiny_imagenet import write_subset
-from covpool.reproduce.miniature.training import FAILURE, is_done, trained
+from covpool.reproduce.miniature.training import is_done, trained
 from covpool.train.bad_images import NotFiniteError, TrainingError
 from covpool.train.checkpoint import list_checkpoints, read_checkpoint, write_checkpoint
+from covpool.train.recipe_files import write_recipe
+from covpool.train.run_folder import RunFolder
 
 CONFIGURATION = Configuration("alexnet", "isqrt_cov", {"steps": 3})
 
@@ -26,6 +28,7 @@ def data(tiny_imagenet: Path, tmp_path: Path) -> Path:
 def failing(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     def fit(recipe: Any) -> None:
         Path(recipe.out).mkdir(parents=True)
+        write_recipe(recipe, RunFolder(Path(recipe.out)).recipe)
         raise error
 
     monkeypatch.setattr(training, "fit", fit)
@@ -39,10 +42,9 @@ def test_a_loss_that_is_not_finite_is_a_result(
         found = trained(CONFIGURATION, SMALLEST, data, tmp_path)
         assert found["failed"] == "11 steps had a loss or a gradient that is not finite"
     assert is_done(CONFIGURATION, tmp_path)
-    known = json.loads((tmp_path / CONFIGURATION.name / FAILURE).read_bytes())
-    known["recipe"]["batch_size"] = 7
-    (tmp_path / CONFIGURATION.name / FAILURE).write_text(json.dumps(known))
-    with pytest.raises(ValueError, match="was made otherwise: give another --runs"):
+    recipe = RunFolder(tmp_path / CONFIGURATION.name).recipe
+    recipe.write_text(re.sub(r"(?m)^batch_size: \d+", "batch_size: 7", recipe.read_text()))
+    with pytest.raises(ValueError, match="was begun with --batch-size 7"):
         trained(CONFIGURATION, SMALLEST, data, tmp_path)
 
 

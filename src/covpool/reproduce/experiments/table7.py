@@ -97,8 +97,8 @@ EXPERIMENT = Measurement(
     paper="with ResNet-50, 88.1 on birds, 90.0 on aircraft and 92.8 on cars; with d=128, 87.3, 89.5 and 91.7",
     at_full_size=(
         "Backbones of 25 to 45 million parameters trained with second order on ImageNet, fine-tuned "
-        "whole at 448 pixels. Settings of the heads and of fine-tuning were chosen on the sparrows, their test "
-        "images in view, and these are a part of the birds: cars and flowers were not looked at."
+        "whole at 448 pixels. Settings of the heads and of fine-tuning were chosen on the sparrows, their "
+        "test images in view, and these are a part of the birds: cars and flowers were not looked at."
     ),
     files=(PROBED, TUNED),
     claims=(
