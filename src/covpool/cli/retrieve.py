@@ -22,8 +22,8 @@ class Arguments:
             FGVC-Aircraft or Stanford Cars as their authors ship them; or shards.
         out: a new folder for the results, or that of an earlier search.
         split: of the queries: train, val or test, or several joined by a plus.
-        gallery: the split that is searched; if not given that of the queries, each of which looks for the
-            others.
+        gallery: the split that is searched, or several joined by a plus; if not given that of the queries.
+            Where the queries are in it, each looks for the others.
         layout: of the data; ``auto`` finds it out.
         at: the ks of recall at k.
         engine: ``faiss`` (pip install 'covpool[faiss]') is exact too, but ranks no more images than recall

@@ -64,6 +64,46 @@ def test_metrics_on_photographs_are_those_of_an_oracle(
     assert json.loads((done.folder / "results.json").read_text()) == json.loads(json.dumps(done.results))
 
 
+@pytest.mark.parametrize("gallery", ["Test", "testing+test"])
+def test_the_queries_under_another_name_are_the_queries(
+    bundle: Path, birds: Path, tmp_path: Path, gallery: str
+) -> None:
+    alone = retrieve(bundle, birds, tmp_path / "alone", workers=0).results
+    named = retrieve(bundle, birds, tmp_path / "named", gallery=gallery, workers=0).results
+    assert named["metrics"] == alone["metrics"]
+    assert named["gallery"] is None
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("engine", ["exact", "faiss"])
+@pytest.mark.parametrize("gallery", ["train+test", "Test + train"])
+def test_no_query_finds_itself_in_a_gallery_that_has_it(
+    bundle: Path, birds: Path, tmp_path: Path, gallery: str, engine: Any
+) -> None:
+    if engine == "faiss":
+        pytest.importorskip("faiss")
+    shutil.copytree(birds, tmp_path / "birds")
+    bad = sorted((tmp_path / "birds/test" / CLASSES[1]).iterdir())[0]
+    bad.write_bytes(bad.read_bytes()[:3000])
+    done = retrieve(bundle, tmp_path / "birds", tmp_path / "out", gallery=gallery, workers=0, engine=engine)
+    rows = rows_of(done.folder / "queries.csv")
+    assert len(rows) == 53
+    for row in rows:
+        assert row["label"] in row["name"]
+        assert row["nearest"] != row["name"]
+        assert int(row["matches"]) == (10 if row["label"] == CLASSES[1] else 11)
+    queries, labels = vectors(bundle, birds, "test")
+    among, their_labels = vectors(bundle, birds, "test+train")
+    kept = np.arange(len(among)) != 9
+    hits = []
+    for query in np.flatnonzero(kept[:54]):
+        others = kept & (np.arange(len(among)) != query)
+        hits.append(their_labels[others][np.argmax(among[others] @ queries[query])] == labels[query])
+    assert done.results["metrics"]["recall"]["1"] == pytest.approx(np.mean(hits))
+    assert done.results["bad_images"] == 1
+    assert done.results["gallery"]["split"] == gallery
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_faiss_gives_the_same_but_no_map(bundle: Path, birds: Path, tmp_path: Path) -> None:
     pytest.importorskip("faiss")
@@ -103,6 +143,7 @@ def test_bad_images_and_lonely_ones_are_told(bundle: Path, birds: Path, tmp_path
         ({"at": [0]}, "at must be at least 1"),
         ({"at": [1, 18]}, "--at asks for the first 18, and there are 17 images to find"),
         ({"gallery": "val"}, "has no split 'val'"),
+        ({"split": "train+test", "gallery": "test"}, "some queries of train\\+test are in the gallery test"),
     ],
 )
 def test_mistakes(bundle: Path, birds: Path, tmp_path: Path, options: Any, sentence: str) -> None:

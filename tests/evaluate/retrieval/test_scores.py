@@ -41,8 +41,8 @@ def by_hand(similarity: Any, is_match: Any) -> tuple[int, float, float]:
 def test_scores_are_those_of_plain_loops_and_scikit_learn(memory: int, same: bool) -> None:
     queries, labels = made(90, 6, seed=0)
     gallery, among = (queries, labels) if same else made(130, 6, seed=1)
-    blocks = search_exact(queries, None if same else gallery, memory)
-    found = score(blocks, labels, None if same else among, nearest=4)
+    blocks = search_exact(queries, gallery, torch.arange(90) if same else None, memory)
+    found = score(blocks, labels, among, nearest=4, without_itself=same)
     similarity = (queries @ gallery.T).double().numpy()
     assert found.precision is not None
     for query in range(90):
@@ -62,7 +62,7 @@ def test_scores_are_those_of_plain_loops_and_scikit_learn(memory: int, same: boo
 
 def test_blocks_keep_within_their_memory() -> None:
     queries, _ = made(100, 3, seed=0)
-    blocks = list(search_exact(queries, None, memory=BYTES * 100 * 7))
+    blocks = list(search_exact(queries, queries, torch.arange(100), memory=BYTES * 100 * 7))
     assert [start for start, _ in blocks] == list(range(0, 100, 7))
     assert [len(order) for _, order in blocks] == [7] * 14 + [2]
 
@@ -72,10 +72,15 @@ def test_blocks_keep_within_their_memory() -> None:
 def test_faiss_finds_what_the_exact_search_does(same: bool) -> None:
     pytest.importorskip("faiss")
     queries, labels = made(300, 12, seed=0)
-    gallery, among = (None, None) if same else made(500, 12, seed=1)
-    exact = score(search_exact(queries, gallery), labels, among, nearest=5)
+    gallery, among = made(500, 12, seed=1)
+    itself = None
+    if same:  # somewhere in the gallery
+        itself = torch.randperm(500, generator=torch.Generator().manual_seed(2))[:300]
+        queries, labels = gallery[itself], among[itself.numpy()]
+    exact = score(search_exact(queries, gallery, itself), labels, among, nearest=5, without_itself=same)
     most = int(exact.matches.max())
-    faiss = score(search_faiss(queries, gallery, most, memory=10_000), labels, among, nearest=5)
+    found = search_faiss(queries, gallery, most, itself, memory=10_000)
+    faiss = score(found, labels, among, nearest=5, without_itself=same)
     assert faiss.precision is None
     assert [faiss.recall(k) for k in (1, 2, 4, 8)] == [exact.recall(k) for k in (1, 2, 4, 8)]
     np.testing.assert_allclose(faiss.precision_at_r, exact.precision_at_r, atol=1e-12)
@@ -88,7 +93,9 @@ def test_of_equal_images_the_first_comes_first(engine: str) -> None:
     """And the query itself never does, though others are as near."""
     pytest.importorskip("faiss")
     queries = torch.eye(3)[[0, 1, 1, 1, 2]]
-    blocks = search_exact(queries, None) if engine == "exact" else search_faiss(queries, None, 4)
+    itself = torch.arange(5)
+    exact = engine == "exact"
+    blocks = search_exact(queries, queries, itself) if exact else search_faiss(queries, queries, 4, itself)
     ((_, order),) = blocks
     assert order.tolist() == [[1, 2, 3, 4], [2, 3, 0, 4], [1, 3, 0, 4], [1, 2, 0, 4], [0, 1, 2, 3]]
 
@@ -96,7 +103,8 @@ def test_of_equal_images_the_first_comes_first(engine: str) -> None:
 def test_a_query_without_a_match_counts_for_nothing() -> None:
     queries, labels = made(20, 2, seed=0)
     labels[3] = 7
-    found = score(search_exact(queries, None), labels, None, nearest=1)
+    blocks = search_exact(queries, queries, torch.arange(20))
+    found = score(blocks, labels, labels, nearest=1, without_itself=True)
     assert found.counted.sum() == 19
     assert found.first_match[3] == 0
     assert np.isnan(found.precision_at_r[3])

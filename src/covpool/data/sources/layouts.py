@@ -14,7 +14,7 @@ from typing import Protocol, cast
 
 from covpool.data.image_set import ImageFiles, ImageSet, Joined, class_counts
 from covpool.data.sources import aircraft, cars, csv, cub, folder, shards
-from covpool.data.sources.listing import SPLIT_OF, Listing, Split
+from covpool.data.sources.listing import Listing, Split, split_names
 
 LOGGER = logging.getLogger("covpool")
 
@@ -58,11 +58,11 @@ def open_images(path: str | Path, split: str = "train", layout: str = "auto") ->
         OSError: if there is no such path.
     """
     sets = open_splits(path, layout)
-    wanted = [SPLIT_OF.get(word.strip().lower(), word) for word in split.split("+")]
+    wanted = split_names(split)
     for word in wanted:
         if word not in sets:
             raise ValueError(f"{path} has no split {word!r}; it has {', '.join(sets)}")
-    chosen = [sets[cast(Split, word)] for word in dict.fromkeys(wanted)]
+    chosen = [sets[cast(Split, word)] for word in wanted]
     if len(chosen) == 1:
         return chosen[0]
     if not all(isinstance(images, ImageFiles) for images in chosen):

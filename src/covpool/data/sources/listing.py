@@ -28,6 +28,17 @@ SPLIT_OF: dict[str, Split] = {
 }
 
 
+def split_names(split: str) -> tuple[str, ...]:
+    """The splits that a word of the user's means, each once.
+
+    Example:
+        >>> split_names("Training + test+train")
+        ('train', 'test')
+    """
+    words = [word.strip() for word in split.split("+")]
+    return tuple(dict.fromkeys(SPLIT_OF.get(word.lower(), word) for word in words))
+
+
 class Row(NamedTuple):
     """An image: its split, its class by number, and its path."""
 

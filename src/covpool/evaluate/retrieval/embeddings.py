@@ -12,11 +12,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from covpool.data.batch import BadImage, Batch
-from covpool.data.image_set import ImageSet
+from covpool.data.image_set import ImageSet, Joined
+from covpool.data.sources.listing import split_names
 from covpool.evaluate.passes import channels_last
 from covpool.models.model import PooledClassifier
 from covpool.train.precision import autocast
 from covpool.train.processes import Processes
+
+NOTHING = "none of the images could be used, so there is nothing to search"
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +62,38 @@ class Side:
         return self.images.classes[int(self.embeddings.labels[place])]
 
 
+def taken_from(gallery: Side, split: str, images: ImageSet) -> tuple[Side, NDArray[np.int64]]:
+    """Queries whose vectors are in the gallery already, and their places there.
+
+    Args:
+        gallery: of all their splits, and perhaps others.
+        split: of the queries.
+        images: the queries.
+
+    Raises:
+        ValueError: in a sentence, if no query could be used.
+    """
+    starts, total = dict[str, int](), 0
+    for name, part in zip(split_names(gallery.split), _parts(gallery.images), strict=True):
+        starts[name], total = total, total + len(part)
+    parts = zip(split_names(split), _parts(images), strict=True)
+    numbers = np.concatenate([starts[name] + np.arange(len(part)) for name, part in parts])
+    known = gallery.embeddings
+    places = np.searchsorted(known.ids, numbers).clip(max=len(known.ids) - 1)
+    usable = known.ids[places] == numbers
+    if not usable.any():
+        raise ValueError(NOTHING)
+    places = places[usable]
+    vectors = known.vectors[torch.from_numpy(places)]
+    # What is bad is told of the gallery.
+    return Side(split, images, Embeddings(np.flatnonzero(usable), known.labels[places], vectors, ())), places
+
+
+def _parts(images: ImageSet) -> tuple[ImageSet, ...]:
+    """The set of each split."""
+    return images.sets if isinstance(images, Joined) else (images,)
+
+
 def embed(
     model: PooledClassifier, batches: Iterable[Batch], processes: Processes, precision: str = "float32"
 ) -> Embeddings:
@@ -78,7 +113,7 @@ def embed(
     bad = tuple(image for part in gathered for image in part.bad)
     parts = [part for part in gathered if len(part.ids)]
     if not parts:
-        processes.fail(ValueError("none of the images could be used, so there is nothing to search"))
+        processes.fail(ValueError(NOTHING))
     ids = np.concatenate([part.ids for part in parts])
     order = np.argsort(ids, kind="stable")
     vectors = torch.cat([part.vectors for part in parts])

@@ -10,12 +10,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
+from covpool.data.image_set import ImageSet
 from covpool.data.sources import open_images
+from covpool.data.sources.listing import split_names
 from covpool.data.transforms import Preprocessing, evaluation_transform
 from covpool.evaluate.passes import Pass, ProgressCall, open_bundle
 from covpool.evaluate.results import Results, describe_images, new_results, prepare_folder, write_results
-from covpool.evaluate.retrieval.embeddings import Embeddings, Side, embed
+from covpool.evaluate.retrieval.embeddings import Side, embed, taken_from
 from covpool.evaluate.retrieval.scores import Scores, score
 from covpool.evaluate.retrieval.search import search_exact, search_faiss
 from covpool.functional.arguments import check_choice, check_whole
@@ -67,8 +71,8 @@ def retrieve(
         data: as for :func:`covpool.data.sources.open_images`.
         out: a new folder, or that of an earlier search.
         split: of the queries.
-        gallery: the split that is searched; ``None`` for that of the queries, of which each then looks for
-            the others.
+        gallery: the split that is searched; ``None`` for that of the queries. Where the queries are in it,
+            each looks for the others.
         layout: of the data.
         at: ks of recall at k.
         engine: ``"exact"``, or ``"faiss"``, which is exact too, but ranks no more images than recall and mAP
@@ -89,6 +93,7 @@ def retrieve(
         check_whole("at", k)
     if engine == "faiss" and find_spec("faiss") is None:
         raise ValueError("--engine faiss needs faiss: pip install 'covpool[faiss]'")
+    other = _other_gallery(split, gallery)
     arguments = {"bundle": bundle, "data": data, "layout": layout, "at": list(at), "engine": engine}
     with joined_processes(device) as processes:
         started = time.monotonic()
@@ -96,20 +101,25 @@ def retrieve(
         model = processes.together(lambda: open_bundle(bundle, processes.device))
         transform = evaluation_transform(Preprocessing.of(model.pretrained_cfg))
 
+        def opened(name: str) -> ImageSet:
+            return processes.together(lambda: open_images(data, name, layout))
+
         def side(name: str) -> Side:
-            images = processes.together(lambda: open_images(data, name, layout))
+            images = opened(name)
             batches = passing.batches(images, transform, processes)
             return Side(name, images, embed(model, batches, processes, precision))
 
-        queries = side(split)
-        searched = None if gallery in (None, split) else side(str(gallery))
+        itself, searched = None, None if other is None else side(other)
+        if searched is not None and set(split_names(split)) < set(split_names(searched.split)):
+            images = opened(split)
+            queries, itself = processes.together(lambda: taken_from(searched, split, images))
+        else:
+            queries = side(split)
 
         def finish() -> Results:
             from covpool.evaluate.retrieval.files import write_files  # what draws takes seconds to import
 
-            scores = _search(
-                queries.embeddings, None if searched is None else searched.embeddings, at, engine
-            )
+            scores = _search(queries, searched, itself, at, engine)
             results = new_results(PROTOCOL, arguments | passing.described(), processes, seed=None)
             results |= _described(queries, searched) | _measured(scores, at)
             write_files(folder, scores, queries, searched)
@@ -129,18 +139,33 @@ def _described(queries: Side, gallery: Side | None) -> dict[str, Any]:
     }
 
 
-def _search(queries: Embeddings, gallery: Embeddings | None, at: Sequence[int], engine: str) -> Scores:
-    vectors, labels = (None, None) if gallery is None else (gallery.vectors, gallery.labels)
-    ranks = len(queries.ids) - 1 if gallery is None else len(gallery.ids)
+def _other_gallery(split: str, gallery: str | None) -> str | None:
+    """The gallery, unless it is the queries under whatever name."""
+    asked, among = set(split_names(split)), set(split_names(split if gallery is None else gallery))
+    if asked & among and asked - among:
+        raise ValueError(
+            f"some queries of {split} are in the gallery {gallery} and others are not, so they would not "
+            "search among the same images: give a --gallery with all of their splits, or with none"
+        )
+    return None if asked == among else gallery
+
+
+def _search(
+    queries: Side, gallery: Side | None, itself: NDArray[np.int64] | None, at: Sequence[int], engine: str
+) -> Scores:
+    asked, among = queries.embeddings, (gallery or queries).embeddings
+    if gallery is None:
+        itself = np.arange(len(asked.ids))
+    ranks = len(among.ids) - int(itself is not None)
     if max(at) > ranks:
         raise ValueError(f"--at asks for the first {max(at)}, and there are {ranks} images to find")
-    among = queries.labels if labels is None else labels
+    places = None if itself is None else torch.from_numpy(itself)
     if engine == "exact":
-        blocks = search_exact(queries.vectors, vectors)
+        blocks = search_exact(asked.vectors, among.vectors, places)
     else:
-        largest = int(np.bincount(among).max())  # no query has more matches
-        blocks = search_faiss(queries.vectors, vectors, min(ranks, max(*at, largest, NEAREST)))
-    return score(blocks, queries.labels, labels, NEAREST)
+        largest = int(np.bincount(among.labels).max())  # no query has more matches
+        blocks = search_faiss(asked.vectors, among.vectors, min(ranks, max(*at, largest, NEAREST)), places)
+    return score(blocks, asked.labels, among.labels, NEAREST, without_itself=itself is not None)
 
 
 def _measured(scores: Scores, at: Sequence[int]) -> dict[str, Any]:

@@ -53,21 +53,23 @@ class Scores:
 def score(
     blocks: Iterable[Block],
     query_labels: NDArray[np.int64],
-    gallery_labels: NDArray[np.int64] | None,
+    gallery_labels: NDArray[np.int64],
     nearest: int,
+    *,
+    without_itself: bool = False,
 ) -> Scores:
     """Score rankings.
 
     Args:
         blocks: of rankings, of at least as many ranks as a query has matches.
         query_labels: the class of each query.
-        gallery_labels: that of each image of the gallery; ``None`` if they are the queries.
+        gallery_labels: that of each image of the gallery.
         nearest: of how many nearest images to keep the places.
+        without_itself: whether every query is in the gallery, and left out of its ranking.
     """
-    labels_Q, among = torch.from_numpy(query_labels), gallery_labels
-    labels_G = labels_Q if among is None else torch.from_numpy(among)
-    same = (labels_G.bincount(minlength=int(labels_Q.max()) + 1))[labels_Q] - int(among is None)
-    ranks = len(labels_G) - int(among is None)
+    labels_Q, labels_G = torch.from_numpy(query_labels), torch.from_numpy(gallery_labels)
+    same = (labels_G.bincount(minlength=int(labels_Q.max()) + 1))[labels_Q] - int(without_itself)
+    ranks = len(labels_G) - int(without_itself)
     columns = []
     is_whole = True
     for start, order in blocks:

@@ -20,28 +20,30 @@ BYTES = 40
 Block = tuple[int, Tensor]
 
 
-def search_exact(queries_QD: Tensor, gallery_GD: Tensor | None, memory: int = MEMORY) -> Iterator[Block]:
+def search_exact(
+    queries_QD: Tensor, gallery_GD: Tensor, itself_Q: Tensor | None = None, memory: int = MEMORY
+) -> Iterator[Block]:
     """The whole ranking of every query.
 
     Args:
         queries_QD: vectors.
-        gallery_GD: vectors; ``None`` if they are the queries, each of which is left out of its own ranking.
+        gallery_GD: vectors.
+        itself_Q: the place of each query in the gallery, which is left out of its ranking; ``None`` if they
+            are not in it.
         memory: that a block may take, in bytes; a block is one query at least.
     """
-    among_GD = queries_QD if gallery_GD is None else gallery_GD
-    rows = max(1, memory // (BYTES * len(among_GD)))
+    rows = max(1, memory // (BYTES * len(gallery_GD)))
     for start in range(0, len(queries_QD), rows):
         block = queries_QD[start : start + rows]
-        similarity = block @ among_GD.T
-        if gallery_GD is None:
-            here = torch.arange(len(block))
-            similarity[here, start + here] = -torch.inf  # so it comes last
+        similarity = block @ gallery_GD.T
+        if itself_Q is not None:
+            similarity[torch.arange(len(block)), itself_Q[start : start + rows]] = -torch.inf  # so it is last
         order = similarity.sort(dim=1, descending=True, stable=True).indices
-        yield start, order if gallery_GD is not None else order[:, :-1]
+        yield start, order if itself_Q is None else order[:, :-1]
 
 
 def search_faiss(
-    queries_QD: Tensor, gallery_GD: Tensor | None, k: int, memory: int = MEMORY
+    queries_QD: Tensor, gallery_GD: Tensor, k: int, itself_Q: Tensor | None = None, memory: int = MEMORY
 ) -> Iterator[Block]:
     """The ``k`` nearest of every query, by faiss's exact index for inner products (``IndexFlatIP``).
 
@@ -49,19 +51,18 @@ def search_faiss(
         queries_QD: as in :func:`search_exact`.
         gallery_GD: likewise.
         k: how many; at most all.
+        itself_Q: likewise.
         memory: likewise.
     """
     import faiss
 
-    among_GD = queries_QD if gallery_GD is None else gallery_GD
-    index = faiss.IndexFlatIP(among_GD.shape[1])
-    index.add(among_GD.numpy())
-    more = int(gallery_GD is None)  # the query itself
+    index = faiss.IndexFlatIP(gallery_GD.shape[1])
+    index.add(gallery_GD.numpy())
+    more = int(itself_Q is not None)  # the query itself
     rows = max(1, memory // (BYTES * (k + more)))
     for start in range(0, len(queries_QD), rows):
         similarity, places = index.search(queries_QD[start : start + rows].numpy(), k + more)
-        if gallery_GD is None:
-            itself = places == np.arange(start, start + len(places))[:, None]
-            similarity[itself] = -np.inf
+        if itself_Q is not None:
+            similarity[places == itself_Q[start : start + rows, None].numpy()] = -np.inf
         order = np.lexsort((places, -similarity))[:, :k]
         yield start, torch.from_numpy(np.take_along_axis(places, order, axis=1))
