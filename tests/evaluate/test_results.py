@@ -5,7 +5,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from covpool.evaluate.results import PACKAGE, prepare_folder, write_results
+from covpool.evaluate.results import PACKAGE, begin_results, prepare_folder, write_results
 from covpool.provenance.results import schema
 
 
@@ -27,15 +27,31 @@ def test_a_folder_is_new_or_of_the_same_protocol(tmp_path: Path) -> None:
     (folder / "results.json").write_text('{"protocol": "accuracy"}')
     prepare_folder(folder, "accuracy")
     with pytest.raises(
-        ValueError, match="holds other things: give a new --out, or that of an earlier retrieval"
+        ValueError, match="holds other things: give a new --out, or that of an earlier search"
     ):
         prepare_folder(folder, "retrieval")
+
+
+def test_a_folder_is_known_though_its_writing_was_stopped(tmp_path: Path) -> None:
+    """And earlier results do not stay beside files that are not theirs."""
+    (tmp_path / "results.json").write_text('{"protocol": "accuracy"}')
+    begin_results(tmp_path, "accuracy")
+    (tmp_path / "predictions.csv").write_text("new")
+    assert not (tmp_path / "results.json").exists()
+    prepare_folder(tmp_path, "accuracy")
+    with pytest.raises(ValueError, match="holds other things"):
+        prepare_folder(tmp_path, "retrieval")
+
+
+def test_half_a_file_is_nothing(tmp_path: Path) -> None:
+    (tmp_path / ".results.json.covpool-saving").write_text("{")
+    prepare_folder(tmp_path, "probe")
 
 
 @pytest.mark.parametrize("text", ["[]", "{", '{"metrics": 1}'])
 def test_other_peoples_results_are_not_replaced(tmp_path: Path, text: str) -> None:
     (tmp_path / "results.json").write_text(text)
-    with pytest.raises(ValueError, match="holds other things"):
+    with pytest.raises(ValueError, match=r"holds other things: .* of an earlier evaluation"):
         prepare_folder(tmp_path, "accuracy")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from covpool.data.image_set import ImageSet
 from covpool.models.bundles.bundle import read_card
-from covpool.models.bundles.durable import replace_file
+from covpool.models.bundles.durable import replace_file, sync_folder
 from covpool.models.bundles.strict_json import plain_json
 from covpool.models.bundles.tensors import versions
 from covpool.provenance import results as origin
@@ -18,6 +18,8 @@ from covpool.train.splits import fingerprint
 Results = origin.Results
 PACKAGE = "covpool.evaluate"
 FILE = "results.json"
+# What people call the results of a protocol, where that is not its name.
+CALLED = {"accuracy": "evaluation", "retrieval": "search"}
 # The code that a number depends on.
 ROOMS = ("functional", "nn", "models", "data", "train", "evaluate")
 
@@ -64,8 +66,22 @@ def prepare_folder(folder: Path, protocol: str) -> None:
         folder.mkdir(parents=True)
     if not folder.is_dir():
         raise ValueError(f"{folder} is a file: give another --out")
-    if any(folder.iterdir()) and _protocol_of(folder) != protocol:
-        raise ValueError(f"{folder} holds other things: give a new --out, or that of an earlier {protocol}")
+    # A process that was killed may have left half a file under another name.
+    holds_something = any(not path.match(".*.covpool-saving") for path in folder.iterdir())
+    is_known = _protocol_of(folder) == protocol or _unfinished(folder, protocol).exists()
+    if holds_something and not is_known:
+        called = CALLED.get(protocol, protocol)
+        raise ValueError(f"{folder} holds other things: give a new --out, or that of an earlier {called}")
+
+
+def begin_results(folder: Path, protocol: str) -> None:
+    """Before the first file that goes with the results: earlier results are not those of what is written now.
+
+    A mark stays until :func:`write_results`, so that :func:`prepare_folder` knows the folder after a stop.
+    """
+    _unfinished(folder, protocol).touch()
+    sync_folder(folder)
+    (folder / FILE).unlink(missing_ok=True)
 
 
 def write_results(folder: Path, results: Results) -> None:
@@ -73,6 +89,7 @@ def write_results(folder: Path, results: Results) -> None:
     plain = plain_json("results", results)
     origin.check_schema(plain, PACKAGE, plain["protocol"])
     replace_file(folder / FILE, (json.dumps(plain, indent=2, ensure_ascii=False) + "\n").encode())
+    _unfinished(folder, plain["protocol"]).unlink(missing_ok=True)
 
 
 def closing_lines(folder: str, results: Results) -> str:
@@ -82,6 +99,11 @@ def closing_lines(folder: str, results: Results) -> str:
         listed = Path(folder) / "bad_images.csv"
         lines.insert(0, f"bad images: {bad:,}, left out; {listed} says why")
     return "\n".join(lines)
+
+
+def _unfinished(folder: Path, protocol: str) -> Path:
+    """The mark of a folder that is being written."""
+    return folder / f".{protocol}.covpool-unfinished"
 
 
 def _protocol_of(folder: Path) -> str | None:

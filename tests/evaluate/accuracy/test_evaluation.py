@@ -49,6 +49,24 @@ def torchrun(*words: str) -> None:
     assert run.returncode == 0, run.stderr
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="no limits of files")
+def test_the_same_call_mends_what_a_full_disk_left(bundle: Path, birds: Path, tmp_path: Path) -> None:
+    import resource
+
+    before = evaluate(bundle, birds, tmp_path / "out", workers=0)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16_000, limits[1]))  # less than a figure takes
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            evaluate(bundle, birds, tmp_path / "out", views="flip", workers=0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not (tmp_path / "out/results.json").exists()  # of other predictions than are there
+    after = evaluate(bundle, birds, tmp_path / "out", workers=0)
+    assert after.results["metrics"] == before.results["metrics"]
+    assert {path.name for path in after.folder.iterdir()} == FILES
+
+
 def test_metrics_on_photographs_are_those_of_torchmetrics(bundle: Path, birds: Path, tmp_path: Path) -> None:
     done = evaluate(bundle, birds, tmp_path / "out", workers=0, batch_size=7)
     images = open_images(birds, "test")

@@ -17,7 +17,14 @@ from covpool.evaluate.accuracy.calibration import calibrate
 from covpool.evaluate.accuracy.views import VIEWS, AveragedViews, Views, views_transform
 from covpool.evaluate.images import open_split
 from covpool.evaluate.passes import Pass, ProgressCall, open_bundle
-from covpool.evaluate.results import Results, describe_images, new_results, prepare_folder, write_results
+from covpool.evaluate.results import (
+    Results,
+    begin_results,
+    describe_images,
+    new_results,
+    prepare_folder,
+    write_results,
+)
 from covpool.functional.arguments import check_choice
 from covpool.train.metrics import Predictions, measure
 from covpool.train.predictions import predict
@@ -137,6 +144,7 @@ def _write(
     """The results come last: where they are, so is the rest."""
     from covpool.evaluate.accuracy.figures import write_figures  # here, because what draws takes seconds
 
+    begin_results(folder, PROTOCOL)
     files = RunFolder(folder)
     files.write_predictions(predictions, images)
     files.write_bad_images(bad)

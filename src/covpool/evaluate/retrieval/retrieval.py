@@ -18,7 +18,14 @@ from covpool.data.sources import open_images
 from covpool.data.sources.listing import split_names
 from covpool.data.transforms import Preprocessing, evaluation_transform
 from covpool.evaluate.passes import Pass, ProgressCall, open_bundle
-from covpool.evaluate.results import Results, describe_images, new_results, prepare_folder, write_results
+from covpool.evaluate.results import (
+    Results,
+    begin_results,
+    describe_images,
+    new_results,
+    prepare_folder,
+    write_results,
+)
 from covpool.evaluate.retrieval.embeddings import Side, embed, taken_from
 from covpool.evaluate.retrieval.scores import Scores, score
 from covpool.evaluate.retrieval.search import search_exact, search_faiss
@@ -122,6 +129,7 @@ def retrieve(
             scores = _search(queries, searched, itself, at, engine)
             results = new_results(PROTOCOL, arguments | passing.described(), processes, seed=None)
             results |= _described(queries, searched) | _measured(scores, at)
+            begin_results(folder, PROTOCOL)
             write_files(folder, scores, queries, searched)
             results["seconds"] = time.monotonic() - started
             write_results(folder, results)
