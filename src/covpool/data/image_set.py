@@ -171,6 +171,36 @@ class Joined:
         raise IndexError(f"there are {len(self)} images")
 
 
+@dataclass(frozen=True, eq=False)
+class Relabelled:
+    """A set with its labels among other classes.
+
+    Attributes:
+        images: the set.
+        classes: all of its own, and perhaps others, in any order.
+    """
+
+    images: ImageSet
+    classes: tuple[str, ...]
+    labels: NDArray[np.int32] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        number = {name: i for i, name in enumerate(self.classes)}
+        numbers = np.array([number[name] for name in self.images.classes], dtype=np.int32)
+        object.__setattr__(self, "labels", numbers[np.asarray(self.images.labels, dtype=np.int64)])
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def name(self, i: int) -> str:
+        """As in the set."""
+        return self.images.name(i)
+
+    def read(self, i: int) -> bytes:
+        """As in the set."""
+        return self.images.read(i)
+
+
 def class_counts(images: ImageSet) -> NDArray[np.int64]:
     """How many images each class has."""
     return np.bincount(np.asarray(images.labels, dtype=np.int64), minlength=len(images.classes))

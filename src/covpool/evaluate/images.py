@@ -1,15 +1,17 @@
-"""The images that a bundle is tried on: of the classes that it knows, in its order."""
+"""The images that a bundle is tried on: of classes that it knows, numbered as it numbers them."""
 
 from __future__ import annotations
 
 from covpool.data.counts import counted
-from covpool.data.image_set import ImageSet
+from covpool.data.image_set import ImageSet, Relabelled
 from covpool.data.sources import open_images
 from covpool.models.model import PooledClassifier
 
 
 def open_split(model: PooledClassifier, path: str, split: str, layout: str = "auto") -> ImageSet:
-    """The images of a split, once it is clear that their classes are the model's.
+    """The images of a split, with the model's classes, once it is clear that it knows theirs.
+
+    The split need not have images of every class, nor its classes the model's order.
 
     Args:
         model: of a bundle.
@@ -18,7 +20,7 @@ def open_split(model: PooledClassifier, path: str, split: str, layout: str = "au
         layout: likewise.
 
     Raises:
-        ValueError: in a sentence, if the classes differ, or there is no such split.
+        ValueError: in a sentence, if there are other classes, or no such split.
     """
     images = open_images(path, split, layout)
     if model.classes is None:
@@ -27,16 +29,10 @@ def open_split(model: PooledClassifier, path: str, split: str, layout: str = "au
                 f"the bundle tells {model.num_classes} classes apart, and {path} has {len(images.classes)}: "
                 "give the images that it is for"
             )
-    elif model.classes != images.classes:
-        raise ValueError(f"{path} {_difference(model.classes, images.classes)}")
-    return images
-
-
-def _difference(known: tuple[str, ...], found: tuple[str, ...]) -> str:
-    if new := [name for name in found if name not in known]:
-        count = counted(len(new), "class")
-        return f"has {count} that the bundle does not know, first {new[0]!r}: give the images that it is for"
-    if gone := [name for name in known if name not in found]:
-        count = counted(len(gone), "class")
-        return f"lacks {count} of the bundle, first {gone[0]!r}: a folder for each must be there"
-    return "has the classes of the bundle in another order"
+        return images
+    if new := sorted(set(images.classes) - set(model.classes)):
+        raise ValueError(
+            f"{path} has {counted(len(new), 'class')} that the bundle does not know, first {new[0]!r}: give "
+            "the images that it is for"
+        )
+    return images if images.classes == model.classes else Relabelled(images, model.classes)

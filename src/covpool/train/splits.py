@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from covpool.data.image_set import ImageSet, Joined, Subset
+from covpool.data.image_set import ImageSet, Joined, Relabelled, Subset
 from covpool.data.loader import TrainingLoader
 from covpool.data.order import BalancedOrder, FolderOrder, Order
 from covpool.data.shards.order import ShardOrder
@@ -128,6 +128,8 @@ def fingerprint(images: ImageSet) -> str:
         digest.update(repr([shard.contents for shard in images.index.shards]).encode())
     elif isinstance(images, Subset):
         digest.update(fingerprint(images.images).encode() + images.indices.tobytes())
+    elif isinstance(images, Relabelled):  # whose own classes are in the digest already
+        digest.update(fingerprint(images.images).encode())
     elif isinstance(images, Joined):
         digest.update("".join(map(fingerprint, images.sets)).encode())
     else:

@@ -130,6 +130,29 @@ def test_bad_images_are_left_out_and_listed(bundle: Path, birds: Path, tmp_path:
     assert len(rows_of(done.folder / "predictions.csv")) == 53
 
 
+def test_a_table_without_some_of_the_classes(bundle: Path, birds: Path, tmp_path: Path) -> None:
+    """Each image is measured as it is among all the others."""
+    some = {
+        f"test/{name}/{file.name}": name
+        for name in CLASSES[3:1:-1]
+        for file in (birds / "test" / name).iterdir()
+    }
+    lines = [f"{birds / name},{label},test" for name, label in some.items()]
+    (tmp_path / "new.csv").write_text("\n".join(["path,label,split", *lines]))
+    done = evaluate(bundle, tmp_path / "new.csv", tmp_path / "out", workers=0)
+    whole = evaluate(bundle, birds, tmp_path / "whole", workers=0)
+    expected = {row["name"]: row for row in rows_of(whole.folder / "predictions.csv")}
+    rows = rows_of(done.folder / "predictions.csv")
+    assert len(rows) == 18
+    for row in rows:
+        found, same = row, expected[Path(row["name"]).relative_to(birds).as_posix()]
+        assert (found["label"], found["predicted"]) == (same["label"], same["predicted"])
+        assert float(found["loss"]) == pytest.approx(float(same["loss"]), abs=1e-4)
+    right = np.mean([row["label"] == row["predicted"] for row in rows])
+    assert done.results["metrics"]["top1"] == pytest.approx(right)
+    assert {path.name for path in done.folder.iterdir()} == FILES
+
+
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 def test_half_precision_is_near(bundle: Path, birds: Path, tmp_path: Path, precision: Any) -> None:
     whole = evaluate(bundle, birds, tmp_path / "whole", split="train", workers=0)

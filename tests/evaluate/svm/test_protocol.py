@@ -169,11 +169,18 @@ def test_mistakes_are_told_before_anything_is_made(data: Path, tmp_path: Path) -
             fit_svm(bundle, data, out)
     with pytest.raises(ValueError, match=r"has no split 'val'"):
         fit_svm(bundle, data, tmp_path / "new", split="train+val")
+    knows_more = save_model(
+        create_model("test_resnet", dim=8, num_classes=len(open_images(data).classes) + 1, image_size=64),
+        tmp_path / "more",
+        classes=(*open_images(data).classes, "wren"),
+    )
+    with pytest.raises(ValueError, match=r"has no images in train of 1 class of the bundle, first 'wren'"):
+        fit_svm(knows_more, data, tmp_path / "new")
     with pytest.raises(ValueError, match=r"^C must be above 0; got -1"):
         fit_svm(bundle, data, tmp_path / "new", c=-1)
     with pytest.raises(ValueError, match=r"^precision must be one of"):
         Passing(precision="float16")  # type: ignore[arg-type]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["full", "net"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["full", "more", "net"]
 
 
 @pytest.mark.slow

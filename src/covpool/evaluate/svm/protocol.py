@@ -11,7 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from covpool.data.image_set import ImageSet
+import numpy as np
+
+from covpool.data.counts import counted
+from covpool.data.image_set import ImageSet, class_counts
 from covpool.data.sources import open_images, splits
 from covpool.data.transforms import Preprocessing
 from covpool.evaluate.content import content_digest
@@ -118,6 +121,7 @@ def fit_svm(
         _check_out(bundle, out)
         card, model = read_card(bundle), load_model(bundle).float()
         train = _images(model, data, split, layout)
+        _check_classes(train, data, split)
         with held(folder):  # the solver reads from it, and has a file of its own there
             found = _features(folder, card, model, train, passing, processes, tell, progress)
             problem = Problem(found.rows, *found.samples(), len(train.classes), c)
@@ -192,6 +196,16 @@ def _images(model: PooledClassifier, data: str | Path, split: str, layout: str) 
     return (
         open_split(model, str(data), split, layout) if model.num_classes else open_images(data, split, layout)
     )
+
+
+def _check_classes(train: ImageSet, data: str | Path, split: str) -> None:
+    """Likewise before images are read: there is no SVM of a class without images."""
+    lacking = [train.classes[i] for i in np.flatnonzero(class_counts(train) == 0)]
+    if lacking:
+        raise ValueError(
+            f"{data} has no images in {split} of {counted(len(lacking), 'class')} of the bundle, first "
+            f"{lacking[0]!r}: add some to learn from"
+        )
 
 
 def _check_out(bundle: str | Path, out: str | Path) -> None:
