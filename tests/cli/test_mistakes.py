@@ -132,6 +132,13 @@ def complaint(command: str, capsys: pytest.CaptureFixture[str]) -> str:
             "predict runs/birds/bundle birds --out birds",
             "birds holds other things, such as 'test': give a new or an empty folder by --out",
         ),
+        *(
+            (
+                f"{verb} runs/birds/bundle birds --out birds/among",
+                "results would go into the images themselves, as birds/among is in birds: give --out",
+            )
+            for verb in ("eval", "retrieve")
+        ),
         (
             "train --data birds --batch-size 99",
             "--batch-size is 99, and there are 11 images to train on: give a smaller one",

@@ -55,6 +55,12 @@ def test_other_peoples_results_are_not_replaced(tmp_path: Path, text: str) -> No
         prepare_folder(tmp_path, "accuracy")
 
 
+def test_results_do_not_go_among_the_images(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="results would go into the images themselves"):
+        prepare_folder(tmp_path / "evaluation", "accuracy", str(tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_file_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="is a file: give another --out"):

@@ -77,6 +77,8 @@ def exit_code(result: Checked) -> int:
 
 
 def _default_output(data: str) -> Path:
-    if Path(data).is_dir() and Path.cwd().is_relative_to(Path(data).resolve()):
+    from covpool.data.inside import is_inside
+
+    if is_inside(REPORT, data):
         raise ValueError(f"{REPORT} would go into the data itself: give --out")
     return Path(REPORT)

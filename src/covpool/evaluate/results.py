@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from covpool.data.image_set import ImageSet
+from covpool.data.inside import check_outside
 from covpool.models.bundles.bundle import read_card
 from covpool.models.bundles.durable import replace_file, sync_folder
 from covpool.models.bundles.strict_json import plain_json
@@ -56,12 +57,20 @@ def describe_images(images: ImageSet, split: str) -> dict[str, Any]:
     }
 
 
-def prepare_folder(folder: Path, protocol: str) -> None:
+def prepare_folder(folder: Path, protocol: str, data: str | None = None) -> None:
     """Make a folder for results, now, not after hours of work.
 
+    Args:
+        folder: need not be there yet.
+        protocol: of the results.
+        data: the images, where the results must not go.
+
     Raises:
-        ValueError: in a sentence, if it holds something else, which would be mixed with them.
+        ValueError: in a sentence, if it is among the images, or holds something else, which would be mixed
+            with them.
     """
+    if data is not None:
+        check_outside(folder, data, "results")
     if not folder.exists():
         folder.mkdir(parents=True)
     if not folder.is_dir():

@@ -90,6 +90,15 @@ def test_another_bundle_is_refused(tmp_path: Path, out: Path, data: Path) -> Non
         infer(other, data, out, Predict(), FILES, RUNNING)
 
 
+def test_rows_do_not_go_among_the_images(bundle: Path, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(data)
+    for images, out in ((".", "predictions"), (data.as_uri(), data / "predictions")):
+        with pytest.raises(ValueError, match=r"rows would go into the images themselves, .*: give --out"):
+            infer(bundle, images, out, Predict(), FILES, RUNNING)
+    assert not (data / "predictions").exists()
+    assert infer(bundle, ".", "memory://among", Predict(), FILES, RUNNING).new_files == 3
+
+
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [

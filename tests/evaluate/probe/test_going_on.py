@@ -79,6 +79,14 @@ def test_a_folder_of_something_else_is_left_alone(birds: Path, tmp_path: Path) -
     assert (tmp_path / "bundle" / "covpool.json").read_text() == "precious"
 
 
+@pytest.mark.parametrize(("inside", "what"), [("out", "results"), ("cache", "features")])
+def test_nothing_goes_among_the_images(birds: Path, tmp_path: Path, inside: str, what: str) -> None:
+    places = {"out": tmp_path / "out", "cache": tmp_path / "cache", inside: birds / "among"}
+    with pytest.raises(ValueError, match=f"{what} would go into the images themselves, .*: give --{inside}"):
+        probe(str(birds), OPTIONS, **places)
+    assert not (birds / "among").exists()
+
+
 def test_killed_it_goes_on(birds: Path, tmp_path: Path) -> None:
     """SIGKILL while features are computed and while heads are trained; it ends as if it never was."""
     root = tmp_path / "birds"

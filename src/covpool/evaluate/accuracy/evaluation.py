@@ -94,7 +94,7 @@ def evaluate(
     arguments = {"bundle": bundle, "data": data, "layout": layout, "views": views, **passing.described()}
     with joined_processes(device) as processes:
         started = time.monotonic()
-        processes.by_first(lambda: prepare_folder(folder, PROTOCOL))
+        processes.by_first(lambda: prepare_folder(folder, PROTOCOL, data))
         model = processes.together(lambda: open_bundle(bundle, processes.device))
         images = processes.together(lambda: open_split(model, data, split, layout))
         transform = views_transform(Preprocessing.of(model.pretrained_cfg), views)

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from covpool.data.inside import check_outside
 from covpool.data.transforms import Preprocessing
 from covpool.evaluate.bulk.decode import Decoder
 from covpool.evaluate.bulk.inputs import open_input
+from covpool.evaluate.bulk.inputs.address import Address
 from covpool.evaluate.bulk.job import Files, begin_or_continue, describe_job
 from covpool.evaluate.bulk.local_engine import run_local
 from covpool.evaluate.bulk.place import open_place
@@ -74,6 +76,7 @@ def infer(
     files, running = files or Files(), running or Running()
     started = time.monotonic()
     card = read_card(bundle)
+    _check_outside(out, data)
     images = open_input(data)
     units = divide(images, files.rows_per_file)
     writer = Writer(open_place(out), files.format)
@@ -95,6 +98,12 @@ def infer(
         bad_images=bad,
         seconds=time.monotonic() - started,
     )
+
+
+def _check_outside(out: str | Path, data: str | Path) -> None:
+    rows, images = Address.of(out), Address.of(data)
+    if rows.is_local and images.is_local:
+        check_outside(rows.path, images.path, "rows")
 
 
 def _engine(running: Running) -> Callable[[Work, Running, Progress], int]:

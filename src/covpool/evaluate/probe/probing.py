@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from covpool.data.image_set import ImageSet
+from covpool.data.inside import check_outside
 from covpool.data.randomness import number
 from covpool.data.sources import open_splits
 from covpool.data.split import split_off
@@ -126,7 +127,8 @@ class _Probing:
         self.folder = ProbeFolder(out)
         self.cache = cache
         self.arguments = dataclasses.asdict(options) | {"data": str(data)}
-        prepare_folder(out, PROTOCOL)
+        check_outside(cache, data, "features", "--cache")
+        prepare_folder(out, PROTOCOL, str(data))
         self.folder.check(self.arguments)
 
     def run(self) -> Probed:

@@ -104,7 +104,7 @@ def retrieve(
     arguments = {"bundle": bundle, "data": data, "layout": layout, "at": list(at), "engine": engine}
     with joined_processes(device) as processes:
         started = time.monotonic()
-        processes.by_first(lambda: prepare_folder(folder, PROTOCOL))
+        processes.by_first(lambda: prepare_folder(folder, PROTOCOL, data))
         model = processes.together(lambda: open_bundle(bundle, processes.device))
         transform = evaluation_transform(Preprocessing.of(model.pretrained_cfg))
 
