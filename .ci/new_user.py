@@ -130,9 +130,10 @@ def parity() -> str:
 def pixels(file: Path, preprocessing: dict[str, Any]) -> np.ndarray:
     """The middle of a photograph, as model.json describes it."""
     picture, size = Image.open(file).convert("RGB"), preprocessing["size"]
-    scale = preprocessing["resize"] / min(picture.size)
-    picture = picture.resize([round(scale * side) for side in picture.size], Image.Resampling.BICUBIC)
-    left, top = ((side - size) // 2 for side in picture.size)
+    how = Image.Resampling[preprocessing["interpolation"].upper()]
+    sides = [int(side * preprocessing["resize"] / min(picture.size) + 1e-6) for side in picture.size]
+    picture = picture.resize(sides, how)
+    left, top = (round((side - size) / 2) for side in sides)
     return np.asarray(picture.crop((left, top, left + size, top + size)))[None]
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from PIL import Image
 from covpool import create_model, load_model, save_model
 from covpool.cli.main import main
 from covpool.explain.evidence import Evidence, explain
-from covpool.explain.explaining import explained
+from covpool.explain.explaining import explain_images, explained
 from covpool.explain.figures import contrast, draw_sheet, strongest_pairs
 from covpool.explain.overlay import AGAINST, FOR, overlay
 from tests.data.pictures import SPARROWS, needs_sparrows
@@ -93,6 +94,28 @@ def test_bad_images_are_counted(bundle: Path, tmp_path: Path, capsys: pytest.Cap
         "red.png",
         "blue.png",
     }
+
+
+def test_a_picture_beside_the_classes_is_none_of_them(bundle: Path, picture: Path, tmp_path: Path) -> None:
+    for name in ("ant", "bee"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        shutil.copy(picture, tmp_path / "data" / name / f"{name}.png")
+    shutil.copy(picture, tmp_path / "data" / "overview.png")
+    explain_images(bundle, tmp_path / "data", tmp_path / "out", limit=2)
+    rows = json.loads((tmp_path / "out" / "maps.json").read_text())
+    assert {row["image"] for row in rows} == {"ant/ant.png", "bee/bee.png"}
+
+
+def test_odd_files(bundle: Path, picture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A name as long as a file system takes it, and a line, which would grow to gigabytes."""
+    data = tmp_path / "data"
+    data.mkdir()
+    shutil.copy(picture, data / f"{'鳥' * 80}.png")
+    Image.new("RGB", (20000, 1)).save(data / "line.png")
+    assert main(["explain", str(bundle), str(data), "--out", str(tmp_path / "out"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["folder"], told["images"], told["bad"]) == (str(tmp_path / "out"), 1, 1)
+    assert [path.name for path in (tmp_path / "out").glob("*.png")] == [f"002-{'鳥' * 33}.png"]
 
 
 def test_colours() -> None:

@@ -162,7 +162,9 @@ def _output(verb: str, arguments: list[str]) -> tuple[str, int]:
 
         parsed, as_json = parse(f"covpool {verb}", file.Arguments, arguments, file.EXAMPLE)
     result = file.run(parsed)
-    text = json.dumps(dataclasses.asdict(result), indent=2) if as_json else file.text(result)
+    text = (
+        json.dumps(dataclasses.asdict(result), indent=2, default=os.fspath) if as_json else file.text(result)
+    )
     return text, getattr(file, "exit_code", lambda result: 0)(result)
 
 

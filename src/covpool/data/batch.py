@@ -19,8 +19,6 @@ Transform = Callable[[Image.Image], Tensor]
 
 # Others that are tried in place of a bad image, the first half of them near it.
 ATTEMPTS = 16
-# A longer image, brought to a usual shorter side, would take gigabytes.
-MAX_PROPORTION = 100
 
 
 @runtime_checkable
@@ -131,10 +129,7 @@ class BatchDataset(Dataset[Batch | Failure]):
         if i in bad:
             return None
         try:
-            picture = decode(self.images.read(i))
-            if max(picture.size) > MAX_PROPORTION * min(picture.size):
-                raise BadImageError("too large", f"it is {picture.width} by {picture.height}, a line")
-            return picture
+            return decode(self.images.read(i))
         except BadImageError as error:
             bad[i] = BadImage(self.images.name(i), error.reason, str(error))
         except OSError as error:

@@ -25,6 +25,8 @@ from covpool.data.strict import make_strict
 
 __all__ = ["BadImageError", "decode"]
 
+# A longer image, brought to a usual shorter side, would take gigabytes.
+MAX_PROPORTION = 100
 UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -47,7 +49,8 @@ def decode(data: bytes) -> Image.Image:
         how the camera was held; loaded, and without metadata.
 
     Raises:
-        BadImageError: if there is none, or not all of it, or it has more than ``PIL.Image.MAX_IMAGE_PIXELS``.
+        BadImageError: if there is none, or not all of it, or it has more than ``PIL.Image.MAX_IMAGE_PIXELS``,
+            or is a line.
     """
     image_format = _format(data)
     stream = _Stream(data)
@@ -62,6 +65,8 @@ def decode(data: bytes) -> Image.Image:
         if stream.is_exhausted or _is_short_webp(data):
             raise _truncated(image_format) from error
         raise BadImageError("unreadable", f"the {image_format} is broken: {_one_line(error)}") from error
+    if max(rgb.size) > MAX_PROPORTION * min(rgb.size):
+        raise BadImageError("too large", f"it is {rgb.width} by {rgb.height}, a line")
     rgb.info = {}
     return rgb
 

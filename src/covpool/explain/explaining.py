@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,7 +93,7 @@ def explain_images(
             bad += 1
             continue
         made.append(one)
-        _draw(one, out / f"{number:03d}-{Path(name).stem}", rival, pairs)
+        _draw(one, out / f"{number:03d}-{_short(Path(name).stem)}", rival, pairs)
         rows += [{"image": name, "class": names[found.label], **_numbers(found)} for found in one.found]
     if not made:
         told = f"none of its images can be read, of {bad}" if bad else "there is no image in it"
@@ -102,6 +103,11 @@ def explain_images(
     replace_file(out / "maps.json", (json.dumps(rows, indent=1) + "\n").encode())
     gap = max(float(row["gap"]) for row in rows)  # type: ignore[arg-type]
     return Explanation(out, len(made), bad, made[0].found[0].kind, gap)
+
+
+def _short(name: str) -> str:
+    """Of a name as long as a file's may be, what leaves room for a number and an ending."""
+    return os.fsencode(name)[:100].decode("utf-8", "ignore")
 
 
 def explained(

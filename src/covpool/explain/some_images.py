@@ -9,6 +9,7 @@ from typing import NamedTuple
 from covpool.data.image_set import ImageSet
 from covpool.data.signature import FORMAT_OF
 from covpool.data.sources import open_splits
+from covpool.data.sources.folder import files_under, is_visible
 
 
 class SomeImage(NamedTuple):
@@ -32,10 +33,20 @@ def some_images(data: str | Path, limit: int) -> Iterator[SomeImage]:
         yield SomeImage(path.name, None, path.read_bytes())
         return
     loose = sorted(one for one in path.iterdir() if one.suffix.lower() in FORMAT_OF) if path.is_dir() else []
-    if loose:
+    if loose and not _has_classes(path):
         yield from (SomeImage(one.name, None, one.read_bytes()) for one in loose[:limit])
         return
     images: ImageSet = list(open_splits(data).values())[-1]
     # Spread over the set: a folder by class would show its first class alone.
     for i in range(0, len(images), max(len(images) // limit, 1))[:limit]:
         yield SomeImage(images.name(i), images.classes[int(images.labels[i])], images.read(i))
+
+
+def _has_classes(folder: Path) -> bool:
+    """Whether there are images in its folders: those beside them are no part of the collection."""
+    return any(
+        True
+        for place in folder.iterdir()
+        if place.is_dir() and is_visible(place.name)
+        for _ in files_under(place, lambda name: Path(name).suffix.lower() in FORMAT_OF)
+    )

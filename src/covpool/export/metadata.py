@@ -20,9 +20,9 @@ FILE = "model.json"
 def describe(card: Card, traced: Traced, *, takes_pixels: bool) -> dict[str, Any]:
     """All that whoever uses a file has to know.
 
-    ``preprocessing`` has what is to be done with an image: resize its shorter side to ``resize`` (or both, if
-    ``crop_mode`` is squash), cut out the centre of ``size``, and where ``in_graph`` is false also divide by
-    255, subtract ``mean`` and divide by ``std``.
+    ``preprocessing`` has what is to be done with an image that is upright and RGB: resize its shorter side to
+    ``resize`` (or both, if ``crop_mode`` is squash), cut out the centre of ``size``, and where ``in_graph``
+    is false also divide by 255, subtract ``mean`` and divide by ``std``.
     """
     preprocessing = Preprocessing.of(card.preprocessing)
     size = [None, None] if traced.has_free_size else [preprocessing.size] * 2

@@ -42,9 +42,9 @@ def as_begun(path: Path, recipe: Recipe) -> Recipe:
     before, now = flat(read_recipe(path)), flat(recipe)
     filled = {name for name, value in OPEN.items() if now[name] == value} | {"model.num_classes"}
     now |= {name: before[name] for name in filled}
-    options = {key: f"--{short.replace('_', '-')}" for short, key in SHORT.items()}
+    short = {key: name for name, key in SHORT.items()}
     differing = [
-        f"{options.get(name, f'--{name}')} {before[name]}, not {value}"
+        f"--{short.get(name, name).replace('_', '-')} {before[name]}, not {value}"
         for name, value in now.items()
         if name not in FREE and before[name] != value
     ]

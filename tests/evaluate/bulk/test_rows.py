@@ -170,6 +170,16 @@ def test_a_bad_image_of_each_kind(tmp_path: Path, bundle: Path) -> None:
         assert {value for name, value in row.items() if name not in ("id", "error")} == {None}
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_address_that_is_none_costs_its_row(tmp_path: Path, bundle: Path, workers: int) -> None:
+    write_folder(tmp_path, {"good.jpg": picture(0)})
+    (tmp_path / "list.csv").write_text("path\ngood.jpg\nnowhere://a/b.jpg\n")
+    infer(bundle, tmp_path / "list.csv", tmp_path / "out", Predict(top=1), Files(), Running(workers=workers))
+    good, bad = rows_of(tmp_path / "out")
+    assert good["error"] is None
+    assert bad["error"].startswith("unreadable: nowhere://a/b.jpg cannot be opened: ")
+
+
 @pytest.mark.parametrize("kind", ["parquet", "csv"])
 def test_logits_that_are_no_numbers_are_an_error(tmp_path: Path, kind: str) -> None:
     model = create_model("test_resnet", dim=8, num_classes=3, image_size=64)

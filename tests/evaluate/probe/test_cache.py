@@ -14,6 +14,15 @@ def test_bad_images_of_one_folder_are_not_those_of_another(tmp_path: Path) -> No
     assert second.state() == {"done": 0, "bad": [], "seconds": 0.0}
 
 
+def test_room_is_wanted_only_for_what_is_not_there(tmp_path: Path) -> None:
+    tmp_path.joinpath("cache").mkdir()
+    averages = CacheFolder(tmp_path / "cache", 3, Shapes(None, 4, None))
+    averages.begin()
+    assert averages.missing_bytes() == 0
+    both = CacheFolder(tmp_path / "cache", 3, Shapes((5, 2, 2), 4, None))
+    assert both.missing_bytes() == 2 * 3 * 2 * 5 * 2 * 2
+
+
 def test_averages_alone_take_little_room() -> None:
     maps, averages = Shapes((320, 7, 7), 1280, None), Shapes(None, 1280, None)
     assert maps.bytes(1000) == 2 * 1000 * 2 * (320 * 49 + 1280)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torchvision.transforms import v2
 
-from covpool.data.batch import MAX_PROPORTION
 from covpool.data.decode import BadImageError, decode
 from covpool.data.shards.index import ShardError
 from covpool.data.transforms import Preprocessing, evaluation_transform
@@ -38,10 +37,7 @@ class Decoder:
         Raises:
             BadImageError: with what is wrong with it.
         """
-        picture = decode(data)
-        if max(picture.size) > MAX_PROPORTION * min(picture.size):
-            raise BadImageError("too large", f"it is {picture.width} by {picture.height}, a line")
-        pixels: Tensor = self.pixels(picture)
+        pixels: Tensor = self.pixels(decode(data))
         return pixels
 
     def floats(self, pixels_B3HW: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
 """Features on disk: computed once, in float16, for every image and its mirror.
 
 A folder of its own for every set of images, network and preprocessing, named by a digest of the three, so
-that those of others are never used. What a kill leaves behind is gone on with; arrays that are cut short or
-missing are made anew. What a disk does to bytes later is not noticed.
+that those of others are never used. Calls may want different arrays of it, so each array has its own state.
+What a kill leaves behind is gone on with; arrays that are cut short or missing are made anew. What a disk
+does to bytes later is not noticed.
 """
 
 from __future__ import annotations
@@ -16,15 +17,17 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from covpool.models.bundles.durable import replace_file
+from covpool.models.bundles.durable import replace_file, sync_folder
 
 STATE = "state.json"
 # An image, and its mirror.
 VIEWS = 2
 
+Array = np.memmap[Any, np.dtype[np.float16]]
+
 
 def nothing_done() -> dict[str, Any]:
-    """How far a folder is that has no features yet; a list of its own for every caller to add to."""
+    """How far an array is that has no features yet; a list of its own for every caller to add to."""
     return {"done": 0, "bad": [], "seconds": 0.0}
 
 
@@ -85,50 +88,80 @@ class CacheFolder:
         self.path, self.images, self.shapes = path, images, shapes
 
     def state(self) -> dict[str, Any]:
-        """How far it is: images done, those that could not be read, seconds.
+        """How far all that is wanted is: images done, those that could not be read, seconds."""
+        states = self.states().values()
+        return {
+            "done": min(state["done"] for state in states),
+            "bad": sorted({i for state in states for i in state["bad"]}),
+            "seconds": max(state["seconds"] for state in states),  # arrays are filled together
+        }
 
-        Where an array that is wanted is not there, or is not what it should be, nothing is done.
-        """
-        try:
-            state: dict[str, Any] = json.loads((self.path / STATE).read_text())
-            arrays = self.arrays()
-        except (OSError, ValueError):
-            return nothing_done()
-        whole = all(arrays[name].shape == shape for name, shape in self._wanted().items())
-        return state if whole and all(one.dtype == np.float16 for one in arrays.values()) else nothing_done()
+    def states(self) -> dict[str, dict[str, Any]]:
+        """How far each array that is wanted is; one that is to be made has nothing done."""
+        written, to_be_made = self._written(), self._to_be_made()
+        return {
+            name: nothing_done() if name in to_be_made else written.get(name, nothing_done())
+            for name in self._wanted()
+        }
 
-    def write_state(self, state: dict[str, Any]) -> None:
-        """In one move, once the features it speaks of are on disk."""
-        replace_file(self.path / STATE, json.dumps(state).encode())
+    def write_states(self, states: dict[str, dict[str, Any]]) -> None:
+        """Of some arrays, in one move, once the features they speak of are on disk; others' stay."""
+        replace_file(self.path / STATE, json.dumps(self._written() | states).encode())
 
     def missing_bytes(self) -> int:
         """What is not on the disk yet."""
-        return self.shapes.bytes(self.images) if self._is_to_be_made() else 0
+        return sum(2 * int(np.prod(shape)) for shape in self._to_be_made().values())
 
     def begin(self) -> None:
         """Make what is not there, in its whole size: a disk that is full says so now."""
-        if not self._is_to_be_made():
-            return
-        (self.path / STATE).unlink(missing_ok=True)
-        for name, shape in self._wanted().items():
-            np.lib.format.open_memmap(self._file(name), "w+", np.float16, shape).flush()
-            with open(self._file(name), "r+b") as file:
-                if hasattr(os, "posix_fallocate"):
-                    os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
-        self.write_state(nothing_done())
+        to_be_made = self._to_be_made()
+        # Before: a kill must not leave a new array with the state of an old one.
+        self.write_states({name: nothing_done() for name in to_be_made})
+        for name, shape in to_be_made.items():
+            self._make(name, shape)
+        sync_folder(self.path)
 
-    def arrays(self, mode: Literal["r", "r+"] = "r") -> dict[str, NDArray[np.float16]]:
-        """On disk, by name."""
-        return {name: np.load(self._file(name), mmap_mode=mode) for name in self._wanted()}
+    def array(self, name: str, mode: Literal["r", "r+"] = "r") -> Array:
+        """On disk."""
+        return np.lib.format.open_memmap(self._file(name), mode)
 
     def opened(self, labels: NDArray[np.int64]) -> CachedFeatures:
         """What is in it, once it is complete."""
         state = self.state()
         usable = np.setdiff1d(np.arange(self.images), np.asarray(state["bad"], dtype=np.int64))
-        return CachedFeatures(self.arrays(), labels, usable, state["seconds"])
+        arrays: dict[str, NDArray[np.float16]] = {name: self.array(name) for name in self._wanted()}
+        return CachedFeatures(arrays, labels, usable, state["seconds"])
 
-    def _is_to_be_made(self) -> bool:
-        return not (self.path / STATE).exists() or self.state() == nothing_done()
+    def _written(self) -> dict[str, dict[str, Any]]:
+        """The states of all arrays, also of those that are not wanted now."""
+        try:
+            written: dict[str, dict[str, Any]] = json.loads((self.path / STATE).read_text())
+        except (OSError, ValueError):
+            return {}
+        return written
+
+    def _to_be_made(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the arrays that are not there, or are not what they should be."""
+        return {name: shape for name, shape in self._wanted().items() if not self._is_there(name, shape)}
+
+    def _is_there(self, name: str, shape: tuple[int, ...]) -> bool:
+        try:
+            array = self.array(name)
+        except (OSError, ValueError):
+            return False
+        return array.shape == shape and array.dtype == np.float16
+
+    def _make(self, name: str, shape: tuple[int, ...]) -> None:
+        """By another name first: what other processes have opened stays as it is."""
+        new = self.path / f".{name}.npy.covpool-making"
+        try:
+            np.lib.format.open_memmap(new, "w+", np.float16, shape).flush()
+            with open(new, "r+b") as file:
+                if hasattr(os, "posix_fallocate"):
+                    os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
+            os.replace(new, self._file(name))
+        finally:
+            new.unlink(missing_ok=True)
 
     def _wanted(self) -> dict[str, tuple[int, ...]]:
         return {name: (VIEWS, self.images, *shape) for name, shape in self.shapes.of_arrays().items()}

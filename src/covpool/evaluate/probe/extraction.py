@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,13 +19,14 @@ from covpool.data.transforms import Preprocessing, evaluation_transform
 from covpool.evaluate.content import Progress, content_digest
 from covpool.evaluate.lock import held
 from covpool.evaluate.probe.cache import CachedFeatures, CacheFolder, Shapes
+from covpool.evaluate.probe.filling import Filling
 from covpool.evaluate.probe.options import ProbeOptions
 from covpool.models.config import ModelConfig
 from covpool.models.model import PooledClassifier
 from covpool.train.precision import autocast
 
 # Of the files; another number, and those of before are not found.
-FORMAT = 2
+FORMAT = 3
 # Images after which it is written down how far it is.
 SAVED_EVERY = 2048
 LARGEST_HALF = float(np.finfo(np.float16).max)
@@ -101,35 +100,26 @@ class Extractor:
 
     def _extract(self, images: ImageSet, folder: CacheFolder, progress: Progress) -> None:
         folder.begin()
-        state, arrays = folder.state(), folder.arrays("r+")
-        first, since = state["done"], time.monotonic()
-        rest = Subset(images, np.arange(first, len(images)))
+        filling = Filling(folder)
+        first, size = filling.first, self.options.extract_batch
         loader = EvaluationLoader(
-            rest,
+            Subset(images, np.arange(first, len(images))),
             evaluation_transform(self.preprocessing),
-            batch_size=self.options.extract_batch,
+            batch_size=size,
             workers=self.options.workers,
         )
-        before, seen = state["seconds"], first
+        seen = first
+        bad: list[int] = []
         for place, batch in enumerate(loader):
-            ids = batch.ids.numpy() + first
-            size = min(self.options.extract_batch, len(images) - seen)
+            ids, before = batch.ids.numpy() + first, seen
             if len(ids):
-                for name, values in self._computed(batch.images).items():
-                    arrays[name][:, ids] = values
-            state["bad"] += sorted(set(range(seen, seen + size)) - set(ids.tolist()))
-            seen += size
+                filling.put(ids, self._computed(batch.images))
+            seen = min(seen + size, len(images))
+            bad += sorted(set(range(before, seen)) - set(ids.tolist()))
             progress(seen, len(images))
-            if (place + 1) * self.options.extract_batch % SAVED_EVERY < self.options.extract_batch:
-                self._save(
-                    folder, arrays, state | {"done": seen, "seconds": before + time.monotonic() - since}
-                )
-        self._save(folder, arrays, state | {"done": seen, "seconds": before + time.monotonic() - since})
-
-    def _save(self, folder: CacheFolder, arrays: dict[str, Any], state: dict[str, Any]) -> None:
-        for array in arrays.values():
-            array.flush()
-        folder.write_state(state)
+            if (place + 1) * size % SAVED_EVERY < size:
+                filling.save(seen, bad)
+        filling.save(seen, bad)
 
     def _computed(self, images: Tensor) -> dict[str, NDArray[np.float16]]:
         """Of a batch, ``(views, B, ...)``."""

@@ -10,8 +10,10 @@ from typing import Any
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
+from covpool.data.bad_image import BadImageError
 from covpool.data.image_set import read_file
 from covpool.data.shards.cache import patiently
+from covpool.data.shards.index import ShardError
 from covpool.data.sources.folder import files_under, is_visible
 
 
@@ -65,6 +67,22 @@ class Address:
             return Address.of(name)
         path = f"{self.path.rstrip('/')}/{name}"
         return Address(path if self.is_local else f"{self.url}/{name}", path, self.is_local)
+
+    def read_listed(self, name: str) -> bytes:
+        """The file that a row of a table in the folder names.
+
+        Raises:
+            BadImageError: where its address is none.
+            OSError: where it cannot be read.
+            ShardError: where its store cannot, or what opens such stores is missing.
+        """
+        try:
+            where = self.below(name)
+        except ValueError as error:
+            if isinstance(error.__cause__, ImportError):  # to be installed, and then all such rows are there
+                raise ShardError(str(error)) from error
+            raise BadImageError("unreadable", str(error)) from error
+        return where.read()
 
     def is_folder(self) -> bool:
         """Whether it is one.

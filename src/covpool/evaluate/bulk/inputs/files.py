@@ -32,7 +32,7 @@ class FileImages:
 
     def read(self, i: int) -> bytes:
         """All of the file."""
-        return self.root.below(self.names[i]).read()
+        return self.root.read_listed(self.names[i])
 
     def groups(self, rows: int) -> list[Group]:
         """One, to be cut."""

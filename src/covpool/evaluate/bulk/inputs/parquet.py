@@ -85,7 +85,7 @@ class ParquetImages:
             return image
         if not isinstance(path, str):
             raise BadImageError("unreadable", "the row has no image")
-        return self.root.below(self.files[number].name).parent.below(path).read()
+        return self.root.below(self.files[number].name).parent.read_listed(path)
 
     def groups(self, rows: int) -> Iterator[Group]:
         """Row groups of a file, as many as have no more than ``rows`` together."""

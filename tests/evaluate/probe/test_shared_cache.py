@@ -1,0 +1,107 @@
+"""One folder of features for calls that want different arrays of it, after one another and at once."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from covpool.data.image_set import ImageSet
+from covpool.evaluate.probe import extraction
+from covpool.evaluate.probe.cache import CachedFeatures
+from covpool.evaluate.probe.extraction import Extractor, frozen_config
+from covpool.models.config import ModelConfig
+from covpool.models.create import build_model
+from tests.data.memory_images import MemoryImages, memory_images
+from tests.evaluate.probe.small_probing import OPTIONS
+
+COUNT, BATCH = 16, 4
+
+
+class StoppedError(Exception):
+    pass
+
+
+@pytest.fixture(autouse=True)
+def _often_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extraction, "SAVED_EVERY", BATCH)
+
+
+def pictures(bad: int) -> MemoryImages:
+    whole = memory_images(COUNT)
+    files = [b"no image" if i == bad else file for i, file in enumerate(whole.files)]
+    return dataclasses.replace(whole, files=files)
+
+
+def extracted(
+    cache: Path, *, with_maps: bool, stop_at: int = COUNT + 1, images: ImageSet | None = None
+) -> CachedFeatures:
+    """By an extractor of its own, as another process has it."""
+    images = images or memory_images(COUNT)
+    config = ModelConfig(OPTIONS.model, num_classes=2, image_size=OPTIONS.image_size)
+    model = build_model(frozen_config(config), checkpoint_path="weights.pth")
+    options = dataclasses.replace(OPTIONS, extract_batch=BATCH)
+    extractor = Extractor(model, options, cache, with_maps, torch.device("cpu"))
+
+    def stop(done: int, total: int) -> None:
+        if done >= stop_at:
+            raise StoppedError
+
+    folder = extractor.folder(images, lambda done, total: None)
+    return extractor.extract(images, folder, stop)
+
+
+def assert_same(found: CachedFeatures, wanted: CachedFeatures) -> None:
+    assert found.usable.tolist() == wanted.usable.tolist()
+    assert found.arrays.keys() == wanted.arrays.keys()
+    for name, array in found.arrays.items():
+        np.testing.assert_array_equal(array, wanted.arrays[name], err_msg=name)
+
+
+def test_maps_that_were_left_half_way_are_not_taken_for_whole(tmp_path: Path) -> None:
+    images = pictures(bad=9)
+    with pytest.raises(StoppedError):
+        extracted(tmp_path / "cache", with_maps=True, stop_at=2 * BATCH, images=images)
+    extracted(tmp_path / "cache", with_maps=False, images=images)  # fills the averages to the end
+    found = extracted(tmp_path / "cache", with_maps=True, images=images)
+    assert_same(found, extracted(tmp_path / "whole", with_maps=True, images=images))
+    assert found.arrays["features"][:, found.usable].any(axis=(2, 3, 4)).all()
+
+
+def test_arrays_that_are_unequally_far_are_all_filled(tmp_path: Path) -> None:
+    images = pictures(bad=5)
+    with pytest.raises(StoppedError):
+        extracted(tmp_path / "cache", with_maps=True, stop_at=2 * BATCH, images=images)
+    with pytest.raises(StoppedError):
+        extracted(tmp_path / "cache", with_maps=False, stop_at=4 * BATCH, images=images)
+    found = extracted(tmp_path / "cache", with_maps=True, images=images)
+    assert_same(found, extracted(tmp_path / "whole", with_maps=True, images=images))
+
+
+def test_averages_in_use_stay_while_maps_are_added(tmp_path: Path) -> None:
+    in_use = extracted(tmp_path / "cache", with_maps=False).arrays["average"]
+    before = in_use.copy()
+    with pytest.raises(StoppedError):  # what is computed again later would hide what was lost
+        extracted(tmp_path / "cache", with_maps=True, stop_at=BATCH)
+    np.testing.assert_array_equal(in_use, before)
+    extracted(tmp_path / "cache", with_maps=True)
+    (file,) = (tmp_path / "cache").rglob("average.npy")
+    np.testing.assert_array_equal(np.load(file), before)
+
+
+def test_an_array_made_anew_leaves_the_one_in_use_alone(tmp_path: Path) -> None:
+    extracted(tmp_path / "cache", with_maps=False)
+    (file,) = (tmp_path / "cache").rglob("average.npy")
+    np.save(file, np.ones((2, COUNT, 3), np.float16))  # of another shape
+    in_use = np.load(file, mmap_mode="r")
+    found = extracted(tmp_path / "cache", with_maps=False)
+    assert (in_use == 1).all()
+    assert_same(found, extracted(tmp_path / "whole", with_maps=False))
+    assert sorted(path.name for path in file.parent.iterdir()) == [
+        ".covpool-lock",
+        "average.npy",
+        "state.json",
+    ]
