@@ -8,6 +8,7 @@ import logging
 import os
 import pickle
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ from PIL import Image
 import covpool
 from covpool.cli.main import main
 from covpool.data.sources import open_images
+from covpool.train.comparison import compare
 from covpool.train.fitting import Run, _opened, fit
+from covpool.train.interruption import Interrupted
 from covpool.train.recipe_files import read_recipe
 from tests.data.pictures import SPARROWS, TINY10, encode, needs_sparrows, needs_tiny10
 from tests.train.small import SMALL
@@ -247,6 +250,8 @@ def test_too_many_bad_images_stop_the_run(flawed: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"7 images could not be used, more than --max-bad 3"):
         train(tmp_path / "run", changes)
     assert len((tmp_path / "run" / "bad_images.csv").read_text().splitlines()) == 8
+    with pytest.raises(ValueError, match=r"7 images could not be used, more than --max-bad 3"):
+        train(tmp_path / "run", changes)  # it has not become better by itself
 
 
 @needs_tiny10
@@ -301,6 +306,47 @@ def test_what_cannot_be_done_is_told_before_anything_is(
     with pytest.raises((ValueError, OSError), match=sentence):
         train(tmp_path / "run", changes)
     assert not (tmp_path / "run").exists()
+
+
+@needs_tiny10
+def test_a_run_does_not_go_among_its_images(tmp_path: Path) -> None:
+    shutil.copytree(TINY10 / "val", tmp_path / "data")
+    with pytest.raises(ValueError, match="files of the run would go into the images themselves"):
+        train(tmp_path / "data" / "run", {"data.path": str(tmp_path / "data")})
+    assert not (tmp_path / "data" / "run").exists()
+
+
+@needs_tiny10
+def test_a_signal_after_the_last_step_begins_no_other_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_report(folder: Path, images: Any, model: Any) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr("covpool.train.report.write_report", write_report)
+    recipe = read_recipe(None, {**SMALL, "out": str(tmp_path), "schedule.epochs": 1})
+    with pytest.raises(Interrupted, match="was finished") as stopped:
+        compare(recipe, "gap")
+    assert stopped.value.exit_code == 143
+    assert (tmp_path / "isqrt_cov" / "summary.json").exists()
+    assert not (tmp_path / "gap").exists()
+
+
+@needs_tiny10
+@pytest.mark.usefixtures("_no_report")
+def test_a_tracker_that_cannot_be_closed_costs_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Gone:
+        def add(self, values: Any, step: int) -> None:
+            pass
+
+        def close(self) -> None:
+            raise ConnectionError("the server is gone")
+
+    monkeypatch.setattr("covpool.train.journal.make_trackers", lambda *arguments: [Gone()])
+    assert train(tmp_path / "run", {"schedule.epochs": 1}).summary["epochs"] == 1
+    assert "Gone takes nothing: the server is gone" in caplog.text
 
 
 @needs_tiny10

@@ -12,7 +12,7 @@ def is_inside(path: str | Path, folder: str | Path) -> bool:
         >>> is_inside("rows", "."), is_inside("../rows", "."), is_inside(".", ".")
         (True, False, False)
     """
-    return Path(folder).is_dir() and Path(folder).resolve() in Path(path).resolve().parents
+    return folder != "" and Path(folder).is_dir() and Path(folder).resolve() in Path(path).resolve().parents
 
 
 def check_outside(path: str | Path, data: str | Path, what: str, option: str = "--out") -> None:

@@ -40,10 +40,9 @@ class BadImages:
             TrainingError: if there are too many now.
         """
         new = {image.name: image for image in images if image.name not in self._found}
-        if not new:
-            return
-        self._found |= new
-        self.processes.by_first(lambda: self.folder.write_bad_images(list(self._found.values())))
+        if new:
+            self._found |= new
+            self.processes.by_first(lambda: self.folder.write_bad_images(list(self._found.values())))
         if len(self) > self.most:
             self.processes.fail(
                 TrainingError(

@@ -10,13 +10,14 @@ from typing import Any
 
 from covpool.data.counts import counted
 from covpool.data.image_set import ImageSet
+from covpool.data.inside import check_outside
 from covpool.models.bundles.bundle import load_model, read_card, save_model
 from covpool.models.bundles.tensors import versions
 from covpool.models.model import PooledClassifier
 from covpool.provenance.machine import describe_machine, machine_name
 from covpool.provenance.source import describe_source
 from covpool.train.bad_images import BadImages
-from covpool.train.interruption import Signals, caught_signals
+from covpool.train.interruption import Interrupted, Signals, caught_signals
 from covpool.train.metrics import NAMES
 from covpool.train.network import make_deterministic
 from covpool.train.processes import Processes, joined_processes
@@ -74,11 +75,14 @@ def fit(recipe: Recipe) -> Run:
             summary = _train(recipe, processes, signals, folder, splits)
         elif summary["fingerprints"] != splits.fingerprints:
             processes.fail(ValueError(f"{folder.path} is of other images than these: give another --out"))
+        if number := max(processes.gather(signals.received)):  # all is written; but no other run begins
+            raise Interrupted(number, f"stopped when {folder.path} was finished")
         return Run(folder.path, summary, was_finished, splits.reported()[1])
 
 
 def _opened(recipe: Recipe) -> Splits:
     """The images, once it is clear that the recipe can be carried out on them."""
+    check_outside(recipe.out, recipe.data.path, "files of the run")
     splits = open_data(recipe.data, recipe.seed)
     if recipe.batch_size > len(splits.train):
         raise ValueError(

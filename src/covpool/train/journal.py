@@ -59,7 +59,7 @@ class Journal:
         values = dataclasses.asdict(self.recipe)
         self._trackers = make_trackers(self.recipe.trackers, self.folder, self._cursor, values)
         for tracker in self._trackers:
-            self._exit.callback(tracker.close)
+            self._exit.callback(_close, tracker)
 
     def __exit__(self, *exception: object) -> None:
         self._exit.close()
@@ -126,6 +126,11 @@ class Journal:
         for tracker in self._trackers:
             with _not_worth_a_run(type(tracker).__name__):
                 tracker.add(values, step)
+
+
+def _close(tracker: Tracker) -> None:
+    with _not_worth_a_run(type(tracker).__name__):
+        tracker.close()
 
 
 @contextlib.contextmanager

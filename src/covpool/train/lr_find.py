@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from covpool.data.batch import Batch
+from covpool.data.inside import check_outside
 from covpool.data.loader import TrainingLoader
 from covpool.data.transforms import Preprocessing
 from covpool.functional.arguments import check_whole
@@ -97,6 +98,7 @@ def _rising(recipe: Recipe) -> Recipe:
 
 def _sweep(recipe: Recipe, processes: Processes, steps: int) -> tuple[list[float], list[float]]:
     """Rates and losses, until the loss is not finite or a multiple of what it was."""
+    check_outside(recipe.out, recipe.data.path, "files of the run")
     images = open_data(recipe.data, recipe.seed).train
     model = make_model(recipe, images.classes, processes)
     loader = make_loader(images, recipe, Preprocessing.of(model.pretrained_cfg), processes)
