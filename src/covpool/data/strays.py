@@ -16,7 +16,8 @@ RAW = (".arw", ".cr2", ".dng", ".nef", ".nrw", ".pef", ".sr2", ".srw")
 
 def strays(root: Path) -> Iterator[tuple[str, str, str]]:
     """Path, problem and detail of each image that a folder of classes has and does not use."""
-    tops = {"", *split_folders(root).values()}
+    splits = set(split_folders(root).values())
+    tops = {"", *splits}
     for folder, folders, files in os.walk(root):
         folders[:] = sorted(filter(is_visible, folders))
         inside = os.path.relpath(folder, root).replace(os.sep, "/").removeprefix(".")
@@ -26,6 +27,8 @@ def strays(root: Path) -> Iterator[tuple[str, str, str]]:
                 yield from _renamed(root, path)
             elif inside in tops:
                 yield path, "no class", "it is in no folder of a class"
+            elif splits and inside.partition("/")[0] not in splits:
+                yield path, "no class", f"it is in none of {', '.join(sorted(splits))}"
 
 
 def _renamed(root: Path, path: str) -> Iterator[tuple[str, str, str]]:

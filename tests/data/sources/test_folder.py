@@ -14,6 +14,7 @@ from torchvision.datasets import ImageFolder
 
 from covpool.data.image_set import ImageFiles, ImageSet
 from covpool.data.sources import layout_of, open_images, open_splits, splits
+from covpool.data.strays import strays
 from tests.data.pictures import SPARROWS, TINY10, jpeg, needs_sparrows, needs_tiny10
 from tests.data.trees import plant, write
 
@@ -71,6 +72,15 @@ def test_other_names_of_splits(tmp_path: Path) -> None:
     plant(tmp_path, "Training/a/1.jpg", "valid/a/1.jpg", "TEST/a/1.jpg")
     assert splits(tmp_path) == ("train", "val", "test")
     assert open_images(tmp_path, "validation").name(0) == "valid/a/1.jpg"
+
+
+def test_what_is_beside_the_splits_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    plant(tmp_path, "train/jay/a.jpg", "dev/jay/b.jpg", "extra/jay/c.jpg", "notes/d.txt")
+    assert {split: len(images) for split, images in open_splits(tmp_path).items()} == {"train": 1, "val": 1}
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{tmp_path / 'extra'} is left out: it is beside folders of splits, and is none"
+    ]
+    assert [(path, what) for path, what, _ in strays(tmp_path)] == [("extra/jay/c.jpg", "no class")]
 
 
 def test_a_class_may_be_called_train(tmp_path: Path) -> None:

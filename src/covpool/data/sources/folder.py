@@ -8,6 +8,7 @@ so are files whose extension is none of an image.
 
 from __future__ import annotations
 
+import logging
 import os
 import unicodedata
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from pathlib import Path
 from covpool.data.signature import FORMAT_OF
 from covpool.data.sources.listing import SPLIT_OF, Listing, Row, Split, make_listing
 
+LOGGER = logging.getLogger("covpool")
 Identity = tuple[int, int]
 # What macOS puts into zip files, beside the images.
 NOT_OURS = "__MACOSX"
@@ -33,6 +35,8 @@ def read(path: Path) -> Listing:
         ValueError: if there are no folders of classes.
     """
     roots = split_folders(path) or {"train": ""}
+    for name in _beside(path, roots):
+        LOGGER.warning("%s is left out: it is beside folders of splits, and is none", path / name)
     folders = {split: _class_folders(path / root) for split, root in roots.items()}
     classes = sorted({name for found in folders.values() for name in found})
     if not classes:
@@ -57,6 +61,13 @@ def split_folders(path: Path) -> dict[Split, str]:
     if found and not has_classes and len(found) == len(names):
         raise ValueError(_no_classes(path / next(iter(found.values()))))
     return found if has_classes else {}
+
+
+def _beside(path: Path, roots: dict[Split, str]) -> Iterator[str]:
+    """Folders with images beside those of the splits."""
+    for name in subfolders(path) if "" not in roots.values() else ():
+        if name not in roots.values() and any(True for _ in files_under(path, is_image, name)):
+            yield name
 
 
 def subfolders(path: Path) -> list[str]:

@@ -23,6 +23,7 @@ SPLIT_OF: dict[str, Split] = {
     "val": "val",
     "valid": "val",
     "validation": "val",
+    "dev": "val",
     "test": "test",
     "testing": "test",
 }
