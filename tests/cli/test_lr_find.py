@@ -41,12 +41,20 @@ def test_a_suggestion(searches: list[Any], capsys: pytest.CaptureFixture[str]) -
     )
 
 
+def test_in_two_stages_it_is_the_rate_of_the_head(
+    searches: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["lr-find", "--data", "d", "--recipe", "finetune"]) == 0
+    assert capsys.readouterr().out.startswith("--schedule.head-lr 0.012: there the loss fell fastest")
+
+
 def test_no_suggestion_is_told(searches: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lr-find", "--data", "d", "--seed", "1"]) == 0
     assert searches == [(read_recipe(None, {"data.path": "d", "seed": 1}), 100)]
     assert capsys.readouterr().out.startswith("no rate up to 2.5 stands out: ")
     assert main(["lr-find", "--data", "d", "--seed", "1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {
+        "option": "--lr",
         "suggestion": None,
         "highest": 2.5,
         "steps": 3,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -135,3 +136,19 @@ def test_too_few_steps(recipe: Recipe) -> None:
     with pytest.raises(ValueError, match=r"^steps must be at least 20; got 19$"):
         find_lr(recipe, 19)
     assert not Path(recipe.out).exists()
+
+
+def test_in_two_stages_the_head_learns_alone(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    learning = []
+
+    def step(learner: Learner, batch: Any, cursor: int) -> Outcome:
+        learning.append({name for name, one in learner.model.named_parameters() if one.requires_grad})
+        return Outcome(1.0, 0.5, 1.0, skipped=False, counts=False)
+
+    monkeypatch.setattr(Learner, "step", step)
+    two = dataclasses.replace(recipe, schedule=dataclasses.replace(recipe.schedule, head_first=0.5))
+    for each in (recipe, two):
+        find_lr(each, 30)
+    assert any(name.startswith("backbone") for name in learning[0])
+    assert learning[-1]
+    assert not any(name.startswith("backbone") for name in learning[-1])

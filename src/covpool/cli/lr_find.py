@@ -36,6 +36,7 @@ class Arguments:
 class Found:
     """A rate, if one stood out, and where the curve is."""
 
+    option: str
     suggestion: float | None
     highest: float
     steps: int
@@ -67,11 +68,12 @@ def run(arguments: Arguments) -> Found:
     recipe = arguments.recipe
     check_data(recipe)
 
-    from covpool.train.lr_find import find_lr
+    from covpool.train.lr_find import find_lr, is_of_head
 
     sweep = find_lr(recipe, arguments.steps)
     folder = Path(recipe.out)
     return Found(
+        option="--schedule.head-lr" if is_of_head(recipe) else "--lr",
         suggestion=sweep.suggestion,
         highest=float(sweep.rates[-1]),
         steps=len(sweep.rates),
@@ -88,5 +90,8 @@ def text(result: Found) -> str:
             "a larger --batch-size or more --steps may show one"
         )
     else:
-        told = f"--lr {result.suggestion:.2g}: there the loss fell fastest, of all up to {result.highest:.2g}"
+        told = (
+            f"{result.option} {result.suggestion:.2g}: there the loss fell fastest, of all up to "
+            f"{result.highest:.2g}"
+        )
     return f"{told}\ncurve: {result.figure}"

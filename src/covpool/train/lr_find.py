@@ -66,6 +66,9 @@ class Sweep:
 def find_lr(recipe: Recipe, steps: int = 100) -> Sweep:
     """Find a learning rate for a recipe, whose own rate and schedule do not matter.
 
+    Of a recipe in two stages it is the rate of the first, in which pooling and classifier learn alone: such a
+    recipe never trains all of a network whose head is cold.
+
     The network learns from the training images while the rate rises exponentially from 1e-6 to 10, until the
     loss explodes. Nothing is saved of it: ``recipe.out`` gets a figure, ``lr_find.png``, and its numbers,
     ``lr_find.csv``. Under torchrun all processes call it.
@@ -86,10 +89,18 @@ def find_lr(recipe: Recipe, steps: int = 100) -> Sweep:
     return found
 
 
+def is_of_head(recipe: Recipe) -> bool:
+    """Whether the rate that is found is that of the first of two stages, ``schedule.head_lr``."""
+    return recipe.schedule.head_epochs > 0
+
+
 def _rising(recipe: Recipe) -> Recipe:
     """The recipe with a rate that rises over an epoch."""
     return dataclasses.replace(
         recipe,
+        weights=dataclasses.replace(recipe.weights, freeze="backbone")
+        if is_of_head(recipe)
+        else recipe.weights,
         optimizer=dataclasses.replace(recipe.optimizer, lr=LOWEST),
         schedule=ScheduleOptions(epochs=1, kind="exponential", final_lr=HIGHEST),
         loop=dataclasses.replace(recipe.loop, ema=None),  # an average of weights that nobody looks at
