@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from covpool import create_model, save_model
 from covpool.data.transforms import Preprocessing, training_transform
 from covpool.models.create import build_model
 from covpool.train.recipe import Recipe
-from covpool.train.recipe_files import read_recipe, recipe_names
+from covpool.train.recipe_files import NETWORK, read_recipe, recipe_names
 
 # Section 4.2 of the paper.
 ALEXNET = {
@@ -165,9 +167,7 @@ def test_networks_can_be_made(name: str) -> None:
     training_transform(preprocessing, recipe.augmentation)
 
 
-@pytest.mark.parametrize(
-    "weights", [{"weights.pretrained": True}, {"weights.path": "b.pth"}, {"weights.bundle": "b"}]
-)
+@pytest.mark.parametrize("weights", [{"weights.pretrained": True}, {"weights.path": "b.pth"}])
 @pytest.mark.parametrize("size", [1, 4])
 def test_pretrained_weights_are_fine_tuned_in_two_stages(weights: dict[str, Any], size: int) -> None:
     recipe = read_recipe(None, {**weights, "schedule.epochs": size})
@@ -175,6 +175,18 @@ def test_pretrained_weights_are_fine_tuned_in_two_stages(weights: dict[str, Any]
     assert recipe.schedule.head_epochs == {1: 0, 4: 2}[size]
     assert recipe.schedule.head_lr is not None
     assert recipe.schedule.head_lr > recipe.optimizer.lr
+
+
+def test_a_bundle_brings_its_network(tmp_path: Path) -> None:
+    own = {"mean": [0.1, 0.2, 0.3]}
+    model = create_model("test_resnet", dim=8, num_classes=3, pool="cov", image_size=64, preprocessing=own)
+    bundle = {"weights.bundle": str(save_model(model, tmp_path / "bundle"))}
+    recipe = read_recipe(None, bundle)
+    assert recipe.schedule.head_first  # as of any other weights
+    kept = {name: getattr(recipe.model, name) for name in NETWORK}
+    assert kept == {name: getattr(model.config, name) for name in NETWORK}
+    assert read_recipe(None, {**bundle, "model.dim": 16}).model.dim == 16
+    assert read_recipe("finetune", bundle).model.dim == 128  # a recipe that is named means what it says
 
 
 @pytest.mark.parametrize("size", [1, 3])

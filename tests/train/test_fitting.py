@@ -286,8 +286,15 @@ def test_a_bundle_is_where_another_run_begins(tmp_path: Path) -> None:
     before, after = (covpool.load_model(run.folder / "bundle").state_dict() for run in (first, second))
     assert all(torch.equal(before[name], after[name]) for name in before if name.startswith("backbone."))
     assert not torch.equal(before["head.classifier.weight"], after["head.classifier.weight"])
-    with pytest.raises(ValueError, match="is not of the recipe's network: they differ in pool"):
-        train(tmp_path / "third", {**frozen, "model.dim": 16})
+    for changes, sentence in (
+        ({"model.dim": 16}, "dim 8, not 16"),
+        ({"model.pool": "cov"}, "pool isqrt_cov, not cov"),
+        ({"model.keep_resolution": False}, "keep_resolution True, not False"),
+        ({"model.preprocessing": {"mean": [0.1, 0.1, 0.1]}}, r"preprocessing's mean \(0.5, 0.5, 0.5\), not"),
+        ({"model.head": "mlp"}, "they differ in"),
+    ):
+        with pytest.raises(ValueError, match=f"is not of the recipe's network: .*{sentence}"):
+            train(tmp_path / "third", {**frozen, **changes})
 
 
 @needs_tiny10

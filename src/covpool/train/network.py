@@ -18,6 +18,9 @@ from covpool.models.model import PooledClassifier
 from covpool.train.processes import Processes
 from covpool.train.recipe import Recipe
 
+# Of a config, what changes a network's answer but not always the shapes of its weights.
+SAME_NETWORK = ("pool", "dim", "keep_resolution", "features", "join", "normalize")
+
 
 def make_model(recipe: Recipe, classes: Sequence[str], processes: Processes) -> PooledClassifier:
     """The model on its device, with its first weights; the same in every process."""
@@ -52,6 +55,7 @@ def make_model(recipe: Recipe, classes: Sequence[str], processes: Processes) -> 
 def _load_all_but_classifier(model: PooledClassifier, bundle: str) -> None:
     """Backbone, pooling and hidden layers of a bundle; its classes were others."""
     source = load_model(bundle)
+    _check_same_network(model, source, bundle)
     source.reset_classifier(model.num_classes)
     weights, own = source.state_dict(), model.state_dict()
     for name in sorted(weights.keys() ^ own.keys()) or [
@@ -66,6 +70,19 @@ def _load_all_but_classifier(model: PooledClassifier, bundle: str) -> None:
     }
     fresh = {name for name, parameter in model.named_parameters() if id(parameter) in new}
     model.load_state_dict({name: own[name] if name in fresh else weights[name] for name in own})
+
+
+def _check_same_network(model: PooledClassifier, source: PooledClassifier, bundle: str) -> None:
+    """Raise where weights of a bundle would fit, and mean something else."""
+    pairs = {name: (getattr(source.config, name), getattr(model.config, name)) for name in SAME_NETWORK}
+    for name in ("mean", "std"):
+        theirs, ours = (tuple(one.pretrained_cfg[name]) for one in (source, model))
+        pairs[f"preprocessing's {name}"] = theirs, ours
+    differing = [f"{name} {theirs}, not {ours}" for name, (theirs, ours) in pairs.items() if theirs != ours]
+    if differing:
+        raise ValueError(
+            f"{bundle} is not of the recipe's network: it has {'; '.join(differing)}; give the same"
+        )
 
 
 def make_parallel(model: PooledClassifier, processes: Processes) -> nn.Module:

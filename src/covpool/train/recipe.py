@@ -63,8 +63,8 @@ class WeightOptions:
     Attributes:
         pretrained: the backbone's, of timm, downloaded.
         path: the backbone's, of a file, ``.safetensors`` or ``.pth``.
-        bundle: all but the classifier's, of a folder that a run or ``covpool convert`` left, for a network of
-            the same backbone, pooling and width.
+        bundle: all but the classifier's, of a folder that a run or ``covpool convert`` left. Its network is
+            the run's where no recipe is named; one that is named must have the same.
         key_map: how the file's names become timm's: ``{prefix: replacement}``, or ``order``.
         freeze: ``backbone`` trains pooling and classifier alone.
         keep_statistics: BatchNorms of the backbone go by the statistics that came with the weights, and do

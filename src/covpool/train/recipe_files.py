@@ -33,6 +33,21 @@ __all__ = [
 # Where none is named: from first weights by chance, and from a backbone's.
 DEFAULT, PRETRAINED = "modern", "finetune"
 
+# What weights were trained with, and belongs to them.
+NETWORK = (
+    "backbone",
+    "pool",
+    "dim",
+    "keep_resolution",
+    "features",
+    "join",
+    "normalize",
+    "image_size",
+    "pool_options",
+    "backbone_options",
+    "preprocessing",
+)
+
 # What a recipe says for a covariance, and an average has no use for.
 SECOND_ORDER = ("model.dim", "model.keep_resolution", "model.features", "model.join")
 
@@ -47,7 +62,8 @@ def read_recipe(
 
     Args:
         name_or_path: one of :func:`recipe_names`, or a file, ``.yaml``. If not given, ``finetune`` where
-            ``overrides`` bring weights, and ``modern`` where not.
+            ``overrides`` bring weights, and ``modern`` where not; with the network of a bundle, where one is
+            given.
         overrides: values by key, such as ``{"optimizer.lr": 0.01, "batch_size": 64}``.
 
     Raises:
@@ -58,15 +74,26 @@ def read_recipe(
         >>> recipe.batch_size, recipe.schedule.epochs, recipe.schedule.milestones
         (256, 2, (30.0, 45.0))
     """
+    is_named = name_or_path is not None
     if name_or_path is None:
         brought = any(overrides.get(f"weights.{place}") for place in ("pretrained", "path", "bundle"))
         name_or_path = PRETRAINED if brought else DEFAULT
     file = _find(name_or_path)
     values = _checked(_values(file), f"{file}: ")
+    if not is_named and overrides.get("weights.bundle"):
+        values |= _network_of(overrides["weights.bundle"])
     pool = overrides.get("model.pool")
     if pool in (*METHODS, CLASS_TOKEN) and pool != values.get("model.pool", Recipe().model.pool):
         values = change_pool(values, pool)
     return make_recipe({**values, **_checked(overrides, "")})
+
+
+def _network_of(bundle: str) -> dict[str, Any]:
+    """The keys of the network of a bundle."""
+    from covpool.models.bundles.bundle import read_card  # here, because timm takes seconds to import
+
+    config = read_card(bundle).config
+    return {f"model.{name}": getattr(config, name) for name in NETWORK}
 
 
 def change_pool(values: Mapping[str, Any], pool: str) -> dict[str, Any]:
