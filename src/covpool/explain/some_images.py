@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from covpool.data.image_set import ImageSet
-from covpool.data.signature import FORMAT_OF
 from covpool.data.sources import open_splits
-from covpool.data.sources.folder import files_under, is_visible
+from covpool.data.sources.folder import folders_with_images, is_image
 
 
 class SomeImage(NamedTuple):
@@ -29,24 +28,15 @@ def some_images(data: str | Path, limit: int) -> Iterator[SomeImage]:
         limit: of images.
     """
     path = Path(data)
-    if path.is_file() and path.suffix.lower() in FORMAT_OF:
+    if path.is_file() and is_image(path.name):
         yield SomeImage(path.name, None, path.read_bytes())
         return
-    loose = sorted(one for one in path.iterdir() if one.suffix.lower() in FORMAT_OF) if path.is_dir() else []
-    if loose and not _has_classes(path):
+    loose = sorted(one for one in path.iterdir() if is_image(one.name)) if path.is_dir() else []
+    # Beside folders of classes they are no part of the collection.
+    if loose and not any(True for _ in folders_with_images(path)):
         yield from (SomeImage(one.name, None, one.read_bytes()) for one in loose[:limit])
         return
     images: ImageSet = list(open_splits(data).values())[-1]
     # Spread over the set: a folder by class would show its first class alone.
     for i in range(0, len(images), max(len(images) // limit, 1))[:limit]:
         yield SomeImage(images.name(i), images.classes[int(images.labels[i])], images.read(i))
-
-
-def _has_classes(folder: Path) -> bool:
-    """Whether there are images in its folders: those beside them are no part of the collection."""
-    return any(
-        True
-        for place in folder.iterdir()
-        if place.is_dir() and is_visible(place.name)
-        for _ in files_under(place, lambda name: Path(name).suffix.lower() in FORMAT_OF)
-    )

@@ -34,9 +34,11 @@ def read(path: Path) -> Listing:
     Raises:
         ValueError: if there are no folders of classes.
     """
-    roots = split_folders(path) or {"train": ""}
-    for name in _beside(path, roots):
-        LOGGER.warning("%s is left out: it is beside folders of splits, and is none", path / name)
+    splits = split_folders(path)
+    for name in folders_with_images(path) if splits else ():
+        if name not in splits.values():
+            LOGGER.warning("%s is left out: it is beside folders of splits, and is none", path / name)
+    roots = splits or {"train": ""}
     folders = {split: _class_folders(path / root) for split, root in roots.items()}
     classes = sorted({name for found in folders.values() for name in found})
     if not classes:
@@ -63,10 +65,10 @@ def split_folders(path: Path) -> dict[Split, str]:
     return found if has_classes else {}
 
 
-def _beside(path: Path, roots: dict[Split, str]) -> Iterator[str]:
-    """Folders with images beside those of the splits."""
-    for name in subfolders(path) if "" not in roots.values() else ():
-        if name not in roots.values() and any(True for _ in files_under(path, is_image, name)):
+def folders_with_images(path: Path) -> Iterator[str]:
+    """The names of the visible folders in a folder that hold images, or whose folders do."""
+    for name in subfolders(path):
+        if any(True for _ in files_under(path, is_image, name)):
             yield name
 
 

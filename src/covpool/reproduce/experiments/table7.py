@@ -60,12 +60,12 @@ def _above(high: dict[str, Any], low: dict[str, Any], high_seeds: int, low_seeds
     difference = 100 * (high["mean"] - low["mean"])
     if high["sd"] is None or low["sd"] is None:
         return Judgement(f"{difference:+.1f} points, one seed", "not resolved here")
-    error = 100 * math.sqrt(high["sd"] ** 2 / high_seeds + low["sd"] ** 2 / low_seeds)
+    # Their own spreads, not pooled: backbones and sets differ.
+    parts = [(one["sd"] ** 2 / seeds, seeds) for one, seeds in ((high, high_seeds), (low, low_seeds))]
+    error = 100 * math.sqrt(sum(part for part, _ in parts))
     ours = f"{difference:+.1f} ± {error:.1f} points"
     from scipy.stats import t
 
-    # Their own spreads, not pooled: backbones and sets differ.
-    parts = [(one["sd"] ** 2 / seeds, seeds) for one, seeds in ((high, high_seeds), (low, low_seeds))]
     if error:
         freedom = sum(part for part, _ in parts) ** 2 / sum(part**2 / (seeds - 1) for part, seeds in parts)
         if abs(difference) <= error * float(t.ppf(CONFIDENCE, freedom)):
