@@ -16,8 +16,9 @@ import pytest
 from covpool.reproduce.command import draw, run_all, write_page
 from covpool.reproduce.experiments import EXPERIMENTS
 from covpool.reproduce.experiments.experiment import Experiment
+from covpool.reproduce.known_runs import known_runs
 from covpool.reproduce.miniature.configuration import SMALLEST
-from covpool.reproduce.runner import Place, plan, run_experiments
+from covpool.reproduce.runner import Place, left, plan, run_experiments
 
 TRAINED = [experiment for experiment in EXPERIMENTS.values() if isinstance(experiment, Experiment)]
 ROWS = 4
@@ -82,6 +83,33 @@ def test_a_killed_run_goes_on(tiny_imagenet: Path, tmp_path: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in done} == done  # they were not run again
     assert len(finished(summaries)) == 3
     assert len(list(tmp_path.glob("out/*/*.png"))) == 1
+
+
+def test_seeds_are_added_to_results_without_their_runs(tiny_imagenet: Path, tmp_path: Path) -> None:
+    gap, exact = EXPERIMENTS["figure4"].rows[:2]  # type: ignore[union-attr]
+    curves = dataclasses.replace(EXPERIMENTS["figure4"], rows=(gap, exact))
+    spectra = dataclasses.replace(EXPERIMENTS["approximation"], rows=(exact,), observed=(exact.label,))
+    place = Place(tiny_imagenet, tmp_path / "first", tmp_path / "out", SMALLEST)
+    (file, *_) = run_experiments([curves], place, seeds=1, tell=str)
+    before = json.loads(file.read_bytes())["runs"]
+
+    known = known_runs([curves], place.out, SMALLEST)
+    place = dataclasses.replace(place, runs=tmp_path / "second", known=known)
+    assert not left([curves], 1, place)
+    # Only the one to be looked into is trained again, since its folder is gone.
+    assert [one.pool for one in left([curves, spectra], 1, place)] == ["mpn_cov"]
+    run_experiments([curves], place, seeds=2, tell=str)
+    after = json.loads(file.read_bytes())["runs"]
+    assert after[:2] == before
+    assert [(run["label"], run["seed"]) for run in after[2:]] == [(gap.label, 1), (exact.label, 1)]
+    assert len(finished(tmp_path / "second")) == 2
+
+
+def test_runs_of_another_scale_are_not_known(tiny_imagenet: Path, tmp_path: Path) -> None:
+    one_row = dataclasses.replace(EXPERIMENTS["figure4"], rows=EXPERIMENTS["figure4"].rows[:1])  # type: ignore[union-attr]
+    run_experiments([one_row], Place(tiny_imagenet, tmp_path, tmp_path, SMALLEST), seeds=1, tell=str)
+    assert len(known_runs([one_row], tmp_path, SMALLEST)) == 1
+    assert not known_runs([one_row], tmp_path, dataclasses.replace(SMALLEST, classes=3))
 
 
 def test_all_of_a_seed_before_the_next() -> None:

@@ -26,6 +26,7 @@ class Arguments:
         out: the folder of results.
         seeds: of every row that a claim rests on.
         budget: of time, as ``8h``: fewer seeds where it is not enough for all.
+        add: to the results in ``--out``: runs that they hold are not trained again.
         page: to write.
     """
 
@@ -36,6 +37,7 @@ class Arguments:
     out: Path = Path("results")
     seeds: int = 3
     budget: str | None = None
+    add: bool = False
     page: Path = Path("docs/results.md")
 
 
@@ -65,6 +67,7 @@ def run(arguments: Arguments) -> Written:
         out=arguments.out,
         seeds=arguments.seeds,
         budget=arguments.budget,
+        add=arguments.add,
         tell=lambda sentence: print(sentence, file=sys.stderr, flush=True),
         progress=Progress,
     )

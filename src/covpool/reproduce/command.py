@@ -14,6 +14,7 @@ from covpool.reproduce.budget import seconds_of
 from covpool.reproduce.experiments import EXPERIMENTS
 from covpool.reproduce.experiments.experiment import Experiment
 from covpool.reproduce.experiments.measurement import Measurement
+from covpool.reproduce.known_runs import known_runs
 from covpool.reproduce.miniature.configuration import MINIATURE, Scale
 from covpool.reproduce.page import page
 from covpool.reproduce.runner import Place, Tell, run_experiments
@@ -30,6 +31,7 @@ def run_all(
     out: Path = Path("results"),
     seeds: int = 3,
     budget: str | None = None,
+    add: bool = False,
     scale: Scale = MINIATURE,
     tell: Tell = print,
     progress: MakeProgress = silence,
@@ -47,6 +49,7 @@ def run_all(
         out: the folder of results.
         seeds: of every row that a claim rests on.
         budget: of the time of training, as ``8h``.
+        add: to the results in ``out``: runs that they hold are not trained again.
         scale: how large the training runs are.
         tell: is told what is done, a line at a time.
         progress: makes a listener for what is timed.
@@ -60,7 +63,9 @@ def run_all(
         if data is None:
             raise ValueError("give --data the folder tiny-imagenet-200, which has train, val and wnids.txt")
         limit = None if budget is None else seconds_of(budget)
-        place = Place(data, runs, out, scale)
+        everything = [one for one in EXPERIMENTS.values() if isinstance(one, Experiment)]
+        known = known_runs(everything, out, scale) if add else {}
+        place = Place(data, runs, out, scale, known)
         files += run_experiments(training, place, seeds=seeds, budget=limit, tell=tell, progress=progress)
     for one in chosen:
         if isinstance(one, Measurement):

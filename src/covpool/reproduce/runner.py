@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +35,14 @@ class Place:
         runs: a folder for the training runs; those that are there are not run again.
         out: the folder of results.
         scale: of the experiments.
+        known: runs of elsewhere that are taken as done, by the names of their configurations.
     """
 
     data: Path
     runs: Path
     out: Path
     scale: Scale = MINIATURE
+    known: Mapping[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def images(self) -> Path:
@@ -76,15 +78,15 @@ def run_experiments(
     seconds = _estimates(place)
     if budget is not None:
         seeds = affordable_seeds(
-            lambda count: [one for one in plan(experiments, count) if not is_done(one, place.runs)],
+            lambda count: left(experiments, count, place),
             seconds,
             seeds,
             budget,
         )
-    planned = plan(experiments, seeds)
+    planned, to_train = plan(experiments, seeds), left(experiments, seeds, place)
     tell(f"{len(planned)} runs, {seeds} seed{'s' if seeds > 1 else ''}")
     for number, configuration in enumerate(planned, 1):
-        if is_done(configuration, place.runs):
+        if configuration not in to_train:
             continue
         spent = time.monotonic() - started
         # The first seed is trained whatever it takes: there are fewer seeds, never fewer rows.
@@ -109,13 +111,29 @@ def plan(experiments: Sequence[Experiment], seeds: int) -> list[Configuration]:
     return sorted(wanted.values(), key=lambda configuration: configuration.seed)
 
 
+def left(experiments: Sequence[Experiment], seeds: int, place: Place) -> list[Configuration]:
+    """What of the plan is to be trained: what is not done, or is known but has yet to be looked into."""
+    to_observe = {name for experiment in experiments for name in _unobserved(experiment, place)}
+    known = place.known.keys() - to_observe
+    planned = plan(experiments, seeds)
+    return [one for one in planned if one.name not in known and not is_done(one, place.runs)]
+
+
+def _unobserved(experiment: Experiment, place: Place) -> list[str]:
+    """Names of runs that have yet to be looked into, for which their folders are needed."""
+    if not experiment.observed:
+        return []
+    missing = set(experiment.observed) - collected(experiment, place)["observations"].keys()
+    return [row.configuration.name for row in experiment.rows if row.label in missing]
+
+
 def collected(experiment: Experiment, place: Place) -> dict[str, Any]:
     """The results so far: all runs that are done, and what was timed and observed before."""
     results = record.new_results(experiment, place.scale)
     results["runs"] = [
-        {"label": label, **trained(configuration, place.scale, place.images, place.runs)}
+        {"label": label, **run}
         for label, configuration in experiment.configurations(MOST_SEEDS)
-        if is_done(configuration, place.runs)
+        if (run := _done(configuration, place)) is not None
     ]
     try:
         before = json.loads(results_path(place.out, experiment.name, results).read_text(encoding="utf-8"))
@@ -128,6 +146,13 @@ def collected(experiment: Experiment, place: Place) -> dict[str, Any]:
         known = before["observations"].items()
         results["observations"] = {label: found for label, found in known if label in same}
     return results
+
+
+def _done(configuration: Configuration, place: Place) -> dict[str, Any] | None:
+    """What came of a run; ``None`` if it is to be trained yet."""
+    if is_done(configuration, place.runs):
+        return trained(configuration, place.scale, place.images, place.runs)
+    return place.known.get(configuration.name)
 
 
 def finished(experiment: Experiment, place: Place, progress: MakeProgress) -> list[Path]:
