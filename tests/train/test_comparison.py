@@ -47,6 +47,7 @@ def test_all_else_is_equal() -> None:
     [
         (RECIPE, "isqrt_cov", "there is nothing to compare: the recipe's pooling is isqrt_cov already"),
         (RECIPE, "median", "compare must be one of"),
+        (twins(RECIPE, "gap")["gap"], "isqrt_cov", "the other way round: --pool isqrt_cov --compare gap"),
         (
             read_recipe("resnet50-birds"),
             "gap",

@@ -363,6 +363,7 @@ def test_a_tracker_that_cannot_be_closed_costs_a_line(
         ({"schedule.kind": "steps", "schedule.milestones": [3]}, "the learning rate never falls"),
         ({"schedule.head_first": 0.5}, "new layers learn alone for 5 steps only"),
         ({"schedule.head_first": 0.5, "data.limit": 400}, ""),
+        ({"schedule.head_first": 0.5, "model.pool": "gap"}, ""),
         ({}, ""),
     ],
 )

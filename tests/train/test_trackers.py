@@ -71,8 +71,10 @@ MLFLOW = """
 import mlflow
 for begin, steps in ((0, (1, 2, 3)), (2, (3, 4))):
     live("mlflow", begin, steps).close()
+Path(sys.argv[1], "tracker_id.txt").unlink()  # the folder is emptied, and another run begins in it
+live("mlflow", 0, (1,)).close()
 client = mlflow.MlflowClient()
-[run] = client.search_runs(["0"])
+other, run = client.search_runs(["0"])  # the newest first
 history = client.get_metric_history(run.info.run_id, "train/loss")
 artifact = mlflow.artifacts.load_dict(f"{run.info.artifact_uri}/recipe.json")
 print("told", json.dumps({
@@ -81,6 +83,7 @@ print("told", json.dumps({
     "losses": sorted((metric.step, metric.value) for metric in history),
     "last": run.data.metrics["val/top1"],
     "batch_size": artifact["batch_size"],
+    "other": other.data.metrics["val/top1"],
 }))
 """
 
@@ -123,7 +126,7 @@ def test_mlflow(tmp_path: Path) -> None:
     found = told(MLFLOW, tmp_path / NAME, MLFLOW_TRACKING_URI=store)
     assert (found["name"], found["status"], found["last"]) == (NAME, "FINISHED", 0.4)
     assert found["losses"] == [[step, pytest.approx(1 / step)] for step in (1, 2, 3, 3, 4)]
-    assert found["batch_size"] == 64
+    assert (found["batch_size"], found["other"]) == (64, 0.1)
 
 
 def test_tensorboard(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from covpool.functional.arguments import check_choice
+from covpool.models.config import CLASS_TOKEN
 from covpool.nn.pooling import METHODS
 from covpool.train.processes import joined_processes
 from covpool.train.recipe import Recipe
@@ -55,10 +56,13 @@ def compare(recipe: Recipe, other: str = "gap") -> Comparison:
 
 def twins(recipe: Recipe, other: str) -> dict[str, Recipe]:
     """The recipe and the one with another pooling, each with a folder of its own."""
-    check_choice("compare", other, METHODS)
+    check_choice("compare", other, (*METHODS, CLASS_TOKEN))
     own = recipe.model.pool
     if other == own:
         raise ValueError(f"there is nothing to compare: the recipe's pooling is {own} already")
+    if other != CLASS_TOKEN and METHODS[other].order > 1 and not recipe.model.is_second_order:
+        # Its width and the resolution kept for it would be nobody's: a recipe has them for its own pooling.
+        raise ValueError(f"compare the other way round: --pool {other} --compare {own}")
     if recipe.weights.bundle is not None:
         raise ValueError(f"a bundle fits one pooling, and {own} is compared with {other}: give no bundle")
     values = {own: flat(recipe), other: change_pool(flat(recipe), other)}

@@ -98,7 +98,7 @@ def _opened(recipe: Recipe) -> Splits:
     if recipe.schedule.milestones and min(recipe.schedule.milestones) >= recipe.schedule.epochs:
         LOGGER.warning("the learning rate never falls: its first milestone comes after the last epoch")
     alone = recipe.schedule.head_epochs * (len(splits.train) // recipe.batch_size)
-    if recipe.schedule.head_first and alone < FEW_STEPS:
+    if recipe.model.is_second_order and recipe.schedule.head_first and alone < FEW_STEPS:
         LOGGER.warning(
             "new layers learn alone for %s only, too few for those of a covariance: give more --epochs",
             counted(alone, "step"),

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
-import os
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from covpool.models.bundles.durable import replace_file
 from covpool.train.run_folder import RunFolder
+
+# The run's name to trackers that ask for one.
+TRACKER_ID = "tracker_id.txt"
 
 
 class Tracker(Protocol):
@@ -105,8 +108,14 @@ def make_trackers(
 
 
 def _identifier(folder: Path) -> str:
-    """The same for a run that is resumed, and for no other folder; of letters that any tracker takes."""
-    return hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:32]
+    """The same for a run that is resumed or moved, and for no other; of letters that any tracker takes.
+
+    A run in a folder that was emptied, or of the same name on another machine, is another run.
+    """
+    file = folder / TRACKER_ID
+    if not file.exists():
+        replace_file(file, secrets.token_hex(16).encode())
+    return file.read_text()
 
 
 def _imported(name: str) -> Any:
