@@ -55,6 +55,9 @@ def messy(tmp_path: Path) -> Path:
     write(root / "train/a/notes.txt", b"nothing")
     write(root / "train/a/index.html", b"<html></html>")
     (root / "train/a/gone.jpg").symlink_to(root / "nowhere.jpg")
+    (root / "train/a/itself.jpg").symlink_to("itself.jpg")
+    microscope = np.linspace(0, 0xFFF, 64).reshape(8, 8).astype(np.uint16)  # 12 of 16 bits
+    write(root / "train/a/dark.png", encode(Image.fromarray(microscope), "PNG"))
     return root
 
 
@@ -76,6 +79,8 @@ EXPECTED = {
     ("train/a/apple.heic", "not read"),
     ("train/a/camera.NEF", "not read"),
     ("train/a/gone.jpg", "missing"),
+    ("train/a/itself.jpg", "unreadable"),
+    ("train/a/dark.png", "black"),
 }
 
 
@@ -84,12 +89,13 @@ def test_every_kind(messy: Path, workers: int | None) -> None:
     report = check(messy, workers=workers)
     assert found(report) == EXPECTED
     assert len(report.problems) == len(EXPECTED)
-    assert (report.layout, report.images, report.classes) == ("folder", {"train": 13, "test": 5}, 4)
+    assert (report.layout, report.images, report.classes) == ("folder", {"train": 15, "test": 5}, 4)
     assert list(report.counts) == [problem for problem in REMEDIES if problem != "too large"]
     assert report.counts["empty class"] == 3
     assert all(line.detail and "\n" not in line.detail for line in report.problems)
     assert details(report, "leak") == ["it has the bytes of train/b/2.jpg"]
     assert details(report, "two labels") == ["it has the bytes of train/a/1.jpg"]
+    assert details(report, "black") == ["its brightest value is 15 of 255"]
     assert details(report, "extension") == ["it is PNG, and should end in .png"]
     assert details(report, "not read") == [
         "it is HEIC; what is read is JPEG, PNG, WEBP, GIF, BMP, TIFF, PPM",
@@ -273,7 +279,7 @@ def test_progress(messy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collection, "IMAGES_AT_ONCE", 4)
     calls: list[tuple[int, int]] = []
     check(messy, progress=lambda done, total: calls.append((done, total)))
-    assert calls == [(4, 18), (8, 18), (12, 18), (16, 18), (18, 18)]
+    assert calls == [(done, 20) for done in (4, 8, 12, 16, 20)]
 
 
 def test_mistakes(tmp_path: Path) -> None:

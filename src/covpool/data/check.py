@@ -29,6 +29,7 @@ REMEDIES = {
     "leak": "delete them from one of the splits, or the score is too good",
     "two labels": "delete them where they do not belong",
     "duplicate": "delete all but one",
+    "black": "delete them, or save them brighter: grey of 16 bits is divided by 256, whatever part it uses",
     "extension": "rename them; covpool reads them as they are, other programs may not",
     "not read": "rename or convert them, or they are not used",
     "no class": "move them into the folder of a class, or they are not used",

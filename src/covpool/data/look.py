@@ -14,6 +14,8 @@ from covpool.data.signature import EXTENSIONS, FORMAT_OF, format_of
 
 DIGEST_BYTES = 16
 SAMPLES = (16, 16)
+# Of 255. Grey of 12 bits in files of 16 comes to less, and so does a photograph with the cap on.
+DARK = 16
 
 
 class Look(NamedTuple):
@@ -45,7 +47,8 @@ def look(images: ImageSet, i: int) -> Look:
         return Look("unreadable", error.strerror or str(error))
     content = hashlib.sha256(data).digest()[:DIGEST_BYTES]
     samples = picture.resize(SAMPLES, Image.Resampling.NEAREST)
-    return Look(*_name_problem(images.name(i), data), content, _digest(picture, samples))
+    problem = _darkness(picture) or _name_problem(images.name(i), data)
+    return Look(*problem, content, _digest(picture, samples))
 
 
 def pixels(images: ImageSet, i: int) -> bytes:
@@ -57,6 +60,14 @@ def pixels(images: ImageSet, i: int) -> bytes:
 def _digest(picture: Image.Image, part: Image.Image) -> bytes:
     text = f"{picture.width}x{picture.height}:".encode()
     return hashlib.sha256(text + part.tobytes()).digest()[:DIGEST_BYTES]
+
+
+def _darkness(picture: Image.Image) -> tuple[str, str] | None:
+    """Whether there is nothing to see."""
+    brightest = max(high for _, high in picture.getextrema())  # type: ignore[misc]
+    if brightest >= DARK:
+        return None
+    return "black", f"its brightest value is {brightest} of 255"
 
 
 def _name_problem(name: str, data: bytes) -> tuple[str, str]:

@@ -75,7 +75,7 @@ def folders_with_images(path: Path) -> Iterator[str]:
 def subfolders(path: Path) -> list[str]:
     """The names of the visible folders in a folder."""
     with os.scandir(path) as entries:
-        return sorted(entry.name for entry in entries if is_visible(entry.name) and entry.is_dir())
+        return sorted(entry.name for entry in entries if is_visible(entry.name) and _is_folder(entry))
 
 
 def is_visible(name: str) -> bool:
@@ -132,15 +132,22 @@ def files_under(
             if not is_visible(entry.name):
                 continue
             # The kind comes with the name; only links are looked at. One to nowhere is left to complain of.
-            if entry.is_dir():
+            if _is_folder(entry):
                 folders.append(entry.name)
-            elif wanted(entry.name) and (entry.is_file() or entry.is_symlink()):
+            elif wanted(entry.name) and (entry.is_symlink() or entry.is_file()):
                 files.append(entry.name)
     start = f"{folder}/" if folder else ""
     for name in sorted(files, key=_composed):
         yield f"{start}{name}"
     for name in sorted(folders, key=_composed):
         yield from files_under(root, wanted, f"{start}{name}", (*above, identity))
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
 
 
 def _composed(name: str) -> str:
