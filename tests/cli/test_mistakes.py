@@ -234,19 +234,25 @@ def test_a_disk_that_takes_nothing(
         assert told.endswith(": No space left on device: make room, and run the same command again")
 
 
+@pytest.mark.parametrize("words", ["check BIRDS", "--help", "--version"])
 def test_a_full_disk_where_the_output_goes(
-    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    place: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    words: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     full = open("/dev/full", "w")  # noqa: SIM115  # to close it is to write what it could not
     monkeypatch.setattr(sys, "stdout", full)
-    code = main(["check", f"{place}/birds"])
+    code = main(words.replace("BIRDS", f"{place}/birds").split())
     monkeypatch.undo()
     with pytest.raises(OSError, match="No space left"):
         full.close()
     assert code == 2
     sentence = "No space left on device: make room, and run the same command again"
-    assert capsys.readouterr().err == f"covpool check: {sentence}\n"
+    command = "covpool check" if "check" in words else "covpool"
+    assert capsys.readouterr().err == f"{command}: {sentence}\n"
 
 
 @pytest.mark.parametrize(

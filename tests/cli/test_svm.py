@@ -81,6 +81,11 @@ def test_mistakes_are_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[s
     for words, sentence in (
         ([], "where should the new bundle go? give --out"),
         (["--out", bundle], f"{bundle} is the bundle itself: give the new one another name"),
+        (
+            ["--out", f"{data}/new"],
+            "files of the new bundle would go into the images themselves, "
+            f"as {data}/new is in {data}: give --out",
+        ),
         (["--out", str(tmp_path / "new"), "--c", "0"], "C must be above 0; got 0.0"),
         *no_gpu(tmp_path),
     ):

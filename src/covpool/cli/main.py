@@ -103,18 +103,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     verb, *rest = (sys.argv[1:] if arguments is None else arguments) or [""]
     if verb == "--version":
-        print(f"covpool {__version__}")
-    elif verb in ("-h", "--help"):
-        print(_help())
-    elif not verb:
+        return _say("covpool", f"covpool {__version__}")
+    if verb in ("-h", "--help"):
+        return _say("covpool", _help())
+    if not verb:
         print(_help(), file=sys.stderr)
         return 2
-    elif verb not in VERBS:
+    if verb not in VERBS:
         hint = did_you_mean(verb, VERBS) or "; covpool --help lists them"
         return _complain("covpool", f"{verb!r} is none of its verbs{hint}")
-    else:
-        return _run(verb, rest)
-    return 0
+    return _run(verb, rest)
 
 
 def _run(verb: str, arguments: list[str]) -> int:
@@ -122,12 +120,9 @@ def _run(verb: str, arguments: list[str]) -> int:
     try:
         output, code = _output(verb, arguments)
         if _is_first():
-            print(output, flush=True)
+            code = _say(command, output) or code
     except KeyboardInterrupt:
         code = 130
-    except BrokenPipeError:  # the reader, head or less, has seen enough; Python would flush again at its end
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
     except Exception as error:
         if "--debug" in arguments:
             raise
@@ -137,6 +132,18 @@ def _run(verb: str, arguments: list[str]) -> int:
     if code in STOPPED and _is_first():
         _complain(command, _how_to_go_on(verb, arguments))
     return code
+
+
+def _say(command: str, text: str) -> int:
+    """Write to standard output; the exit code, which is not 0 where it does not take all of it."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # the reader, head or less, has seen enough; Python would flush again at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except OSError as error:
+        return _complain(command, explained(error, "")[0])
+    return 0
 
 
 def _how_to_go_on(verb: str, arguments: list[str]) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 
 from covpool.data.counts import counted
 from covpool.data.image_set import ImageSet, class_counts
+from covpool.data.inside import check_outside
 from covpool.data.sources import open_images, splits
 from covpool.data.transforms import Preprocessing
 from covpool.evaluate.content import content_digest
@@ -119,6 +120,8 @@ def fit_svm(
         if processes.world_size > 1:
             processes.fail(ValueError("SVMs are fitted by one process: start it without torchrun"))
         _check_out(bundle, out)
+        check_outside(out, data, "files of the new bundle")
+        check_outside(folder, data, "features", "--features")
         card, model = read_card(bundle), load_model(bundle).float()
         train = _images(model, data, split, layout)
         _check_classes(train, data, split)
