@@ -23,6 +23,7 @@ from typing import Any
 from covpool.evaluate.probe import ProbeOptions, probe
 from covpool.evaluate.probe.record import percent, summarised
 from covpool.models.bundles.durable import replace_file
+from covpool.train.precision import fastest_precision
 
 PACKAGES = {
     **{
@@ -96,13 +97,13 @@ class Case:
             seeds=self.seeds,
             svm_seeds=self.svm_seeds,
             val_fraction=0.0,
-            precision="bfloat16",
+            precision=fastest_precision(),
             compile=True,
             workers=1,
             **OWN[self.backbone],
         )
 
-    def command(self) -> str:
+    def command(self, precision: str) -> str:
         """The same in a shell."""
         words = ["covpool", "probe", self.data, "--model", PACKAGES[self.backbone][0]]
         words += ["--weights", weights_file(self.backbone).name]
@@ -112,7 +113,7 @@ class Case:
         for name in ("dim", "epochs", "seeds", "svm_seeds"):
             words += [f"--{name.replace('_', '-')}", str(getattr(self, name))]
         words += ["--image-size", str(self.size)]
-        words += ["--val-fraction", "0", "--precision", "bfloat16", "--compile", "--workers", "1"]
+        words += ["--val-fraction", "0", "--precision", precision, "--compile", "--workers", "1"]
         return shlex.join(words)
 
 
@@ -156,7 +157,7 @@ def entry(case: Case, record: dict[str, Any]) -> dict[str, Any]:
     kept = ("date", "source", "versions", "machine", "images", "images_left_out", "extraction_seconds")
     return {
         "case": {**vars(case), "name": case.name},
-        "command": case.command(),
+        "command": case.command(record["arguments"]["precision"]),
         **{key: record[key] for key in (*kept, "rows")},
         "heads": summarised(record)["heads"],
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
+LOGGER = logging.getLogger("covpool")
 T = TypeVar("T")
 
 # Seconds, of which a thread needs a few microseconds, once it gets to run.
@@ -130,6 +132,8 @@ class Processes:
 def joined_processes(device: str = "auto") -> Iterator[Processes]:
     """Join the processes that torchrun started, or those of a group that the caller has made already.
 
+    Warnings are those of the first process: what it warns of, the others find too.
+
     Args:
         device: ``"cpu"``, ``"cuda"``, or ``"auto"`` for a GPU if there is one.
 
@@ -145,13 +149,17 @@ def joined_processes(device: str = "auto") -> Iterator[Processes]:
         torch.cuda.set_device(local)
     if ours:
         _join(kind)
+    level, rank = LOGGER.level, dist.get_rank() if dist.is_initialized() else 0
+    if rank:
+        LOGGER.setLevel(logging.ERROR)
     try:
         yield Processes(
-            rank=dist.get_rank() if dist.is_initialized() else 0,
+            rank=rank,
             world_size=dist.get_world_size() if dist.is_initialized() else 1,
             device=torch.device(kind, local) if kind == "cuda" else torch.device(kind),
         )
     finally:
+        LOGGER.setLevel(level)
         if ours:
             # A thread of gloo that still holds a tensor of the last exchange needs Python's lock to let go of
             # it. Whoever destroys the group holds that lock and waits for the thread: it must be done before.

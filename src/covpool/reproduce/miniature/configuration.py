@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from covpool.provenance.machine import describe_machine
 from covpool.reproduce.miniature.networks import LR, NAMES, settings
+from covpool.train.precision import fastest_precision
 from covpool.train.recipe import Recipe
 from covpool.train.recipe_files import read_recipe
 
@@ -89,7 +89,7 @@ class Configuration:
                 "model.pool": self.pool,
                 "model.pool_options": dict(self.options),
                 "optimizer.lr": LR * self.lr,
-                "loop.precision": self.precision or own_precision(),
+                "loop.precision": self.precision or fastest_precision(),
                 # Those of the first seed are looked into afterwards, epoch by epoch.
                 "checkpoint.keep": 1000 if self.seed == 0 else 1,
                 "seed": self.seed,
@@ -99,8 +99,3 @@ class Configuration:
 
 
 _NAMED = ("dim", "precision")
-
-
-def own_precision() -> str:
-    """bfloat16 where the CPU has AMX, which multiplies it several times as fast."""
-    return "bfloat16" if "amx_bf16" in describe_machine("cpu")["flags"] else "float32"
