@@ -5,7 +5,8 @@
     curl --data-binary @bird.jpg http://127.0.0.1:8000/predict
 
 Images that arrive together are classified together. Bodies, images, waiting requests and seconds have limits,
-so that no client can take the server from the others. TLS, users and several machines are a proxy's business.
+so that no request can take the server from the others. TLS, users, several machines, and clients that connect
+and say nothing are a proxy's business.
 """
 
 import asyncio
@@ -61,7 +62,10 @@ def decoded(body: bytes, wanted: dict) -> np.ndarray:
         image = Image.open(io.BytesIO(body), formats=FORMATS)
         if image.width * image.height > MAX_PIXELS or max(image.size) > MAX_RATIO * min(image.size):
             raise HTTPException(413, f"more than {MAX_PIXELS:,} pixels, or {MAX_RATIO} times as long as wide")
-        image = ImageOps.exif_transpose(image).convert("RGBA")
+        image = ImageOps.exif_transpose(image)
+        if image.mode.startswith("I"):  # grey of 16 bits, which Pillow would cut off at 255
+            image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+        image = image.convert("RGBA")
     except Exception as error:  # Pillow raises a dozen kinds for a dozen ways of being broken
         broken = HTTPException(422, f"the body is no image that can be read: {', '.join(FORMATS)}")
         raise (error if isinstance(error, HTTPException) else broken) from None

@@ -92,6 +92,12 @@ def complaint(command: str, capsys: pytest.CaptureFixture[str]) -> str:
             "predict runs/birds birds",
             "bundle 'runs/birds': there is no covpool.json in it: did you mean runs/birds/bundle?",
         ),
+        (
+            "eval runs/bundle birds",
+            "bundle 'runs/bundle': there is no such folder: did you mean runs/birds/bundle?",
+        ),
+        ("bench methods --batch 0 --rounds 2", "batch must be at least 1; got 0"),
+        ("bench methods --rounds 1", "rounds must be at least 2; got 1"),
         ("convert model.pt there", "model.pt is no network of fast-MPN-COV: its first name is weights"),
         ("train --data birds --epoch 3", "unrecognized arguments: --epoch 3: did you mean --epochs?"),
         ("train --data birds --epochs x", "--epochs takes a whole number; got x"),

@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 
 from covpool.cli.main import main
+from covpool.data.image_set import ImageSet
+from covpool.data.shards.index import ShardIndex
 from covpool.data.shards.reader import open_shards
+from covpool.data.shards.write import write_shards
 from covpool.data.sources import open_splits
 from covpool.data.split import split_off
 from covpool.train.recipe import DataOptions
@@ -93,6 +96,25 @@ def test_shards_with_a_val_can_be_trained_on(data: Path) -> None:
     assert {name: len(images) for name, images in sets.items()} == {"train": 27, "val": 3}
 
 
+def test_stopped_it_leaves_nothing(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second split is cut short: without it, the first would pass for a whole collection."""
+    output, folders = data.parent / "shards", []
+
+    def cut_short(images: ImageSet, folder: Path, **options: object) -> ShardIndex:
+        folders.append(folder)
+        if len(folders) == 2:
+            raise KeyboardInterrupt
+        return write_shards(images, folder)
+
+    monkeypatch.setattr("covpool.data.shards.write.write_shards", cut_short)
+    assert main(["shard", str(data), "--out", str(output)]) == 130
+    assert len(folders) == 2
+    assert [path.name for path in data.parent.iterdir()] == ["birds"]
+    monkeypatch.undo()
+    assert main(["shard", str(data), "--out", str(output)]) == 0
+    assert open_splits(output).keys() == {"train", "val"}
+
+
 @pytest.mark.parametrize("arguments", [["--index", "{}"], ["{}", "--index"], ["{}", "--index", "true"]])
 def test_an_index_for_tars(data: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     output = data.parent / "shards"
@@ -139,11 +161,15 @@ def test_what_is_left_out_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[
         (["{}/none", "--out", "x"], "{}/none: No such file or directory"),
         (["{}", "--index"], "{} has no tars"),
         (["{}", "--index", "--classes", "{}/none"], "{}/none: No such file or directory"),
+        (["{}", "--index", "--classes", "{}/../blank"], "{}/../blank: line 2 is empty"),
+        (["{}", "--index", "--classes", "{}/../twice"], "{}/../twice has 'owl' more than once"),
     ],
 )
 def test_mistakes(
     data: Path, arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (data.parent / "blank").write_text("jay\n\nowl\n", "utf-8")
+    (data.parent / "twice").write_text("owl\njay\nowl\n", "utf-8")
     before = sorted(data.parent.rglob("*"))
     assert main(["shard", *(word.format(data) for word in arguments)]) == 2
     out, err = capsys.readouterr()

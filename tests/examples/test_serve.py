@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import os
 import socket
 import subprocess
@@ -11,14 +12,16 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from covpool import create_model, load_model, save_model
 from covpool.data.decode import decode
 from covpool.data.transforms import Preprocessing, evaluation_transform
 from covpool.export import ExportOptions, export_model
-from tests.data.pictures import SPARROWS, needs_sparrows
+from tests.data.pictures import SPARROWS, encode, needs_sparrows
 
 pytest.importorskip("fastapi")
 httpx = pytest.importorskip("httpx")
@@ -94,6 +97,22 @@ def test_its_answers_are_those_of_the_bundle(server: Server, bundle: Path) -> No
         assert answer[0]["class"] == model.classes[int(likely.argmax())]  # type: ignore[index]
         assert answer[0]["probability"] == pytest.approx(float(likely.max()), abs=0.01)
         assert sum(one["probability"] for one in answer) == pytest.approx(1, abs=1e-3)
+
+
+def test_its_pixels_are_those_that_were_compared() -> None:
+    """Grey of 16 bits, and what is transparent."""
+    spec = importlib.util.spec_from_file_location("serve", SERVER)
+    assert spec is not None
+    assert spec.loader is not None
+    serve = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(serve)
+    slope = np.linspace(0, 1, 256 * 256).reshape(256, 256)
+    grey = Image.fromarray((slope * 65535).astype(np.uint16))
+    clear = Image.merge("LA", [Image.fromarray((layer * 255).astype(np.uint8)) for layer in (slope, slope.T)])
+    for image in (grey, clear):
+        body = encode(image, "PNG")
+        wanted = {"resize": 256, "size": 256, "interpolation": "bicubic"}
+        np.testing.assert_array_equal(serve.decoded(body, wanted), np.asarray(decode(body)))
 
 
 @pytest.mark.parametrize("body", MALFORMED.values(), ids=MALFORMED)

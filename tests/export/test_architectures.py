@@ -51,6 +51,6 @@ def test_logits_are_torchs(backbone: str, tmp_path: Path) -> None:
     write_onnx(written, tmp_path / "model.onnx", {})
     run, own = onnx_runner(tmp_path / "model.onnx"), torch_runner(graph)
     for batch in (1, 5):
-        images = example(graph, batch, size).numpy()
+        images = example(graph, batch, size, size).numpy()
         expected = own(images)
         assert np.abs(run(images) - expected).max() <= 1e-4 * np.abs(expected).max()

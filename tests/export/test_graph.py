@@ -7,7 +7,7 @@ from PIL import Image
 
 import covpool
 from covpool.data.transforms import Preprocessing, evaluation_transform, pixels_transform
-from covpool.export.graph import ExportGraph, may_have_free_size
+from covpool.export.graph import ExportGraph, example, may_have_free_size, trace
 from covpool.export.images import graph_input
 from tests.data.pictures import photo
 from tests.export.conftest import Prepared
@@ -42,6 +42,16 @@ def test_which_backbones_may_take_any_size(backbone: str, free: bool) -> None:
     with torch.device("meta"):
         model = covpool.create_model(backbone, dim=8, num_classes=2)
     assert may_have_free_size(model) is free
+
+
+@pytest.mark.parametrize("dim", [16, 64])  # fewer and more channels than the example has positions
+def test_a_free_size_is_free_of_the_side_that_is_cheaper(dim: int) -> None:
+    model = covpool.create_model("test_resnet", dim=dim, num_classes=3, image_size=96).eval()
+    graph = ExportGraph(model, Preprocessing(size=96))
+    run = trace(graph, 96, free_size=True).program.module()
+    for size in ((32, 32), (96, 96), (256, 192)):
+        images = example(graph, 1, *size)
+        assert_close(run(images), graph(images), relative=1e-5)
 
 
 def test_no_file_of_this_machine_is_named(prepared: Prepared) -> None:

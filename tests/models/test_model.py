@@ -221,8 +221,9 @@ class TestTimmsInterface:
             for name in model.pretrained_cfg[key]:
                 assert isinstance(model.get_submodule(name), nn.Conv2d | nn.Linear)
 
-    def test_grad_checkpointing_changes_nothing_but_memory(self) -> None:
-        model = small().train()
+    @pytest.mark.parametrize("backbone", ["test_resnet", "mobilenetv3_small_050"])
+    def test_grad_checkpointing_changes_nothing_but_memory(self, backbone: str) -> None:
+        model = covpool.create_model(backbone, dim=8, num_classes=5).train()
         with torch.random.fork_rng():
             plain = copy.deepcopy(model)
         model.set_grad_checkpointing()

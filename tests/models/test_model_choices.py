@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 
 import pytest
@@ -155,6 +156,13 @@ class TestMistakes:
             ({"key_map": "order"}, "^key_map says how to read a file: pass checkpoint_path= too"),
             ({"backbone_options": {"img_size": 64}}, "^img_size is image_size= of create_model"),
             ({"backbone_options": {"output_stride": 16}}, "^output_stride is not for the backbone"),
+            ({"pool": "cls", "dim": 8}, "^the class token is taken as it is"),
+            ({"pool": "cls", "pool_options": {"stepz": 3}}, "^the class token is taken as it is"),
+            ({"pool_options": {"layout": "auto"}}, "^pool_options has layout, which the model sees to"),
+            (
+                {"preprocessing": {"mean": 0.5}},
+                "^mean of preprocessing has a number for each channel; got 0.5",
+            ),
             ({"preprocessing": {"size": 3}}, "^preprocessing has no size; the size is image_size="),
             ({"freeze": "head"}, "^freeze must be one of 'backbone'"),
             ({"backbone_options": {"num_classes": 3}}, "^num_classes is not for the backbone"),
@@ -163,6 +171,14 @@ class TestMistakes:
     def test_arguments(self, options: dict[str, object], message: str) -> None:
         with pytest.raises(ValueError, match=message):
             on_meta("resnet10t", **options)
+
+    def test_a_module_is_no_name(self) -> None:
+        with pytest.raises(TypeError, match=r"^backbone is the name of a network of timm; got a Identity"):
+            covpool.create_model(nn.Identity())  # type: ignore[arg-type]
+
+    def test_a_dtype_goes_into_json_by_its_name(self) -> None:
+        config = ModelConfig("resnet10t", pool_options={"compute_dtype": torch.bfloat16})
+        assert ModelConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
     def test_config_with_an_unknown_name(self) -> None:
         with pytest.raises(ValueError, match=r"^a model has no dims; it has backbone, backbone_options, dim"):

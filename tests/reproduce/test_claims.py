@@ -31,7 +31,7 @@ def verdict(claim: Claim, found: dict[str, Any]) -> str:
 def test_a_clear_difference_of_the_same_size() -> None:
     found = results(a=[40.0, 41.0, 42.0], b=[43.0, 44.0, 45.0])
     assert verdict(lower_error("", "a", "b", 3.0), found) == "agrees"
-    assert lower_error("", "a", "b", 3.0).judge(found).ours == "+3.0 ± 0.8 points"
+    assert lower_error("", "a", "b", 3.0).judge(found).ours == "3.0 ± 0.8 points lower"
     assert verdict(lower_error("", "a", "b"), found) == "agrees"
 
 
@@ -52,7 +52,7 @@ def test_less_than_seeds_make_of_it() -> None:
 
 def test_one_seed_resolves_nothing() -> None:
     found = results(a=[40.0], b=[60.0], c=[1.0, 2.0])
-    assert lower_error("", "a", "b").judge(found).ours == "+20.0 points, one seed"
+    assert lower_error("", "a", "b").judge(found).ours == "20.0 points lower, one seed"
     assert verdict(lower_error("", "a", "b"), found) == "not resolved here"
 
 

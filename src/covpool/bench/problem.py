@@ -9,6 +9,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from covpool.functional.arguments import check_whole
+
 
 @dataclass(frozen=True)
 class Size:
@@ -18,6 +20,10 @@ class Size:
     channels: int
     positions: int
     batch: int = 16
+
+    def __post_init__(self) -> None:
+        for name in ("channels", "positions", "batch"):
+            check_whole(name, getattr(self, name))
 
 
 SIZES = {

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 
 import torch
 
+from covpool.functional.arguments import check_whole
+
 Run = Callable[[], object]
 # Told after each round: how many are done, and how many there are.
 Tell = Callable[[int, int], object]
@@ -51,6 +53,9 @@ class Schedule:
     slow_seconds: float = 1.0
     slow_rounds: int = 7
     sample_seconds: float = 0.02
+
+    def __post_init__(self) -> None:
+        check_whole("rounds", self.rounds, at_least=2)  # of one there is no spread
 
     def rounds_for(self, call_seconds: float) -> int:
         """In how many rounds a contender takes part."""

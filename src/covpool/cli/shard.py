@@ -1,6 +1,7 @@
 """``covpool shard``: see :func:`covpool.data.shards.write.write_shards`."""
 
 # Annotations are not postponed here: jsonargparse would import what is for type checkers to evaluate them.
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,24 +110,25 @@ def _write(arguments: Arguments) -> Sharded:
     from covpool.cli.progress import Progress
     from covpool.data.shards.write import check_new, write_shards
     from covpool.data.sources import open_splits
+    from covpool.models.bundles.durable import replace_folder
 
     assert arguments.out is not None
     output = Path(arguments.out)
     check_new(output)  # now, not after hours of writing
     sets = _with_val(open_splits(arguments.data, arguments.layout), arguments)
-    folders = []
-    for split, images in sets.items():
-        folder = output / split
-        with Progress(f"images of {split}") as progress:
-            index = write_shards(
-                images,
-                folder,
-                shard_bytes=arguments.megabytes * 10**6,
-                seed=arguments.seed,
-                progress=progress,
-            )
-        folders.append((folder, index))
-    return Sharded(tuple(_folder(folder, index) for folder, index in folders), left_out=0)
+    indexes = {}
+    # All splits appear together: without one of them, a collection passes for a whole one.
+    with replace_folder(output) as saving:
+        for split, images in sets.items():
+            with Progress(f"images of {split}") as progress:
+                indexes[split] = write_shards(
+                    images,
+                    saving / split,
+                    shard_bytes=arguments.megabytes * 10**6,
+                    seed=arguments.seed,
+                    progress=progress,
+                )
+    return Sharded(tuple(_folder(output / split, index) for split, index in indexes.items()), left_out=0)
 
 
 def _with_val(sets: "Mapping[Split, ImageSet]", arguments: Arguments) -> "Mapping[Split, ImageSet]":
@@ -147,12 +149,24 @@ def _index(arguments: Arguments) -> Sharded:
     from covpool.cli.progress import Progress
     from covpool.data.shards.indexing import index_shards, tar_folders
 
-    names = None if arguments.classes is None else arguments.classes.read_text("utf-8").splitlines()
+    names = None if arguments.classes is None else _class_names(arguments.classes)
     folders = tar_folders(Path(arguments.data))
     with Progress("tars") as progress:
         indexes, left_out = index_shards(folders, names, progress)
     made = tuple(_folder(folder, index) for folder, index in zip(folders, indexes, strict=True))
     return Sharded(made, left_out)
+
+
+def _class_names(file: Path) -> list[str]:
+    names = file.read_text("utf-8-sig").rstrip().splitlines()  # editors of Windows begin with a mark
+    if not names:
+        raise ValueError(f"{file} is empty: it should have the name of a class in each line")
+    if "" in names:
+        raise ValueError(f"{file}: line {names.index('') + 1} is empty, and each is the name of a class")
+    name, times = Counter(names).most_common(1)[0]
+    if times > 1:
+        raise ValueError(f"{file} has {name!r} more than once, and each line is the name of a class")
+    return names
 
 
 def _folder(folder: Path, index: "ShardIndex") -> Folder:

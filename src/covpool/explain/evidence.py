@@ -94,6 +94,8 @@ def explain_features(
     """:func:`explain` from the features of one image, as a model in evaluation mode gave them."""
     if not model.num_classes:
         raise ValueError("the model has no classifier: there is no class to explain")
+    if model.config.pool == CLASS_TOKEN and model.config.join is None:
+        raise ValueError("a class token is of no place in the image: explain a model that pools its places")
     if _is_exact(model):
         with torch.no_grad():
             return _exact(model, features, classes, side, pairs)

@@ -38,5 +38,6 @@ def some_images(data: str | Path, limit: int) -> Iterator[SomeImage]:
         return
     images: ImageSet = list(open_splits(data).values())[-1]
     # Spread over the set: a folder by class would show its first class alone.
-    for i in range(0, len(images), max(len(images) // limit, 1))[:limit]:
+    shown = min(limit, len(images))
+    for i in (k * len(images) // shown for k in range(shown)):
         yield SomeImage(images.name(i), images.classes[int(images.labels[i])], images.read(i))

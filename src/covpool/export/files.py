@@ -19,8 +19,9 @@ from covpool.export.running import Runner, torch_runner
 from covpool.export.torch_file import torch_file_runner, write_torch
 from covpool.export.verdict import TOLERANCES
 
-# Another size that a graph of free size is tried on, in pixels beyond its own.
-OTHER = 32
+# Heights and widths that a graph of free size is tried on, over its own: a little larger, larger and not
+# square, smaller.
+OTHER = ((1.2, 1.2), (2.3, 1.5), (0.6, 0.8))
 
 
 def trace_model(job: Job, graph: ExportGraph) -> Traced:
@@ -56,15 +57,19 @@ def file_runners(job: Job, folder: Path) -> dict[str, Runner]:
 
 
 def takes_other_sizes(job: Job, graph: ExportGraph, run: Runner) -> bool:
-    """Whether images of another size give what they give in the model."""
-    images = example(graph, 1, job.preprocessing.size + OTHER).numpy()
-    try:
-        found = run(images)
-    except Exception:  # of whatever layer does not take the size
-        return False
+    """Whether images of other sizes give what they give in the model."""
     tolerance = TOLERANCES["float32"].relative
     assert tolerance is not None
-    return compare(torch_runner(graph)(images), found).relative <= tolerance
+    size = job.preprocessing.size
+    for height, width in OTHER:
+        images = example(graph, 1, round(height * size), round(width * size)).numpy()
+        try:
+            found = run(images)
+        except Exception:  # of whatever layer does not take the size
+            return False
+        if compare(torch_runner(graph)(images), found).relative > tolerance:
+            return False
+    return True
 
 
 def _converted(job: Job, model: ModelProto, precision: str, progress: Progress) -> ModelProto:

@@ -97,21 +97,20 @@ def may_have_free_size(model: PooledClassifier) -> bool:
     return not (padded or takes_image_size(model.backbone))
 
 
-def example(graph: ExportGraph, batch: int, image_size: int) -> Tensor:
+def example(graph: ExportGraph, batch: int, height: int, width: int) -> Tensor:
     """Images of noise."""
     generator = torch.Generator().manual_seed(0)
     if graph.takes_pixels:
-        return torch.randint(
-            0, 256, (batch, image_size, image_size, 3), dtype=torch.uint8, generator=generator
-        )
-    return torch.randn(batch, 3, image_size, image_size, generator=generator)
+        return torch.randint(0, 256, (batch, height, width, 3), dtype=torch.uint8, generator=generator)
+    return torch.randn(batch, 3, height, width, generator=generator)
 
 
 def _trace(graph: ExportGraph, image_size: int, free: dict[int, str]) -> Traced:
+    images = example(graph, BATCH, image_size, image_size)
     shapes = {INPUT: {axis: Dim.DYNAMIC for axis in free}}
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch.export warns of code of torch's own
-        program = torch.export.export(graph, (example(graph, BATCH, image_size),), dynamic_shapes=shapes)
+        program = torch.export.export(graph, (images,), dynamic_shapes=shapes)
     for module in program.graph_module.modules():
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
             node.meta.pop("stack_trace", None)

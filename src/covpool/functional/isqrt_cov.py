@@ -79,7 +79,7 @@ def isqrt_cov(
     with autocast_off(x):
         x_BCn, weights_Bn = as_batch(x, weights)
         if side == "auto":
-            side = cheaper_side(x.shape[-2], x.shape[-1], steps)
+            side = cheaper_side(x.shape[-2], _to_choose_by(x.shape[-1]), steps)
         dtype = compute_dtype or x_BCn.dtype
         options = sides.Options(steps, normalization, compensation, side == "positions", dtype)
         m_BCn, s = centre(x_BCn, weights_Bn)
@@ -103,6 +103,16 @@ def cheaper_side(channels: int, positions: int, steps: int) -> Literal["channels
     on_positions = iteration * n * n * n + 5 * n * n * c
     on_channels = iteration * c * c * c
     return "positions" if on_positions < on_channels else "channels"
+
+
+def _to_choose_by(positions: int) -> int:
+    """The number of positions; of one that torch.export is to leave open, the example's.
+
+    To compare the open one would close it to all numbers for which the other side is cheaper.
+    """
+    if torch.compiler.is_exporting() and isinstance(positions, torch.SymInt):
+        return int(positions.node.hint)
+    return positions
 
 
 class _IsqrtCov(Function):

@@ -6,6 +6,8 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import torch
+
 from covpool.functional.arguments import check_choice, check_whole
 from covpool.nn import methods
 from covpool.nn.pooling import METHODS
@@ -74,6 +76,10 @@ class ModelConfig:
     preprocessing: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.backbone, str):
+            raise TypeError(
+                f"backbone is the name of a network of timm; got a {type(self.backbone).__name__}"
+            )
         check_choice("pool", self.pool, (*methods(), CLASS_TOKEN))
         check_choice("features", self.features, (None, "stage", "head"))
         check_choice("head", self.head, ("linear", "mlp"))
@@ -83,7 +89,22 @@ class ModelConfig:
         if self.rank is not None and self.head == "mlp":
             raise ValueError('rank is a bottleneck before a linear classifier: with head="mlp" use hidden=')
         object.__setattr__(self, "hidden", tuple(self.hidden))  # JSON and command lines bring lists
+        # And dtypes go into it by their names.
+        options = {
+            key: str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
+            for key, value in self.pool_options.items()
+        }
+        object.__setattr__(self, "pool_options", options)
+        self._check_pool_options()
         self._check_sizes()
+
+    def _check_pool_options(self) -> None:
+        if taken := sorted({"dim", "layout"} & self.pool_options.keys()):
+            raise ValueError(
+                f"pool_options has {', '.join(taken)}, which the model sees to: give dim= itself"
+            )
+        if self.pool == CLASS_TOKEN and (self.pool_options or self.dim not in (None, "auto")):
+            raise ValueError("the class token is taken as it is: leave dim and pool_options out")
 
     def _check_sizes(self) -> None:
         check_whole("num_classes", self.num_classes, at_least=0)

@@ -201,6 +201,10 @@ class PooledClassifier(nn.Module):
         unknown = self.config.preprocessing.keys() - {"mean", "std", "interpolation", "crop_pct", "crop_mode"}
         if unknown:
             raise ValueError(f"preprocessing has no {', '.join(sorted(unknown))}; the size is image_size=")
+        for name in ("mean", "std"):
+            given = self.config.preprocessing.get(name, ())
+            if not isinstance(given, list | tuple):
+                raise ValueError(f"{name} of preprocessing has a number for each channel; got {given!r}")
         return {**cfg, **self.config.preprocessing}
 
 

@@ -178,12 +178,13 @@ def pooled_spread(results: Results, at: float = 1.0) -> tuple[float | None, int]
 def _judged(
     difference: float, spread: float | None, freedom: int, seeds: tuple[int, int], points: float | None
 ) -> Judgement:
+    told, points_apart = "lower" if difference >= 0 else "higher", f"{abs(difference):.1f}"
     if spread is None or min(seeds) < 2:
-        return Judgement(f"{difference:+.1f} points, one seed", "not resolved here")
+        return Judgement(f"{points_apart} points {told}, one seed", "not resolved here")
     from scipy.stats import t
 
     error = spread * math.sqrt(sum(1 / count for count in seeds))
-    ours = f"{difference:+.1f} ± {error:.1f} points"
+    ours = f"{points_apart} ± {error:.1f} points {told}"
     margin = error * float(t.ppf(CONFIDENCE, freedom))
     if abs(difference) <= margin:
         return Judgement(ours, "not resolved here")

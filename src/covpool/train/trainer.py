@@ -14,7 +14,7 @@ from covpool.data.batch import Batch, DataError
 from covpool.data.image_set import ImageSet
 from covpool.data.loader import EvaluationLoader
 from covpool.data.transforms import Preprocessing, evaluation_transform
-from covpool.models.bundles.bundle import BundleError, read_card, save_model
+from covpool.models.bundles.bundle import BundleError, check_savable, read_card, save_model
 from covpool.train.bad_images import BadImages, NotFiniteError, TrainingError
 from covpool.train.checkpoint import (
     DamagedCheckpointError,
@@ -65,6 +65,7 @@ class Trainer:
         self.splits, self.folder, self.bad = splits, folder, bad
         self.epochs = epochs or recipe.schedule.epochs
         self.model = make_model(recipe, splits.train.classes, processes)
+        check_savable(self.model)
         self.preprocessing = Preprocessing.of(self.model.pretrained_cfg)
         self.loader = make_loader(splits.train, recipe, self.preprocessing, processes)
         self._val_loader = None if splits.val is None else self._evaluation_loader(splits.val)

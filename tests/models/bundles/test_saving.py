@@ -16,10 +16,25 @@ from torch import nn
 import covpool
 from covpool.models import PooledClassifier
 from covpool.models.bundles import BundleError, load_model, read_card, save_model
+from covpool.models.bundles.bundle import check_savable
 from tests.models.bundles.judging import assert_same, limited
 from tests.models.bundles.samples import CLASSES, trained
 
 SOURCE = Path(covpool.__file__).parent
+
+
+def test_options_that_fill_no_memory_may_be_large(tmp_path: Path) -> None:
+    options = {"features": 20_000, "seed": 20_240_501}
+    model = covpool.create_model("test_resnet", pool="cbp", dim=8, num_classes=3, pool_options=options)
+    check_savable(model)
+    assert load_model(save_model(model, tmp_path / "cbp")).config == model.config
+
+
+def test_what_cannot_be_saved_is_known_before() -> None:
+    options = {"features": 10**6}
+    model = covpool.create_model("test_resnet", pool="cbp", dim=8, num_classes=0, pool_options=options)
+    with pytest.raises(BundleError, match="pool_options has 1000000, but nothing in it can be above 65536"):
+        check_savable(model)
 
 
 def test_bundle_is_replaced(bundle: Path, other: PooledClassifier) -> None:

@@ -90,15 +90,24 @@ def bytes_kept(model: PooledClassifier, precision: torch.dtype) -> int:
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
 
-class InPlaceProducts(TorchDispatchMode):
-    """The FLOPs that torch's counter leaves out."""
+class Uncounted(TorchDispatchMode):
+    """The FLOPs that torch's counter leaves out: of products in place, and of attention on a CPU."""
 
-    flops = 0
+    products = attention = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten.baddbmm_.default:
-            self.flops += 2 * args[1].numel() * args[2].shape[-1]
+        aten = torch.ops.aten
+        if func is aten.baddbmm_.default:
+            self.products += 2 * args[1].numel() * args[2].shape[-1]
+        elif func is aten._scaled_dot_product_flash_attention_for_cpu.default:
+            self.attention += 2 * self._product(args[0])
+        elif func is aten._scaled_dot_product_flash_attention_for_cpu_backward.default:
+            self.attention += 5 * self._product(args[1])  # the scores again, and four gradients
         return func(*args, **(kwargs or {}))
+
+    @staticmethod
+    def _product(query: Tensor) -> int:
+        return 2 * query.numel() * query.shape[-2]
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -121,13 +130,21 @@ def test_parameters_of_the_papers_resnet50(resnet50: Plan) -> None:
 @pytest.mark.parametrize("name", ["resnet18", "vit", "low rank", "first order"])
 def test_flops_are_those_of_torchs_counter(name: str) -> None:
     costs, model = planned(name), built(name)
-    with FlopCounterMode(display=False) as counter, InPlaceProducts() as uncounted:
+    with FlopCounterMode(display=False) as counter, Uncounted() as uncounted:
         step(model, torch.float32)
     # torch follows the modules by hooks of its own.
     counted = {module: sum(flops.values()) for module, flops in counter.get_flop_counts().items()}
     assert flops(costs.head) == counted["PooledClassifier.head"]
-    assert flops(costs.pooling) == counted.get("PooledClassifier.pool", 0) + uncounted.flops
-    assert flops(costs.total) == counted["Global"] + uncounted.flops
+    assert flops(costs.pooling) == counted.get("PooledClassifier.pool", 0) + uncounted.products
+    assert flops(costs.total) == counted["Global"] + uncounted.products + uncounted.attention
+    assert (uncounted.attention > 0) == (name == "vit")
+
+
+def test_flops_of_a_transformer_by_hand() -> None:
+    found = plan(ModelConfig("vit_tiny_patch16_224", num_classes=10), batch_size=2, precision="float32")
+    tokens, width, blocks, patch = 197, 192, 12, 3 * 16 * 16
+    linear = blocks * 12 * tokens * width**2 + (tokens - 1) * patch * width
+    assert found.backbone.forward_flops == 2 * 2 * (linear + blocks * 2 * tokens**2 * width)
 
 
 def test_flops_of_the_head_by_hand(resnet50: Plan) -> None:

@@ -274,6 +274,14 @@ MISFITS: dict[str, tuple[Callable[[dict[str, Tensor]], dict[str, Tensor]], Any, 
         None,
         r"its names begin with 'net\.body\.': pass key_map=\{\"net\.body\.\": \"\"\}$",
     ),
+    "prefix, and others beside it": (
+        lambda w: (
+            {f"net.body.{n}": t for n, t in w.items()}
+            | {"net.head.bias": torch.ones(1), "eps": torch.ones(1)}
+        ),
+        None,
+        r"pass key_map=\{\"net\.body\.\": \"\", \"net\.head\.\": None, \"eps\": None\}$",
+    ),
     "prefix behind DataParallel's": (
         lambda w: {f"module.net.{n}": t for n, t in w.items()},
         None,

@@ -37,7 +37,8 @@ def build_network(name: str, options: Mapping[str, Any], *, pretrained: bool = F
         if not pretrained:
             raise
         raise ValueError(
-            f"timm's weights of {name} cannot be had: {error}; checkpoint_path= loads a file of yours"
+            f"timm's weights of {name} cannot be had: {str(error).rstrip('.')}; give a file of weights: "
+            "checkpoint_path= in Python, --weights.path of covpool train, --weights of covpool probe"
         ) from error
     return network
 

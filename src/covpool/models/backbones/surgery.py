@@ -9,10 +9,14 @@ from torch import Tensor, nn
 
 
 def leave_out(network: nn.Module, names: Iterable[str]) -> None:
-    """Put the identity in the place of each named module."""
+    """Put the identity in the place of each named module.
+
+    In the place of a sequence it is an empty one: timm's checkpointing goes through the layers of each.
+    """
     for name in names:
         parent, _, child = name.rpartition(".")
-        setattr(network.get_submodule(parent), child, nn.Identity())
+        is_sequence = isinstance(network.get_submodule(name), nn.Sequential)
+        setattr(network.get_submodule(parent), child, nn.Sequential() if is_sequence else nn.Identity())
 
 
 def unused_parts(network: nn.Module, used: Container[int]) -> list[str]:

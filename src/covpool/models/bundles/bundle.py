@@ -92,23 +92,43 @@ def save_model(
         read_folder(folder, _check_replaceable)
         tensors = tensors_of(model)
         weights = safetensors.torch.save(tensors, metadata={"format": "pt"})
-        card = Card(
-            config=model.config,
-            classes=model.classes if classes is None else tuple(classes),
-            preprocessing=timm.data.resolve_model_data_config(model),
-            metrics=dict(metrics or {}),
-            recipe=dict(recipe or {}),
-            versions=versions(),
-            sha256=hashlib.sha256(weights).hexdigest(),
-            bytes=len(weights),
-            buffer_dtypes=computed_dtypes(model),
-        )
+        classes = model.classes if classes is None else classes
+        card = _card_of(model, classes, metrics or {}, recipe or {}, weights)
         text = write_card(card)
         _check_described(tensors, card)
     with replace_folder(folder) as new:
         write_file(new / WEIGHTS, weights)
         write_file(new / CARD, text)
     return Path(folder)
+
+
+def check_savable(model: PooledClassifier) -> None:
+    """Raise where :func:`save_model` would refuse what the model is made of: before hours of training.
+
+    Raises:
+        BundleError: likewise.
+    """
+    write_card(_card_of(model, model.classes, {}, {}, b""))
+
+
+def _card_of(
+    model: PooledClassifier,
+    classes: Sequence[str] | None,
+    metrics: Mapping[str, Any],
+    recipe: Mapping[str, Any],
+    weights: bytes,
+) -> Card:
+    return Card(
+        config=model.config,
+        classes=None if classes is None else tuple(classes),
+        preprocessing=timm.data.resolve_model_data_config(model),
+        metrics=dict(metrics),
+        recipe=dict(recipe),
+        versions=versions(),
+        sha256=hashlib.sha256(weights).hexdigest(),
+        bytes=len(weights),
+        buffer_dtypes=computed_dtypes(model),
+    )
 
 
 def load_model(folder: str | Path, *, device: str | torch.device = "cpu") -> PooledClassifier:
@@ -199,21 +219,26 @@ def _open(folder: Path, name: str) -> Iterator[BufferedReader]:
     """
     if not folder.is_dir():
         what = "there is no such folder, but a file" if folder.exists() else "there is no such folder"
-        raise BundleError(f"{what}: give the folder bundle of a run")
+        raise BundleError(f"{what}: {_meant(folder.parent)}")
     try:
         descriptor = os.open(
             folder / name, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
         )
     except FileNotFoundError as error:
-        inside = folder / "bundle"  # as in the folder of a run
-        meant = f"did you mean {inside}?" if (inside / CARD).exists() else "give the folder bundle of a run"
-        raise BundleError(f"there is no {name} in it: {meant}") from error
+        raise BundleError(f"there is no {name} in it: {_meant(folder)}") from error
     except OSError as error:
         raise BundleError(f"its {name} cannot be opened: {error.strerror}") from error
     with os.fdopen(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise BundleError(f"its {name} is not a file")
         yield file
+
+
+def _meant(run: Path) -> str:
+    """What to give in place of the folder of a run or of a comparison, whose runs are in folders of it."""
+    inside = [run / "bundle", *sorted(run.glob("*/bundle"))]
+    found = [str(path) for path in inside if (path / CARD).exists()]
+    return f"did you mean {' or '.join(found[:2])}?" if found else "give the folder bundle of a run"
 
 
 def _check_size(file: BufferedReader, card: Card) -> None:

@@ -29,7 +29,9 @@ READABLE_BY = "0.1.0"
 # Names for a hundred thousand classes take 3 MB. JSON of many tiny lists takes 20 times its size in memory.
 MAX_BYTES = 16 * 2**20
 # A larger number among the options (a depth, a size) is no network but an attempt to fill the memory.
-MAX_OPTION = 2**14
+MAX_OPTION = 2**16
+# Options that fill nothing, however large.
+NO_SIZES = ("seed", "limit")
 
 # A network of timm, with or without the name of pretrained weights.
 PLAIN_NAME = r"[A-Za-z0-9_]+(\.[A-Za-z0-9_-]+)?"
@@ -213,8 +215,10 @@ def _config(fields: Mapping[str, Any]) -> ModelConfig:
 def _check_option(name: str, value: object) -> None:
     """Raise unless ``value`` is a name, a number of ordinary size, or lists or a dict of these."""
     if isinstance(value, list | dict):
-        for item in value.values() if isinstance(value, dict) else value:
-            _check_option(name, item)
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, item in items:
+            if key not in NO_SIZES or not isinstance(item, int | float):
+                _check_option(name, item)
     elif isinstance(value, str):
         if not re.fullmatch(r"[A-Za-z0-9_.+-]*", value):
             raise BundleError(f"{name} has {shown(value)}, which is no name")

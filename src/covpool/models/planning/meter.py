@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from covpool.models.model import PooledClassifier
 
@@ -117,6 +117,18 @@ def _baddbmm_flops(total: Sequence[int], left: Sequence[int], right: Sequence[in
     return 2 * prod(left) * right[-1]
 
 
+def _attention_flops(
+    query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: Any, **__: Any
+) -> int:
+    return int(sdpa_flop_count(query, key, value))
+
+
+def _attention_backward_flops(
+    grad: Sequence[int], query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: Any, **__: Any
+) -> int:
+    return int(sdpa_backward_flop_count(grad, query, key, value))
+
+
 def _convolution_backward_flops(
     grad: Sequence[int], x: Sequence[int], weight: Sequence[int], *options: Any, **_: Any
 ) -> int:
@@ -127,8 +139,11 @@ def _convolution_backward_flops(
 
 
 # torch does not count the in-place form of baddbmm, which half of the root's gradient is made of, and it
-# counts the weight's gradient in a convolution as if that had a single group.
+# counts the weight's gradient in a convolution as if that had a single group. Of attention it counts the
+# forms of a GPU, and plans are made on the CPU.
 MISCOUNTED = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
     torch.ops.aten.baddbmm_: _baddbmm_flops,
     torch.ops.aten.convolution_backward: _convolution_backward_flops,
 }

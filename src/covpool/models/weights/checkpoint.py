@@ -237,12 +237,23 @@ def _key_map_that_fits(tensors: Mapping[str, Tensor], network: nn.Module, path: 
         if before in ("", "module."):  # then it is not the names
             continue
         if name.endswith(first) and all(before + other in tensors for other in others):
-            return f'; its names begin with {before!r}: pass key_map={{"{before}": ""}}'
+            left_out = dict.fromkeys(_beside(before, other) for other in tensors)
+            rest = "".join(f', "{prefix}": None' for prefix in left_out if prefix)
+            return f'; its names begin with {before!r}: pass key_map={{"{before}": ""{rest}}}'
     try:
         _in_order(tensors, network, path)
     except CheckpointError:
         return ""
     return '; its shapes agree from first to last: pass key_map="order" if only the names differ'
+
+
+def _beside(prefix: str, name: str) -> str:
+    """How a name that lies outside a prefix begins; nothing of one inside."""
+    if name.startswith(prefix):
+        return ""
+    parts = name.split(".")
+    beginnings = (".".join(parts[:length]) + "." for length in range(1, len(parts)))
+    return next((one for one in beginnings if not prefix.startswith(one)), name)
 
 
 def _misshapen(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> list[str]:

@@ -49,8 +49,8 @@ EXPERIMENT = Experiment(
         lower_error("The exact root is better than three steps, by little", EXACT, "N=3", 0.3),
         lower_error("Five steps are better than the exact root, marginally", "N=5", EXACT),
         lower_error("Seven steps are better than the exact root, marginally", "N=7", EXACT),
-        lower_error("More than seven steps do not help: N=8", "N=7", "N=8"),
-        lower_error("More than seven steps do not help: N=9", "N=7", "N=9"),
+        lower_error("Seven steps are better than eight: more do not help", "N=7", "N=8"),
+        lower_error("Seven steps are better than nine", "N=7", "N=9"),
     ),
     draw=draw,
 )

@@ -41,9 +41,9 @@ def small_gradients(results: Results) -> Judgement:
 def _tuning(lr: float) -> tuple[Claim, Claim]:
     """Another rate does not mend what is missing: it is no better, or not as good as compensation."""
     row = f"none, rate ×{lr:g}"
-    helps = lower_error(f"Without it a rate {lr:g} times as high does not help", NONE, row)
+    helps = lower_error(f"Without it the usual rate is as good as one {lr:g} times as high", NONE, row)
     return (
-        replace(helps, paper="helps little"),
+        replace(helps, paper="tuning helps little"),
         lower_error(f"It is better than a rate {lr:g} times as high", MATCHED, row),
     )
 
