@@ -27,6 +27,7 @@ large it is cannot. Errors are those of the last epoch.
 pip install 'covpool[eval]'
 covpool reproduce figure2 --data tiny-imagenet-200          # one of them; stopped, it goes on where it was
 covpool reproduce all --data tiny-imagenet-200 --budget 8h  # all that fits: fewer seeds, never fewer rows
+covpool reproduce figure2 --data tiny-imagenet-200 --add    # more seeds to results whose runs are gone
 covpool reproduce table7 --sets SETS                        # cub, cars, flowers and sparrows, by class
 ```
 
