@@ -117,7 +117,7 @@ OPTIONS = {
         "--workers",
     ],
     "explain": ["--against", "--classes", "--limit", "--out", "--pairs", "--top"],
-    "reproduce": ["--budget", "--data", "--out", "--page", "--runs", "--seeds", "--sets"],
+    "reproduce": ["--add", "--budget", "--data", "--out", "--page", "--runs", "--seeds", "--sets"],
     "retrieve": [
         "--at",
         "--batch-size",
