@@ -13,9 +13,9 @@ EXAMPLE = "covpool check birds"
 class Arguments:
     """Look at every image before anything is trained on them, and write a CSV of what is wrong.
 
-    Found are images that are unreadable, truncated, too large, missing or named as another format; equal
-    images, in a split, under two labels or in train and test; and classes without images. Files are only
-    read. The exit code is 0 if nothing was found and 1 if something was.
+    Found are images that are unreadable, truncated, too large, black, missing or named as another format;
+    equal images, in a split, under two labels or in train and test; and classes without images. Files are
+    only read. The exit code is 0 if nothing was found and 1 if something was.
 
     Attributes:
         data: a folder of classes, with or without train, val and test; a CSV of path,label; CUB-200-2011,
