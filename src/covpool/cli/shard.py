@@ -108,9 +108,8 @@ def _check(arguments: Arguments) -> None:
 
 def _write(arguments: Arguments) -> Sharded:
     from covpool.cli.progress import Progress
-    from covpool.data.shards.write import check_new, write_shards
+    from covpool.data.shards.write import check_new, new_folder, write_shards
     from covpool.data.sources import open_splits
-    from covpool.models.bundles.durable import replace_folder
 
     assert arguments.out is not None
     output = Path(arguments.out)
@@ -118,7 +117,7 @@ def _write(arguments: Arguments) -> Sharded:
     sets = _with_val(open_splits(arguments.data, arguments.layout), arguments)
     indexes = {}
     # All splits appear together: without one of them, a collection passes for a whole one.
-    with replace_folder(output) as saving:
+    with new_folder(output) as saving:
         for split, images in sets.items():
             with Progress(f"images of {split}") as progress:
                 indexes[split] = write_shards(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
@@ -42,14 +43,9 @@ def write_shards(
     """
     import webdataset  # here, because it takes its time to be imported
 
-    folder = Path(folder)
-    check_new(folder)
     if shard_bytes < 1:
         raise ValueError(f"shard_bytes must be at least 1; got {shard_bytes}")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    saving = folder.with_name(f".{folder.name}.covpool-saving-{secrets.token_hex(4)}")
-    saving.mkdir()
-    try:
+    with new_folder(Path(folder)) as saving:
         shards: list[Shard] = []
         stream = _Stream()
 
@@ -73,10 +69,21 @@ def write_shards(
                     progress(written + 1, len(images))
         index = ShardIndex(tuple(images.classes), tuple(shards))
         save_index(saving, index)
+    return index
+
+
+@contextlib.contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """A folder to fill, which has its name when all is written; what is left of a failure is removed."""
+    check_new(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    saving = folder.with_name(f".{folder.name}.covpool-saving-{secrets.token_hex(4)}")
+    saving.mkdir()
+    try:
+        yield saving
         os.replace(saving, folder)
     finally:
         shutil.rmtree(saving, ignore_errors=True)
-    return index
 
 
 def check_new(folder: Path) -> None:
