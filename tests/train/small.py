@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import csv
+from pathlib import Path
 from typing import Any
 
+from covpool.train.fitting import Run, fit
+from covpool.train.recipe_files import read_recipe
 from tests.data.pictures import TINY10
 
 SMALL: dict[str, Any] = {
@@ -17,3 +21,12 @@ SMALL: dict[str, Any] = {
     "schedule.epochs": 2,
     "trackers": [],
 }
+
+
+def train(out: Path, changes: dict[str, Any] | None = None) -> Run:
+    return fit(read_recipe(None, {**SMALL, "out": str(out), **(changes or {})}))
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open() as file:
+        return list(csv.DictReader(file))
