@@ -221,7 +221,7 @@ class TestTimmsInterface:
             for name in model.pretrained_cfg[key]:
                 assert isinstance(model.get_submodule(name), nn.Conv2d | nn.Linear)
 
-    @pytest.mark.parametrize("backbone", ["test_resnet", "mobilenetv3_small_050"])
+    @pytest.mark.parametrize("backbone", ["resnet10t", "mobilenetv3_small_050"])
     def test_grad_checkpointing_changes_nothing_but_memory(self, backbone: str) -> None:
         model = covpool.create_model(backbone, dim=8, num_classes=5).train()
         with torch.random.fork_rng():

@@ -20,6 +20,7 @@ from covpool.reproduce.page import page
 from covpool.reproduce.runner import Place, Tell, run_experiments
 
 ALL = "all"
+TRAINED = [one for one in EXPERIMENTS.values() if isinstance(one, Experiment)]
 
 
 def run_all(
@@ -63,8 +64,7 @@ def run_all(
         if data is None:
             raise ValueError("give --data the folder tiny-imagenet-200, which has train, val and wnids.txt")
         limit = None if budget is None else seconds_of(budget)
-        everything = [one for one in EXPERIMENTS.values() if isinstance(one, Experiment)]
-        known = known_runs(everything, out, scale) if add else {}
+        known = known_runs(TRAINED, out, scale) if add else {}
         place = Place(data, runs, out, scale, known)
         files += run_experiments(training, place, seeds=seeds, budget=limit, tell=tell, progress=progress)
     for one in chosen:
@@ -81,8 +81,7 @@ def draw(out: Path) -> list[Path]:
     """Tables and figures of the experiments by training, anew, from the files of results of this version."""
     return [
         file
-        for experiment in EXPERIMENTS.values()
-        if isinstance(experiment, Experiment)
+        for experiment in TRAINED
         for path in sorted((out / release()).glob(f"{experiment.name}--*.json"))
         for file in record.render(experiment, path)
     ]

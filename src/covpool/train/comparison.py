@@ -60,11 +60,12 @@ def twins(recipe: Recipe, other: str) -> dict[str, Recipe]:
     own = recipe.model.pool
     if other == own:
         raise ValueError(f"there is nothing to compare: the recipe's pooling is {own} already")
-    if other != CLASS_TOKEN and METHODS[other].order > 1 and not recipe.model.is_second_order:
-        # Its width and the resolution kept for it would be nobody's: a recipe has them for its own pooling.
-        raise ValueError(f"compare the other way round: --pool {other} --compare {own}")
     if recipe.weights.bundle is not None:
         raise ValueError(f"a bundle fits one pooling, and {own} is compared with {other}: give no bundle")
     values = {own: flat(recipe), other: change_pool(flat(recipe), other)}
     out = Path(recipe.out)
-    return {pool: make_recipe({**values[pool], "out": str(out / pool)}) for pool in values}
+    both = {pool: make_recipe({**values[pool], "out": str(out / pool)}) for pool in values}
+    if both[other].model.is_second_order and not both[own].model.is_second_order:
+        # Its width and the resolution kept for it would be nobody's: a recipe has them for its own pooling.
+        raise ValueError(f"compare the other way round: --pool {other} --compare {own}")
+    return both
