@@ -105,11 +105,46 @@ def test_seeds_are_added_to_results_without_their_runs(tiny_imagenet: Path, tmp_
     assert len(finished(tmp_path / "second")) == 2
 
 
+def test_runs_of_another_machine_are_known_and_its_times_are_not(tiny_imagenet: Path, tmp_path: Path) -> None:
+    exact = EXPERIMENTS["approximation"].rows[-1]  # type: ignore[union-attr]
+    spectra = dataclasses.replace(
+        EXPERIMENTS["approximation"], rows=(exact,), observed=(exact.label,), reference=exact.label
+    )
+    curves = dataclasses.replace(EXPERIMENTS["figure2"], rows=(exact,))
+    place = Place(tiny_imagenet, tmp_path / "first", tmp_path / "out", SMALLEST)
+    (file, *_) = run_experiments([spectra], place, seeds=1, tell=str)
+    before = json.loads(file.read_bytes())
+    file.rename(file.with_name("approximation--another-64c--cpu.json"))
+
+    known = known_runs([spectra, curves], place.out, SMALLEST)
+    place = dataclasses.replace(place, runs=tmp_path / "second", known=known)
+    assert not left([spectra, curves], 1, place)
+    run_experiments([spectra, curves], place, seeds=1, tell=str)
+    after = json.loads(file.read_bytes())
+    assert not (tmp_path / "second" / exact.configuration.name).exists()
+    assert after["runs"] == before["runs"]
+    assert after["observations"] == before["observations"]
+    assert after["times"].keys() == before["times"].keys()
+    assert after["times"] != before["times"]
+
+
+def test_an_experiment_keeps_a_run_of_its_own(tiny_imagenet: Path, tmp_path: Path) -> None:
+    row = EXPERIMENTS["approximation"].rows[-1]  # type: ignore[union-attr]
+    both = [dataclasses.replace(EXPERIMENTS[name], rows=(row,)) for name in ("figure2", "approximation")]
+    both[1] = dataclasses.replace(both[1], observed=(row.label,))
+    for number, one in enumerate(both):  # the same configuration, trained twice
+        place = Place(tiny_imagenet, tmp_path / str(number), tmp_path / "out", SMALLEST)
+        run_experiments([one], place, seeds=1, tell=str)
+    known = known_runs(both, tmp_path / "out", SMALLEST)
+    seconds = [known[one.name][row.configuration.name]["seconds"] for one in both]
+    assert seconds[0] != seconds[1]
+
+
 def test_runs_of_another_scale_are_not_known(tiny_imagenet: Path, tmp_path: Path) -> None:
     one_row = dataclasses.replace(EXPERIMENTS["figure4"], rows=EXPERIMENTS["figure4"].rows[:1])  # type: ignore[union-attr]
     run_experiments([one_row], Place(tiny_imagenet, tmp_path, tmp_path, SMALLEST), seeds=1, tell=str)
-    assert len(known_runs([one_row], tmp_path, SMALLEST)) == 1
-    assert not known_runs([one_row], tmp_path, dataclasses.replace(SMALLEST, classes=3))
+    assert len(known_runs([one_row], tmp_path, SMALLEST)["figure4"]) == 1
+    assert not known_runs([one_row], tmp_path, dataclasses.replace(SMALLEST, classes=3))["figure4"]
 
 
 def test_all_of_a_seed_before_the_next() -> None:

@@ -2,37 +2,35 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from covpool.provenance import results as origin
-from covpool.provenance.results_files import results_path
 from covpool.reproduce import record
 from covpool.reproduce.experiments.experiment import Experiment
 from covpool.reproduce.miniature.configuration import Scale
 
+Runs = dict[str, dict[str, Any]]
 
-def known_runs(experiments: Iterable[Experiment], out: Path, scale: Scale) -> dict[str, dict[str, Any]]:
-    """By the names of their configurations, from the results of machines of this kind, at this scale.
 
-    Experiments share runs, so a run of one is known to all. Each tells of its own origin: the results then
-    name every commit that they come from.
+def known_runs(experiments: Iterable[Experiment], out: Path, scale: Scale) -> dict[str, Runs]:
+    """Of each experiment by its name: runs by the names of their configurations, at this scale.
+
+    Those of other machines too: what a network learns is no matter of the machine, and each run tells of its
+    own, of its precision and of its commit. Experiments share runs, so a run of one is known to all; where
+    one has a run of its own, it keeps it.
     """
-    known = {}
-    for experiment in experiments:
-        head = record.new_results(experiment, scale)
-        try:
-            results = json.loads(results_path(out, experiment.name, head).read_bytes())
-        except FileNotFoundError:
-            continue
-        origin.check_schema(results, record.PACKAGE, record.SCHEMA)
-        if results["arguments"] != head["arguments"]:
-            continue
+    own = {experiment.name: _held(experiment, out, scale) for experiment in experiments}
+    shared = {name: run for runs in own.values() for name, run in runs.items()}
+    return {experiment: shared | runs for experiment, runs in own.items()}
+
+
+def _held(experiment: Experiment, out: Path, scale: Scale) -> Runs:
+    held = {}
+    for results in record.earlier(experiment, scale, out).values():
         seeds = 1 + max((run["seed"] for run in results["runs"]), default=0)
         names = {(label, one.seed): one.name for label, one in experiment.configurations(seeds)}
         for run in results["runs"]:
             if (name := names.get((run["label"], run["seed"]))) is not None:
-                known[name] = {key: value for key, value in run.items() if key != "label"}
-    return known
+                held[name] = {key: value for key, value in run.items() if key != "label"}
+    return held

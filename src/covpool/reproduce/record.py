@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -42,6 +43,23 @@ def new_results(experiment: Experiment, scale: Scale) -> Results:
         "timed_at": None,
         "observations": {},
     }
+
+
+def earlier(experiment: Experiment, scale: Scale, out: Path) -> dict[Path, Results]:
+    """What there is at this scale by the files, that of a machine of this kind last.
+
+    Raises:
+        ValueError: if a file is not what it should be.
+    """
+    head = new_results(experiment, scale)
+    own = results_path(out, experiment.name, head)
+    found = {}
+    for path in sorted(own.parent.glob(f"{experiment.name}--*.json"), key=lambda path: (path == own, path)):
+        results = json.loads(path.read_bytes())
+        origin.check_schema(results, PACKAGE, SCHEMA)
+        if results["arguments"] == head["arguments"]:
+            found[path] = results
+    return found
 
 
 def write(results: Results, out: Path) -> Path:
@@ -93,14 +111,17 @@ def claim_lines(judged: Sequence[tuple[Claim, Judgement]]) -> list[str]:
 
 def _setting(results: Results) -> list[str]:
     scale, machine = results["arguments"]["scale"], results["machine"]
-    first = next((run for run in results["runs"] if not run["failed"]), None)
-    epochs = "" if first is None else f"{len(first['epochs'])} epochs in {first['precision']}, "
-    torch = sorted({run["versions"]["torch"] for run in results["runs"] if not run["failed"]})
+    learned = [run for run in results["runs"] if not run["failed"]]
+    epochs = f"{len(learned[0]['epochs'])} epochs, " if learned else ""
+    where = Counter(f"in {run['precision']} on {run['machine']}" for run in learned)
+    runs = ", ".join(f"{count} {place}" for place, count in where.items())
+    torch = sorted({run["versions"]["torch"] for run in learned})
     commits = sorted({(run["source"]["commit"] or "unknown")[:12] for run in results["runs"]})
     return [
         f"Here: {scale['classes']} classes of Tiny-ImageNet, {epochs}last epoch, mean ± standard deviation; "
-        f"torch {', '.join(torch)}, {machine['threads']} of {machine['cores']} cores of {machine['cpu']}, "
-        f"commit {', '.join(commits)}. Seconds are those of training, whatever else the machine did."
+        f"runs: {runs}; torch {', '.join(torch)}, commit {', '.join(commits)}. Seconds are those of "
+        f"training, whatever else the machine did. Written, and timed where times are given, by "
+        f"{machine['threads']} of {machine['cores']} cores of {machine['cpu']}."
     ]
 
 

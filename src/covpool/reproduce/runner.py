@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +13,7 @@ from covpool.provenance.results_files import results_path
 from covpool.reproduce import record
 from covpool.reproduce.budget import affordable_seeds, estimated_seconds
 from covpool.reproduce.experiments.experiment import Experiment
+from covpool.reproduce.known_runs import Runs
 from covpool.reproduce.miniature.configuration import MINIATURE, Configuration, Scale
 from covpool.reproduce.miniature.observation import observed
 from covpool.reproduce.miniature.timing import timed
@@ -35,14 +35,14 @@ class Place:
         runs: a folder for the training runs; those that are there are not run again.
         out: the folder of results.
         scale: of the experiments.
-        known: runs of elsewhere that are taken as done, by the names of their configurations.
+        known: runs of elsewhere that are taken as done; see :func:`covpool.reproduce.known_runs.known_runs`.
     """
 
     data: Path
     runs: Path
     out: Path
     scale: Scale = MINIATURE
-    known: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    known: Mapping[str, Runs] = field(default_factory=dict)
 
     @property
     def images(self) -> Path:
@@ -114,7 +114,7 @@ def plan(experiments: Sequence[Experiment], seeds: int) -> list[Configuration]:
 def left(experiments: Sequence[Experiment], seeds: int, place: Place) -> list[Configuration]:
     """What of the plan is to be trained: what is not done, or is known but has yet to be looked into."""
     to_observe = {name for experiment in experiments for name in _unobserved(experiment, place)}
-    known = place.known.keys() - to_observe
+    known = {name for one in experiments for name in place.known.get(one.name, {})} - to_observe
     planned = plan(experiments, seeds)
     return [one for one in planned if one.name not in known and not is_done(one, place.runs)]
 
@@ -133,26 +133,24 @@ def collected(experiment: Experiment, place: Place) -> dict[str, Any]:
     results["runs"] = [
         {"label": label, **run}
         for label, configuration in experiment.configurations(MOST_SEEDS)
-        if (run := _done(configuration, place)) is not None
+        if (run := _done(experiment, configuration, place)) is not None
     ]
-    try:
-        before = json.loads(results_path(place.out, experiment.name, results).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return results
-    if before["arguments"] == results["arguments"]:
-        if set(before["times"]) == {row.label for row in experiment.rows}:
+    own = results_path(place.out, experiment.name, results)
+    for path, before in record.earlier(experiment, place.scale, place.out).items():
+        # Times are those of one machine.
+        if path == own and set(before["times"]) == {row.label for row in experiment.rows}:
             results["times"], results["timed_at"] = before["times"], before["timed_at"]
         same = {run["label"] for run in results["runs"] if run["seed"] == 0 and run in before["runs"]}
         known = before["observations"].items()
-        results["observations"] = {label: found for label, found in known if label in same}
+        results["observations"] |= {label: found for label, found in known if label in same}
     return results
 
 
-def _done(configuration: Configuration, place: Place) -> dict[str, Any] | None:
+def _done(experiment: Experiment, configuration: Configuration, place: Place) -> dict[str, Any] | None:
     """What came of a run; ``None`` if it is to be trained yet."""
     if is_done(configuration, place.runs):
         return trained(configuration, place.scale, place.images, place.runs)
-    return place.known.get(configuration.name)
+    return place.known.get(experiment.name, {}).get(configuration.name)
 
 
 def finished(experiment: Experiment, place: Place, progress: MakeProgress) -> list[Path]:
