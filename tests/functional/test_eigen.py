@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from decimal import Decimal, localcontext
+from typing import Any
 
 import numpy as np
 import pytest
@@ -80,6 +81,24 @@ def test_a_broken_matrix_breaks_no_other() -> None:
     result = matrix_power(a, 0.5)
     assert result[1].isnan().all()
     assert_close(result[::2], matrix_power(a[::2], 0.5))
+
+
+def test_a_decomposition_that_does_not_converge_is_done_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    a = definite(0.0, 1.0, 2.0, 5.0, dtype=torch.float32)
+    expected = matrix_power(a)
+    asked = []
+
+    def eigh(matrix: torch.Tensor, decompose: Any = torch.linalg.eigh) -> Any:
+        asked.append(matrix.dtype)
+        if matrix.dtype == torch.float32:
+            raise torch.linalg.LinAlgError("linalg.eigh: the algorithm failed to converge")
+        return decompose(matrix)
+
+    monkeypatch.setattr(torch.linalg, "eigh", eigh)
+    found = matrix_power(a)
+    assert asked == [torch.float32, torch.float64]
+    assert found.dtype == torch.float32
+    assert_close(found, expected, 1e-5)
 
 
 def test_entries_that_make_the_library_underflow() -> None:

@@ -17,6 +17,7 @@ from covpool.reproduce import (
     fine_grained,
     fine_tuning,
     location_maps,
+    precisions,
     record,
     sparrows,
     spectra,
@@ -25,6 +26,7 @@ from covpool.reproduce import (
 )
 from covpool.reproduce.experiments import EXPERIMENTS as OF_THE_PAPER
 from covpool.reproduce.experiments.experiment import Experiment
+from covpool.reproduce.miniature.configuration import MINIATURE
 from covpool.reproduce.page import page
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -77,6 +79,22 @@ def test_the_page_of_results_is_made_from_the_results() -> None:
     if not committed.exists():
         pytest.skip("there are no pages beside the tests")
     assert committed.read_text(encoding="utf-8") == page(RESULTS / release(), f"../results/{release()}")
+
+
+def test_networks_that_were_trained_in_two_precisions() -> None:
+    errors = []
+    for name in ("figure2", "approximation"):
+        files = sorted((RESULTS / release()).glob(f"{name}--*.json"))
+        if len(files) != 1:
+            pytest.skip("there is not one file of results beside the tests")
+        runs = json.loads(files[0].read_bytes())["runs"]
+        errors.append({run["label"]: run for run in runs if run["seed"] == 0})
+    coarse, fine = errors
+    assert {coarse[label]["precision"] for label in fine} == {"bfloat16"}
+    assert {run["precision"] for run in fine.values()} == {"float32"}
+    last = [[one[label]["epochs"][-1]["top1_error"] for label in fine] for one in errors]
+    expected = [after - before for before, after in zip(*last, strict=True)]
+    assert sorted(precisions.differences(TRAINED, RESULTS, MINIATURE)) == pytest.approx(sorted(expected))
 
 
 def test_the_page_on_probing_quotes_the_results() -> None:

@@ -101,11 +101,20 @@ def spectrum(a: Tensor, cut: bool = True) -> Spectrum:
     largest = size.amax((-2, -1), keepdim=True)
     sound = largest < torch.inf  # false for NaN, which amax hands on
     negligible = size <= torch.finfo(a.dtype).eps ** 2 * largest
-    values, vectors = torch.linalg.eigh(a.masked_fill(negligible | ~sound, 0.0))
+    values, vectors = _eigh(a.masked_fill(negligible | ~sound, 0.0))
     sound = sound.squeeze(-1)
     tolerance = rank_tolerance(a) * values[:, -1:] if cut else 0.0
     values = values.masked_fill(values <= tolerance, 0.0)
     return Spectrum(values.masked_fill(~sound, torch.nan), vectors)
+
+
+def _eigh(a: Tensor) -> tuple[Tensor, Tensor]:
+    """In a long training LAPACK may fail to converge on a sound matrix; in float64 it then does converge."""
+    try:
+        values, vectors = torch.linalg.eigh(a)
+    except torch.linalg.LinAlgError:
+        values, vectors = (part.to(a.dtype) for part in torch.linalg.eigh(a.double()))
+    return values, vectors
 
 
 def rank_tolerance(a: Tensor) -> float:

@@ -20,12 +20,13 @@ def known_runs(experiments: Iterable[Experiment], out: Path, scale: Scale) -> di
     own, of its precision and of its commit. Experiments share runs, so a run of one is known to all; where
     one has a run of its own, it keeps it.
     """
-    own = {experiment.name: _held(experiment, out, scale) for experiment in experiments}
+    own = {experiment.name: held_runs(experiment, out, scale) for experiment in experiments}
     shared = {name: run for runs in own.values() for name, run in runs.items()}
     return {experiment: shared | runs for experiment, runs in own.items()}
 
 
-def _held(experiment: Experiment, out: Path, scale: Scale) -> Runs:
+def held_runs(experiment: Experiment, out: Path, scale: Scale) -> Runs:
+    """An experiment's own, by the names of their configurations."""
     held = {}
     for results in record.earlier(experiment, scale, out).values():
         seeds = 1 + max((run["seed"] for run in results["runs"]), default=0)

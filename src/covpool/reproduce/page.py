@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from covpool.provenance.results_files import results_file
-from covpool.reproduce import full_size, record
+from covpool.reproduce import full_size, precisions, record
 from covpool.reproduce.claims import CONFIDENCE, Results
 from covpool.reproduce.experiments import EXPERIMENTS
 from covpool.reproduce.experiments.experiment import Experiment
@@ -42,6 +42,8 @@ medians with quartiles in brackets, and are resolved where the quartiles are on 
 are the same within a tenth, and so is memory. Accuracies of Table 7 are resolved by Welch's test of their
 own seeds. A run that fails counts as guessing. *Beyond the paper*: it says nothing to agree with.
 
+Runs are in bfloat16 where the CPU multiplies it, in float32 elsewhere; each table tells how many.{precision}
+
 What the choice of test images adds is not in the ±: between two runs it is about a point on so many
 images, so a verdict is on these images. With so many claims, each at {confidence:.0%}, a few are resolved by
 chance.
@@ -64,7 +66,9 @@ def page(folder: Path, link: str) -> str:
         parts += [f"## {experiment.title}", "", f"The paper: {experiment.paper}.", "", *claims, ""]
         parts += _files(paths, link)
         parts += [f"At full size: {experiment.at_full_size}", ""]
-    return "\n".join([*_head(verdicts), *parts, "## At full size", "", *full_size.lines()]) + "\n"
+    return (
+        "\n".join([*_head(verdicts, folder.parent), *parts, "## At full size", "", *full_size.lines()]) + "\n"
+    )
 
 
 def _found(experiment: Experiment | Measurement, folder: Path) -> tuple[Results, list[Path]]:
@@ -85,9 +89,12 @@ def _files(paths: Sequence[Path], link: str) -> list[str]:
     return lines
 
 
-def _head(verdicts: Counter[str]) -> list[str]:
+def _head(verdicts: Counter[str], out: Path) -> list[str]:
     classes = MINIATURE.classes
+    trained = [one for one in EXPERIMENTS.values() if isinstance(one, Experiment)]
+    precision = precisions.sentence(precisions.differences(trained, out, MINIATURE))
     counted = "; ".join(f"{verdict}: {count}" for verdict, count in verdicts.most_common())
     total = verdicts.total()
     numbers = {"classes": classes, "train": 500 * classes, "val": 50 * classes, "confidence": CONFIDENCE}
-    return [*HEAD.format(claims=total, counted=counted, **numbers).splitlines(), ""]
+    made = HEAD.format(claims=total, counted=counted, precision=precision, **numbers)
+    return [*made.splitlines(), ""]
