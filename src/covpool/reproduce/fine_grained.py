@@ -23,6 +23,7 @@ from typing import Any
 from covpool.evaluate.probe import ProbeOptions, probe
 from covpool.evaluate.probe.record import percent, summarised
 from covpool.models.bundles.durable import replace_file
+from covpool.provenance.machine import machine_name
 from covpool.train.precision import fastest_precision
 
 PACKAGES = {
@@ -180,8 +181,8 @@ def table(results: dict[str, Any]) -> str:
         if cases:
             lines += [f"## {title}", "", *_rows(cases), ""]
             lines += [f"Beside it: {PAPER[data]}.", ""] if data in PAPER else []
-    lines += ["## Commands", "", "```sh", *[made["command"] for made in results["cases"]], "```"]
-    return "\n".join(lines)
+    commands = [f"{made['command']}  # on {machine_name(made['machine'])}" for made in results["cases"]]
+    return "\n".join([*lines, "## Commands", "", "```sh", *commands, "```"])
 
 
 def _rows(cases: list[dict[str, Any]]) -> list[str]:
