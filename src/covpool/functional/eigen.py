@@ -112,7 +112,7 @@ def _eigh(a: Tensor) -> tuple[Tensor, Tensor]:
     """In a long training LAPACK may fail to converge on a sound matrix; in float64 it then does converge."""
     try:
         values, vectors = torch.linalg.eigh(a)
-    except torch.linalg.LinAlgError:
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # documented, not in its stubs
         values, vectors = (part.to(a.dtype) for part in torch.linalg.eigh(a.double()))
     return values, vectors
 

@@ -21,7 +21,8 @@ def known_runs(experiments: Iterable[Experiment], out: Path, scale: Scale) -> di
     one has a run of its own, it keeps it.
     """
     own = {experiment.name: held_runs(experiment, out, scale) for experiment in experiments}
-    shared = {name: run for runs in own.values() for name, run in runs.items()}
+    # Of several experiments that hold one, the first lends its own to those that hold none.
+    shared = {name: run for runs in reversed(own.values()) for name, run in runs.items()}
     return {experiment: shared | runs for experiment, runs in own.items()}
 
 
