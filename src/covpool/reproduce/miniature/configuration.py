@@ -50,6 +50,7 @@ class Configuration:
         options: of the pooling.
         dim: the channels of the covariance of a ResNet; ``None`` for its own number.
         lr: the learning rate over the network's own.
+        classifier: that of the classifier over the others'.
         precision: of autocast; ``None`` for bfloat16 where the CPU multiplies it faster.
         seed: of first weights, order and augmentation.
     """
@@ -59,6 +60,7 @@ class Configuration:
     options: dict[str, Any] = field(default_factory=dict)
     dim: int | None = None
     lr: float = 1.0
+    classifier: float = 1.0
     precision: str | None = None
     seed: int = 0
 
@@ -71,7 +73,8 @@ class Configuration:
         """Of its folder: what differs from the network's own settings."""
         given = [f"{key}={value}" for key, value in self.options.items()]
         given += [f"{key}={value}" for key, value in asdict(self).items() if key in _NAMED and value]
-        given += [f"lr={self.lr:g}"] if self.lr != 1 else []
+        rates = {"lr": self.lr, "classifier": self.classifier}
+        given += [f"{key}={rate:g}" for key, rate in rates.items() if rate != 1]
         return "-".join([self.network, self.pool, *given, f"seed={self.seed}"])
 
     def recipe(self, scale: Scale, data: Path, runs: Path) -> Recipe:
@@ -89,6 +92,7 @@ class Configuration:
                 "model.pool": self.pool,
                 "model.pool_options": dict(self.options),
                 "optimizer.lr": LR * self.lr,
+                "optimizer.classifier_factor": self.classifier,
                 "loop.precision": self.precision or fastest_precision(),
                 # Those of the first seed are looked into afterwards, epoch by epoch.
                 "checkpoint.keep": 1000 if self.seed == 0 else 1,
