@@ -5,21 +5,29 @@ Both give zero for zero, with a derivative of zero there.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from covpool.functional.normalization import largest_entry, reciprocal_or_zero, root_or_zero
 
 
-def signed_root(p: Tensor) -> Tensor:
-    r""":math:`\operatorname{sign}(p) \sqrt{|p|}` of every entry.
+def signed_root(p: Tensor, *, eps: float = 0.0) -> Tensor:
+    r""":math:`\operatorname{sign}(p) (\sqrt{|p| + \epsilon} - \sqrt\epsilon)` of every entry.
 
-    Its derivative grows without bound towards zero; at zero itself it is taken as zero.
+    Without ε its derivative grows without bound towards zero; at zero itself it is taken as zero.
 
     Example:
         >>> signed_root(torch.tensor([4.0, 0.0, -9.0]))
         tensor([ 2.,  0., -3.])
+        >>> signed_root(torch.tensor([3.0, 0.0, -8.0]), eps=1.0)
+        tensor([ 1.,  0., -2.])
     """
+    if eps:
+        return p / (
+            (p.abs() + eps).sqrt() + math.sqrt(eps)
+        )  # the same, without a difference of equal numbers
     return p.sign() * root_or_zero(p.abs())
 
 

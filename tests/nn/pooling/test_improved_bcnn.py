@@ -55,6 +55,42 @@ def test_after_few_steps_the_gradient_is_near(forward: str, backward: str) -> No
     assert off < 0.05
 
 
+def test_a_root_that_is_less_steep() -> None:
+    x, eps = full_rank(), 0.01
+    expected = []
+    for moment in second_moment(x):
+        entries = upper(scipy.linalg.sqrtm(moment))
+        entries /= np.sqrt((entries**2).sum())
+        signed = np.copysign(np.sqrt(np.abs(entries) + eps) - np.sqrt(eps), entries)
+        expected.append(signed / np.sqrt((signed**2).sum()))
+    for scaled in (x, 1e6 * x):
+        np.testing.assert_allclose(pooled("improved_bcnn", scaled, eps=eps), expected, atol=1e-9)
+    check_gradient("improved_bcnn", x, eps=eps)
+
+
+def test_with_it_the_gradient_in_float32_has_digits() -> None:
+    """Of features that a ReLU has made sparse, as they are in a network; without it, it has none."""
+    x = torch.randn(4, 64, 49, generator=torch.Generator().manual_seed(1)).sub(1).relu()
+    upstream = torch.randn(4, 64 * 65 // 2, generator=torch.Generator().manual_seed(2))
+
+    def off(eps: float) -> torch.Tensor:
+        gradients = []
+        for dtype in (torch.float32, torch.float64):
+            leaf = x.to(dtype).requires_grad_()
+            pooling = METHODS["improved_bcnn"](64, eps=eps)
+            gradients.append(torch.autograd.grad(pooling(leaf), leaf, upstream.to(dtype))[0].double())
+        rough, exact = gradients
+        return (rough - exact).norm() / exact.norm()
+
+    assert off(0.01) < 1e-3 < off(0.0)
+
+
+@pytest.mark.parametrize("eps", [-0.1, float("nan"), float("inf")])
+def test_eps_is_no_less_than_zero(eps: float) -> None:
+    with pytest.raises(ValueError, match="eps must be at least 0"):
+        METHODS["improved_bcnn"](C, eps=eps)
+
+
 def test_an_option_of_another_method() -> None:
     with pytest.raises(ValueError, match="forward must be one of 'newton_schulz', 'svd'; got 'pade'"):
         METHODS["improved_bcnn"](C, forward="pade")

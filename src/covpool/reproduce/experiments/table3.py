@@ -17,9 +17,12 @@ IN_THE_PAPER = ("gap", "cov", "mpn_cov", "bcnn", "deep_o2p", "improved_bcnn", "g
 # Methods whose vector has another scale have rates of their own; the usual one is beside it. Vectors of unit
 # length hardly move the classifier at the rate that suits the others, and logarithms, which are large, move
 # it too far.
-OWN_RATES = {
-    **{name: Configuration("alexnet", name, classifier=100.0) for name in ("bcnn", "improved_bcnn", "cbp")},
+# Improved B-CNN does not learn even then unless its elementwise root is less steep near zero.
+OWN = {
+    "bcnn": Configuration("alexnet", "bcnn", classifier=100.0),
+    "cbp": Configuration("alexnet", "cbp", classifier=100.0),
     "deep_o2p": Configuration("alexnet", "deep_o2p", lr=0.1),
+    "improved_bcnn": Configuration("alexnet", "improved_bcnn", {"eps": 0.01}, classifier=100.0),
 }
 
 
@@ -50,13 +53,13 @@ EXPERIMENT = Experiment(
         *(
             Row(
                 name,
-                OWN_RATES.get(name, Configuration("alexnet", name)),
+                OWN.get(name, Configuration("alexnet", name)),
                 seeds=None if name in IN_THE_PAPER else 1,
             )
             for name in methods()
             if name != "isqrt_cov"
         ),
-        *(Row(f"{name} (usual rate)", Configuration("alexnet", name), seeds=1) for name in OWN_RATES),
+        *(Row(f"{name} (as the others)", Configuration("alexnet", name), seeds=1) for name in OWN),
     ),
     claims=(
         lower_error("Second order is better than first order", TRACE, "gap", 41.8 - 38.45),
