@@ -40,7 +40,9 @@ EXPERIMENT = Experiment(
     ),
     at_full_size=(
         "As for Figure 2; and the two hidden layers that are left out here give average pooling more "
-        "capacity than it has here."
+        "capacity than it has here. B-CNN, its improved form, compact bilinear pooling and DeepO2P have "
+        "learning rates of their own here, of two or three that were tried; at the rate of all others they "
+        "learn little in so few epochs, as their second rows show."
     ),
     rows=(
         Row(TRACE, isqrt_cov(5)),
