@@ -116,7 +116,7 @@ def ranking(figure: Figure, results: Results) -> None:
     rows = {label: errors(results, label) for label in dict.fromkeys(run["label"] for run in results["runs"])}
     ordered = sorted(rows, key=lambda label: -statistics.mean(rows[label]))
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
-    for axes, name in ((left, "top-1 error, %"), (right, "time of a step over isqrt_cov's")):
+    for axes, name in ((left, "top-1 error, %"), (right, "time over isqrt_cov's")):
         panel(figure, name, "", axes)
     for place, label in enumerate(ordered):
         values = rows[label]
@@ -129,7 +129,7 @@ def ranking(figure: Figure, results: Results) -> None:
             ratio = results["times"][label]["both"]["ratio"]
             right.plot(ratio["median"], place, "o", color=colour, markersize=4)
     left.set_yticks(range(len(ordered)), ordered, fontsize=8)
-    right.set_xscale("log")
+    right.set_xlim(left=0)
     right.axvline(1, color=LIGHT.faint, linewidth=1)
 
 

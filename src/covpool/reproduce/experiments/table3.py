@@ -61,7 +61,7 @@ EXPERIMENT = Experiment(
             for name in methods()
             if name != "isqrt_cov"
         ),
-        *(Row(f"{name} (as the others)", Configuration("alexnet", name), seeds=1) for name in OWN),
+        *(Row(f"{name} (usual settings)", Configuration("alexnet", name), seeds=1) for name in OWN),
     ),
     claims=(
         lower_error("Second order is better than first order", TRACE, "gap", 41.8 - 38.45),
