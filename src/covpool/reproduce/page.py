@@ -42,7 +42,8 @@ medians with quartiles in brackets, and are resolved where the quartiles are on 
 are the same within a tenth, and so is memory. Accuracies of Table 7 are resolved by Welch's test of their
 own seeds. A run that fails counts as guessing. *Beyond the paper*: it says nothing to agree with.
 
-Runs are in bfloat16 where the CPU multiplies it, in float32 elsewhere; each table tells how many.{precision}
+Runs are in bfloat16 where the CPU multiplies it, in float32 elsewhere; each table tells how many.
+{precision}
 
 What the choice of test images adds is not in the ±: between two runs it is about a point on so many
 images, so a verdict is on these images. With so many claims, each at {confidence:.0%}, a few are resolved by

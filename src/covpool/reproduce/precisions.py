@@ -23,12 +23,13 @@ def differences(experiments: Iterable[Experiment], out: Path, scale: Scale) -> l
 
 
 def sentence(points: list[float]) -> str:
-    """What the differences say; nothing where there are fewer than two."""
+    """What the differences say, in lines of the page; nothing where there are fewer than two."""
     if len(points) < 2:
         return ""
     mean, deviation = statistics.mean(points), statistics.stdev(points)
     told = "higher" if mean > 0 else "lower"
     return (
-        f" Of {len(points)} networks that were trained in both from the same seed, the error in float32 was "
-        f"{abs(mean):.1f} points {told}, with a standard deviation of {deviation:.1f}."
+        f"Of {len(points)} networks that were trained in both, from the same seed, the error in float32 was\n"
+        f"{abs(mean):.1f} points {told}, with a standard deviation of {deviation:.1f}: rows of different "
+        "precisions are to be compared with that\nin mind."
     )
