@@ -25,9 +25,8 @@ def signed_root(p: Tensor, *, eps: float = 0.0) -> Tensor:
         tensor([ 1.,  0., -2.])
     """
     if eps:
-        return p / (
-            (p.abs() + eps).sqrt() + math.sqrt(eps)
-        )  # the same, without a difference of equal numbers
+        # The same, without a difference of equal numbers.
+        return p / ((p.abs() + eps).sqrt() + math.sqrt(eps))
     return p.sign() * root_or_zero(p.abs())
 
 

@@ -67,9 +67,8 @@ def page(folder: Path, link: str) -> str:
         parts += [f"## {experiment.title}", "", f"The paper: {experiment.paper}.", "", *claims, ""]
         parts += _files(paths, link)
         parts += [f"At full size: {experiment.at_full_size}", ""]
-    return (
-        "\n".join([*_head(verdicts, folder.parent), *parts, "## At full size", "", *full_size.lines()]) + "\n"
-    )
+    head = _head(verdicts, folder.parent)
+    return "\n".join([*head, *parts, "## At full size", "", *full_size.lines()]) + "\n"
 
 
 def _found(experiment: Experiment | Measurement, folder: Path) -> tuple[Results, list[Path]]:
