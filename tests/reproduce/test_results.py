@@ -24,7 +24,7 @@ from covpool.reproduce import (
     tiny10,
     why_second_order,
 )
-from covpool.reproduce.experiments import EXPERIMENTS as OF_THE_PAPER
+from covpool.reproduce.experiments import TRAINED
 from covpool.reproduce.experiments.experiment import Experiment
 from covpool.reproduce.miniature.configuration import MINIATURE
 from covpool.reproduce.page import page
@@ -43,7 +43,6 @@ EXPERIMENTS = [
     tiny10,
     why_second_order,
 ]
-TRAINED = [experiment for experiment in OF_THE_PAPER.values() if isinstance(experiment, Experiment)]
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda module: module.__name__)

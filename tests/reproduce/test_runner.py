@@ -14,13 +14,12 @@ from pathlib import Path
 import pytest
 
 from covpool.reproduce.command import draw, run_all, write_page
-from covpool.reproduce.experiments import EXPERIMENTS
+from covpool.reproduce.experiments import EXPERIMENTS, TRAINED
 from covpool.reproduce.experiments.experiment import Experiment
 from covpool.reproduce.known_runs import known_runs
 from covpool.reproduce.miniature.configuration import SMALLEST
 from covpool.reproduce.runner import Place, left, plan, run_experiments
 
-TRAINED = [experiment for experiment in EXPERIMENTS.values() if isinstance(experiment, Experiment)]
 ROWS = 4
 
 

@@ -36,10 +36,20 @@ def check_whole(name: str, value: object, *, at_least: int = 1, wanted: str = "a
 
 def check_positive(name: str, value: object) -> None:
     """Raise unless ``value`` is a finite number above zero."""
+    if not 0 < _number(name, value) < math.inf:
+        raise ValueError(f"{name} must be above 0; got {value}")
+
+
+def check_not_negative(name: str, value: object) -> None:
+    """Raise unless ``value`` is a finite number and not below zero."""
+    if not 0 <= _number(name, value) < math.inf:
+        raise ValueError(f"{name} must be at least 0; got {value}")
+
+
+def _number(name: str, value: object) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise TypeError(f"{name} must be a number; got {type(value).__name__}")
-    if not 0 < value < math.inf:
-        raise ValueError(f"{name} must be above 0; got {value}")
+    return value
 
 
 def check_steps(steps: object) -> None:

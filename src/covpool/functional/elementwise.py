@@ -1,6 +1,6 @@
 """The two steps that bilinear pooling ends with: the signed root of every entry, and unit length.
 
-Both give zero for zero, with a derivative of zero there.
+Both give zero for zero, with a derivative of zero there, unless the root is made less steep.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from covpool.models.bundles.durable import replace_file
 from covpool.provenance.release import release
 from covpool.reproduce import record
 from covpool.reproduce.budget import seconds_of
-from covpool.reproduce.experiments import EXPERIMENTS
+from covpool.reproduce.experiments import EXPERIMENTS, TRAINED
 from covpool.reproduce.experiments.experiment import Experiment
 from covpool.reproduce.experiments.measurement import Measurement
 from covpool.reproduce.known_runs import known_runs
@@ -20,7 +20,6 @@ from covpool.reproduce.page import page
 from covpool.reproduce.runner import Place, Tell, run_experiments
 
 ALL = "all"
-TRAINED = [one for one in EXPERIMENTS.values() if isinstance(one, Experiment)]
 
 
 def run_all(

@@ -16,9 +16,9 @@ Runs = dict[str, dict[str, Any]]
 def known_runs(experiments: Iterable[Experiment], out: Path, scale: Scale) -> dict[str, Runs]:
     """Of each experiment by its name: runs by the names of their configurations, at this scale.
 
-    Those of other machines too: what a network learns is no matter of the machine, and each run tells of its
-    own, of its precision and of its commit. Experiments share runs, so a run of one is known to all; where
-    one has a run of its own, it keeps it.
+    Those of other machines too: but for the precision, what a network learns is no matter of the machine, and
+    each run tells of its own, of its precision and of its commit. Experiments share runs, so a run of one is
+    known to all; where one has a run of its own, it keeps it.
     """
     own = {experiment.name: held_runs(experiment, out, scale) for experiment in experiments}
     # Of several experiments that hold one, the first lends its own to those that hold none.

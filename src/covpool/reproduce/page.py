@@ -10,7 +10,7 @@ from pathlib import Path
 from covpool.provenance.results_files import results_file
 from covpool.reproduce import full_size, precisions, record
 from covpool.reproduce.claims import CONFIDENCE, Results
-from covpool.reproduce.experiments import EXPERIMENTS
+from covpool.reproduce.experiments import EXPERIMENTS, TRAINED
 from covpool.reproduce.experiments.experiment import Experiment
 from covpool.reproduce.experiments.measurement import Measurement
 from covpool.reproduce.miniature.configuration import MINIATURE
@@ -91,8 +91,7 @@ def _files(paths: Sequence[Path], link: str) -> list[str]:
 
 def _head(verdicts: Counter[str], out: Path) -> list[str]:
     classes = MINIATURE.classes
-    trained = [one for one in EXPERIMENTS.values() if isinstance(one, Experiment)]
-    precision = precisions.sentence(precisions.differences(trained, out, MINIATURE))
+    precision = precisions.sentence(precisions.differences(TRAINED, out, MINIATURE))
     counted = "; ".join(f"{verdict}: {count}" for verdict, count in verdicts.most_common())
     total = verdicts.total()
     numbers = {"classes": classes, "train": 500 * classes, "val": 50 * classes, "confidence": CONFIDENCE}

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
-from covpool.functional.arguments import check_choice, check_steps, check_whole
+from covpool.functional.arguments import check_choice, check_not_negative, check_steps, check_whole
 from covpool.functional.elementwise import l2_normalized, signed_root
 from covpool.functional.matrix_root import RootBackward, RootForward, RootOptions, matrix_root
 from covpool.functional.second_moment import second_moment
@@ -32,7 +31,7 @@ class ImprovedBcnnOptions:
         steps: of Newton-Schulz.
         backward_steps: of the iteration for Lyapunov's equation.
         eps: ε, over the length of all entries, that makes the elementwise root less steep near zero. Zero is
-            the root as published, with which networks hardly learn from scratch; with 0.01 they do.
+            the root as published, with which a small AlexNet did not learn from scratch; with 0.01 it did.
     """
 
     forward: RootForward = "svd"
@@ -46,8 +45,7 @@ class ImprovedBcnnOptions:
         check_choice("backward", self.backward, BACKWARDS)
         check_steps(self.steps)
         check_whole("backward_steps", self.backward_steps)
-        if not 0 <= self.eps < math.inf:
-            raise ValueError(f"eps must be at least 0; got {self.eps}")
+        check_not_negative("eps", self.eps)
 
 
 class ImprovedBcnn(Method):

@@ -18,3 +18,4 @@ EXPERIMENTS: dict[str, Experiment | Measurement] = {
     module.EXPERIMENT.name: module.EXPERIMENT
     for module in (figure2, table2, table3, table4, figure4, table5, table6, approximation, table7)
 }
+TRAINED = [one for one in EXPERIMENTS.values() if isinstance(one, Experiment)]

@@ -16,8 +16,7 @@ TRACE, FROBENIUS = "isqrt_cov (trace)", "isqrt_cov (Frobenius)"
 IN_THE_PAPER = ("gap", "cov", "mpn_cov", "bcnn", "deep_o2p", "improved_bcnn", "g2denet")
 # Methods whose vector has another scale have rates of their own; the usual one is beside it. Vectors of unit
 # length hardly move the classifier at the rate that suits the others, and logarithms, which are large, move
-# it too far.
-# Improved B-CNN does not learn even then unless its elementwise root is less steep near zero.
+# it too far. Improved B-CNN does not learn even then unless its elementwise root is less steep near zero.
 OWN = {
     "bcnn": Configuration("alexnet", "bcnn", classifier=100.0),
     "cbp": Configuration("alexnet", "cbp", classifier=100.0),
@@ -41,8 +40,9 @@ EXPERIMENT = Experiment(
     at_full_size=(
         "As for Figure 2; and the two hidden layers that are left out here give average pooling more "
         "capacity than it has here. B-CNN, its improved form, compact bilinear pooling and DeepO2P have "
-        "learning rates of their own here, of two or three that were tried; at the rate of all others they "
-        "learn little in so few epochs, as their second rows show."
+        "learning rates of their own here, the best of a few that were tried with the first seed, and the "
+        "improved form a root that is less steep near zero; with the settings of all others they learn "
+        "little in so few epochs, as their second rows show. The rate of all others is the paper's."
     ),
     rows=(
         Row(TRACE, isqrt_cov(5)),
