@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
 from covpool import __version__
+from covpool.cli.memory import keep_freed_memory
 from covpool.cli.mistakes import did_you_mean, explained
 
 # After Ctrl-C and SIGTERM, as shells have it.
@@ -72,6 +73,8 @@ PROJECT = {
     },
 }
 VERBS = {name: verb for verbs in PROJECT.values() for name, verb in verbs.items()}
+# They measure what any program would see, so memory is as any program's.
+MEASURING = ("bench", "reproduce")
 
 
 class VerbFile(Protocol):
@@ -112,6 +115,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if verb not in VERBS:
         hint = did_you_mean(verb, VERBS) or "; covpool --help lists them"
         return _complain("covpool", f"{verb!r} is none of its verbs{hint}")
+    if arguments is None and verb not in MEASURING:  # otherwise the process is somebody else's
+        keep_freed_memory()
     return _run(verb, rest)
 
 

@@ -1,0 +1,119 @@
+"""What the command line asks of the C library, seen from outside: pages that the kernel had to find."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+import subprocess
+import sys
+from collections.abc import Mapping
+
+import pytest
+
+pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has the setting")
+
+# 64 MB are 16,384 pages of 4 KB; where huge pages are the rule, 32 of 2 MB.
+FAULTS = """
+import resource
+import torch
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+def use():
+    torch.empty(64 * 2**20, dtype=torch.uint8).fill_(1)
+
+# At first the heap grows, as what is small takes places that were large.
+for _ in range(40):
+    use()
+before = faults()
+for _ in range(20):
+    use()
+print(faults() - before)
+"""
+KEPT = 20  # faults that have nothing to do with it
+
+
+def faults_after(code: str, environment: Mapping[str, str] | None = None) -> float:
+    """Of using 64 MB twenty times, after some code in the same process."""
+    return result_of(code + FAULTS, environment)
+
+
+def result_of(code: str, environment: Mapping[str, str] | None = None) -> float:
+    """The number that a process prints last."""
+    # Neither the caller's settings of malloc nor those of the test's own process.
+    clean = {"PATH": "", "OMP_NUM_THREADS": "1", **(environment or {})}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=clean,
+        timeout=300,
+    )
+    return float(done.stdout.splitlines()[-1])
+
+
+def shell(*words: str) -> str:
+    """The code of a command line."""
+    return f"""
+import sys
+from covpool.cli.main import main
+sys.argv = {["covpool", *words]!r}
+try:
+    main()
+except SystemExit:
+    pass
+"""
+
+
+CPU_SECONDS = """
+import resource
+import timm
+
+model = timm.create_model("tf_efficientnet_lite2").eval().to(memory_format=torch.channels_last)
+batch = torch.zeros(32, 3, 448, 448).contiguous(memory_format=torch.channels_last)
+
+def seconds():
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+with torch.inference_mode():
+    model(batch)
+    before = seconds()
+    model(batch)
+print(seconds() - before)
+"""
+
+
+@pytest.mark.slow
+def test_a_network_takes_less_time() -> None:
+    ours = shell("eval", "--help") + "import torch" + CPU_SECONDS
+    ratios = [result_of("import torch" + CPU_SECONDS) / result_of(ours) for _ in range(3)]
+    print(f"{statistics.median(ratios):.2f} times as fast (EfficientNet-Lite2, 448 pixels)")
+    assert statistics.median(ratios) > 1.2
+
+
+def test_freed_memory_is_found_again() -> None:
+    assert faults_after(shell("eval", "--help")) < KEPT
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from covpool.cli.main import main; main(['eval', 'nothing', 'nowhere'])",
+        shell("bench", "--help"),
+    ],
+    ids=["main called by a program", "a verb that measures"],
+)
+def test_the_c_library_is_left_alone(code: str) -> None:
+    assert faults_after(code) > 20 * KEPT
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [{"MALLOC_ARENA_MAX": "2"}, {"GLIBC_TUNABLES": "glibc.malloc.arena_max=2"}],
+    ids=["a variable", "a tunable"],
+)
+def test_settings_of_the_user_stay(environment: dict[str, str]) -> None:
+    assert faults_after(shell("eval", "--help"), environment) > 20 * KEPT
