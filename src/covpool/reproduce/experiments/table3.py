@@ -44,7 +44,7 @@ EXPERIMENT = Experiment(
         "improved form a root that is less steep near zero; with the settings of all others they learn "
         "little in so few epochs, as their second rows show. The rate of all others is the paper's, so "
         "Cholesky's error may be its rate's too. Pow-TMLR is MPN-COV times two but for a constant: it "
-        "sees the same matrix, and what it gains here is how training goes with that scale."
+        "sees the same matrix, and what it gains here is how training goes from there."
     ),
     rows=(
         Row(TRACE, isqrt_cov(5)),
