@@ -26,6 +26,7 @@ SOURCE = ROOT / "src" / "covpool"
 ROOMS = (
     "functional",
     "nn",
+    "durable",
     "provenance",
     "drawing",
     "models",

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from covpool.durable.replacing import replace_file
 from covpool.provenance import results as origin
 
 Results = origin.Results
@@ -39,9 +39,7 @@ def write_results(path: Path, results: Results) -> None:
     """Check and write in one move: a reader, or a crash, never meets half a file."""
     check_schema(results)
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(".json.unfinished")
-    unfinished.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(unfinished, path)
+    replace_file(path, (json.dumps(results, indent=2, ensure_ascii=False) + "\n").encode())
 
 
 def schema(suite: str) -> dict[str, Any]:

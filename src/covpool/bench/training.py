@@ -28,7 +28,7 @@ from covpool.data.shards.reader import open_shards
 from covpool.data.shards.write import write_shards
 from covpool.data.sources import open_images
 from covpool.data.transforms import Augmentation, Preprocessing, training_transform
-from covpool.models.bundles.durable import replace_file
+from covpool.durable.replacing import replace_file
 from covpool.provenance.machine import describe_machine
 from covpool.provenance.results_files import results_path
 from covpool.provenance.source import describe_source, describe_versions

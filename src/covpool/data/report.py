@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import csv
 import errno
+import io
 import os
-import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from covpool.data.check import REMEDIES
 from covpool.data.collection import Problem
 from covpool.data.counts import counted
 from covpool.data.names import ENCODING, ERRORS
+from covpool.durable.replacing import replace_file
 
 HEADER = Problem._fields
 
@@ -31,14 +32,9 @@ def check_output(output: Path) -> None:
 
 def write_report(problems: Sequence[Problem], output: Path) -> None:
     """Write a CSV, which takes its name when it is whole."""
-    saving = output.with_name(f".{output.name}.covpool-saving-{secrets.token_hex(4)}")
-    try:
-        with saving.open("x", encoding=ENCODING, errors=ERRORS, newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerows([HEADER, *problems])
-        os.replace(saving, output)
-    finally:
-        saving.unlink(missing_ok=True)
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([HEADER, *problems])
+    replace_file(output, text.getvalue().encode(ENCODING, ERRORS))
 
 
 def report_text(

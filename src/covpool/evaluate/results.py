@@ -8,8 +8,8 @@ from typing import Any
 
 from covpool.data.image_set import ImageSet
 from covpool.data.inside import check_outside
+from covpool.durable.replacing import replace_file, sync_folder
 from covpool.models.bundles.bundle import read_card
-from covpool.models.bundles.durable import replace_file, sync_folder
 from covpool.models.bundles.strict_json import plain_json
 from covpool.models.bundles.tensors import versions
 from covpool.provenance import results as origin

@@ -15,13 +15,13 @@ from covpool.data.bad_image import BadImageError
 from covpool.data.decode import decode
 from covpool.data.transforms import Preprocessing, evaluation_transform
 from covpool.drawing.theme import png
+from covpool.durable.replacing import replace_file
 from covpool.explain.evidence import Evidence, explain_features
 from covpool.explain.figures import Explained, draw_against, draw_classes, draw_pairs, draw_sheet
 from covpool.explain.overlay import seen
 from covpool.explain.some_images import some_images
 from covpool.functional.arguments import check_whole, did_you_mean
 from covpool.models.bundles.bundle import load_model
-from covpool.models.bundles.durable import replace_file
 from covpool.models.model import PooledClassifier
 
 SHEET = 24

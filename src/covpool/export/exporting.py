@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from covpool.durable.replacing import replace_folder, write_file
 from covpool.export.files import file_runners, takes_other_sizes, trace_model, write_files
 from covpool.export.graph import ExportGraph
 from covpool.export.images import Progress, graph_input, normalized
@@ -23,7 +24,6 @@ from covpool.export.parity import Parity, compare
 from covpool.export.results import Results, export_results, prepare_export, write_export_results
 from covpool.export.running import Array, Runner, torch_runner
 from covpool.export.verdict import ExportRefusedError, objection
-from covpool.models.bundles.durable import replace_folder, write_file
 
 EAGER, COMPILED = "torch eager", "torch.compile"
 

@@ -15,9 +15,9 @@ import onnxruntime
 import torch
 from onnx import ModelProto, NodeProto
 
+from covpool.durable.replacing import write_file
 from covpool.export.graph import INPUT, OUTPUT, Traced
 from covpool.export.running import Array, Runner
-from covpool.models.bundles.durable import write_file
 
 # Where the exporter keeps the modules that a node comes from.
 SCOPES = "pkg.torch.onnx.name_scopes"

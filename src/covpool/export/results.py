@@ -12,6 +12,7 @@ import onnx
 import onnxruntime
 import onnxscript
 
+from covpool.durable.replacing import write_file
 from covpool.evaluate.results import FILE, Results, describe_images, prepare_folder
 from covpool.export.graph import Traced
 from covpool.export.job import Job
@@ -19,7 +20,6 @@ from covpool.export.latency import Latency
 from covpool.export.options import FORMATS
 from covpool.export.parity import Parity
 from covpool.export.verdict import TOLERANCES
-from covpool.models.bundles.durable import write_file
 from covpool.models.bundles.strict_json import plain_json
 from covpool.models.bundles.tensors import versions
 from covpool.provenance import results as origin

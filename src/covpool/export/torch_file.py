@@ -9,9 +9,9 @@ from pathlib import Path
 
 import torch
 
+from covpool.durable.replacing import write_file
 from covpool.export.graph import Traced
 from covpool.export.running import Runner, torch_runner
-from covpool.models.bundles.durable import write_file
 
 
 def write_torch(traced: Traced, path: Path, metadata: Mapping[str, str]) -> None:

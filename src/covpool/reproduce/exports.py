@@ -12,10 +12,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from covpool.durable.replacing import replace_file
 from covpool.evaluate.probe import ProbeOptions, probe
 from covpool.export import export_model
 from covpool.export.options import FORMATS, ExportOptions
-from covpool.models.bundles.durable import replace_file
 from covpool.reproduce.fine_grained import OWN, PACKAGES, weights_file
 
 BACKBONES = ("lite0", "lite2", "similarity50")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from covpool.drawing.theme import png
-from covpool.models.bundles.durable import replace_file
+from covpool.durable.replacing import replace_file
 from covpool.models.bundles.strict_json import plain_json
 from covpool.models.bundles.tensors import versions
 from covpool.provenance import results as origin

@@ -22,7 +22,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from covpool.models.bundles.durable import replace_folder, write_file
+from covpool.durable.replacing import replace_folder, write_file
 from covpool.models.bundles.strict_json import BundleError, parse, reason
 
 LOGGER = logging.getLogger("covpool")

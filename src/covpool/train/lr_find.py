@@ -19,8 +19,8 @@ from covpool.data.batch import Batch
 from covpool.data.inside import check_outside
 from covpool.data.loader import TrainingLoader
 from covpool.data.transforms import Preprocessing
+from covpool.durable.replacing import replace_file
 from covpool.functional.arguments import check_whole
-from covpool.models.bundles.durable import replace_file
 from covpool.train.csv_file import csv_bytes
 from covpool.train.network import make_deterministic, make_model
 from covpool.train.objective import make_objective

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from covpool.models.bundles.durable import replace_file
+from covpool.durable.replacing import replace_file
 from covpool.models.config import CLASS_TOKEN
 from covpool.nn.pooling import METHODS
 from covpool.train.recipe import Recipe

@@ -13,7 +13,7 @@ from typing import Any
 from covpool.data.batch import BadImage
 from covpool.data.image_set import ImageSet
 from covpool.data.names import ENCODING, ERRORS
-from covpool.models.bundles.durable import replace_file
+from covpool.durable.replacing import replace_file
 from covpool.models.bundles.strict_json import plain_json
 from covpool.train.csv_file import csv_bytes
 from covpool.train.metrics import Predictions

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from covpool.data.shards.index import (
 )
 from covpool.data.shards.scan import Scan, scan_tar
 from covpool.data.sources.listing import SPLITS
+from covpool.durable.replacing import replace_file
 
 
 def index_shards(
@@ -61,13 +61,13 @@ def index_tar(path: Path) -> tuple[Shard, Scan]:
     """Scan a tar and write what is in it beside it."""
     scan = scan_tar(path)
     data = write_contents(scan.contents)
-    _write_file(path.with_name(f"{path.name}.json"), data)
+    replace_file(path.with_name(f"{path.name}.json"), data)
     return Shard(path.name, path.stat().st_size, len(scan.contents.names), digest(data)), scan
 
 
 def save_index(folder: Path, index: ShardIndex) -> None:
     """Write the index of a folder, after what is in its tars."""
-    _write_file(folder / INDEX, write_index(index))
+    replace_file(folder / INDEX, write_index(index))
 
 
 def tar_folders(path: Path) -> list[Path]:
@@ -84,16 +84,3 @@ def tar_folders(path: Path) -> list[Path]:
 
 def _tars(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.suffix == ".tar" and path.is_file())
-
-
-def _write_file(path: Path, data: bytes) -> None:
-    """Write a file that takes its name when it is whole."""
-    saving = path.with_name(f".{path.name}.covpool-saving")
-    try:
-        with saving.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(saving, path)
-    finally:
-        saving.unlink(missing_ok=True)

@@ -7,10 +7,10 @@ from pathlib import Path
 from covpool.data.image_set import ImageSet
 from covpool.data.names import Names
 from covpool.drawing.theme import LIGHT, png
+from covpool.durable.replacing import replace_file
 from covpool.evaluate.accuracy.class_figure import draw_classes
 from covpool.evaluate.accuracy.reliability import draw_reliability
 from covpool.evaluate.results import Results
-from covpool.models.bundles.durable import replace_file
 from covpool.train.metrics import Predictions
 from covpool.train.report.confusion import draw_confusion
 from covpool.train.report.per_class import errors_by_pair, per_class, per_class_csv

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Protocol
 
 from covpool.data.shards.cache import patiently
+from covpool.durable.replacing import sync_folder, write_file
 from covpool.evaluate.bulk.inputs.address import Address
 from covpool.evaluate.lock import held
-from covpool.models.bundles.durable import sync_folder, write_file
 
 # The ending of files on their way.
 SAVING = ".covpool-saving"

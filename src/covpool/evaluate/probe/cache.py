@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from covpool.models.bundles.durable import replace_file, sync_folder
+from covpool.durable.replacing import replace_file, sync_folder
 
 STATE = "state.json"
 # An image, and its mirror.

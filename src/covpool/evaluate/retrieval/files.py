@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from covpool.drawing.theme import LIGHT, png
+from covpool.durable.replacing import replace_file
 from covpool.evaluate.retrieval.embeddings import Side
 from covpool.evaluate.retrieval.neighbours import Found, chosen_queries, draw_neighbours
 from covpool.evaluate.retrieval.scores import Scores
-from covpool.models.bundles.durable import replace_file
 from covpool.train.csv_file import csv_bytes
 from covpool.train.report.thumbnails import thumbnail
 from covpool.train.run_folder import RunFolder

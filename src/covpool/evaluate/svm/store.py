@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 
 from covpool.data.batch import BadImage
 from covpool.data.image_set import ImageSet, Subset
+from covpool.durable.replacing import replace_file
 from covpool.evaluate.lock import LOCK
 from covpool.evaluate.passes import Pass
 from covpool.evaluate.svm.rows import ITEM, RowFile
 from covpool.evaluate.svm.streaming import left_behind
 from covpool.evaluate.svm.views import VIEWS, Views, views
-from covpool.models.bundles.durable import replace_file
 from covpool.models.model import PooledClassifier
 from covpool.models.planning.text import human
 from covpool.train.processes import Processes

@@ -13,13 +13,13 @@ from covpool.data.bad_image import BadImageError
 from covpool.data.decode import decode
 from covpool.data.transforms import Preprocessing, evaluation_transform
 from covpool.drawing.theme import png
+from covpool.durable.replacing import replace_file
 from covpool.explain.diagnosis.measuring import Diagnosis, diagnose
 from covpool.explain.diagnosis.picture import draw
 from covpool.explain.diagnosis.words import warnings
 from covpool.explain.some_images import some_images
 from covpool.functional.arguments import check_whole
 from covpool.models.bundles.bundle import load_model
-from covpool.models.bundles.durable import replace_file
 from covpool.models.bundles.strict_json import plain_json
 
 

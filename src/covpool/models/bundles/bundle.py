@@ -25,8 +25,8 @@ import timm.data
 import torch
 from torch import Tensor
 
+from covpool.durable.replacing import read_folder, replace_folder, write_file
 from covpool.models.bundles.card import CARD, MAX_BYTES, WEIGHTS, Card, read_fields, write_card
-from covpool.models.bundles.durable import read_folder, replace_folder, write_file
 from covpool.models.bundles.strict_json import BundleError, reason
 from covpool.models.bundles.tensors import (
     check_tensors,

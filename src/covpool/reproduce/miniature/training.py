@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from covpool.models.bundles.durable import replace_file
+from covpool.durable.replacing import replace_file
 from covpool.provenance.source import describe_source
 from covpool.reproduce.miniature.configuration import Configuration, Scale
 from covpool.train.bad_images import NotFiniteError

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from covpool.data.image_set import ImageSet
 from covpool.drawing.theme import LIGHT, png
-from covpool.models.bundles.durable import replace_file
+from covpool.durable.replacing import replace_file
 from covpool.train.report.curves import curve_pictures, draw_curves
 from covpool.train.report.facts import METRICS, SPLITS, environment, facts, metric_text, metrics
 from covpool.train.report.intervals import PairedDifference

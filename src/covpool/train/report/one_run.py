@@ -8,7 +8,7 @@ from typing import Any
 
 from covpool.data.image_set import ImageSet
 from covpool.drawing.theme import LIGHT, png
-from covpool.models.bundles.durable import replace_file
+from covpool.durable.replacing import replace_file
 from covpool.models.model import PooledClassifier
 from covpool.train.report.confusion import SHOWN, draw_confusion
 from covpool.train.report.curves import curve_pictures, draw_curves

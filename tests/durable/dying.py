@@ -1,6 +1,6 @@
 """A process that replaces a file or a folder, and dies (or fails) just before its n-th call of the system.
 
-``python tests/models/dying.py DURABLE WHAT HOW N PATH TEXT``. It loads the module by its file, for importing
+``python tests/durable/dying.py MODULE WHAT HOW N PATH TEXT``. It loads the module by its file, for importing
 the package would take seconds and torch.
 """
 
@@ -18,7 +18,7 @@ CALLS = ("fsync", "mkdir", "rename", "replace", "rmdir", "unlink")
 
 
 def load(path: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("durable", path)
+    spec = importlib.util.spec_from_file_location("replacing", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -46,18 +46,18 @@ def arrange_death(how: str, number: int) -> list[int]:
     return left
 
 
-def replace(durable: ModuleType, what: str, path: str, text: str) -> None:
+def replace(replacing: ModuleType, what: str, path: str, text: str) -> None:
     if what == "file":
-        durable.replace_file(path, text.encode())
+        replacing.replace_file(path, text.encode())
         return
-    with durable.replace_folder(path) as new:
+    with replacing.replace_folder(path) as new:
         for name in ("first", "second"):
-            durable.write_file(new / name, text.encode())
+            replacing.write_file(new / name, text.encode())
 
 
-def read(durable: ModuleType, what: str, path: str) -> str:
+def read(replacing: ModuleType, what: str, path: str) -> str:
     """The text; raise unless it is whole."""
-    return Path(path).read_text() if what == "file" else str(durable.read_folder(path, read_both))
+    return Path(path).read_text() if what == "file" else str(replacing.read_folder(path, read_both))
 
 
 def read_both(folder: Path) -> str:
@@ -68,8 +68,8 @@ def read_both(folder: Path) -> str:
 
 
 if __name__ == "__main__":
-    durable, what, how, number, path, text = sys.argv[1:]
-    module = load(durable)
+    file, what, how, number, path, text = sys.argv[1:]
+    module = load(file)
     left = arrange_death(how, int(number))
     replace(module, what, path, text)
     print("unharmed" if left[0] > 0 else "it went on")

@@ -12,14 +12,24 @@ from pathlib import Path
 
 import pytest
 
-from covpool.models.bundles import durable
-from tests.models.bundles import dying
+from covpool.durable import replacing
+from tests.durable import dying
 
 OLD, NEW = "old" * 10_000, "new" * 20_000
 
 
 def run(what: str, how: str, number: int, path: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-S", dying.__file__, durable.__file__, what, how, str(number), str(path), NEW]
+    command = [
+        sys.executable,
+        "-S",
+        dying.__file__,
+        replacing.__file__,
+        what,
+        how,
+        str(number),
+        str(path),
+        NEW,
+    ]
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
@@ -34,12 +44,12 @@ def test_death_before_any_call_of_the_system_loses_nothing(what: str, tmp_path: 
         parent = tmp_path / str(number)
         parent.mkdir()
         path = parent / "it"
-        dying.replace(durable, what, str(path), OLD)
+        dying.replace(replacing, what, str(path), OLD)
         ended = run(what, "kill", number, path)
-        found.append(dying.read(durable, what, str(path)))
+        found.append(dying.read(replacing, what, str(path)))
         # The next one succeeds, and clears away what the dead one left.
-        dying.replace(durable, what, str(path), "next")
-        assert dying.read(durable, what, str(path)) == "next"
+        dying.replace(replacing, what, str(path), "next")
+        assert dying.read(replacing, what, str(path)) == "next"
         assert names(parent) == ["it"]
         if ended.stdout == "unharmed\n":
             break
@@ -56,11 +66,11 @@ def test_failure_of_any_call_of_the_system_loses_nothing(what: str, how: str, tm
     for number in range(1, 100):
         parent = tmp_path / str(number)
         parent.mkdir()
-        dying.replace(durable, what, str(parent / "it"), OLD)
+        dying.replace(replacing, what, str(parent / "it"), OLD)
         ended = run(what, how, number, parent / "it")
         assert (parent / "it").exists(), "it was not put back"
-        assert dying.read(durable, what, str(parent / "it")) in ((OLD, NEW) if ended.returncode else (NEW,))
-        dying.replace(durable, what, str(parent / "it"), "next")
+        assert dying.read(replacing, what, str(parent / "it")) in ((OLD, NEW) if ended.returncode else (NEW,))
+        dying.replace(replacing, what, str(parent / "it"), "next")
         assert names(parent) == ["it"]
         if ended.stdout == "unharmed\n":
             break
@@ -83,10 +93,10 @@ def test_everything_is_on_the_disk_before_it_takes_its_name(
         calls.append(("rename", after.name))
         rename(before, after)
 
-    dying.replace(durable, "folder", str(tmp_path / "it"), OLD)
+    dying.replace(replacing, "folder", str(tmp_path / "it"), OLD)
     monkeypatch.setattr(os, "fsync", watched_fsync)
     monkeypatch.setattr(os, "rename", watched_rename)
-    dying.replace(durable, "folder", str(tmp_path / "it"), NEW)
+    dying.replace(replacing, "folder", str(tmp_path / "it"), NEW)
     saving = calls[2][1]
     assert calls == [
         ("fsync", "first"),
@@ -101,31 +111,31 @@ def test_everything_is_on_the_disk_before_it_takes_its_name(
 
 def test_what_a_kill_left_does_not_hide_a_missing_folder(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        dying.read(durable, "folder", str(tmp_path / "it"))
+        dying.read(replacing, "folder", str(tmp_path / "it"))
 
 
 def test_exception_leaves_the_old_folder(tmp_path: Path) -> None:
-    dying.replace(durable, "folder", str(tmp_path / "it"), OLD)
-    with pytest.raises(FileExistsError), durable.replace_folder(tmp_path / "it") as new:
-        [durable.write_file(new / "first", b"half") for _ in range(2)]
-    assert dying.read(durable, "folder", str(tmp_path / "it")) == OLD
+    dying.replace(replacing, "folder", str(tmp_path / "it"), OLD)
+    with pytest.raises(FileExistsError), replacing.replace_folder(tmp_path / "it") as new:
+        [replacing.write_file(new / "first", b"half") for _ in range(2)]
+    assert dying.read(replacing, "folder", str(tmp_path / "it")) == OLD
     assert names(tmp_path) == ["it"]
 
 
 def test_file_that_exists_is_not_written_over(tmp_path: Path) -> None:
-    durable.write_file(tmp_path / "it", b"old")
+    replacing.write_file(tmp_path / "it", b"old")
     with pytest.raises(FileExistsError):
-        durable.write_file(tmp_path / "it", b"new")
+        replacing.write_file(tmp_path / "it", b"new")
     assert (tmp_path / "it").read_bytes() == b"old"
 
 
 def test_work_of_the_living_is_not_cleared_away(tmp_path: Path) -> None:
-    with durable.replace_folder(tmp_path / "it") as first:
-        dying.replace(durable, "folder", str(tmp_path / "it"), OLD)
-        durable.replace_file(tmp_path / "log", b"no lock is held meanwhile")
+    with replacing.replace_folder(tmp_path / "it") as first:
+        dying.replace(replacing, "folder", str(tmp_path / "it"), OLD)
+        replacing.replace_file(tmp_path / "log", b"no lock is held meanwhile")
         for name in ("first", "second"):
-            durable.write_file(first / name, NEW.encode())
-    assert dying.read(durable, "folder", str(tmp_path / "it")) == NEW
+            replacing.write_file(first / name, NEW.encode())
+    assert dying.read(replacing, "folder", str(tmp_path / "it")) == NEW
     assert names(tmp_path) == ["it", "log"]
 
 
@@ -133,36 +143,36 @@ def test_folders_of_similar_names_are_not_cleared_away(tmp_path: Path) -> None:
     for name in (".it", "it.covpool-saving-1", ".it2.covpool-saving-1", ".it.covpool-saving"):
         (tmp_path / name).mkdir()
     before = names(tmp_path)
-    dying.replace(durable, "folder", str(tmp_path / "it"), NEW)
+    dying.replace(replacing, "folder", str(tmp_path / "it"), NEW)
     assert names(tmp_path) == sorted([*before, "it"])
 
 
 def test_private_folder_stays_private(tmp_path: Path) -> None:
     (tmp_path / "it").mkdir(mode=0o700)
-    dying.replace(durable, "folder", str(tmp_path / "it"), NEW)
+    dying.replace(replacing, "folder", str(tmp_path / "it"), NEW)
     assert (tmp_path / "it").stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.parametrize("what", ["file", "folder"])
 def test_link_stays_a_link(what: str, tmp_path: Path) -> None:
-    dying.replace(durable, what, str(tmp_path / "real"), OLD)
+    dying.replace(replacing, what, str(tmp_path / "real"), OLD)
     (tmp_path / "links").mkdir()
     (tmp_path / "links" / "it").symlink_to(tmp_path / "real")
-    dying.replace(durable, what, str(tmp_path / "links" / "it"), NEW)
+    dying.replace(replacing, what, str(tmp_path / "links" / "it"), NEW)
     assert (tmp_path / "links" / "it").is_symlink()
-    assert dying.read(durable, what, str(tmp_path / "real")) == NEW
+    assert dying.read(replacing, what, str(tmp_path / "real")) == NEW
     assert names(tmp_path / "links") == ["it"]
 
 
 @pytest.mark.parametrize("what", ["file", "folder"])
 def test_writers_and_readers_at_once_do_not_disturb_each_other(what: str, tmp_path: Path) -> None:
     path, ends, errors = str(tmp_path / "it"), time.monotonic() + 1, []
-    dying.replace(durable, what, path, "0")
+    dying.replace(replacing, what, path, "0")
 
     def write(text: str) -> None:
         try:
             while time.monotonic() < ends:
-                dying.replace(durable, what, path, text)
+                dying.replace(replacing, what, path, text)
         except BaseException as error:
             errors.append(error)
 
@@ -172,7 +182,7 @@ def test_writers_and_readers_at_once_do_not_disturb_each_other(what: str, tmp_pa
         writer.start()
     seen = []
     while time.monotonic() < ends:
-        seen.append(dying.read(durable, what, path))
+        seen.append(dying.read(replacing, what, path))
     for writer in writers:
         writer.join()
     assert not errors
