@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import pickle
@@ -9,16 +10,19 @@ import tarfile
 import tracemalloc
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from covpool.cli.main import main
 from covpool.data.bad_image import BadImageError
 from covpool.data.shards.index import ShardError, read_index
+from covpool.data.shards.indexing import index_shards
 from covpool.data.shards.reader import ShardSet
 from covpool.data.shards.write import write_shards
 from covpool.data.transforms import Preprocessing
@@ -82,7 +86,7 @@ def indexed(root: Path) -> Path:
 
 
 def foreign_tars(root: Path) -> Path:
-    """As webdataset has them, without labels."""
+    """As others have them, without labels."""
     (root / "tars").mkdir()
     for k in range(3):
         some = {name.replace("/", "_"): FILES[name] for name in NAMES[10 * k : 10 * (k + 1)]}
@@ -111,7 +115,10 @@ def base(name: str) -> str:
 
 
 def same(images: UnlabelledImages) -> bool:
-    return {base(name): data for name, data in contents(images).items()} == {
+    found = contents(images)
+    if "a.parquet#0" in found:  # of bytes without an id, the rows' numbers are told
+        return list(found.values()) == BYTES
+    return {base(name): data for name, data in found.items()} == {
         base(name): data for name, data in FILES.items()
     }
 
@@ -123,6 +130,36 @@ def test_every_kind(tmp_path: Path, make: Callable[[Path], Path]) -> None:
     assert len(images) == len(FILES)
     assert same(images)
     assert open_input(path).fingerprint() == images.fingerprint()
+
+
+@pytest.mark.parametrize(
+    "make", [a_folder, a_parquet, parquets, foreign_tars], ids=lambda make: make.__name__
+)
+def test_other_images_under_the_same_names_are_told_apart(
+    tmp_path: Path, make: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "one").mkdir()
+    before = open_input(make(tmp_path / "one"))
+    others = [data[::-1] for data in BYTES]  # of the same sizes, in an order of their own
+    monkeypatch.setattr("tests.evaluate.bulk.test_inputs.BYTES", [*others[1:], others[0]])
+    monkeypatch.setattr(
+        "tests.evaluate.bulk.test_inputs.FILES", dict(zip(NAMES, [*others[1:], others[0]], strict=True))
+    )
+    (tmp_path / "two").mkdir()
+    after = open_input(make(tmp_path / "two"))
+    assert len(after) == len(before)
+    assert after.fingerprint() != before.fingerprint()
+
+
+@pytest.mark.parametrize("table", ["csv", "parquet"])
+def test_the_same_paths_from_another_folder_are_other_images(tmp_path: Path, table: str) -> None:
+    told = []
+    for day in ("monday", "tuesday"):
+        write_folder(tmp_path / day, {"a.jpg": picture(len(day))})
+        (tmp_path / day / "list.csv").write_text("path\na.jpg\n")
+        pq.write_table(pa.table({"path": ["a.jpg"]}), tmp_path / day / "list.parquet")
+        told.append(open_input(tmp_path / day / f"list.{table}").fingerprint())
+    assert told[0] != told[1]
 
 
 @pytest.mark.parametrize("make", MAKERS[:-1])
@@ -173,6 +210,49 @@ def test_a_row_without_id_or_path_is_named_by_its_number(tmp_path: Path) -> None
     pq.write_table(pa.table({"bytes": BYTES[:3]}), tmp_path / "some.parquet", row_group_size=2)
     images = open_input(tmp_path / "some.parquet")
     assert [images.name(i) for i in range(3)] == [f"some.parquet#{i}" for i in range(3)]
+
+
+def test_every_image_in_a_tar_has_an_id_of_its_own(tmp_path: Path) -> None:
+    """Whatever dots its name has, and though another tar has the same name."""
+    names = [
+        "./shots/Screenshot at 10.32.11.png",
+        "./bird.v2.png",
+        "cat.jpg",
+        "cat.png",
+        "x/._cat.jpg",
+        "a.txt",
+    ]
+    shoe = json.dumps({"name": "shoe"}).encode()
+    for folder in ("train", "val"):
+        (tmp_path / folder).mkdir()
+        tar(tmp_path / folder / "00000.tar", {**dict.fromkeys(names, b"image"), "cat.json": shoe})
+    images = open_input(tmp_path)
+    ids = [images.name(i) for i in range(len(images))]
+    inside = ["shots/Screenshot at 10.32.11.png", "bird.v2.png", "cat.jpg", "cat.png"]
+    assert ids == [f"{folder}/00000.tar/{name}" for folder in ("train", "val") for name in inside]
+
+
+def test_bytes_are_not_named_by_the_end_of_a_path(tmp_path: Path) -> None:
+    """Which is what Hugging Face keeps, and ``cat/1.jpg`` is not ``dog/1.jpg``."""
+    kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+    rows = [{"bytes": data, "path": "1.jpg"} for data in BYTES[:2]]
+    pq.write_table(pa.table({"image": pa.array(rows, kind)}), tmp_path / "some.parquet")
+    images = open_input(tmp_path / "some.parquet")
+    assert [images.name(i) for i in range(2)] == ["some.parquet#0", "some.parquet#1"]
+
+
+def test_what_an_index_leaves_out_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "some").mkdir()
+    tar(tmp_path / "some/a.tar", {"1.jpg": BYTES[0], "2.jpg": BYTES[1], "2.cls": b"0", "3.jpg": BYTES[2]})
+    assert len(open_input(tmp_path / "some")) == 3
+    index_shards([tmp_path / "some"])
+    assert len(open_input(tmp_path / "some")) == 1
+    assert "its index.json is without 2 samples that have no label" in caplog.text
+    (tmp_path / "none").mkdir()
+    tar(tmp_path / "none/a.tar", {"1.jpg": BYTES[0]})
+    index_shards([tmp_path / "none"])
+    with pytest.raises(ValueError, match=r"without 1 sample that .* with index.json taken away"):
+        open_input(tmp_path / "none")
 
 
 def test_rows_without_an_image_are_bad_images(tmp_path: Path) -> None:
@@ -271,6 +351,80 @@ def test_a_tar_that_is_gone_fails_in_a_sentence(tmp_path: Path) -> None:
     (tars / "part0.tar").unlink()
     with pytest.raises(ShardError, match=r"^the input cannot be read any more: .*part0.tar: No such file"):
         Decoder(Preprocessing(64)).batch(images, range(3))
+
+
+def test_a_folder_that_is_gone_costs_no_rows(tmp_path: Path) -> None:
+    """A disk taken off leaves an empty folder, and nothing of it may be written down as bad."""
+    images = open_input(write_folder(tmp_path / "disk", {"a.jpg": picture(0), "b.jpg": picture(1)}))
+    (tmp_path / "disk" / "a.jpg").unlink()
+    with pytest.raises(FileNotFoundError):
+        images.read(0)
+    (tmp_path / "disk" / "b.jpg").unlink()
+    with pytest.raises(ShardError, match=r"the input cannot be read any more: .*a\.jpg: No such file"):
+        images.read(0)
+
+
+def test_too_many_open_files_are_no_fault_of_an_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = open_input(write_folder(tmp_path, {"a.jpg": picture(0)}))
+
+    def refuse(path: str) -> bytes:
+        raise OSError(errno.EMFILE, "Too many open files", path)
+
+    monkeypatch.setattr("covpool.evaluate.bulk.inputs.address.read_file", refuse)
+    with pytest.raises(ShardError, match=r"the input cannot be read any more: .*Too many open files"):
+        images.read(0)
+
+
+class Refusing(MemoryFileSystem):
+    """A store that keeps one object from us, or all of them."""
+
+    protocol = "refusing"
+    all_of_them = False
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> Any:
+        return MemoryFileSystem._strip_protocol(path.removeprefix("refusing://"))
+
+    def cat_file(self, path: str, *args: Any, **kwargs: Any) -> bytes:
+        if self.all_of_them or path.endswith("secret.jpg"):
+            raise PermissionError("Access Denied")
+        if path.endswith("gone.jpg"):
+            error = RuntimeError("410, message='Gone'")
+            error.status = 410  # type: ignore[attr-defined]  # as aiohttp's has
+            raise error
+        return super().cat_file(path, *args, **kwargs)  # type: ignore[no-any-return]
+
+    def ls(self, path: str, *args: Any, **kwargs: Any) -> Any:
+        if self.all_of_them:
+            raise PermissionError("Access Denied")
+        return super().ls(path, *args, **kwargs)
+
+
+def test_an_object_that_is_refused_costs_its_row_and_a_store_that_is_the_job(
+    memory: fsspec.AbstractFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsspec.register_implementation("refusing", Refusing, clobber=True)
+    for name in ("gone.jpg", "good.jpg", "secret.jpg"):
+        memory.pipe_file(f"/bucket/{name}", picture(0))
+    images = open_input("refusing://bucket")
+    with pytest.raises(OSError, match="the server answers 410"):
+        images.read(0)
+    assert images.read(1) == picture(0)
+    with pytest.raises(PermissionError, match="the store does not give it: Access Denied"):
+        images.read(2)
+    monkeypatch.setattr(Refusing, "all_of_them", True)
+    with pytest.raises(ShardError, match="cannot be read any more"):
+        images.read(1)
+
+
+def test_a_name_that_no_file_can_have_costs_its_row(tmp_path: Path) -> None:
+    (tmp_path / "list.csv").write_bytes(b"path\na\0b.jpg\n")
+    images = open_input(tmp_path / "list.csv")
+    assert images.fingerprint()
+    with pytest.raises(BadImageError, match="null byte"):
+        images.read(0)
 
 
 class TestUnits:

@@ -16,8 +16,10 @@ import pytest
 
 from covpool.evaluate.bulk import Done, Embed, Files, Predict, Running, infer
 from covpool.evaluate.bulk.place import Disk
+from covpool.evaluate.bulk.predictor import Predictor
 from covpool.evaluate.bulk.report import report_text
 from covpool.models import create_model, save_model
+from covpool.models.bundles import read_card
 from tests.evaluate.bulk.small import CLASSES, hidden, pictures, rows_of, write_folder
 
 RUNNING = Running(batch_size=16, workers=0)
@@ -78,8 +80,30 @@ def test_other_settings_are_refused(
 
 def test_other_images_are_refused(out: Path, bundle: Path, data: Path) -> None:
     (data / "00001.jpg").rename(data / "renamed.jpg")
-    with pytest.raises(ValueError, match=r"\(other images\)"):
+    with pytest.raises(ValueError, match=r"\(images of other names, sizes or dates\)"):
         infer(bundle, data, out, Predict(), FILES, RUNNING)
+
+
+def test_images_replaced_by_others_of_the_same_name_are_refused(out: Path, bundle: Path, data: Path) -> None:
+    size = (data / "00001.jpg").stat().st_size
+    (data / "00001.jpg").write_bytes(bytes(size))
+    with pytest.raises(ValueError, match="other names, sizes or dates"):
+        infer(bundle, data, out, Predict(), FILES, RUNNING)
+
+
+def test_a_job_without_rows_may_still_change(tmp_path: Path, bundle: Path, data: Path) -> None:
+    with pytest.raises(ValueError, match="project"):
+        infer(bundle, data, tmp_path / "out", Embed(project=5000), FILES, RUNNING)
+    assert (tmp_path / "out" / "job.json").exists()
+    assert infer(bundle, data, tmp_path / "out", Embed(project=16), FILES, RUNNING).new_files == 3
+    with pytest.raises(ValueError, match="project was 16, is 8"):
+        infer(bundle, data, tmp_path / "out", Embed(project=8), FILES, RUNNING)
+
+
+def test_a_bundle_that_was_replaced_meanwhile_is_refused(tmp_path: Path, bundle: Path) -> None:
+    with pytest.raises(ValueError, match="not the bundle any more"):
+        Predictor(bundle, Predict(), "cpu", sha256="0" * 64)
+    Predictor(bundle, Predict(), "cpu", sha256=read_card(bundle).sha256)
 
 
 def test_another_bundle_is_refused(tmp_path: Path, out: Path, data: Path) -> None:
@@ -97,6 +121,8 @@ def test_rows_do_not_go_among_the_images(bundle: Path, data: Path, monkeypatch: 
             infer(bundle, images, out, Predict(), FILES, RUNNING)
     assert not (data / "predictions").exists()
     assert infer(bundle, ".", "memory://among", Predict(), FILES, RUNNING).new_files == 3
+    with pytest.raises(ValueError, match="rows would go into the images themselves"):
+        infer(bundle, "memory://among", "memory://among/rows", Predict(), FILES, RUNNING)
 
 
 @pytest.mark.parametrize(

@@ -151,8 +151,13 @@ def _download(url: str, path: Path, size: int | None) -> None:
     patiently(url, attempt)
 
 
-def patiently(url: str, attempt: Callable[[], T]) -> T:
-    """Get something from a store, which may fail a few times.
+def patiently(url: str, attempt: Callable[[], T], done: str = "read") -> T:
+    """Ask a store for something, which may fail a few times.
+
+    Args:
+        url: of what is asked for.
+        attempt: asks.
+        done: what is to be done to it, for the message.
 
     Raises:
         ShardError: with what went wrong the last time.
@@ -166,6 +171,6 @@ def patiently(url: str, attempt: Callable[[], T]) -> T:
             raise ShardError(f"{url} needs a package: {error}") from error
         except Exception as error:  # each store has its own
             if pause is None:
-                raise ShardError(f"{url} cannot be read: {str(error) or type(error).__name__}") from error
+                raise ShardError(f"{url} cannot be {done}: {str(error) or type(error).__name__}") from error
             time.sleep(pause)
     raise AssertionError("unreachable")

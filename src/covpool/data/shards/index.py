@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -53,10 +53,12 @@ class ShardIndex:
     Attributes:
         classes: their names, in the order of the labels.
         shards: in the order in which their samples are numbered.
+        left_out: samples in the tars that have no image or no label, so that the index is without them.
     """
 
     classes: tuple[str, ...]
     shards: tuple[Shard, ...]
+    left_out: int = 0
 
     @property
     def counts(self) -> list[int]:
@@ -85,7 +87,8 @@ class Contents:
 
 def write_index(index: ShardIndex) -> bytes:
     """The bytes of ``index.json``."""
-    return _write(classes=list(index.classes), shards=[asdict(shard) for shard in index.shards])
+    shards = [asdict(shard) for shard in index.shards]
+    return _write(classes=list(index.classes), shards=shards, left_out=index.left_out)
 
 
 def read_index(data: bytes) -> ShardIndex:
@@ -94,10 +97,11 @@ def read_index(data: bytes) -> ShardIndex:
     Raises:
         ShardError: with a sentence on what is wrong with it.
     """
-    fields = _read(INDEX, data, {"classes": list, "shards": list}, MAX_INDEX_BYTES)
+    kinds = {"classes": list, "shards": list, "left_out": int}
+    fields = _read(INDEX, data, kinds, MAX_INDEX_BYTES, {"left_out": 0})
     if not all(isinstance(name, str) for name in fields["classes"]):
         raise ShardError(f"{INDEX} has a class whose name is no text")
-    return ShardIndex(tuple(fields["classes"]), tuple(map(_shard, fields["shards"])))
+    return ShardIndex(tuple(fields["classes"]), tuple(map(_shard, fields["shards"])), fields["left_out"])
 
 
 def write_contents(contents: Contents) -> bytes:
@@ -159,8 +163,10 @@ def _write(**fields: Any) -> bytes:
     return json.dumps({"format": FORMAT, "version": VERSION, **fields}, separators=(",", ":")).encode()
 
 
-def _read(where: str, data: bytes, kinds: dict[str, type], limit: int) -> dict[str, Any]:
-    """The fields of our JSON, each of its kind."""
+def _read(
+    where: str, data: bytes, kinds: Mapping[str, type], limit: int, defaults: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The fields of our JSON, each of its kind; those with defaults were not always written."""
     if len(data) > limit:
         raise ShardError(f"{where} has {len(data):,} bytes, too many for an index of shards")
     try:
@@ -171,6 +177,7 @@ def _read(where: str, data: bytes, kinds: dict[str, type], limit: int) -> dict[s
         raise ShardError(f"{where} is no index of shards that covpool has written")
     if fields.get("version") != VERSION:
         raise ShardError(f"{where} is of version {fields.get('version')}; this covpool reads {VERSION}")
+    fields = {**(defaults or {}), **fields}
     for name, kind in kinds.items():
         if not isinstance(fields.get(name), kind):
             raise ShardError(f"{where} has no {name}")

@@ -35,26 +35,29 @@ def index_shards(
         The index of each, and how many samples were left out because they have no image or no label.
     """
     shards: list[list[Shard]] = []
+    left_out: list[int] = []
     told: dict[int, str] = {}
-    highest, left_out = -1, 0
+    highest = -1
     tars = [_tars(folder) for folder in folders]
     for folder, names in zip(folders, tars, strict=True):
         shards.append([])
+        left_out.append(0)
         for name in names:
             shard, scan = index_tar(folder / name)
             shards[-1].append(shard)
             told.update(scan.classes)
             highest = max(highest, int(scan.contents.labels.max(initial=-1)))
-            left_out += scan.left_out
+            left_out[-1] += scan.left_out
             progress(sum(map(len, shards)), sum(map(len, tars)))
     if classes is None:
         classes = [told.get(label, str(label)) for label in range(highest + 1)]
     elif len(classes) <= highest:
         raise ShardError(f"there are {len(classes)} names of classes, and labels up to {highest}")
-    indexes = [ShardIndex(tuple(classes), tuple(found)) for found in shards]
+    found = zip(shards, left_out, strict=True)
+    indexes = [ShardIndex(tuple(classes), tuple(some), without) for some, without in found]
     for folder, index in zip(folders, indexes, strict=True):
         save_index(folder, index)
-    return indexes, left_out
+    return indexes, sum(left_out)
 
 
 def index_tar(path: Path) -> tuple[Shard, Scan]:

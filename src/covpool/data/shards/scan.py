@@ -58,7 +58,7 @@ class _Sample:
 
 
 class TarImage(NamedTuple):
-    """Where an image lies in a tar."""
+    """Where an image lies in a tar, and what the tar calls it."""
 
     name: str
     offset: int
@@ -66,18 +66,25 @@ class TarImage(NamedTuple):
 
 
 def find_images(path: Path) -> list[TarImage]:
-    """The images of a tar, labelled or not, by its headers alone.
+    """The images of a tar, labelled or not, by its headers alone: every plain file with an image's ending.
+
+    Dots in a name do not make it a field of another image here: ``10.32.11.png`` is an image.
 
     Raises:
         ShardError: where it is cut short, damaged, compressed or no tar.
     """
     _check_plain(path)
-    with path.open("rb") as file:
-        return [
-            TarImage(_name(path, sample), sample.image.offset_data, sample.image.size)
-            for sample in _samples(path, file)
-            if sample.image is not None
-        ]
+    return [
+        TarImage(member.name.removeprefix("./"), member.offset_data, member.size)
+        for member in _members(path)
+        if member.isreg() and not member.issparse() and _is_image(member.name.removeprefix("./"))
+    ]
+
+
+def _is_image(name: str) -> bool:
+    """Whether a file in a tar is one; what is hidden, as macOS puts beside every file, is not."""
+    hidden = any(part.startswith(".") for part in name.split("/"))
+    return not hidden and name.rpartition(".")[2].lower() in IMAGE_FIELDS
 
 
 def scan_tar(path: Path) -> Scan:

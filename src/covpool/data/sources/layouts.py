@@ -124,11 +124,12 @@ def layout_of(path: str | Path) -> str:
 
 
 def _check_classes(path: str | Path, sets: Mapping[Split, ImageSet]) -> None:
-    """Nothing can be said about a class that is not in the training split."""
+    """Labels mean the same in all splits, and nothing can be said of a class without training images."""
     train = sets.get("train")
+    first = "train" if train is not None else next(iter(sets))
     for split, images in sets.items():
-        if train is not None and images.classes != train.classes:
-            raise ValueError(f"{path} has other classes in {split} than in train")
+        if images.classes != sets[first].classes:
+            raise ValueError(f"{path} has other classes in {split} than in {first}")
     if not isinstance(train, ImageFiles):  # of shards, the labels are not all known without reading them all
         return
     unknown = [name for name, count in zip(train.classes, class_counts(train), strict=True) if not count]

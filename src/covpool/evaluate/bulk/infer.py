@@ -85,7 +85,7 @@ def infer(
         there = begin_or_continue(writer.place, job, str(out))
         left = [unit for unit in units if writer.file(unit) not in there]
         decoder = Decoder(Preprocessing.of(card.preprocessing))
-        predictor = partial(Predictor, bundle, task, running.device)
+        predictor = partial(Predictor, Path(bundle).resolve(), task, running.device, card.sha256)
         bad = (
             _engine(running)(Work(images, left, decoder, predictor, writer), running, progress) if left else 0
         )
@@ -104,6 +104,8 @@ def _check_outside(out: str | Path, data: str | Path) -> None:
     rows, images = Address.of(out), Address.of(data)
     if rows.is_local and images.is_local:
         check_outside(rows.path, images.path, "rows")
+    elif type(rows.store) is type(images.store) and rows.path.startswith(f"{images.path}/"):
+        raise ValueError(f"rows would go into the images themselves, as {out} is in {data}: give --out")
 
 
 def _engine(running: Running) -> Callable[[Work, Running, Progress], int]:

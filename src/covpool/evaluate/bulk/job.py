@@ -57,17 +57,21 @@ def describe_job(
 def begin_or_continue(place: Place, job: Mapping[str, Any], out: str) -> set[str]:
     """The names of the files that are done, once it is clear that they are of this job.
 
+    Where there is no row yet, a job may still change; not where nothing keeps another from beginning it.
+
     Raises:
         ValueError: if the folder is another job's, or holds something else.
     """
     names = place.names()
-    if JOB in names:
+    if JOB in names and (names != {JOB} or not place.has_locks):
         _check_same(_read(place, out), json.loads(json.dumps(job)), out)
-    elif names:
+    elif names - {JOB}:
         raise ValueError(
             f"{out} holds other things, such as {min(names)!r}: give a new or an empty folder by --out"
         )
     else:
+        if names:
+            _read(place, out)  # raises if it is none of ours
         place.write(JOB, (json.dumps(job, indent=2) + "\n").encode())
     return names
 
@@ -99,5 +103,5 @@ def _flat(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _told(name: str, before: object, now: object) -> str:
-    hashes = {"bundle": "another bundle", "input": "other images"}
+    hashes = {"bundle": "another bundle", "input": "images of other names, sizes or dates"}
     return hashes.get(name) or f"{name} was {before}, is {now}"

@@ -16,10 +16,18 @@ from covpool.evaluate.lock import held
 
 # The ending of files on their way.
 SAVING = ".covpool-saving"
+# Stores in which an object appears when all of it has arrived; in others a file grows under its name.
+WHOLE_OBJECTS = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oss", "memory"})
 
 
 class Place(Protocol):
-    """A folder for rows."""
+    """A folder for rows.
+
+    Attributes:
+        has_locks: whether :meth:`held` keeps others out.
+    """
+
+    has_locks: bool
 
     def names(self) -> set[str]:
         """Of its files, hidden ones left out."""
@@ -36,6 +44,8 @@ class Place(Protocol):
 
 class Disk:
     """A local folder."""
+
+    has_locks = True
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -70,7 +80,9 @@ class Disk:
 
 
 class Store:
-    """A folder in a store, where an object appears when all of it has arrived. It has no locks."""
+    """A folder in a store."""
+
+    has_locks = False
 
     def __init__(self, address: Address) -> None:
         self.address = address
@@ -81,9 +93,11 @@ class Store:
         def attempt() -> set[str]:
             store = self.address.store
             try:
-                return {path.rpartition("/")[2] for path in store.ls(self.address.path, detail=False)}
+                names = {path.rpartition("/")[2] for path in store.ls(self.address.path, detail=False)}
             except FileNotFoundError:
                 return set()
+            # The empty name is the folder's own, as some stores list it.
+            return {name for name in names if name and not name.startswith(".")}
 
         return patiently(self.address.url, attempt)
 
@@ -92,9 +106,21 @@ class Store:
         return self.address.below(name).read()
 
     def write(self, name: str, data: bytes) -> None:
-        """Upload."""
+        """Upload; where a file would grow under its name, under another, and rename."""
         where = self.address.below(name)
-        patiently(where.url, lambda: where.store.pipe_file(where.path, data))
+        saving = self.address.below(f".{name}.{secrets.token_hex(4)}{SAVING}")
+
+        def attempt() -> None:
+            store = self.address.store
+            protocols = {store.protocol} if isinstance(store.protocol, str) else set(store.protocol)
+            if protocols & WHOLE_OBJECTS:
+                store.pipe_file(where.path, data)
+                return
+            store.makedirs(self.address.path, exist_ok=True)
+            store.pipe_file(saving.path, data)
+            store.mv(saving.path, where.path)
+
+        patiently(where.url, attempt, "written")
 
     def held(self) -> contextlib.AbstractContextManager[None]:
         """Nothing."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from covpool.data.transforms import Preprocessing
 from covpool.evaluate.bulk.decode import Batch, Decoder
 from covpool.evaluate.bulk.tasks import Columns, Task
-from covpool.models.bundles import load_model
+from covpool.models.bundles import load_model, read_card
 from covpool.train.precision import autocast
 
 # The error of a row whose numbers would say nothing.
@@ -26,15 +26,21 @@ class Predictor:
         bundle: the folder of a model.
         task: what is wanted.
         device: ``"cpu"``, ``"cuda"``, or ``"auto"`` for a GPU if there is one.
+        sha256: of the weights that are meant. A process may be started long after the job, and a bundle be
+            replaced meanwhile.
     """
 
-    def __init__(self, bundle: str | Path, task: Task, device: str = "auto") -> None:
+    def __init__(
+        self, bundle: str | Path, task: Task, device: str = "auto", sha256: str | None = None
+    ) -> None:
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         if device == "cuda" and not torch.cuda.is_available():
             raise ValueError("device is cuda, but torch sees no GPU here: pass cpu")
         self.device, self.task = torch.device(device), task
         model = load_model(bundle, device=self.device)
+        if sha256 is not None and read_card(bundle).sha256 != sha256:
+            raise ValueError(f"{bundle} is not the bundle any more that the job began with")
         self.decoder = Decoder(Preprocessing.of(model.pretrained_cfg))
         # Convolutions are quicker where the channels of a pixel lie together.
         self.outputs = task.start(model.to(memory_format=torch.channels_last))  # type: ignore[call-overload]

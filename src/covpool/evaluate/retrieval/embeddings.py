@@ -118,7 +118,8 @@ def embed(
     order = np.argsort(ids, kind="stable")
     vectors = torch.cat([part.vectors for part in parts])
     if not bool(vectors.isfinite().all()):
-        processes.fail(ValueError(f"some vectors are not finite in {precision}: try --precision float32"))
+        remedy = "" if precision == "float32" else ": try --precision float32"
+        processes.fail(ValueError(f"some vectors are not finite in {precision}{remedy}"))
     labels = np.concatenate([part.labels for part in parts])
     return Embeddings(ids[order], labels[order], vectors[torch.from_numpy(order)], bad)
 

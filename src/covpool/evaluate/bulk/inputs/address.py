@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -15,6 +16,15 @@ from covpool.data.image_set import read_file
 from covpool.data.shards.cache import patiently
 from covpool.data.shards.index import ShardError
 from covpool.data.sources.folder import files_under, is_visible
+
+# What says nothing of the file that was asked for: the next would fail too, and none of them later.
+PASSING = {
+    getattr(errno, name)
+    for name in ("EMFILE", "ENFILE", "ENOMEM", "ESTALE", "ENOTCONN", "ETIMEDOUT", "EHOSTDOWN", "EHOSTUNREACH")
+    if hasattr(errno, name)
+}
+# Answers of a server that it may take back when it is asked again.
+ASK_AGAIN = (408, 425, 429)
 
 
 @dataclass(frozen=True)
@@ -74,7 +84,7 @@ class Address:
         Raises:
             BadImageError: where its address is none.
             OSError: where it cannot be read.
-            ShardError: where its store cannot, or what opens such stores is missing.
+            ShardError: where its store or the whole folder cannot, or what opens such stores is missing.
         """
         try:
             where = self.below(name)
@@ -82,7 +92,34 @@ class Address:
             if isinstance(error.__cause__, ImportError):  # to be installed, and then all such rows are there
                 raise ShardError(str(error)) from error
             raise BadImageError("unreadable", str(error)) from error
-        return where.read()
+        try:
+            return where.read()
+        except (ShardError, BadImageError):
+            raise
+        except ValueError as error:  # a name that no file can have
+            raise BadImageError("unreadable", str(error)) from error
+        except OSError as error:
+            if error.errno in PASSING or self._is_gone(error):
+                what = f"{where.url}: {error.strerror or error}"
+                raise ShardError(f"the input cannot be read any more: {what}") from error
+            raise
+
+    def _is_gone(self, error: OSError) -> bool:
+        """Whether it is the folder that cannot be read, and so not the fault of a file.
+
+        A disk that was taken off leaves an empty folder; a store refuses all to a key that has run out.
+        """
+        try:
+            if self.is_local:
+                with os.scandir(self.path) as entries:
+                    return next(entries, None) is None
+            if isinstance(error, PermissionError):
+                store = self.store
+                store.invalidate_cache()
+                store.ls(self.path, detail=False)
+        except OSError:
+            return True
+        return False
 
     def is_folder(self) -> bool:
         """Whether it is one.
@@ -114,17 +151,24 @@ class Address:
         if self.is_local:
             return read_file(self.path)
 
-        def attempt() -> bytes | None:
+        def attempt() -> bytes | OSError:
             try:
                 data: bytes = self.store.cat_file(self.path)
                 return data
             except FileNotFoundError:
-                return None
+                return FileNotFoundError("the file does not exist")
+            except PermissionError as error:
+                return PermissionError(f"the store does not give it: {error}")
+            except Exception as error:
+                status = getattr(error, "status", None)  # of HTTP
+                if isinstance(status, int) and 400 <= status < 500 and status not in ASK_AGAIN:
+                    return OSError(f"the server answers {status}")
+                raise
 
-        data = patiently(self.url, attempt)
-        if data is None:
-            raise FileNotFoundError("the file does not exist")
-        return data
+        found = patiently(self.url, attempt)
+        if isinstance(found, OSError):
+            raise found
+        return found
 
     def open(self) -> Any:
         """The file, to read parts of it."""

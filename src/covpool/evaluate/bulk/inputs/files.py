@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
+import os
 from collections.abc import Iterable, Iterator
 
 from covpool.data.names import Names
@@ -39,8 +40,23 @@ class FileImages:
         return [Group("", len(self))]
 
     def fingerprint(self) -> str:
-        """Of the names."""
-        return hashlib.sha256(bytes(self.names.joined) + self.names.ends.tobytes()).hexdigest()
+        """Of the names, and on a disk of sizes and dates; in a store of the folder's address instead."""
+        told = hashlib.sha256(bytes(self.names.joined) + self.names.ends.tobytes())
+        if self.root.is_local:
+            for name in self.names:
+                told.update(_stamp(os.path.join(self.root.path, name)))
+        else:
+            told.update(self.root.url.encode())
+        return told.hexdigest()
+
+
+def _stamp(path: str) -> bytes:
+    """What changes when a file does; nothing for what is not there, or an address in a list."""
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):
+        return b"-"
+    return f"{status.st_size},{status.st_mtime_ns};".encode()
 
 
 def read_table(address: Address) -> FileImages:

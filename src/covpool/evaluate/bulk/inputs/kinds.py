@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
+from covpool.data.counts import counted
 from covpool.data.shards.place import has_index
 from covpool.data.shards.reader import open_shards
 from covpool.data.signature import FORMAT_OF
@@ -15,6 +17,7 @@ from covpool.evaluate.bulk.inputs.parquet import PARQUET, ParquetImages
 from covpool.evaluate.bulk.inputs.tars import IndexedTars, Tars
 from covpool.evaluate.bulk.units import UnlabelledImages
 
+LOGGER = logging.getLogger("covpool")
 TABLES = (".csv", ".tsv")
 
 
@@ -46,10 +49,24 @@ def _file(address: Address) -> UnlabelledImages:
     return FileImages(address.parent, [address.name])
 
 
+def _indexed(address: Address) -> IndexedTars:
+    """Tars by their index, which may not have all that is in them."""
+    shards = open_shards(address.url)
+    if shards.index.left_out:
+        told = (
+            f"{address.url}: its index.json is without {counted(shards.index.left_out, 'sample')} that "
+            "have no label or no image. On a disk, and with index.json taken away, all images are read"
+        )
+        if not len(shards):
+            raise ValueError(told)
+        LOGGER.warning(told)
+    return IndexedTars(shards)
+
+
 def _folder(address: Address) -> UnlabelledImages:
     # On a disk the name of the index alone may be another's.
     if has_index(address.url) and (not address.is_local or any(Path(address.path).glob("*.tar"))):
-        return IndexedTars(open_shards(address.url))
+        return _indexed(address)
     # One listing, for in a store it takes a request for every thousand files.
     names = address.files(lambda name: is_image(name) or name.lower().endswith((PARQUET, ".tar")))
     for extension, kind in ((".tar", Tars), (PARQUET, ParquetImages)):

@@ -1,9 +1,9 @@
 """Images in Parquet files: their bytes, or the paths of their files.
 
 A column ``image`` or ``bytes`` holds bytes, or a struct of ``bytes`` and ``path`` as Hugging Face writes it;
-else a column ``path`` holds paths, from the folder of the Parquet file on. The id is that of a column ``id``,
-else the path, else the Parquet file's name and the row's number. A row group is read at once, so it has to
-fit into memory; writers of images make them of a hundred to a thousand rows.
+else a column ``path`` holds paths, from the folder of the Parquet file on. The id is that of a column ``id``
+or ``path``, else the path that is read, else the Parquet file's name and the row's number. A row group is
+read at once, so it has to fit into memory; writers of images make them of a hundred to a thousand rows.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ BYTES = ("image", "bytes")
 
 
 class _File(NamedTuple):
-    """What is known of a Parquet file: its name, its size, the rows of its groups, and two of its columns."""
+    """What is known of a Parquet file: its name, a hash of its end, the rows of its groups, two columns."""
 
     name: str
-    bytes: int
+    digest: str
     rows: tuple[int, ...]
     image: str
     id: str | None
@@ -71,8 +71,10 @@ class ParquetImages:
         told: Any = None if rows.ids is None else rows.ids[place].as_py()
         if told is None:
             image = rows.images[place].as_py()
-            path = image.get("path") if isinstance(image, dict) else image
-            told = path if isinstance(path, str) else None
+            if isinstance(image, dict):
+                # A path beside bytes is often its end alone, which many images share.
+                image = image.get("path") if image.get("bytes") is None else None
+            told = image if isinstance(image, str) else None
         return f"{file.name}#{row}" if told is None else str(told)
 
     def read(self, i: int) -> bytes:
@@ -100,7 +102,7 @@ class ParquetImages:
                 yield Group(stem, together)
 
     def fingerprint(self) -> str:
-        """Of names, sizes and rows."""
+        """Of names, rows, and what the end of each file tells: where its pages begin, sizes, extremes."""
         return hashlib.sha256(os.fsencode(repr([tuple(file) for file in self.files]))).hexdigest()
 
     def _find(self, i: int) -> tuple[int, int]:
@@ -139,7 +141,11 @@ def _look(root: Address, name: str) -> _File:
     with _opened(root, name) as parquet:
         metadata, schema = parquet.metadata, parquet.schema_arrow
         rows = tuple(metadata.row_group(k).num_rows for k in range(metadata.num_row_groups))
-        return _File(name, metadata.serialized_size, rows, *_columns(name, schema))
+        image, ids = _columns(name, schema)
+        told = repr(metadata.to_dict())
+        if _is_text(schema.field(image).type):  # of other images, if the same paths start elsewhere
+            told += root.below(name).parent.url
+        return _File(name, hashlib.sha256(os.fsencode(told)).hexdigest(), rows, image, ids)
 
 
 def _columns(name: str, schema: Any) -> tuple[str, str | None]:

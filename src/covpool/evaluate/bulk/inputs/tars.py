@@ -55,11 +55,15 @@ class Tars:
         if not root.is_local:
             raise ValueError(
                 f"{root.url} has tars without an index.json, and in a store nothing is found in them: "
-                "make one by 'covpool shard --index', or copy them to a disk"
+                "make one by 'covpool shard --index', which takes images with a label, or copy them to a disk"
             )
         self.root, self.names = Path(root.path), names
-        self.bytes = [(self.root / name).stat().st_size for name in names]
-        self.counts = [len(find_images(self.root / name)) for name in names]
+        self.counts, told = list[int](), hashlib.sha256()
+        for name in names:
+            found = find_images(self.root / name)
+            self.counts.append(len(found))
+            told.update(os.fsencode(repr((name, [tuple(image) for image in found]))))
+        self._fingerprint = told.hexdigest()
         self._ends = list(accumulate(self.counts))
         self._found: tuple[int, list[TarImage]] = -1, []
 
@@ -68,7 +72,8 @@ class Tars:
 
     def name(self, i: int) -> str:
         """The tar's name, and the image's in it."""
-        return self._find(i)[1].name
+        path, image = self._find(i)
+        return f"{path.relative_to(self.root).as_posix()}/{image.name}"
 
     def read(self, i: int) -> bytes:
         """From its tar."""
@@ -87,9 +92,8 @@ class Tars:
         ]
 
     def fingerprint(self) -> str:
-        """Of names, sizes and counts."""
-        told = repr((self.names, self.bytes, self.counts))
-        return hashlib.sha256(os.fsencode(told)).hexdigest()
+        """Of the tars' names, and of where in them which images lie."""
+        return self._fingerprint
 
     def _find(self, i: int) -> tuple[Path, TarImage]:
         tar = bisect_right(self._ends, i)

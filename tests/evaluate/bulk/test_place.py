@@ -1,0 +1,51 @@
+"""Where rows go."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from covpool.data.shards import cache
+from covpool.data.shards.index import ShardError
+from covpool.evaluate.bulk.place import open_place
+
+
+class Growing(MemoryFileSystem):
+    """A store in which a file grows under its name, as on HDFS, and whose connection breaks off."""
+
+    protocol = "growing"
+    store: dict[str, Any] = {}  # noqa: RUF012  # fsspec's way
+    pseudo_dirs = [""]  # noqa: RUF012
+    breaks = True
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> Any:
+        return MemoryFileSystem._strip_protocol(path.removeprefix("growing://"))
+
+    def pipe_file(self, path: str, value: bytes, **kwargs: Any) -> None:
+        super().pipe_file(path, value[: len(value) // 2] if self.breaks else value)
+        if self.breaks:
+            raise ConnectionError("broken off")
+
+
+def test_a_file_that_arrived_by_half_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    fsspec.register_implementation("growing", Growing, clobber=True)
+    monkeypatch.setattr(cache, "PAUSES", ())
+    place = open_place("growing://rows")
+    with pytest.raises(ShardError, match=r"rows/0.parquet cannot be written: broken off"):
+        place.write("0.parquet", b"all of it")
+    assert place.names() == set()
+    monkeypatch.setattr(Growing, "breaks", False)
+    place.write("0.parquet", b"all of it")
+    assert place.names() == {"0.parquet"}
+    assert place.read("0.parquet") == b"all of it"
+
+
+def test_the_mark_of_an_empty_folder_is_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which the consoles of stores make, and their listings have."""
+    place = open_place("memory://marked")
+    monkeypatch.setattr(MemoryFileSystem, "ls", lambda self, path, detail: ["/marked/", "/marked/job.json"])
+    assert place.names() == {"job.json"}
