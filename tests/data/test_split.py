@@ -77,8 +77,12 @@ def test_most_stay_when_images_come() -> None:
         ([10], 0, "fraction must be above 0 and below 1; got 0"),
         ([10], 1.0, "fraction must be above 0 and below 1; got 1.0"),
         ([10], float("nan"), "fraction must be above 0 and below 1; got nan"),
-        ([1, 1, 1], 0.5, "no image is left to set aside: 0.5 of 3 images is too few"),
-        ([10], 0.01, "no image is left to set aside: 0.01 of 10 images is too few"),
+        (
+            [1, 1, 1],
+            0.5,
+            "no image is left to set aside: 0.5 of 3 is too few, as every class keeps one",
+        ),
+        ([10], 0.01, "no image is left to set aside: 0.01 of 10 is too few, as every class keeps one"),
     ],
 )
 def test_mistakes(counts: list[int], fraction: float, sentence: str) -> None:

@@ -31,7 +31,9 @@ def split_off(images: ImageSet, fraction: float, seed: int = 0) -> tuple[Subset,
         raise ValueError(f"fraction must be above 0 and below 1; got {fraction}")
     shares = _shares(class_counts(images), fraction, leave=1)
     if not shares.any():
-        raise ValueError(f"no image is left to set aside: {fraction} of {len(images)} images is too few")
+        raise ValueError(
+            f"no image is left to set aside: {fraction} of {len(images)} is too few, as every class keeps one"
+        )
     is_aside = _chosen(images, shares, seed)
     return Subset(images, np.flatnonzero(~is_aside)), Subset(images, np.flatnonzero(is_aside))
 

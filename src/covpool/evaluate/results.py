@@ -9,6 +9,7 @@ from typing import Any
 from covpool.data.image_set import ImageSet
 from covpool.data.inside import check_outside
 from covpool.durable.replacing import replace_file, sync_folder
+from covpool.evaluate.lock import LOCK
 from covpool.models.bundles.bundle import read_card
 from covpool.models.bundles.strict_json import plain_json
 from covpool.models.bundles.tensors import versions
@@ -75,8 +76,10 @@ def prepare_folder(folder: Path, protocol: str, data: str | None = None) -> None
         folder.mkdir(parents=True)
     if not folder.is_dir():
         raise ValueError(f"{folder} is a file: give another --out")
-    # A process that was killed may have left half a file under another name.
-    holds_something = any(not path.match(".*.covpool-saving") for path in folder.iterdir())
+    # A process that was killed may have left half a file under another name, or its lock alone.
+    holds_something = any(
+        not path.match(".*.covpool-saving") and path.name != LOCK for path in folder.iterdir()
+    )
     is_known = _protocol_of(folder) == protocol or _unfinished(folder, protocol).exists()
     if holds_something and not is_known:
         called = CALLED.get(protocol, protocol)
@@ -84,13 +87,15 @@ def prepare_folder(folder: Path, protocol: str, data: str | None = None) -> None
 
 
 def begin_results(folder: Path, protocol: str) -> None:
-    """Before the first file that goes with the results: earlier results are not those of what is written now.
+    """Before the first file that goes with the results: earlier results are not of what is written now."""
+    mark_folder(folder, protocol)
+    (folder / FILE).unlink(missing_ok=True)
 
-    A mark stays until :func:`write_results`, so that :func:`prepare_folder` knows the folder after a stop.
-    """
+
+def mark_folder(folder: Path, protocol: str) -> None:
+    """Until :func:`write_results`, so that :func:`prepare_folder` knows the folder after a stop."""
     _unfinished(folder, protocol).touch()
     sync_folder(folder)
-    (folder / FILE).unlink(missing_ok=True)
 
 
 def write_results(folder: Path, results: Results) -> None:

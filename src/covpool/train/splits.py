@@ -75,12 +75,7 @@ def open_data(options: DataOptions, seed: int) -> Splits:
     if options.limit is not None:
         train, val, test = (_limited(images, options.limit, seed) for images in (train, val, test))
     assert train is not None
-    if len(train.classes) == 1:
-        raise ValueError(
-            f"{options.path} has one class alone, {train.classes[0]!r}, and nothing to tell it from: put the "
-            "images of each class into a folder of its name"
-        )
-    _check_names(train.classes)
+    check_classes(train.classes, str(options.path))
     return Splits(train, val, test)
 
 
@@ -156,8 +151,17 @@ def _set_aside(train: ImageSet, fraction: float, seed: int) -> tuple[ImageSet, I
     return rest, val
 
 
-def _check_names(classes: Sequence[str]) -> None:
-    """Now, not after an epoch, when the model is saved with them."""
+def check_classes(classes: Sequence[str], path: str) -> None:
+    """Now, not after an epoch, when the model is saved with them.
+
+    Raises:
+        ValueError: if there is one alone, or a name is no text.
+    """
+    if len(classes) == 1:
+        raise ValueError(
+            f"{path} has one class alone, {classes[0]!r}, and nothing to tell it from: put the "
+            "images of each class into a folder of its name"
+        )
     for name in classes:
         try:
             name.encode()

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 
+from covpool.data.image_set import ImageFiles
 from covpool.evaluate.probe import probe
+from covpool.models.model import PooledClassifier
 from tests.data.pictures import needs_sparrows
 from tests.evaluate.probe.small_probing import OPTIONS, SPECIES
 
@@ -40,6 +44,38 @@ def test_a_bad_image_is_left_out(birds: Path, tmp_path: Path) -> None:
     share = made.record["rows"][0]["test"]["top1"] * (SPECIES * 12 - 1)
     assert share == pytest.approx(round(share))
     assert made.record["images_left_out"] == {"train": 0, "test": 1}
+
+
+def test_an_image_that_cannot_be_read_for_a_while_is_not_given_up(
+    birds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = dataclasses.replace(OPTIONS, heads=("gap",), seeds=1, epochs=1)
+    read, asked = ImageFiles.read, Counter[int]()
+
+    def failing(self: ImageFiles, i: int) -> bytes:
+        asked[i] += 1
+        if i == 5 and asked[i] == 3:  # hashed in both splits, and then it fails once
+            raise OSError(errno.EIO, "Input/output error")
+        return read(self, i)
+
+    monkeypatch.setattr(ImageFiles, "read", failing)
+    with pytest.raises(ValueError, match=r"was there a while ago, .*\(it can be again\)"):
+        probe(str(birds), options, out=tmp_path / "out", cache=tmp_path / "cache")
+    made = probe(str(birds), options, out=tmp_path / "out", cache=tmp_path / "cache")
+    assert made.record["images_left_out"] == {"train": 0, "test": 0}
+
+
+def test_numbers_that_are_not_finite_are_no_features(
+    birds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Infinite ones too, which float16 could not hold anyway."""
+    forward = PooledClassifier.forward_features
+    huge = 1e38  # twice is too much for float32
+    monkeypatch.setattr(
+        PooledClassifier, "forward_features", lambda self, x: (forward(self, x).abs() + 1) * huge * huge
+    )
+    with pytest.raises(ValueError, match="the backbone gives numbers that are not finite"):
+        probe(str(birds), OPTIONS, out=tmp_path / "out", cache=tmp_path / "cache")
 
 
 def test_too_much_for_the_disk_is_said_before(birds: Path, tmp_path: Path) -> None:

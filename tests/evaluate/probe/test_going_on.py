@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -20,7 +21,9 @@ import torch
 
 from covpool.evaluate.probe import probe
 from tests.data.pictures import needs_sparrows
+from tests.evaluate.bulk.small import picture, write_folder
 from tests.evaluate.probe.small_probing import OPTIONS, SPECIES
+from tests.evaluate.test_lock import hold
 
 pytestmark = needs_sparrows
 
@@ -44,6 +47,66 @@ def test_other_settings_want_another_folder(probed: Any, birds: Path, cache: Pat
     other = dataclasses.replace(OPTIONS, lr=0.1)
     with pytest.raises(ValueError, match=r"has results with lr 0.003: give another --out"):
         probe(str(birds), other, out=probed.folder, cache=cache)
+
+
+def test_a_call_that_came_to_nothing_binds_nobody(birds: Path, cache: Path, tmp_path: Path) -> None:
+    """Heads are tried before features are computed, and the folder may have the features in it."""
+    wrong = dataclasses.replace(OPTIONS, seeds=1, heads=("gap", "cls"))
+    with pytest.raises(ValueError, match="no class token"):
+        probe(str(birds), wrong, out=tmp_path / "out", cache=tmp_path / "out" / "cache")
+    assert not list(tmp_path.rglob("*.npy"))
+    right = dataclasses.replace(wrong, heads=("gap",), lr=0.01)
+    assert probe(str(birds), right, out=tmp_path / "out", cache=tmp_path / "out" / "cache").record["rows"]
+
+
+def test_a_stop_among_features_in_the_same_folder(
+    birds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = dataclasses.replace(OPTIONS, seeds=1, heads=("gap",), val_fraction=0.0)
+    out, inside = tmp_path / "out", tmp_path / "out" / "cache"
+
+    def stop(what: str, done: int, total: int) -> None:
+        if what == "images":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        probe(str(birds), one, out=out, cache=inside, progress=stop)
+    assert probe(str(birds), one, out=out, cache=inside).record["rows"]
+
+
+def test_two_processes_do_not_share_a_folder(birds: Path, cache: Path, tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    is_held = context.Event()
+    other = context.Process(target=hold, args=(tmp_path / "out", is_held))
+    other.start()
+    assert is_held.wait(60)
+    with pytest.raises(ValueError, match="another process is writing into"):
+        probe(str(birds), OPTIONS, out=tmp_path / "out", cache=cache)
+    other.kill()
+    other.join()
+
+
+@pytest.mark.parametrize(
+    ("names", "sentence"),
+    [
+        (["sparrow"], "has one class alone, 'sparrow'"),
+        (["auk", os.fsdecode(b"schw\xe4n")], "is no UTF-8: rename its folder"),
+    ],
+)
+def test_classes_are_looked_at_first(tmp_path: Path, names: list[str], sentence: str) -> None:
+    for split in ("train", "test"):
+        for name in names:
+            write_folder(tmp_path / "data" / split / name, {"1.jpg": picture(0), "2.jpg": picture(1)})
+    with pytest.raises(ValueError, match=sentence):
+        probe(str(tmp_path / "data"), OPTIONS, out=tmp_path / "out", cache=tmp_path / "cache")
+
+
+def test_an_image_for_each_class_leaves_none_to_choose_by(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        for number, name in enumerate(("auk", "bee", "cat", "dog", "elk")):
+            write_folder(tmp_path / "data" / split / name, {"1.jpg": picture(number)})
+    with pytest.raises(ValueError, match="as every class keeps one; --val-fraction 0 chooses no best head"):
+        probe(str(tmp_path / "data"), OPTIONS, out=tmp_path / "out", cache=tmp_path / "cache")
 
 
 def test_more_seeds_may_be_asked_for(birds: Path, cache: Path, tmp_path: Path) -> None:

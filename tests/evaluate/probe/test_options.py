@@ -17,6 +17,20 @@ def test_weights_come_from_one_place(changes: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"drop_rate": 1.0}, "drop_rate must be from 0 to below 1; got 1.0"),
+        ({"label_smoothing": -0.1}, "label_smoothing must be from 0 to below 1"),
+        ({"lr": 0.0}, "lr must be above 0"),
+        ({"weight_decay": -1.0}, "weight_decay"),
+    ],
+)
+def test_numbers_out_of_range(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        dataclasses.replace(OPTIONS, **changes)
+
+
+@pytest.mark.parametrize(
     ("head", "sentence"),
     [
         ("isqrt", "a head must be one of"),

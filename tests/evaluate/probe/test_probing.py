@@ -93,10 +93,10 @@ def test_a_bundle_does_to_images_what_was_measured_on_features(
         batch.labels.numpy()
     )
     # Features are kept in float16.
-    found = head_outputs(model, kept, kept.usable)
+    (found,) = (part for _, part in head_outputs(model, kept, kept.usable))
     torch.testing.assert_close(found, logits, atol=2e-3 * float(logits.abs().max()), rtol=1e-2)
     (row,) = [row for row in probed.record["rows"] if (row["head"], row["seed"]) == (head, 0)]
-    assert right_answers(found, batch.labels.numpy()) == row["test"]
+    assert right_answers([(found, batch.labels.numpy())]) == row["test"]
     assert model.classes == images.classes
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from covpool.data.sources import open_images
+from covpool.evaluate.content import read_content
 from covpool.evaluate.passes import Pass
 from covpool.evaluate.svm import store
 from covpool.models.bundles import load_model
@@ -29,6 +30,7 @@ if __name__ == "__main__":
         {"of": "sparrows"},
         model,
         images,
+        read_content(images, lambda done, total: None),
         Pass(4, 0, "float32", progress=None),
         Processes(0, 1, torch.device("cpu")),
         tell=print,

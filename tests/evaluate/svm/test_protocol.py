@@ -164,9 +164,19 @@ def test_mistakes_are_told_before_anything_is_made(data: Path, tmp_path: Path) -
     bundle = a_bundle(tmp_path / "net")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "diary.txt").write_text("mine")
-    for out, sentence in ((bundle, "is the bundle itself"), (tmp_path / "full", "there is no covpool.json")):
+    shutil.copytree(bundle, tmp_path / "read")
+    (tmp_path / "read" / "README.md").write_text("mine")
+    for out, sentence in (
+        (bundle, "is the bundle itself"),
+        (tmp_path / "full", "holds other things, such as 'diary.txt'"),
+        (tmp_path / "read", "holds other things, such as 'README.md'"),
+    ):
         with pytest.raises(ValueError, match=sentence):
             fit_svm(bundle, data, out)
+    with pytest.raises(ValueError, match="which holds a bundle alone: give other --features"):
+        fit_svm(bundle, data, tmp_path / "new", features=tmp_path / "new" / "features")
+    with pytest.raises(ValueError, match=r"--split train\+test would learn from the images"):
+        fit_svm(bundle, data, tmp_path / "new", split="train+test")
     with pytest.raises(ValueError, match=r"has no split 'val'"):
         fit_svm(bundle, data, tmp_path / "new", split="train+val")
     knows_more = save_model(
@@ -180,7 +190,19 @@ def test_mistakes_are_told_before_anything_is_made(data: Path, tmp_path: Path) -
         fit_svm(bundle, data, tmp_path / "new", c=-1)
     with pytest.raises(ValueError, match=r"^precision must be one of"):
         Passing(precision="float16")  # type: ignore[arg-type]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["full", "more", "net"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["full", "more", "net", "read"]
+
+
+def test_a_class_without_a_usable_image_is_told_by_its_name(data: Path, tmp_path: Path) -> None:
+    spoiled = Path(shutil.copytree(data, tmp_path / "data"))
+    last = sorted((spoiled / "train").iterdir())[-1]
+    for picture in last.iterdir():
+        picture.unlink()
+        picture.write_bytes(b"no picture")
+    with pytest.raises(
+        ValueError, match=f"^1 class has no training image that can be used, first '{last.name}'"
+    ):
+        fit_svm(a_bundle(tmp_path / "net"), spoiled, tmp_path / "new", passing=Passing(batch_size=16))
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -18,6 +19,7 @@ import torch
 from covpool.data.decode import decode
 from covpool.data.sources import open_images
 from covpool.data.transforms import Preprocessing, evaluation_transform
+from covpool.evaluate.content import Content, read_content
 from covpool.evaluate.passes import Pass
 from covpool.evaluate.svm.store import Features, make_features
 from covpool.models.bundles import load_model, save_model
@@ -43,11 +45,12 @@ def make(folder: Path, bundle: Path, data: Path, **changes: Any) -> tuple[Featur
     """The features, what was told, and how many images were done at each step."""
     told: list[str] = []
     steps: list[int] = []
-    settings = {"key": KEY, **changes}
+    images = open_images(data)
+    settings = {"key": KEY, "content": read_content(images, lambda done, total: None), **changes}
     made = make_features(
         folder,
         model=load_model(bundle),
-        images=open_images(data),
+        images=images,
         passing=Pass(4, 0, "float32", progress=None),
         processes=Processes(0, 1, torch.device("cpu")),
         tell=told.append,
@@ -110,6 +113,45 @@ def test_bad_images_are_left_out_and_kept_in_mind(data: Path, bundle: Path, tmp_
         numbers, labels = made.samples()
         assert numbers.tolist() == [*range(8), *range(16, 36)]
         assert labels.tolist() == np.repeat(np.delete(made.labels, range(4, 8)), 2).tolist()
+
+
+@pytest.mark.parametrize("name", ["features.npy", "labels.npy"])
+def test_what_was_deleted_or_cut_is_made_anew(data: Path, bundle: Path, tmp_path: Path, name: str) -> None:
+    first, _, _ = make(tmp_path, bundle, data)
+    rows = first.rows.read(range(36))
+    for damage in (lambda file: file.unlink(), lambda file: os.truncate(file, 150)):
+        damage(tmp_path / name)
+        again, _, steps = make(tmp_path, bundle, data)
+        assert steps[-1] == 18
+        np.testing.assert_allclose(again.rows.read(range(36)), rows, atol=1e-6)
+
+
+def test_an_image_that_cannot_be_read_for_a_while_is_not_given_up(
+    data: Path, bundle: Path, tmp_path: Path
+) -> None:
+    there = Path(shutil.copytree(data, tmp_path / "data"))
+    content = read_content(open_images(there), lambda done, total: None)
+    name = sorted((there / "train").rglob("*.jpg"))[6]
+    gone = name.rename(tmp_path / "elsewhere")
+    name.symlink_to(gone.with_name("nowhere"))
+    with pytest.raises(ValueError, match=r"was there a while ago, .*\(No such file or directory\)"):
+        make(tmp_path / "features", bundle, there, content=content)
+    name.unlink()
+    gone.rename(name)
+    made, _, _ = make(tmp_path / "features", bundle, there, content=content)
+    assert made.bad == []
+    assert (made.labels >= 0).all()
+
+
+def test_an_image_that_could_never_be_read_is_given_up(data: Path, bundle: Path, tmp_path: Path) -> None:
+    there = Path(shutil.copytree(data, tmp_path / "data"))
+    name = sorted((there / "train").rglob("*.jpg"))[6]
+    name.unlink()
+    name.symlink_to(tmp_path / "nowhere")
+    content = read_content(open_images(there), lambda done, total: None)
+    assert content == Content(content.digest, frozenset({6}))
+    made, _, _ = make(tmp_path / "features", bundle, there, content=content)
+    assert np.flatnonzero(made.labels < 0).tolist() == [6]
 
 
 def test_a_disk_without_room(

@@ -16,7 +16,7 @@ from torch import Tensor
 from covpool.data.image_set import ImageSet, Subset
 from covpool.data.loader import EvaluationLoader
 from covpool.data.transforms import Preprocessing, evaluation_transform
-from covpool.evaluate.content import Progress, content_digest
+from covpool.evaluate.content import Content, Progress, check_lasting, read_content
 from covpool.evaluate.lock import held
 from covpool.evaluate.probe.cache import CachedFeatures, CacheFolder, Shapes
 from covpool.evaluate.probe.filling import Filling
@@ -74,17 +74,20 @@ class Extractor:
             torch.compile(self._outputs, options={"freezing": True}) if options.compile else self._outputs
         )
         self._network = _digest_of(model)
+        self._contents: dict[Path, Content] = {}
 
     def folder(self, images: ImageSet, progress: Progress) -> CacheFolder:
         """Where the features of a set are, or would be."""
+        content = read_content(images, progress)
         key = {
             "format": FORMAT,
-            "images": content_digest(images, progress),
+            "images": content.digest,
             "network": self._network,
             "preprocessing": asdict(self.preprocessing),
             "precision": self.options.precision,
         }
         name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
+        self._contents[self.cache / name] = content
         return CacheFolder(self.cache / name, len(images), self.shapes)
 
     def extract(self, images: ImageSet, folder: CacheFolder, progress: Progress) -> CachedFeatures:
@@ -115,7 +118,9 @@ class Extractor:
             if len(ids):
                 filling.put(ids, self._computed(batch.images))
             seen = min(seen + size, len(images))
-            bad += sorted(set(range(before, seen)) - set(ids.tolist()))
+            missing = sorted(set(range(before, seen)) - set(ids.tolist()))
+            check_lasting(images, missing, self._contents[folder.path])
+            bad += missing
             progress(seen, len(images))
             if (place + 1) * size % SAVED_EVERY < size:
                 filling.save(seen, bad)
@@ -126,22 +131,17 @@ class Extractor:
         count, wanted = len(images), self.options.extract_batch
         padding = images.new_zeros(wanted - count, *images.shape[1:])
         batch = torch.cat([images, padding]).to(self.device, memory_format=torch.channels_last)
-        found = [self._run(view) for view in (batch, batch.flip(-1))]
-        if not all(value[:count].isfinite().all() for view in found for value in view.values()):
+        outputs = [self._run(view) for view in (batch, batch.flip(-1))]
+        if not all(value[:count].isfinite().all() for view in outputs for value in view.values()):
             raise ValueError(
                 f"in {self.options.precision} the backbone gives numbers that are not finite: "
                 "try --precision float32"
             )
-        return {name: np.stack([view[name][:count].cpu().numpy() for view in found]) for name in found[0]}
+        return {name: np.stack([_half(view[name][:count]) for view in outputs]) for name in outputs[0]}
 
     def _run(self, batch: Tensor) -> dict[str, Tensor]:
         with torch.no_grad(), autocast(self.device, self.options.precision):
-            outputs = self._forward(batch)
-        # What float16 cannot hold is taken for the largest that it can: a head cannot learn from infinities.
-        return {
-            name: value.float().clamp(-LARGEST_HALF, LARGEST_HALF).half().contiguous()
-            for name, value in outputs.items()
-        }
+            return self._forward(batch)
 
     def _outputs(self, batch: Tensor) -> dict[str, Tensor]:
         model = self.model
@@ -161,6 +161,14 @@ class Extractor:
             one = self._outputs(torch.zeros(1, 3, size, size, device=self.device))
         features = tuple(one["features"].shape[1:]) if self.with_maps else None
         return Shapes(features, one["average"].shape[1], one["token"].shape[1] if "token" in one else None)
+
+
+def _half(values: Tensor) -> NDArray[np.float16]:
+    """What float16 cannot hold is taken for the largest that it can: a head cannot learn from infinities."""
+    half: NDArray[np.float16] = (
+        values.float().clamp(-LARGEST_HALF, LARGEST_HALF).half().contiguous().cpu().numpy()
+    )
+    return half
 
 
 def _digest_of(model: PooledClassifier) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from covpool.evaluate.probe.heads import parse_head
-from covpool.functional.arguments import check_choice, check_whole
+from covpool.functional.arguments import check_choice, check_not_negative, check_whole
 from covpool.models.weights.checkpoint import KeyMap
 
 HEADS = ("gap", "isqrt_cov", "isqrt_cov+gap")
@@ -84,5 +84,9 @@ class ProbeOptions:
             check_whole(name, getattr(self, name))
         for name in ("workers", "svm_seeds"):
             check_whole(name, getattr(self, name), at_least=0)
-        if not 0 <= self.val_fraction < 1:
-            raise ValueError(f"val_fraction must be from 0 to below 1; got {self.val_fraction}")
+        for name in ("val_fraction", "drop_rate", "label_smoothing"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} must be from 0 to below 1; got {getattr(self, name)}")
+        if not self.lr > 0:
+            raise ValueError(f"lr must be above 0; got {self.lr}")
+        check_not_negative("weight_decay", self.weight_decay)

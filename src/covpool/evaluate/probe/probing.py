@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import disk_usage
@@ -24,19 +24,22 @@ from covpool.data.inside import check_outside
 from covpool.data.randomness import number
 from covpool.data.sources import open_splits
 from covpool.data.split import split_off
+from covpool.evaluate.lock import held
 from covpool.evaluate.probe.cache import CachedFeatures, CacheFolder
 from covpool.evaluate.probe.extraction import Extractor, frozen_config
 from covpool.evaluate.probe.heads import POOLED_ALREADY, head_config, parse_head
 from covpool.evaluate.probe.options import ProbeOptions
 from covpool.evaluate.probe.record import PROTOCOL, ProbeFolder, new_record, summarised
 from covpool.evaluate.probe.training import fit_head, head_outputs
-from covpool.evaluate.results import prepare_folder
+from covpool.evaluate.results import mark_folder, prepare_folder
+from covpool.evaluate.svm.classes import check_every_class
 from covpool.models.bundles.bundle import save_model
 from covpool.models.config import ModelConfig
 from covpool.models.create import build_model
 from covpool.models.model import PooledClassifier
 from covpool.models.planning.text import human
 from covpool.train.processes import joined_processes
+from covpool.train.splits import check_classes
 
 LOGGER = logging.getLogger("covpool")
 GIGABYTE = 1e9
@@ -118,6 +121,8 @@ class _Probing:
                 f"{data} needs images to train on and others to test on; it has {', '.join(self.sets)}"
             )
         self.train_images: ImageSet = self.sets["train"]
+        check_classes(self.train_images.classes, str(data))
+        self._check_val_fraction()
         self.backbone = ModelConfig(
             options.model,
             num_classes=len(self.train_images.classes),
@@ -131,7 +136,19 @@ class _Probing:
         prepare_folder(out, PROTOCOL, str(data))
         self.folder.check(self.arguments)
 
+    def _check_val_fraction(self) -> None:
+        if "val" not in self.sets and self.options.val_fraction:
+            try:
+                split_off(self.train_images, self.options.val_fraction)
+            except ValueError as error:
+                raise ValueError(f"{error}; --val-fraction 0 chooses no best head") from error
+
     def run(self) -> Probed:
+        with held(self.folder.path):
+            mark_folder(self.folder.path, PROTOCOL)  # the features may be in it too, and come first
+            return self._run()
+
+    def _run(self) -> Probed:
         features, names = self._features()
         images = {split: len(found) for split, found in self.sets.items()}
         record = new_record(self.arguments, images, self.device.type)
@@ -161,6 +178,7 @@ class _Probing:
         model = self._built(frozen_config(self.backbone))
         extractor = Extractor(model, self.options, self.cache, with_maps, self.device)
         self.expands = extractor.model.expansion is not None
+        self._check_heads()
         folders = {
             split: extractor.folder(images, lambda done, total: self.progress("images hashed", done, total))
             for split, images in self.sets.items()
@@ -173,7 +191,16 @@ class _Probing:
             )
             for split, folder in folders.items()
         }
+        if self.options.svm_seeds:
+            train = features["train"]
+            check_every_class(train.labels[train.usable], self.train_images.classes)
         return features, {split: folder.path.name for split, folder in folders.items()}
+
+    def _check_heads(self) -> None:
+        """Build each without memory: before hours of features, not after."""
+        for head in self.options.heads:
+            with torch.device("meta"):
+                build_model(self._config(head))
 
     def _check_room(self, extractor: Extractor, folders: dict[str, CacheFolder]) -> None:
         size = sum(extractor.shapes.bytes(len(images)) for images in self.sets.values())
@@ -229,23 +256,24 @@ class _Probing:
 
         started = time.monotonic()
         scores = svm_scores(model, fit_svms(model, train, self.folder.path), test)
-        shares = right_answers(scores, test.labels[test.usable])
+        shares = right_answers([(scores, test.labels[test.usable])])
         return {**shares, "seconds": round(time.monotonic() - started, 1)}
 
     def _trained(
         self, head: str, seed: int, cached: CachedFeatures, ids: NDArray[np.int64]
     ) -> PooledClassifier:
         torch.manual_seed(number("weights", seed))
-        config = head_config(
-            head, self.backbone, self.options.dim, self.options.drop_rate, expands=self.expands
-        )
-        model = self._built(config).to(self.device)
+        model = self._built(self._config(head)).to(self.device)
 
         def tell(done: int, total: int) -> None:
             self.progress(f"steps of {head}, seed {seed}", done, total)
 
         fit_head(model, cached, ids, self.options, seed, tell)
         return model
+
+    def _config(self, head: str) -> ModelConfig:
+        options = self.options
+        return head_config(head, self.backbone, options.dim, options.drop_rate, expands=self.expands)
 
     def _built(self, config: ModelConfig) -> PooledClassifier:
         options = self.options
@@ -256,14 +284,21 @@ class _Probing:
 
 def _shares(model: PooledClassifier, cached: CachedFeatures, ids: NDArray[np.int64]) -> dict[str, float]:
     """Of right answers: by the image alone, and with its mirror's logits."""
-    return right_answers(head_outputs(model, cached, ids), cached.labels[ids])
+    return right_answers((logits, cached.labels[some]) for some, logits in head_outputs(model, cached, ids))
 
 
-def right_answers(scores_VBK: Tensor, labels: NDArray[np.int64]) -> dict[str, float]:
-    """The share of images whose highest score is right, without and with the mirror's."""
-    wanted = torch.from_numpy(labels)
+def right_answers(parts: Iterable[tuple[Tensor, NDArray[np.int64]]]) -> dict[str, float]:
+    """The share of images whose highest score is right, without and with the mirror's.
 
-    def share(scores: Tensor) -> float:
-        return float((scores.argmax(dim=1) == wanted).double().mean())
-
-    return {"top1": share(scores_VBK[0]), "top1_flip": share(scores_VBK.mean(dim=0))}
+    Args:
+        parts: scores ``(views, images, classes)`` of some images at a time, and their labels.
+    """
+    images, alone, both = 0, 0, 0
+    for scores_VBK, labels in parts:
+        wanted = torch.from_numpy(labels)
+        images += len(wanted)
+        alone += int((scores_VBK[0].argmax(dim=1) == wanted).sum())
+        both += int((scores_VBK.mean(dim=0).argmax(dim=1) == wanted).sum())
+    if not images:
+        raise ValueError("none of the images that heads are to be compared on can be used")
+    return {"top1": alone / images, "top1_flip": both / images}

@@ -56,7 +56,7 @@ class ProbeFolder:
     def _earlier(self) -> dict[str, Any]:
         file = self.path / FILE
         found: dict[str, Any] = json.loads(file.read_bytes()) if file.exists() else {}
-        return found
+        return found if found.get("rows") else {}  # a call that came to nothing binds nobody
 
     def write(self, record: dict[str, Any]) -> None:
         """In one move; the table for people too."""

@@ -56,5 +56,7 @@ def svm_scores(model: PooledClassifier, scores: LinearScores, test: CachedFeatur
 
 def unit_vectors(model: PooledClassifier, cached: CachedFeatures) -> Tensor:
     """``(views, images, v)``, of length one."""
-    received = head_outputs(model, cached, cached.usable, pre_logits=True)
+    received = torch.cat(
+        [part for _, part in head_outputs(model, cached, cached.usable, pre_logits=True)], dim=1
+    )
     return unit_parts(model, received.flatten(0, 1)).unflatten(0, received.shape[:2])  # type: ignore[no-any-return]

@@ -92,20 +92,24 @@ def fit_head(
     model.eval()
 
 
-@torch.no_grad()
 def head_outputs(
     model: PooledClassifier, cached: CachedFeatures, ids: NDArray[np.int64], *, pre_logits: bool = False
-) -> Tensor:
-    """Of images and mirrors, ``(views, images, classes)``: logits, or what the classifiers receive."""
+) -> Iterator[tuple[NDArray[np.int64], Tensor]]:
+    """Some of the images at a time: all logits of many classes would not fit into memory.
+
+    Yields:
+        Which, and of them and their mirrors, ``(views, images, classes)``, the logits, or what the
+        classifiers receive.
+    """
     device = next(model.parameters()).device
     model.eval()
-    found = []
-    for view in range(VIEWS):
-        for start in range(0, len(ids), EVALUATED_AT_ONCE):
-            some = ids[start : start + EVALUATED_AT_ONCE]
-            rows = read_rows(cached, model, some, np.full(len(some), view), device)
-            found.append(model.classify(*vector_of(model, rows), pre_logits).cpu())
-    return torch.cat(found).reshape(VIEWS, len(ids), -1)
+    for start in range(0, len(ids), EVALUATED_AT_ONCE):
+        some, found = ids[start : start + EVALUATED_AT_ONCE], []
+        with torch.no_grad():
+            for view in range(VIEWS):
+                rows = read_rows(cached, model, some, np.full(len(some), view), device)
+                found.append(model.classify(*vector_of(model, rows), pre_logits).cpu())
+        yield some, torch.stack(found)
 
 
 def _arrays_of(model: PooledClassifier) -> set[str]:

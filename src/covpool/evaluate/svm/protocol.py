@@ -17,12 +17,14 @@ from covpool.data.counts import counted
 from covpool.data.image_set import ImageSet, class_counts
 from covpool.data.inside import check_outside
 from covpool.data.sources import open_images, splits
+from covpool.data.sources.listing import split_names
 from covpool.data.transforms import Preprocessing
-from covpool.evaluate.content import content_digest
+from covpool.evaluate.content import read_content
 from covpool.evaluate.images import open_split
 from covpool.evaluate.lock import held
 from covpool.evaluate.svm.accuracy import Accuracy, measure
 from covpool.evaluate.svm.calibrate import calibrated
+from covpool.evaluate.svm.classes import check_every_class
 from covpool.evaluate.svm.classifier import with_svm
 from covpool.evaluate.svm.in_memory import bytes_in_memory, solve_in_memory
 from covpool.evaluate.svm.passing import Passing
@@ -30,6 +32,7 @@ from covpool.evaluate.svm.problem import LinearScores, Problem, check_c
 from covpool.evaluate.svm.store import Features, Progress, make_features
 from covpool.evaluate.svm.streaming import solve_streaming
 from covpool.models.bundles import Card, load_model, read_card, save_model
+from covpool.models.bundles.bundle import check_replaceable
 from covpool.models.model import PooledClassifier
 from covpool.models.planning.text import human
 from covpool.train.processes import Processes, joined_processes
@@ -119,7 +122,9 @@ def fit_svm(
     with joined_processes(passing.device) as processes:
         if processes.world_size > 1:
             processes.fail(ValueError("SVMs are fitted by one process: start it without torchrun"))
-        _check_out(bundle, out)
+        _check_out(bundle, out, folder)
+        if "test" in split_names(split):
+            raise ValueError(f"--split {split} would learn from the images that SVMs are tried on")
         check_outside(out, data, "files of the new bundle")
         check_outside(folder, data, "features", "--features")
         card, model = read_card(bundle), load_model(bundle).float()
@@ -127,6 +132,7 @@ def fit_svm(
         _check_classes(train, data, split)
         with held(folder):  # the solver reads from it, and has a file of its own there
             found = _features(folder, card, model, train, passing, processes, tell, progress)
+            check_every_class(found.labels[found.labels >= 0], train.classes)
             problem = Problem(found.rows, *found.samples(), len(train.classes), c)
             started = time.monotonic()
             solver, scores = _solve(problem, folder, max_memory, tell)
@@ -175,17 +181,19 @@ def _features(
 ) -> Features:
     """Those in the folder, if what they depend on is the same, and new ones if not."""
     with progress("images hashed") as bar:
-        digest = content_digest(images, bar)
+        content = read_content(images, bar)
     key = {
         "weights": card.sha256,
         "model": card.config.to_dict(),
-        "images": digest,
+        "images": content.digest,
         "preprocessing": dataclasses.asdict(Preprocessing.of(model.pretrained_cfg)),
         "precision": passing.precision,
         "shape": [len(images), model.head_hidden_size],
     }
     with progress("training images") as bar:
-        found = make_features(folder, key, model, images, passing.made(), processes, tell=tell, progress=bar)
+        found = make_features(
+            folder, key, model, images, content, passing.made(), processes, tell=tell, progress=bar
+        )
     if found.bad:
         first = found.bad[0]
         tell(
@@ -211,12 +219,13 @@ def _check_classes(train: ImageSet, data: str | Path, split: str) -> None:
         )
 
 
-def _check_out(bundle: str | Path, out: str | Path) -> None:
+def _check_out(bundle: str | Path, out: str | Path, features: Path) -> None:
     """Now, not after hours of reading images."""
     if Path(out).resolve() == Path(bundle).resolve():
         raise ValueError(f"{out} is the bundle itself: give the new one another name")
-    if Path(out).exists() and (not Path(out).is_dir() or any(Path(out).iterdir())):
-        read_card(out)  # raises unless it is a bundle, which is replaced
+    if Path(out).resolve() in (features.resolve(), *features.resolve().parents):
+        raise ValueError(f"{features} is in {out}, which holds a bundle alone: give other --features")
+    check_replaceable(out)
 
 
 def _solve(

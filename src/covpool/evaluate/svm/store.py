@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from covpool.data.batch import BadImage
 from covpool.data.image_set import ImageSet, Subset
 from covpool.durable.replacing import replace_file
+from covpool.evaluate.content import Content, check_lasting
 from covpool.evaluate.lock import LOCK
 from covpool.evaluate.passes import Pass
 from covpool.evaluate.svm.rows import ITEM, RowFile
@@ -69,6 +70,7 @@ def make_features(
     key: dict[str, Any],
     model: PooledClassifier,
     images: ImageSet,
+    content: Content,
     passing: Pass,
     processes: Processes,
     *,
@@ -82,6 +84,7 @@ def make_features(
         key: what the features depend on, as JSON has it.
         model: that makes them.
         images: of which.
+        content: of the images.
         passing: how.
         processes: this one, on its device.
         tell: is given the size, before anything is made.
@@ -91,7 +94,7 @@ def make_features(
         ValueError: if room is short, the folder has other things in it, or features are not finite.
     """
     columns = model.head_hidden_size
-    done, bad = _begun(folder, key)
+    done, bad = _begun(folder, key, (VIEWS * len(images), columns))
     if done is None:
         alphas = store_bytes(len(images), len(images.classes))  # of the streaming solver, as many rows
         _make_room(folder, store_bytes(len(images), columns), alphas, tell)
@@ -105,7 +108,10 @@ def make_features(
     saved = time.monotonic()
     first, part = done, Subset(images, np.arange(done, len(images)))
     for made in views(model, part, passing, processes) if done < len(images) else ():
-        done = min(done + passing.batch_size, len(images))
+        before, done = done, min(done + passing.batch_size, len(images))
+        if made.bad:
+            missing = set(range(before, done)) - set((made.ids + first).tolist())
+            check_lasting(images, sorted(missing), content)
         bad += made.bad
         _put(store, labels, made, first)
         progress(done, len(images))
@@ -126,15 +132,25 @@ def _put(store: RowFile, labels: NDArray[np.int32], made: Views, first: int) -> 
         store.write(VIEWS * ids + view, made.features[:, view].numpy())
 
 
-def _begun(folder: Path, key: dict[str, Any]) -> tuple[int | None, list[BadImage]]:
+def _begun(folder: Path, key: dict[str, Any], shape: tuple[int, int]) -> tuple[int | None, list[BadImage]]:
     """How many images are done, ``None`` where there is nothing of this key, and the bad ones among them."""
     try:
         told = json.loads((folder / "features.json").read_text(encoding="utf-8"))
-        if told["key"] == json.loads(json.dumps(key)):
+        if told["key"] == json.loads(json.dumps(key)) and _is_there(folder, shape):
             return int(told["done"]), [BadImage(*image) for image in told["bad"]]
     except (FileNotFoundError, ValueError, KeyError, TypeError):  # none, or no such file
         pass
     return None, []
+
+
+def _is_there(folder: Path, shape: tuple[int, int]) -> bool:
+    """Whether both arrays are, in their sizes: the large one is what people delete."""
+    try:
+        rows = np.load(folder / "features.npy", mmap_mode="r")
+        labels = np.load(folder / "labels.npy", mmap_mode="r")
+    except (OSError, ValueError):
+        return False
+    return bool(rows.shape == shape and labels.shape == (shape[0] // VIEWS,))
 
 
 def _make_room(folder: Path, size: int, beside: int, tell: Callable[[str], None]) -> None:

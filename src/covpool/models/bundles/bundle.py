@@ -88,8 +88,8 @@ def save_model(
         )
     if isinstance(classes, str) or not all(isinstance(name, str) for name in classes or ()):
         raise TypeError("classes must be a list of strings, one for each class")
+    check_replaceable(folder)
     with _naming(folder):
-        read_folder(folder, _check_replaceable)
         tensors = tensors_of(model)
         weights = safetensors.torch.save(tensors, metadata={"format": "pt"})
         classes = model.classes if classes is None else classes
@@ -100,6 +100,16 @@ def save_model(
         write_file(new / WEIGHTS, weights)
         write_file(new / CARD, text)
     return Path(folder)
+
+
+def check_replaceable(folder: str | Path) -> None:
+    """Raise where :func:`save_model` would not write: before hours of work.
+
+    Raises:
+        BundleError: likewise.
+    """
+    with _naming(folder):
+        read_folder(folder, _check_replaceable)
 
 
 def check_savable(model: PooledClassifier) -> None:
