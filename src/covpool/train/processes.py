@@ -58,6 +58,14 @@ class Processes:
         dist.all_gather_object(values, value)
         return values  # type: ignore[return-value]
 
+    def gather_to_first(self, value: T) -> list[T]:
+        """The value of every process, in the first; nothing in the others."""
+        if self.world_size == 1:
+            return [value]
+        values: list[T | None] = [None] * self.world_size if self.is_first else []
+        dist.gather_object(value, values if self.is_first else None, dst=0)
+        return values  # type: ignore[return-value]
+
     def from_first(self, value: T | None) -> T:
         """The value of the first process, in every process."""
         values = [value]

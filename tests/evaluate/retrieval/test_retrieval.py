@@ -152,9 +152,10 @@ def test_mistakes(bundle: Path, birds: Path, tmp_path: Path, options: Any, sente
 
 
 @pytest.mark.slow
-def test_two_processes_find_what_one_does(bundle: Path, birds: Path, tmp_path: Path) -> None:
-    alone = retrieve(bundle, birds, tmp_path / "one", gallery="train", workers=0, batch_size=7).results
-    words = ["--workers", "0", "--batch-size", "7", "--gallery", "train", "--out", str(tmp_path / "two")]
+@pytest.mark.parametrize("gallery", ["train", "train+test"])  # without the queries, and with them
+def test_two_processes_find_what_one_does(bundle: Path, birds: Path, tmp_path: Path, gallery: str) -> None:
+    alone = retrieve(bundle, birds, tmp_path / "one", gallery=gallery, workers=0, batch_size=7).results
+    words = ["--workers", "0", "--batch-size", "7", "--gallery", gallery, "--out", str(tmp_path / "two")]
     torchrun("retrieve", str(bundle), str(birds), *words)
     together = json.loads((tmp_path / "two/results.json").read_text())
     assert together["processes"] == 2

@@ -97,7 +97,9 @@ def _parts(images: ImageSet) -> tuple[ImageSet, ...]:
 def embed(
     model: PooledClassifier, batches: Iterable[Batch], processes: Processes, precision: str = "float32"
 ) -> Embeddings:
-    """What the classifier receives, scaled to length 1, for all images, in every process.
+    """What the classifier receives, scaled to length 1: of all images in the first process, which searches.
+
+    The others keep those of their own images: all vectors in every process would take its multiple.
 
     Args:
         model: in evaluation mode.
@@ -109,17 +111,23 @@ def embed(
         ValueError: in a sentence, if no image could be used, or a vector is not finite.
     """
     own = processes.together(lambda: _own(model, batches, processes.device, precision))
-    gathered = processes.gather(own)
+    gathered = processes.gather_to_first(own)
+    found: list[Embeddings] = []
+    processes.by_first(lambda: found.append(_joined(gathered, precision)))  # what it raises, all raise
+    return found[0] if found else own
+
+
+def _joined(gathered: list[Embeddings], precision: str) -> Embeddings:
     bad = tuple(image for part in gathered for image in part.bad)
     parts = [part for part in gathered if len(part.ids)]
     if not parts:
-        processes.fail(ValueError(NOTHING))
+        raise ValueError(NOTHING)
     ids = np.concatenate([part.ids for part in parts])
     order = np.argsort(ids, kind="stable")
     vectors = torch.cat([part.vectors for part in parts])
     if not bool(vectors.isfinite().all()):
         remedy = "" if precision == "float32" else ": try --precision float32"
-        processes.fail(ValueError(f"some vectors are not finite in {precision}{remedy}"))
+        raise ValueError(f"some vectors are not finite in {precision}{remedy}")
     labels = np.concatenate([part.labels for part in parts])
     return Embeddings(ids[order], labels[order], vectors[torch.from_numpy(order)], bad)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -116,16 +117,21 @@ def retrieve(
             batches = passing.batches(images, transform, processes)
             return Side(name, images, embed(model, batches, processes, precision))
 
-        itself, searched = None, None if other is None else side(other)
-        if searched is not None and set(split_names(split)) < set(split_names(searched.split)):
-            images = opened(split)
-            queries, itself = processes.together(lambda: taken_from(searched, split, images))
-        else:
-            queries = side(split)
+        searched = None if other is None else side(other)
+        is_part = searched is not None and set(split_names(split)) < set(split_names(searched.split))
+        asked = opened(split) if is_part else side(split)
 
         def finish() -> Results:
             from covpool.evaluate.retrieval.files import write_files  # what draws takes seconds to import
 
+            if processes.world_size > 1:  # the others wait, and torchrun gave this one a thread
+                torch.set_num_threads(os.cpu_count() or 1)
+            itself = None
+            if isinstance(asked, Side):
+                queries = asked
+            else:
+                assert searched is not None
+                queries, itself = taken_from(searched, split, asked)
             scores = _search(queries, searched, itself, at, engine)
             results = new_results(PROTOCOL, arguments | passing.described(), processes, seed=None)
             results |= _described(queries, searched) | _measured(scores, at)
