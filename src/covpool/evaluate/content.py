@@ -6,12 +6,15 @@ import hashlib
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from covpool.data.decode import decode
+from covpool.data.decode import BadImageError, decode
 from covpool.data.image_set import ImageSet
 from covpool.data.shards.reader import ShardSet
 from covpool.train.splits import fingerprint
 
 Progress = Callable[[int, int], None]
+
+# In the place of a digest.
+UNREADABLE = bytes(hashlib.sha256().digest_size)
 
 
 class Content(NamedTuple):
@@ -19,36 +22,38 @@ class Content(NamedTuple):
 
     Attributes:
         digest: of all names, labels and bytes, in order.
-        unreadable: the numbers of the images whose files could not be read.
+        images: the digests of each image's bytes, one after the other, zeros where they could not be read;
+            nothing of shards, which are not read for it.
     """
 
     digest: str
-    unreadable: frozenset[int]
+    images: bytes
 
 
 def read_content(images: ImageSet, progress: Progress) -> Content:
     """Read all images. Shards have digests of their own, so they are not read."""
     if isinstance(images, ShardSet):
-        return Content(fingerprint(images), frozenset())
-    unreadable = []
-    digest = hashlib.sha256(repr(images.classes).encode("utf-8", "surrogateescape"))
+        return Content(fingerprint(images), b"")
+    digest, each = hashlib.sha256(repr(images.classes).encode("utf-8", "surrogateescape")), bytearray()
     for i in range(len(images)):
         label = int(images.labels[i])
         digest.update(f"{images.name(i)}\0{label}\0".encode("utf-8", "surrogateescape"))
         try:
-            digest.update(hashlib.sha256(images.read(i)).digest())
+            one = hashlib.sha256(images.read(i)).digest()
+            digest.update(one)
         except (OSError, ValueError) as error:  # such an image has no features either
+            one = UNREADABLE
             digest.update(type(error).__name__.encode())
-            unreadable.append(i)
+        each += one
         progress(i + 1, len(images))
-    return Content(digest.hexdigest(), frozenset(unreadable))
+    return Content(digest.hexdigest(), bytes(each))
 
 
 def check_lasting(images: ImageSet, bad: Iterable[int], content: Content) -> None:
-    """Raise unless images that were found bad are so for good.
+    """Raise unless images that were found bad are so by the bytes that were read before.
 
-    What is kept is known by the images' bytes, so an image that a disk or a network failed to give once
-    would be missing from it ever after.
+    What is kept is known by these bytes, so an image that a disk or a network failed to give once would be
+    missing from it ever after. Of shards nothing is known, and nothing is said.
 
     Args:
         images: the set.
@@ -56,19 +61,24 @@ def check_lasting(images: ImageSet, bad: Iterable[int], content: Content) -> Non
         content: of the set.
 
     Raises:
-        ValueError: for one that could be read before.
+        ValueError: for one that is no bad image.
     """
-    for i in bad:
-        if i in content.unreadable:
-            continue
+    for i in bad if content.images else ():
+        before = content.images[i * len(UNREADABLE) : (i + 1) * len(UNREADABLE)]
         try:
-            decode(images.read(i))
-            why = "it can be again"
-        except OSError as error:
-            why = error.strerror or str(error)
-        except ValueError:  # it is no image
+            data = images.read(i)
+            if hashlib.sha256(data).digest() != before:
+                why = "it has changed"
+            else:
+                decode(data)
+                why = "it can be again"
+        except BadImageError:
             continue
+        except OSError as error:
+            if before == UNREADABLE:
+                continue
+            why = error.strerror or str(error)
         raise ValueError(
             f"{images.name(i)} was there a while ago, and then could not be read ({why}): nothing of it is "
-            "kept, and the same command goes on from there"
+            "kept, and the same command goes on"
         )

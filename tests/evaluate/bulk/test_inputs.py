@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import json
+import os
 import pickle
 import tarfile
 import tracemalloc
@@ -353,15 +354,50 @@ def test_a_tar_that_is_gone_fails_in_a_sentence(tmp_path: Path) -> None:
         Decoder(Preprocessing(64)).batch(images, range(3))
 
 
-def test_a_folder_that_is_gone_costs_no_rows(tmp_path: Path) -> None:
-    """A disk taken off leaves an empty folder, and nothing of it may be written down as bad."""
-    images = open_input(write_folder(tmp_path / "disk", {"a.jpg": picture(0), "b.jpg": picture(1)}))
+@pytest.mark.parametrize("left", ["an empty folder", "nothing"])
+def test_a_disk_that_was_taken_off_costs_no_rows(tmp_path: Path, left: str) -> None:
+    """But a file that was deleted does, and so does one that was never there."""
+    write_folder(tmp_path / "disk", {"a.jpg": picture(0), "b.jpg": picture(1)})
+    (tmp_path / "list.csv").write_text("path\ndisk/a.jpg\nother/never.jpg\n")
+    images = open_input(tmp_path / "list.csv")
     (tmp_path / "disk" / "a.jpg").unlink()
     with pytest.raises(FileNotFoundError):
         images.read(0)
     (tmp_path / "disk" / "b.jpg").unlink()
-    with pytest.raises(ShardError, match=r"the input cannot be read any more: .*a\.jpg: No such file"):
+    if left == "nothing":
+        (tmp_path / "disk").rmdir()
+    with pytest.raises(ShardError, match=r"the input cannot be read any more: .*disk/a\.jpg: No such file"):
         images.read(0)
+    with pytest.raises(FileNotFoundError):
+        images.read(1)
+
+
+@pytest.mark.parametrize("damage", ["gone", "cut"])
+def test_a_tar_that_goes_while_it_is_read_costs_no_rows(tmp_path: Path, damage: str) -> None:
+    tars = foreign_tars(tmp_path)
+    images = open_input(tars)
+    assert images.read(0) == BYTES[0]
+    if damage == "gone":
+        (tars / "part0.tar").unlink()
+    else:
+        os.truncate(tars / "part0.tar", 2000)
+    with pytest.raises(ShardError, match=r"^the input cannot be read any more: .*part0\.tar"):
+        images.read(5)
+
+
+def test_a_date_that_python_has_not_keeps_no_file_from_being_read(tmp_path: Path) -> None:
+    table = pa.table({"image": BYTES[:2], "when": pa.array([2**60, 0], pa.timestamp("us"))})
+    pq.write_table(table, tmp_path / "some.parquet")
+    assert len(open_input(tmp_path / "some.parquet")) == 2
+
+
+def test_of_two_images_by_one_name_in_a_tar_the_later_counts(tmp_path: Path) -> None:
+    path = tar(tmp_path / "a.tar", {"a.jpg": picture(0), "jpg": b"no ending"})
+    with tarfile.open(path, "a") as archive:
+        member = tarfile.TarInfo("a.jpg")
+        member.size = len(picture(1))
+        archive.addfile(member, io.BytesIO(picture(1)))
+    assert contents(open_input(path)) == {"a.tar/a.jpg": picture(1)}
 
 
 def test_too_many_open_files_are_no_fault_of_an_image(
@@ -415,6 +451,7 @@ def test_an_object_that_is_refused_costs_its_row_and_a_store_that_is_the_job(
     with pytest.raises(PermissionError, match="the store does not give it: Access Denied"):
         images.read(2)
     monkeypatch.setattr(Refusing, "all_of_them", True)
+    monkeypatch.setattr("covpool.evaluate.bulk.inputs.address.TRUSTED", 0.0)
     with pytest.raises(ShardError, match="cannot be read any more"):
         images.read(1)
 

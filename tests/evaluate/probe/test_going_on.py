@@ -80,10 +80,12 @@ def test_two_processes_do_not_share_a_folder(birds: Path, cache: Path, tmp_path:
     other = context.Process(target=hold, args=(tmp_path / "out", is_held))
     other.start()
     assert is_held.wait(60)
-    with pytest.raises(ValueError, match="another process is writing into"):
-        probe(str(birds), OPTIONS, out=tmp_path / "out", cache=cache)
-    other.kill()
-    other.join()
+    try:
+        with pytest.raises(ValueError, match="another process is writing into"):
+            probe(str(birds), OPTIONS, out=tmp_path / "out", cache=cache)
+    finally:
+        other.kill()
+        other.join()
 
 
 @pytest.mark.parametrize(

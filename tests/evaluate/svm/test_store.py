@@ -19,7 +19,7 @@ import torch
 from covpool.data.decode import decode
 from covpool.data.sources import open_images
 from covpool.data.transforms import Preprocessing, evaluation_transform
-from covpool.evaluate.content import Content, read_content
+from covpool.evaluate.content import UNREADABLE, read_content
 from covpool.evaluate.passes import Pass
 from covpool.evaluate.svm.store import Features, make_features
 from covpool.models.bundles import load_model, save_model
@@ -143,13 +143,27 @@ def test_an_image_that_cannot_be_read_for_a_while_is_not_given_up(
     assert (made.labels >= 0).all()
 
 
+def test_an_image_that_was_cut_after_it_was_hashed_is_not_given_up(
+    data: Path, bundle: Path, tmp_path: Path
+) -> None:
+    """Its name would stand for the features of the bytes it had."""
+    there = Path(shutil.copytree(data, tmp_path / "data"))
+    content = read_content(open_images(there), lambda done, total: None)
+    name = sorted((there / "train").rglob("*.jpg"))[6]
+    whole = name.read_bytes()
+    name.unlink()
+    name.write_bytes(whole[:1000])
+    with pytest.raises(ValueError, match=r"was there a while ago, .*\(it has changed\)"):
+        make(tmp_path / "features", bundle, there, content=content)
+
+
 def test_an_image_that_could_never_be_read_is_given_up(data: Path, bundle: Path, tmp_path: Path) -> None:
     there = Path(shutil.copytree(data, tmp_path / "data"))
     name = sorted((there / "train").rglob("*.jpg"))[6]
     name.unlink()
     name.symlink_to(tmp_path / "nowhere")
     content = read_content(open_images(there), lambda done, total: None)
-    assert content == Content(content.digest, frozenset({6}))
+    assert [i for i in range(18) if content.images[32 * i : 32 * i + 32] == UNREADABLE] == [6]
     made, _, _ = make(tmp_path / "features", bundle, there, content=content)
     assert np.flatnonzero(made.labels < 0).tolist() == [6]
 

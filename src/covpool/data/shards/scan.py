@@ -74,17 +74,18 @@ def find_images(path: Path) -> list[TarImage]:
         ShardError: where it is cut short, damaged, compressed or no tar.
     """
     _check_plain(path)
-    return [
-        TarImage(member.name.removeprefix("./"), member.offset_data, member.size)
-        for member in _members(path)
-        if member.isreg() and not member.issparse() and _is_image(member.name.removeprefix("./"))
-    ]
+    found: dict[str, TarImage] = {}  # of two by one name the later counts, as for whoever unpacks the tar
+    for member in _members(path):
+        name = member.name.removeprefix("./")
+        if member.isreg() and not member.issparse() and _is_image(name):
+            found[name] = TarImage(name, member.offset_data, member.size)
+    return list(found.values())
 
 
 def _is_image(name: str) -> bool:
     """Whether a file in a tar is one; what is hidden, as macOS puts beside every file, is not."""
     hidden = any(part.startswith(".") for part in name.split("/"))
-    return not hidden and name.rpartition(".")[2].lower() in IMAGE_FIELDS
+    return not hidden and "." in name and name.rpartition(".")[2].lower() in IMAGE_FIELDS
 
 
 def scan_tar(path: Path) -> Scan:

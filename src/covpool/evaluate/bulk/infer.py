@@ -104,7 +104,7 @@ def _check_outside(out: str | Path, data: str | Path) -> None:
     rows, images = Address.of(out), Address.of(data)
     if rows.is_local and images.is_local:
         check_outside(rows.path, images.path, "rows")
-    elif type(rows.store) is type(images.store) and rows.path.startswith(f"{images.path}/"):
+    elif rows.store == images.store and rows.path.startswith(f"{images.path.rstrip('/')}/"):
         raise ValueError(f"rows would go into the images themselves, as {out} is in {data}: give --out")
 
 

@@ -118,6 +118,8 @@ class Store:
                 return
             store.makedirs(self.address.path, exist_ok=True)
             store.pipe_file(saving.path, data)
+            if store.exists(where.path):  # of a try whose answer was lost; not every store moves onto a file
+                store.rm_file(where.path)
             store.mv(saving.path, where.path)
 
         patiently(where.url, attempt, "written")

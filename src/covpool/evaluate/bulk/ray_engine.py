@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import cache, partial
@@ -17,7 +16,6 @@ from typing import Any
 import numpy as np
 import ray
 import ray.data
-import torch
 
 from covpool.data.batch import DataError
 from covpool.data.shards.index import ShardError
@@ -57,7 +55,7 @@ def _dataset(work: Work, running: Running) -> ray.data.Dataset:
             _Actor,
             batch_size=1,
             compute=ray.data.ActorPoolStrategy(size=running.actors),
-            fn_constructor_args=(work.make_predictor, work.writer, running.batch_size, _threads(running)),
+            fn_constructor_args=(work.make_predictor, work.writer, running.batch_size),
             num_cpus=cpus,
             num_gpus=gpus,
         )
@@ -70,12 +68,6 @@ def _shares(running: Running) -> tuple[float, float]:
     gpus = int(running.device == "cuda" or (running.device == "auto" and there.get("GPU", 0) > 0))
     # Less than one in any case: what needs as much as a task does would be made one with it.
     return min(0.99, there.get("CPU", 1) / (2 * running.actors)), gpus
-
-
-def _threads(running: Running) -> int:
-    """Of an actor's network: Ray, which is told of less than a core, would give it one thread."""
-    cores = ray.cluster_resources().get("CPU", 1)  # type: ignore[no-untyped-call]
-    return max(1, int(cores / (2 * running.actors)))
 
 
 def _decode(images: list[Any], decoder: Decoder, unit: Row) -> Row:
@@ -99,13 +91,8 @@ class _Actor:
     """A process with a network, which writes the rows of a unit at a time."""
 
     def __init__(
-        self,
-        make_predictor: Callable[[], Callable[[Batch], Columns]],
-        writer: Writer,
-        batch_size: int,
-        threads: int,
+        self, make_predictor: Callable[[], Callable[[Batch], Columns]], writer: Writer, batch_size: int
     ) -> None:
-        torch.set_num_threads(min(threads, os.cpu_count() or 1))
         self.predictor, self.writer, self.batch_size = make_predictor(), writer, batch_size
 
     def __call__(self, rows: dict[str, Any]) -> dict[str, Any]:

@@ -145,6 +145,7 @@ class _Probing:
 
     def run(self) -> Probed:
         with held(self.folder.path):
+            self.folder.check(self.arguments)  # again: another process may just have finished
             mark_folder(self.folder.path, PROTOCOL)  # the features may be in it too, and come first
             return self._run()
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -124,15 +126,14 @@ def retrieve(
         def finish() -> Results:
             from covpool.evaluate.retrieval.files import write_files  # what draws takes seconds to import
 
-            if processes.world_size > 1:  # the others wait, and torchrun gave this one a thread
-                torch.set_num_threads(os.cpu_count() or 1)
             itself = None
             if isinstance(asked, Side):
                 queries = asked
             else:
                 assert searched is not None
                 queries, itself = taken_from(searched, split, asked)
-            scores = _search(queries, searched, itself, at, engine)
+            with _all_cores() if processes.world_size > 1 else contextlib.nullcontext():
+                scores = _search(queries, searched, itself, at, engine)
             results = new_results(PROTOCOL, arguments | passing.described(), processes, seed=None)
             results |= _described(queries, searched) | _measured(scores, at)
             begin_results(folder, PROTOCOL)
@@ -142,6 +143,17 @@ def retrieve(
             return results
 
         return Retrieval(folder, processes.by_first(finish))
+
+
+@contextlib.contextmanager
+def _all_cores() -> Iterator[None]:
+    """While the other processes wait; torchrun gives each a thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _described(queries: Side, gallery: Side | None) -> dict[str, Any]:

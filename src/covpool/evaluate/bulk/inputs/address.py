@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -16,15 +16,13 @@ from covpool.data.image_set import read_file
 from covpool.data.shards.cache import patiently
 from covpool.data.shards.index import ShardError
 from covpool.data.sources.folder import files_under, is_visible
+from covpool.evaluate.bulk.inputs.passing import cannot_go_on, is_passing
 
-# What says nothing of the file that was asked for: the next would fail too, and none of them later.
-PASSING = {
-    getattr(errno, name)
-    for name in ("EMFILE", "ENFILE", "ENOMEM", "ESTALE", "ENOTCONN", "ETIMEDOUT", "EHOSTDOWN", "EHOSTUNREACH")
-    if hasattr(errno, name)
-}
-# Answers of a server that it may take back when it is asked again.
-ASK_AGAIN = (408, 425, 429)
+# Answers of a server that are about one file, and will be the same tomorrow.
+ABOUT_A_FILE = (400, 403, 404, 405, 406, 410, 414, 415, 451)
+# Seconds for which a store that has listed a folder is not asked again: it may take many requests.
+TRUSTED = 60.0
+_listed: dict[str, float] = {}
 
 
 @dataclass(frozen=True)
@@ -84,7 +82,7 @@ class Address:
         Raises:
             BadImageError: where its address is none.
             OSError: where it cannot be read.
-            ShardError: where its store or the whole folder cannot, or what opens such stores is missing.
+            ShardError: where its store cannot, or what opens such stores is missing, or nothing can be read.
         """
         try:
             where = self.below(name)
@@ -99,26 +97,22 @@ class Address:
         except ValueError as error:  # a name that no file can have
             raise BadImageError("unreadable", str(error)) from error
         except OSError as error:
-            if error.errno in PASSING or self._is_gone(error):
-                what = f"{where.url}: {error.strerror or error}"
-                raise ShardError(f"the input cannot be read any more: {what}") from error
+            is_refused = not where.is_local and isinstance(error, PermissionError)
+            if is_passing(error) or (is_refused and where.parent._refuses()):
+                raise cannot_go_on(where.url, error) from error
             raise
 
-    def _is_gone(self, error: OSError) -> bool:
-        """Whether it is the folder that cannot be read, and so not the fault of a file.
-
-        A disk that was taken off leaves an empty folder; a store refuses all to a key that has run out.
-        """
+    def _refuses(self) -> bool:
+        """Whether a store does not even list a folder, as when a key has run out."""
+        if time.monotonic() - _listed.get(self.url, -TRUSTED) < TRUSTED:
+            return False
         try:
-            if self.is_local:
-                with os.scandir(self.path) as entries:
-                    return next(entries, None) is None
-            if isinstance(error, PermissionError):
-                store = self.store
-                store.invalidate_cache()
-                store.ls(self.path, detail=False)
-        except OSError:
+            store = self.store
+            store.invalidate_cache()
+            store.ls(self.path, detail=False)
+        except Exception:  # each store has its own
             return True
+        _listed[self.url] = time.monotonic()
         return False
 
     def is_folder(self) -> bool:
@@ -161,7 +155,7 @@ class Address:
                 return PermissionError(f"the store does not give it: {error}")
             except Exception as error:
                 status = getattr(error, "status", None)  # of HTTP
-                if isinstance(status, int) and 400 <= status < 500 and status not in ASK_AGAIN:
+                if status in ABOUT_A_FILE:
                     return OSError(f"the server answers {status}")
                 raise
 

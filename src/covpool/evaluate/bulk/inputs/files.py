@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 
 from covpool.data.names import Names
 from covpool.evaluate.bulk.inputs.address import Address
+from covpool.evaluate.bulk.inputs.passing import cannot_go_on, was_taken_off
 from covpool.evaluate.bulk.units import Group
 
 
@@ -23,6 +24,7 @@ class FileImages:
 
     def __init__(self, root: Address, names: Iterable[str]) -> None:
         self.root, self.names = root, Names(names)
+        self._fingerprint, self._absent = self._looked_at()
 
     def __len__(self) -> int:
         return len(self.names)
@@ -33,7 +35,14 @@ class FileImages:
 
     def read(self, i: int) -> bytes:
         """All of the file."""
-        return self.root.read_listed(self.names[i])
+        try:
+            return self.root.read_listed(self.names[i])
+        except OSError as error:
+            was_there = self.root.is_local and i not in self._absent
+            path = os.path.join(self.root.path, self.names[i])
+            if was_there and was_taken_off(path, error):
+                raise cannot_go_on(path, error) from error
+            raise
 
     def groups(self, rows: int) -> list[Group]:
         """One, to be cut."""
@@ -41,21 +50,28 @@ class FileImages:
 
     def fingerprint(self) -> str:
         """Of the names, and on a disk of sizes and dates; in a store of the folder's address instead."""
-        told = hashlib.sha256(bytes(self.names.joined) + self.names.ends.tobytes())
-        if self.root.is_local:
-            for name in self.names:
-                told.update(_stamp(os.path.join(self.root.path, name)))
-        else:
+        return self._fingerprint
+
+    def _looked_at(self) -> tuple[str, frozenset[int]]:
+        """The fingerprint, and the numbers of the files that are not on the disk now."""
+        told, absent = hashlib.sha256(bytes(self.names.joined) + self.names.ends.tobytes()), []
+        if not self.root.is_local:
             told.update(self.root.url.encode())
-        return told.hexdigest()
+            return told.hexdigest(), frozenset()
+        for i, name in enumerate(self.names):
+            stamp = _stamp(os.path.join(self.root.path, name))
+            told.update(stamp or b"-")
+            if stamp is None:
+                absent.append(i)
+        return told.hexdigest(), frozenset(absent)
 
 
-def _stamp(path: str) -> bytes:
-    """What changes when a file does; nothing for what is not there, or an address in a list."""
+def _stamp(path: str) -> bytes | None:
+    """What changes when a file does; ``None`` for what is not there, such as an address in a list."""
     try:
         status = os.stat(path)
     except (OSError, ValueError):
-        return b"-"
+        return None
     return f"{status.st_size},{status.st_mtime_ns};".encode()
 
 

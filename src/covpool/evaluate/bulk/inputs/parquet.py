@@ -117,7 +117,7 @@ class ParquetImages:
         group = bisect_right(ends, row)
         if self._rows is None or self._rows.key != (number, group):
             columns = [file.image] + ([file.id] if file.id else [])
-            with _opened(self.root, file.name) as parquet:
+            with _opened(self.root, file.name) as (_, parquet):
                 # Without threads, which a forked process would lack.
                 table = parquet.read_row_group(group, columns=columns, use_threads=False)
             ids = table.column(file.id) if file.id else None
@@ -126,11 +126,12 @@ class ParquetImages:
 
 
 @contextmanager
-def _opened(root: Address, name: str) -> Iterator[Any]:
+def _opened(root: Address, name: str) -> Iterator[tuple[Any, Any]]:
+    """The file, and what pyarrow reads of it."""
     where = root.below(name)
     try:
         with where.open() as file, pq.ParquetFile(file) as parquet:
-            yield parquet
+            yield file, parquet
     except pa.ArrowInvalid as error:
         raise ShardError(f"{where.url} is no Parquet file, or cut short: {error}") from error
     except OSError as error:  # from pyarrow too, where a page is spoiled, and then without a name
@@ -138,14 +139,23 @@ def _opened(root: Address, name: str) -> Iterator[Any]:
 
 
 def _look(root: Address, name: str) -> _File:
-    with _opened(root, name) as parquet:
+    with _opened(root, name) as (file, parquet):
         metadata, schema = parquet.metadata, parquet.schema_arrow
         rows = tuple(metadata.row_group(k).num_rows for k in range(metadata.num_row_groups))
         image, ids = _columns(name, schema)
-        told = repr(metadata.to_dict())
+        told = hashlib.sha256(_footer(file))
         if _is_text(schema.field(image).type):  # of other images, if the same paths start elsewhere
-            told += root.below(name).parent.url
-        return _File(name, hashlib.sha256(os.fsencode(told)).hexdigest(), rows, image, ids)
+            told.update(os.fsencode(root.below(name).parent.url))
+        return _File(name, told.hexdigest(), rows, image, ids)
+
+
+def _footer(file: Any) -> bytes:
+    """The bytes at the end that tell of all others; their length comes after them, and the four letters."""
+    file.seek(-8, os.SEEK_END)
+    length = int.from_bytes(file.read(4), "little")
+    file.seek(-8 - length, os.SEEK_END)
+    footer: bytes = file.read(length)
+    return footer
 
 
 def _columns(name: str, schema: Any) -> tuple[str, str | None]:

@@ -10,10 +10,11 @@ from pathlib import Path, PurePosixPath
 
 from covpool.data.bad_image import BadImageError
 from covpool.data.image_set import MAX_FILE_BYTES
-from covpool.data.shards.index import write_index
+from covpool.data.shards.index import ShardError, write_index
 from covpool.data.shards.reader import ShardSet
 from covpool.data.shards.scan import TarImage, find_images
 from covpool.evaluate.bulk.inputs.address import Address
+from covpool.evaluate.bulk.inputs.passing import cannot_go_on, is_passing
 from covpool.evaluate.bulk.units import Group
 
 
@@ -32,7 +33,12 @@ class IndexedTars:
 
     def read(self, i: int) -> bytes:
         """From its tar."""
-        return self.shards.read(i)
+        try:
+            return self.shards.read(i)
+        except OSError as error:
+            if is_passing(error) or isinstance(error, FileNotFoundError):
+                raise cannot_go_on(self.name(i), error) from error
+            raise
 
     def groups(self, rows: int) -> list[Group]:
         """A tar each."""
@@ -62,7 +68,8 @@ class Tars:
         for name in names:
             found = find_images(self.root / name)
             self.counts.append(len(found))
-            told.update(os.fsencode(repr((name, [tuple(image) for image in found]))))
+            date = (self.root / name).stat().st_mtime_ns
+            told.update(os.fsencode(repr((name, date, [tuple(image) for image in found]))))
         self._fingerprint = told.hexdigest()
         self._ends = list(accumulate(self.counts))
         self._found: tuple[int, list[TarImage]] = -1, []
@@ -80,9 +87,17 @@ class Tars:
         path, image = self._find(i)
         if image.size > MAX_FILE_BYTES:
             raise BadImageError("too large", f"it has {image.size:,} bytes in {path.name}")
-        with path.open("rb") as file:
-            file.seek(image.offset)
-            return file.read(image.size)
+        try:
+            with path.open("rb") as file:
+                file.seek(image.offset)
+                data = file.read(image.size)
+        except OSError as error:
+            if is_passing(error) or isinstance(error, FileNotFoundError):
+                raise cannot_go_on(path, error) from error
+            raise
+        if len(data) < image.size:
+            raise ShardError(f"the input cannot be read any more: {path} was cut short")
+        return data
 
     def groups(self, rows: int) -> list[Group]:
         """A tar each."""
@@ -92,7 +107,7 @@ class Tars:
         ]
 
     def fingerprint(self) -> str:
-        """Of the tars' names, and of where in them which images lie."""
+        """Of the tars' names and dates, and of where in them which images lie."""
         return self._fingerprint
 
     def _find(self, i: int) -> tuple[Path, TarImage]:
