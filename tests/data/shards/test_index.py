@@ -43,7 +43,7 @@ def test_what_is_written_is_what_is_read(folder: Path) -> None:
 
 def test_the_format_is_pinned(folder: Path) -> None:
     index = json.loads((folder / "index.json").read_text())
-    assert list(index) == ["format", "version", "classes", "shards"]
+    assert list(index) == ["format", "version", "classes", "shards", "left_out"]
     assert (index["format"], index["version"]) == ("covpool shards", 1)
     assert list(index["shards"][0]) == ["name", "bytes", "samples", "contents"]
     part = json.loads((folder / "00000.tar.json").read_text())
@@ -165,3 +165,10 @@ def test_a_checksum_tells_every_flipped_bit(data: bytes, drawn: st.DataObject) -
         flipped = bytearray(data)
         flipped[place // 8] ^= 1 << place % 8
         assert checksum(bytes(flipped)) != checksum(data)
+
+
+def test_an_index_that_does_not_tell_what_it_leaves_out_leaves_out_nothing(folder: Path) -> None:
+    """As they were written once."""
+    fields = json.loads((folder / "index.json").read_bytes())
+    del fields["left_out"]
+    assert read_index(json.dumps(fields).encode()).left_out == 0

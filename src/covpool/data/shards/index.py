@@ -1,8 +1,9 @@
 """The index of tar shards: where in its tar each image lies, its label and its name.
 
 A folder of shards holds the tars, ``00000.tar``, beside each a ``00000.tar.json`` on what is in it, and one
-``index.json`` on all of them: the classes, and of each tar its size, its number of samples and the SHA-256 of
-its ``.json``. All is plain JSON. A tar, or a ``.json``, that changed after it was indexed is refused.
+``index.json`` on all of them: the classes, of each tar its size, its number of samples and the SHA-256 of
+its ``.json``, and how many samples of the tars were left out. All is plain JSON. A tar, or a ``.json``, that
+changed after it was indexed is refused.
 
 This file knows the format; :mod:`covpool.data.shards.indexing` makes an index from tars.
 """
