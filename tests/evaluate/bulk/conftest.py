@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
+import fsspec
 import pytest
 import torch
 
@@ -15,3 +17,11 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     model = create_model("test_resnet", dim=8, num_classes=len(CLASSES), image_size=64)
     return save_model(model, tmp_path_factory.mktemp("bundle") / "bundle", classes=CLASSES)
+
+
+@pytest.fixture
+def memory() -> Iterator[fsspec.AbstractFileSystem]:
+    store = fsspec.filesystem("memory")
+    yield store
+    store.store.clear()
+    store.pseudo_dirs[:] = [""]

@@ -10,8 +10,8 @@ from torch import Tensor
 from torchvision.transforms import v2
 
 from covpool.data.decode import BadImageError, decode
-from covpool.data.shards.index import ShardError
 from covpool.data.transforms import Preprocessing, evaluation_transform
+from covpool.evaluate.bulk.inputs.passing import cannot_go_on
 from covpool.evaluate.bulk.units import UnlabelledImages
 
 Batch = dict[str, Any]
@@ -70,7 +70,6 @@ def _id(images: UnlabelledImages, i: int) -> str:
     try:
         name = images.name(i)
     except OSError as error:
-        what = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
-        raise ShardError(f"the input cannot be read any more: {what}") from error
+        raise cannot_go_on(error.filename or f"image {i}", error) from error
     # The bytes of a file's name need not be UTF-8, those of a text in a table must.
     return name.encode("utf-8", "backslashreplace").decode()
