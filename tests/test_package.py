@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import covpool
-from covpool.provenance.release import release
+from covpool.provenance.machine import release
 from covpool.version import OF_A_CHECKOUT, version_in
 
 ROOT = Path(__file__).parents[1]

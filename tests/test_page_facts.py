@@ -43,7 +43,7 @@ def test_the_table_of_two_sparrows_is_the_committed_one() -> None:
 
 def test_the_exchange_of_gradients() -> None:
     from covpool.models.config import ModelConfig
-    from covpool.models.planning.plan import plan
+    from covpool.models.plan import plan
 
     row = r"\| ResNet-50, d = (\d+), ([\d,]+) classes \| ([\d,]+) \| (\d+) MB \| (\d+) ms \|"
     rows = re.findall(row, read(DOCS / "scale_out.md"))

@@ -15,7 +15,7 @@ from covpool.version import version_in
 
 if TYPE_CHECKING:
     from covpool import functional, nn
-    from covpool.models.bundles import load_model, save_model
+    from covpool.models.bundle import load_model, save_model
     from covpool.models.create import create_model
 
 __version__ = version_in(Path(__file__).parents[1])

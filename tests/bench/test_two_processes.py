@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from covpool.bench.two_processes import from_two_processes
-from covpool.train.processes import Processes
+from covpool.processes import Processes
 
 pytestmark = pytest.mark.slow
 

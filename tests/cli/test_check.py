@@ -17,7 +17,7 @@ import pytest
 
 from covpool.cli.check import Arguments
 from covpool.cli.main import main
-from covpool.data import collection
+from covpool.data import look as collection
 from covpool.data.check import REMEDIES, check
 from covpool.data.look import Look
 from covpool.data.sources.layouts import LAYOUTS, SHARDS

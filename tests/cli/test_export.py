@@ -47,7 +47,8 @@ def test_a_refusal_is_a_sentence_and_leaves_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The graph is traced with other weights than the bundle has."""
-    from covpool.export import exporting, files
+    from covpool.export import exporting
+    from covpool.export import formats as files
 
     def broken(job: files.Job, graph: files.ExportGraph) -> files.Traced:
         weight = job.model.head.classifier.weight

@@ -287,7 +287,7 @@ def test_a_package_that_is_not_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)  # as import has it for what is not there
-    monkeypatch.delitem(sys.modules, "covpool.evaluate.bulk.ray_engine", raising=False)
+    monkeypatch.delitem(sys.modules, "covpool.inference.ray_engine", raising=False)
     monkeypatch.chdir(tmp_path)
     command = command.replace("BUNDLE", f"{place}/runs/birds/bundle").replace("BIRDS", f"{place}/birds")
     assert complaint(command, capsys) == sentence

@@ -11,7 +11,7 @@ import pytest
 from covpool.cli.main import main
 from covpool.cli.plan import Arguments, run
 from covpool.models import ModelConfig
-from covpool.models.planning.plan import plan
+from covpool.models.plan import plan
 
 
 def test_options_have_the_defaults_of_the_library() -> None:
@@ -28,7 +28,7 @@ def test_options_have_the_defaults_of_the_library() -> None:
 
 
 def test_every_option_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("covpool.models.planning.plan.plan", lambda config, **options: (config, options))
+    monkeypatch.setattr("covpool.models.plan.plan", lambda config, **options: (config, options))
     shape: dict[str, Any] = {
         "backbone": "test_vit",
         "num_classes": 7,

@@ -13,7 +13,7 @@ import pytest
 from covpool.cli import embed, predict
 from covpool.cli.main import main
 from covpool.cli.parser import part_of
-from covpool.evaluate.bulk import Embed, Files, Predict, Running
+from covpool.inference import Embed, Files, Predict, Running
 from covpool.models import create_model, save_model
 from tests.evaluate.bulk.small import pictures, write_folder
 

@@ -11,7 +11,7 @@ import pytest
 
 from covpool.cli import retrieve as verb
 from covpool.cli.main import main
-from covpool.evaluate.retrieval import retrieval
+from covpool.evaluate import retrieval
 from tests.data.pictures import needs_sparrows
 from tests.evaluate.birds import a_bundle, some_sparrows
 

@@ -15,9 +15,8 @@ from covpool.data.shards.index import ShardIndex
 from covpool.data.shards.reader import open_shards
 from covpool.data.shards.write import write_shards
 from covpool.data.sources import open_splits
-from covpool.data.split import split_off
 from covpool.train.recipe import DataOptions
-from covpool.train.splits import open_data
+from covpool.train.splits import open_data, split_off
 from tests.data.memory_images import memory_images
 
 

@@ -16,7 +16,7 @@ import torch
 from covpool.cli.main import main
 from covpool.cli.svm import Arguments
 from covpool.evaluate.svm import Passing, fit_svm
-from covpool.models.bundles import load_model
+from covpool.models.bundle import load_model
 from tests.data.pictures import needs_sparrows
 from tests.evaluate.svm.samples import a_bundle, some_sparrows
 

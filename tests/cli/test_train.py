@@ -16,8 +16,7 @@ import pytest
 from covpool.cli.main import main
 from covpool.cli.train_options import make_parser
 from covpool.train.recipe import Recipe
-from covpool.train.recipe_files import read_recipe, recipe_names, recipe_text
-from covpool.train.recipe_options import SHORT, options
+from covpool.train.recipe_files import SHORT, options, read_recipe, recipe_names, recipe_text
 
 # Every option: to take one away is to break somebody's script, and every one more has to be explained.
 FROZEN = """

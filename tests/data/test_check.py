@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from covpool.data import collection, image_set
+from covpool.data import image_set
+from covpool.data import look as collection
 from covpool.data.check import REMEDIES, Report, check
-from covpool.data.collection import Collection
-from covpool.data.duplicates import groups_of_equals
-from covpool.data.look import look
+from covpool.data.look import Collection, groups_of_equals, look
 from covpool.data.sources import open_images, splits
 from tests.data.pictures import RED, SPARROWS, corners, encode, jpeg, needs_sparrows, photo
 from tests.data.sources.test_benchmarks import make_cub

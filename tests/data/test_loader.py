@@ -15,8 +15,7 @@ import torch
 from covpool.data.batch import Batch, DataError
 from covpool.data.image_set import ImageSet, Subset
 from covpool.data.loader import EvaluationLoader, TrainingLoader
-from covpool.data.order import BalancedOrder, FolderOrder, Order
-from covpool.data.shards.order import ShardOrder
+from covpool.data.order import BalancedOrder, FolderOrder, Order, ShardOrder
 from covpool.data.shards.reader import open_shards
 from covpool.data.shards.write import write_shards
 from covpool.data.sources import open_images

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from covpool.data.names import Names
+from covpool.data.image_set import Names
 
 # Whatever a file may be called: also bytes that are no UTF-8, as Python hands them out.
 FILE_NAMES = st.lists(st.binary(max_size=12).map(lambda data: data.decode("utf-8", "surrogateescape")))

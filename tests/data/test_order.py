@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covpool.data.order import BalancedOrder, EvaluationOrder, FolderOrder, Order
-from covpool.data.shards.order import ShardOrder
+from covpool.data.order import BalancedOrder, EvaluationOrder, FolderOrder, Order, ShardOrder
 
 
 def flat(order: Order, epoch: int) -> list[int]:

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covpool.data.randomness import number, numbers, permutation, torch_seeded
+from covpool.data.order import number, numbers, permutation, torch_seeded
 
 
 def test_numpys_philox_is_the_published_one() -> None:

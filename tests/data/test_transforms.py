@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torchvision import transforms as v1
 
-from covpool.data.randomness import torch_seeded
+from covpool.data.order import torch_seeded
 from covpool.data.transforms import (
     EIGENVALUES,
     EIGENVECTORS,

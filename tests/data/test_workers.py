@@ -48,7 +48,7 @@ GONE = """
 import socket, time
 from multiprocessing.resource_sharer import _resource_sharer
 from torch.utils.data import DataLoader
-from covpool.data.workers import outlive_signals
+from covpool.data.loader import outlive_signals
 
 class Held:
     def __getitem__(self, number):

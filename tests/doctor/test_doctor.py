@@ -12,16 +12,15 @@ import pytest
 import torch
 
 from covpool.cli.main import main
-from covpool.doctor import examination, examine, installed, mathematics, surroundings
-from covpool.doctor.examination import Trial, _finding
-from covpool.doctor.finding import Finding, NotHereError
-from covpool.doctor.text import examination_text
+from covpool.doctor import checks, examination, examine
+from covpool.doctor.checks import Finding, NotHereError
+from covpool.doctor.examination import Trial, _finding, examination_text
 
 
 @pytest.fixture
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the compiler, which takes longer than all the rest."""
-    monkeypatch.setattr(mathematics, "compiled", lambda device: "it works")
+    monkeypatch.setattr(checks, "compiled", lambda device: "it works")
 
 
 @pytest.mark.usefixtures("_quick")
@@ -38,7 +37,7 @@ def test_a_failure_has_a_remedy_and_an_exit_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
-    monkeypatch.setattr(surroundings, "PATIENCE", 2)
+    monkeypatch.setattr(checks, "PATIENCE", 2)
     assert main(["doctor"]) == 1
     lines = capsys.readouterr().out.splitlines()
     workers, disk = (line for line in lines if line.startswith("fail  "))
@@ -50,14 +49,14 @@ def test_a_failure_has_a_remedy_and_an_exit_code(
 
 
 def test_a_wrong_root_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mathematics, "isqrt_cov", lambda x, steps: 1.001 * mathematics.covariance(x))
+    monkeypatch.setattr(checks, "isqrt_cov", lambda x, steps: 1.001 * checks.covariance(x))
     with pytest.raises(ArithmeticError, match="from eigh in float64"):
-        mathematics.value("cpu")
+        checks.value("cpu")
 
 
 def test_a_wrong_gradient_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mathematics, "isqrt_cov", lambda x: (x * x.detach()).sum())
-    assert _finding(Trial("gradient", lambda: mathematics.gradient("cpu"), "reinstall")).state == "fail"
+    monkeypatch.setattr(checks, "isqrt_cov", lambda x: (x * x.detach()).sum())
+    assert _finding(Trial("gradient", lambda: checks.gradient("cpu"), "reinstall")).state == "fail"
 
 
 def test_what_covpool_does_without_is_no_failure() -> None:
@@ -80,15 +79,15 @@ def test_a_missing_package_of_the_network(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(NotHereError, match="timm is not installed") as found:
-        surroundings.training_step("cpu")
+        checks.training_step("cpu")
     assert found.value.remedy == "pip install 'covpool[models]'"
 
 
 def test_extras(monkeypatch: pytest.MonkeyPatch) -> None:
     needed = ["torch>=2.10", "torch>=2; extra == 'models'", 'no-such-package[x]>=1; extra == "models"']
     needed += ["torch; extra == 'data'", "ruff; extra == 'dev'"]
-    monkeypatch.setattr(installed.metadata, "requires", lambda name: needed)
-    assert installed.missing_by_extra() == {"data": (), "models": ("no-such-package",)}
+    monkeypatch.setattr(checks.metadata, "requires", lambda name: needed)
+    assert checks.missing_by_extra() == {"data": (), "models": ("no-such-package",)}
 
 
 def test_text() -> None:
@@ -132,8 +131,8 @@ class Blocker:
         if name.partition(".")[0] in ("jsonargparse", "timm", "PIL", "torchvision", "yaml", "safetensors"):
             raise ModuleNotFoundError(f"no {name}", name=name)
 sys.meta_path.insert(0, Blocker())
-from covpool.doctor import mathematics
-mathematics.compiled = lambda device: "it works"
+from covpool.doctor import checks
+checks.compiled = lambda device: "it works"
 from covpool.cli.main import main
 sys.exit(main(["doctor"]))
 """
@@ -156,5 +155,5 @@ def test_mistakes(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.slow
 def test_the_compiler() -> None:
-    assert mathematics.compiled("cpu") == "it works"
+    assert checks.compiled("cpu") == "it works"
     assert examine().is_well

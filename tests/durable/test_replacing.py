@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from covpool.durable import replacing
+from covpool import durable as replacing
 from tests.durable import dying
 
 OLD, NEW = "old" * 10_000, "new" * 20_000

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from covpool.data.sources import open_images
-from covpool.evaluate.images import open_split
+from covpool.inference.forward import open_split
 from covpool.models import create_model
 from covpool.models.model import PooledClassifier
 from covpool.train.splits import fingerprint

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from covpool.evaluate.lock import held
+from covpool.durable import held
 
 
 def hold(folder: Path, is_held: Any) -> None:

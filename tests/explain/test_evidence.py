@@ -17,10 +17,9 @@ from covpool.explain import explain
 from covpool.explain.explaining import gap
 from covpool.explain.factors import factors
 from covpool.models.model import PooledClassifier
-from covpool.nn.pooling.cov import Cov
 from covpool.nn.pooling.isqrt_cov import IsqrtCov
-from covpool.nn.pooling.method import Method
-from covpool.nn.pooling.mpn_cov import MpnCov
+from covpool.nn.pooling.method import Cov, Method
+from covpool.nn.pooling.spectral import MpnCov
 from tests.data.pictures import SPARROWS, needs_sparrows
 
 EXACT: dict[str, dict[str, Any]] = {

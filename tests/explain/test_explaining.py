@@ -13,8 +13,7 @@ from covpool import create_model, load_model, save_model
 from covpool.cli.main import main
 from covpool.explain.evidence import Evidence, explain
 from covpool.explain.explaining import explain_images, explained
-from covpool.explain.figures import contrast, draw_sheet, strongest_pairs
-from covpool.explain.overlay import AGAINST, FOR, overlay
+from covpool.explain.figures import AGAINST, FOR, contrast, draw_sheet, overlay, strongest_pairs
 from tests.data.pictures import SPARROWS, needs_sparrows
 
 

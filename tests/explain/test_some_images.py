@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from covpool.explain.some_images import some_images
+from covpool.explain.explaining import some_images
 from tests.data.trees import plant
 
 

@@ -6,12 +6,10 @@ from pathlib import Path
 import pytest
 from onnx import ModelProto
 
-from covpool.export.exporting import ExportReport, export_model
-from covpool.export.files import trace_model
+from covpool.export.exporting import ExportReport, export_model, trace_model
+from covpool.export.formats import to_onnx
 from covpool.export.graph import ExportGraph, Traced
-from covpool.export.job import Job, open_job
-from covpool.export.onnx_file import to_onnx
-from covpool.export.options import FORMATS, ExportOptions
+from covpool.export.options import FORMATS, ExportOptions, Job, open_job
 from covpool.models import load_model, save_model
 from tests.data.pictures import SPARROWS
 from tests.evaluate.birds import a_bundle, some_sparrows
@@ -54,7 +52,7 @@ def prepared(bundle: Path, birds: Path) -> Prepared:
 def reuse(monkeypatch: pytest.MonkeyPatch, prepared: Prepared, model: ModelProto | None = None) -> None:
     """Export what is prepared, or another model in its place, instead of tracing anew."""
     monkeypatch.setattr("covpool.export.exporting.trace_model", lambda job, graph: prepared.traced)
-    monkeypatch.setattr("covpool.export.files.to_onnx", lambda traced: model or prepared.model)
+    monkeypatch.setattr("covpool.export.formats.to_onnx", lambda traced: model or prepared.model)
 
 
 @pytest.fixture(scope="session")

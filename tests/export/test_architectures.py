@@ -11,9 +11,8 @@ from torch import nn
 
 import covpool
 from covpool.data.transforms import Preprocessing
-from covpool.export.graph import ExportGraph, example, trace
-from covpool.export.onnx_file import backbone_nodes, onnx_runner, to_onnx, write_onnx
-from covpool.export.running import torch_runner
+from covpool.export.formats import backbone_nodes, onnx_runner, to_onnx, write_onnx
+from covpool.export.graph import ExportGraph, example, torch_runner, trace
 
 # A network of each family, and the side of its images.
 NETWORKS = {

@@ -19,12 +19,10 @@ from covpool.data.sources import open_images
 from covpool.data.transforms import Preprocessing, evaluation_transform, pixels_transform
 from covpool.evaluate.svm import fit_svm
 from covpool.export import ExportRefusedError, ExportReport, export_model, read_metadata
-from covpool.export.files import takes_other_sizes
-from covpool.export.graph import example
-from covpool.export.onnx_file import onnx_runner
+from covpool.export.exporting import takes_other_sizes
+from covpool.export.formats import onnx_runner, torch_file_runner
+from covpool.export.graph import Runner, example, torch_runner
 from covpool.export.options import FORMATS, ExportOptions
-from covpool.export.running import Runner, torch_runner
-from covpool.export.torch_file import torch_file_runner
 from covpool.models import create_model, load_model, save_model
 from covpool.provenance.results import schema
 from tests.data.pictures import needs_sparrows

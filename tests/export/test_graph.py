@@ -8,7 +8,7 @@ from PIL import Image
 import covpool
 from covpool.data.transforms import Preprocessing, evaluation_transform, pixels_transform
 from covpool.export.graph import ExportGraph, example, may_have_free_size, trace
-from covpool.export.images import graph_input
+from covpool.export.options import graph_input
 from tests.data.pictures import photo
 from tests.export.conftest import Prepared
 from tests.functional.tolerances import assert_close

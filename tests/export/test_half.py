@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from onnx import ModelProto, TensorProto
 
-from covpool.export.half import to_half
-from covpool.export.onnx_file import backbone_nodes
+from covpool.export.formats import backbone_nodes
+from covpool.export.smaller import to_half
 from tests.export.conftest import Prepared
 from tests.export.onnx_graphs import named, types
 

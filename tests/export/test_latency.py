@@ -6,8 +6,8 @@ import time
 import numpy as np
 import pytest
 
-from covpool.export.latency import WARMUP, Latency, _latency, measure_latency
-from covpool.export.running import Array
+from covpool.export.graph import Array
+from covpool.export.parity import WARMUP, Latency, _latency, measure_latency
 
 IMAGES = np.zeros((1, 2, 2, 3), dtype=np.uint8)
 

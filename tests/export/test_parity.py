@@ -5,8 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from covpool.export.parity import Parity, compare
-from covpool.export.verdict import objection
+from covpool.export.parity import Parity, compare, objection
 
 REFERENCE = np.array([[1.0, 3.0, -4.0], [2.0, 0.0, 1.0]], dtype=np.float32)
 

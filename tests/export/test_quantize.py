@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from onnx import ModelProto, TensorProto
 
-from covpool.export.onnx_file import backbone_nodes
-from covpool.export.quantize import quantized_nodes, to_int8
+from covpool.export.formats import backbone_nodes
+from covpool.export.smaller import quantized_nodes, to_int8
 from tests.export.conftest import Prepared
 from tests.export.onnx_graphs import named, producers
 

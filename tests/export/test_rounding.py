@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from covpool.export.rounding import round_weights, scales
+from covpool.export.smaller import round_weights, scales
 
 
 def convolution(weight: NDArray[np.float32], **attributes: object) -> onnx.ModelProto:

@@ -10,8 +10,7 @@ import scipy.special
 import torch
 from torch import Tensor
 
-from covpool.functional.lyapunov import solve_by_eigenvalues, solve_by_iteration
-from covpool.functional.matrix_root import RootOptions, matrix_root
+from covpool.functional.matrix_root import RootOptions, matrix_root, solve_by_eigenvalues, solve_by_iteration
 from tests.functional.samples import definite
 from tests.functional.tolerances import assert_close
 

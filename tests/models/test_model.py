@@ -13,8 +13,7 @@ from torch import nn
 import covpool
 from covpool.functional import isqrt_cov, triu_vec
 from covpool.models import PooledClassifier
-from covpool.models.backbones.expansion import expansion
-from covpool.models.backbones.network import build_network
+from covpool.models.surgery import build_network, expansion
 from tests.models.small_models import IMAGES, on_meta, small
 
 

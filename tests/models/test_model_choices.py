@@ -12,8 +12,7 @@ from torch import nn
 
 import covpool
 from covpool.models import ModelConfig, build_model
-from covpool.models.backbones.network import UnsupportedBackboneError
-from covpool.models.backbones.resolution import KeepResolutionError
+from covpool.models.surgery import KeepResolutionError, UnsupportedBackboneError
 from tests.models.small_models import IMAGES, on_meta, small
 
 

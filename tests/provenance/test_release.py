@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from covpool.provenance.release import release
+from covpool.provenance.machine import release
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from covpool.provenance.release import release
+from covpool.provenance.machine import release
 from covpool.reproduce import (
     bulk,
     exports,

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from covpool.explain.spectrum import summed_up
+from covpool.explain.diagnosis import summed_up
 from covpool.functional import covariance, triu_unvec
 from covpool.nn import CovPool
 from covpool.nn.pooling import METHODS

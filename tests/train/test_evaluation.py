@@ -25,12 +25,12 @@ def evaluate(group: dict[str, str], world_size: int, out: Path) -> None:
     torch.set_num_threads(1)
     from covpool.data.loader import EvaluationLoader
     from covpool.data.sources import open_images
-    from covpool.data.split import split_off
     from covpool.data.transforms import Preprocessing, evaluation_transform
     from covpool.models import create_model
+    from covpool.processes import joined_processes
     from covpool.train.metrics import measure
     from covpool.train.predictions import predict
-    from covpool.train.processes import joined_processes
+    from covpool.train.splits import split_off
 
     torch.manual_seed(0)
     model = create_model("test_resnet", dim=8, num_classes=10, image_size=64)

@@ -15,9 +15,9 @@ import torch
 
 import covpool
 from covpool.data.sources import open_images
+from covpool.processes import Interrupted
 from covpool.train.comparison import compare
 from covpool.train.fitting import _opened
-from covpool.train.interruption import Interrupted
 from covpool.train.recipe_files import read_recipe
 from tests.data.pictures import SPARROWS, TINY10, needs_sparrows, needs_tiny10
 from tests.train.small import SMALL, rows, train

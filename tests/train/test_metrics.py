@@ -6,9 +6,9 @@ import torch
 import torchmetrics.functional.classification as oracle
 
 from covpool.data.batch import BadImage, Batch
+from covpool.processes import Processes
 from covpool.train.metrics import measure
 from covpool.train.predictions import predict
-from covpool.train.processes import Processes
 
 ALONE = Processes(0, 1, torch.device("cpu"))
 

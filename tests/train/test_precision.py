@@ -7,7 +7,7 @@ import logging
 import pytest
 import torch
 
-from covpool.train import precision
+from covpool import device as precision
 
 CPU = torch.device("cpu")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 WARNING = """
 import logging
-from covpool.train.processes import joined_processes
+from covpool.processes import joined_processes
 with joined_processes("cpu") as processes:
     logging.getLogger("covpool").warning("few images")
     processes.gather(None)

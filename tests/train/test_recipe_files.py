@@ -11,8 +11,15 @@ import pytest
 from covpool.data.transforms import Augmentation
 from covpool.models.config import ModelConfig
 from covpool.train.recipe import DataOptions, LoopOptions, OptimizerOptions, Recipe, WeightOptions
-from covpool.train.recipe_files import read_recipe, recipe_names, recipe_text, write_recipe
-from covpool.train.recipe_options import SHORT, flat, options
+from covpool.train.recipe_files import (
+    SHORT,
+    flat,
+    options,
+    read_recipe,
+    recipe_names,
+    recipe_text,
+    write_recipe,
+)
 
 # Words that YAML would take for something else.
 WORDS = [

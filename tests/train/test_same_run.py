@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from covpool.train.recipe_files import read_recipe, write_recipe
-from covpool.train.same_run import as_begun
+from covpool.train.run_folder import as_begun
 
 
 @pytest.mark.parametrize(("key", "value"), [("data.cache", "/scratch"), ("data.path", "moved"), ("out", "x")])

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
+from covpool.train.optimizer import Schedule
 from covpool.train.recipe import ScheduleOptions
-from covpool.train.schedule import Schedule
 
 BATCHES = 10
 

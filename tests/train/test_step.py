@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from covpool.data.batch import Batch
+from covpool.processes import Processes
 from covpool.train.network import make_model
-from covpool.train.objective import Objective
-from covpool.train.processes import Processes
 from covpool.train.recipe_files import read_recipe
-from covpool.train.step import Learner
+from covpool.train.step import Learner, Objective
 
 ALONE = Processes(0, 1, torch.device("cpu"))
 # Without BatchNorm, whose statistics would tell the parts of a batch apart.

@@ -112,7 +112,7 @@ def shards(path: Path) -> str:
     """125 images of tiny10 in several small tars, and some to validate on."""
     from covpool.data.shards.write import write_shards
     from covpool.data.sources import open_images
-    from covpool.data.split import split_off
+    from covpool.train.splits import split_off
 
     images = open_images(TINY10, "train")
     for split, count in (("train", 125), ("val", 40)):

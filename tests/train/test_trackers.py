@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 import covpool
+from covpool.train.journal import make_trackers
 from covpool.train.run_folder import RunFolder
-from covpool.train.trackers import make_trackers
 
 
 def is_installed(package: str) -> bool:
@@ -38,7 +38,7 @@ import dataclasses, json, sys
 from pathlib import Path
 from covpool.train.recipe_files import read_recipe
 from covpool.train.run_folder import RunFolder
-from covpool.train.trackers import make_trackers
+from covpool.train.journal import make_trackers
 recipe = dataclasses.asdict(read_recipe())
 def live(name, begin, steps):
     [tracker] = make_trackers([name], RunFolder(Path(sys.argv[1])), begin, recipe)

@@ -23,7 +23,7 @@ from covpool.bench.results import (
     write_results,
 )
 from covpool.bench.timing import MakeProgress, Schedule, silence, time_interleaved
-from covpool.provenance.results_files import results_path
+from covpool.provenance.results import results_path
 
 log = logging.getLogger(__name__)
 

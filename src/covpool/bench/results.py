@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from covpool.durable.replacing import replace_file
+from covpool.durable import replace_file
 from covpool.provenance import results as origin
 
 Results = origin.Results

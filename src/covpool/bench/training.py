@@ -22,22 +22,19 @@ from covpool.bench.two_processes import from_two_processes
 from covpool.data.batch import Batch
 from covpool.data.image_set import ImageSet
 from covpool.data.loader import TrainingLoader
-from covpool.data.order import FolderOrder
-from covpool.data.shards.order import ShardOrder
+from covpool.data.order import FolderOrder, ShardOrder
 from covpool.data.shards.reader import open_shards
 from covpool.data.shards.write import write_shards
 from covpool.data.sources import open_images
 from covpool.data.transforms import Augmentation, Preprocessing, training_transform
-from covpool.durable.replacing import replace_file
-from covpool.provenance.machine import describe_machine
-from covpool.provenance.results_files import results_path
-from covpool.provenance.source import describe_source, describe_versions
+from covpool.durable import replace_file
+from covpool.processes import Processes
+from covpool.provenance.machine import describe_machine, describe_source, describe_versions
+from covpool.provenance.results import results_path
 from covpool.train.network import make_model
-from covpool.train.objective import Objective
-from covpool.train.processes import Processes
 from covpool.train.recipe import Recipe
 from covpool.train.recipe_files import read_recipe
-from covpool.train.step import Learner
+from covpool.train.step import Learner, Objective
 
 CLASSES, SIDE = 10, 96
 # About half a second a step on two cores: what the loop adds to it is milliseconds.

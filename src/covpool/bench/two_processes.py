@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch.multiprocessing.spawn import ProcessContext, spawn
 
-from covpool.train.processes import joined_processes
+from covpool.processes import joined_processes
 
 T = TypeVar("T")
 

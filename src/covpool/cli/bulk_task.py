@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from covpool.evaluate.bulk import Done, Embed, Predict
+    from covpool.inference import Done, Embed, Predict
 
 
 def run_task(arguments: Any, kind: type[Predict] | type[Embed]) -> Done:
     """Do it, or go on with it; ``arguments`` have the fields of the task's ``kind``."""
     from covpool.cli.parser import part_of
     from covpool.cli.progress import Progress
-    from covpool.evaluate.bulk import Files, Running, infer
+    from covpool.inference import Files, Running, infer
 
     task, files = part_of(arguments, kind), part_of(arguments, Files)
     running = part_of(arguments, Running)
@@ -22,6 +22,6 @@ def run_task(arguments: Any, kind: type[Predict] | type[Embed]) -> Done:
 
 def text(result: Done) -> str:
     """What is there, and what of it is new."""
-    from covpool.evaluate.bulk.report import report_text
+    from covpool.inference.bulk import report_text
 
     return report_text(result)

@@ -46,8 +46,7 @@ class Checked:
 def run(arguments: Arguments) -> Checked:
     """Look, and write the CSV."""
     from covpool.cli.progress import Progress
-    from covpool.data.check import check
-    from covpool.data.report import check_output, write_report
+    from covpool.data.check import check, check_output, write_report
 
     output = arguments.out or _default_output(arguments.data)
     check_output(output)  # now, not after hours of reading
@@ -66,7 +65,7 @@ def run(arguments: Arguments) -> Checked:
 
 def text(result: Checked) -> str:
     """A table."""
-    from covpool.data.report import report_text
+    from covpool.data.check import report_text
 
     return report_text(**asdict(result))
 
@@ -77,7 +76,7 @@ def exit_code(result: Checked) -> int:
 
 
 def _default_output(data: str) -> Path:
-    from covpool.data.inside import is_inside
+    from covpool.durable import is_inside
 
     if is_inside(REPORT, data):
         raise ValueError(f"{REPORT} would go into the data itself: give --out")

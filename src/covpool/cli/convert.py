@@ -1,4 +1,4 @@
-"""``covpool convert``: see :func:`covpool.models.weights.convert.convert_checkpoint`."""
+"""``covpool convert``: see :func:`covpool.models.convert.convert_checkpoint`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,8 +39,8 @@ class Converted:
 
 def run(arguments: Arguments) -> Converted:
     """Convert and save."""
-    from covpool.models.bundles import save_model
-    from covpool.models.weights.convert import convert_checkpoint
+    from covpool.models.bundle import save_model
+    from covpool.models.convert import convert_checkpoint
 
     # Read first: a mistake in it should not wait for the checkpoint.
     classes = None if arguments.classes is None else arguments.classes.read_text("utf-8").splitlines()
@@ -58,7 +58,7 @@ def run(arguments: Arguments) -> Converted:
 
 def text(result: Converted) -> str:
     """Two lines."""
-    from covpool.models.planning.text import human
+    from covpool.models.plan import human
 
     channels = "all" if result.dim is None else str(result.dim)
     return (

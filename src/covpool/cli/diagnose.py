@@ -41,7 +41,7 @@ class Told:
 def run(arguments: Arguments) -> Told:
     """Diagnose."""
     from covpool.cli.progress import Progress
-    from covpool.explain.diagnosis.diagnosing import diagnose_images
+    from covpool.explain.diagnosis import diagnose_images
 
     with Progress("images") as progress:
         found = diagnose_images(
@@ -52,8 +52,8 @@ def run(arguments: Arguments) -> Told:
 
 def text(result: Told) -> str:
     """Figures, and what is amiss."""
-    from covpool.data.counts import counted
     from covpool.explain.diagnosis import warnings
+    from covpool.wording import counted
 
     found = result.found
     rows = [

@@ -51,7 +51,7 @@ def run(arguments: Arguments) -> Examination:
 
 def text(result: Examination) -> str:
     """What is here, and a line for every test."""
-    from covpool.doctor.text import examination_text
+    from covpool.doctor.examination import examination_text
 
     return examination_text(result)
 

@@ -1,4 +1,4 @@
-"""``covpool embed``: see :func:`covpool.evaluate.bulk.infer.infer`."""
+"""``covpool embed``: see :func:`covpool.inference.bulk.infer`."""
 
 # Annotations are not postponed here: jsonargparse would import what is for type checkers to evaluate them.
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from covpool.cli.bulk_task import run_task, text
 
 if TYPE_CHECKING:
-    from covpool.evaluate.bulk import Done
+    from covpool.inference import Done
 
 __all__ = ["EXAMPLE", "Arguments", "run", "text"]
 
@@ -63,6 +63,6 @@ class Arguments:
 
 def run(arguments: Arguments) -> "Done":
     """Do it, or go on with it."""
-    from covpool.evaluate.bulk import Embed
+    from covpool.inference import Embed
 
     return run_task(arguments, Embed)

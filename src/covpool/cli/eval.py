@@ -62,7 +62,7 @@ def run(arguments: Arguments) -> Evaluated:
 
 def text(result: Evaluated) -> str:
     """A table, and where the rest is."""
-    from covpool.evaluate.accuracy.table import results_table
+    from covpool.evaluate.accuracy import results_table
     from covpool.evaluate.results import closing_lines
 
     return f"{results_table(result.results)}\n\n{closing_lines(result.folder, result.results)}"

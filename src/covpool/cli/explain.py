@@ -60,7 +60,7 @@ def run(arguments: Arguments) -> "Explanation":
 
 def text(result: "Explanation") -> str:
     """What was drawn, and how far sums are from logits."""
-    from covpool.data.counts import counted
+    from covpool.wording import counted
 
     bad = f"; {result.bad} could not be read" if result.bad else ""
     lines = [f"{counted(result.images, 'image')} explained{bad}"]

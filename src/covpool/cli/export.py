@@ -81,6 +81,6 @@ def run(arguments: Arguments) -> Exported:
 
 def text(result: Exported) -> str:
     """A table, and where everything is."""
-    from covpool.export.table import results_table
+    from covpool.export.results import results_table
 
     return f"{results_table(result.results)}\n\nfiles and results: {result.folder}"

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, get_type_hints
 from jsonargparse import DefaultHelpFormatter
 
 from covpool.cli.mistakes import did_you_mean
-from covpool.train.sentences import SentenceParser
+from covpool.train.recipe_files import SentenceParser
 
 Arguments = TypeVar("Arguments")
 

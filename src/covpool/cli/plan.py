@@ -1,11 +1,11 @@
-"""``covpool plan``: see :func:`covpool.models.planning.plan.plan`."""
+"""``covpool plan``: see :func:`covpool.models.plan.plan`."""
 
 # Annotations are not postponed here: jsonargparse would import what is for type checkers to evaluate them.
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from covpool.models.planning.plan import Plan
+    from covpool.models.plan import Plan
 
 EXAMPLE = "covpool plan resnet18 --num-classes 200"
 
@@ -55,7 +55,7 @@ class Arguments:
 def run(arguments: Arguments) -> "Plan":
     """Plan the model."""
     from covpool.models.config import ModelConfig
-    from covpool.models.planning.plan import plan
+    from covpool.models.plan import plan
 
     config = ModelConfig(
         backbone=arguments.backbone,
@@ -81,6 +81,6 @@ def run(arguments: Arguments) -> "Plan":
 
 def text(result: "Plan") -> str:
     """The plan as a table and a recommendation."""
-    from covpool.models.planning.text import plan_text
+    from covpool.models.plan import plan_text
 
     return plan_text(result)

@@ -6,7 +6,7 @@ import sys
 import time
 from typing import TextIO
 
-from covpool.train.durations import duration
+from covpool.wording import duration
 
 BAR = 30
 # Seconds between two words of it.

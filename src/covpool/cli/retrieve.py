@@ -69,6 +69,6 @@ def run(arguments: Arguments) -> Retrieved:
 def text(result: Retrieved) -> str:
     """A table, and where the rest is."""
     from covpool.evaluate.results import closing_lines
-    from covpool.evaluate.retrieval.table import results_table
+    from covpool.evaluate.retrieval import results_table
 
     return f"{results_table(result.results)}\n\n{closing_lines(result.folder, result.results)}"

@@ -74,7 +74,7 @@ def run(arguments: Arguments) -> Sharded:
 
 def text(result: Sharded) -> str:
     """A line for each folder."""
-    from covpool.data.counts import counted
+    from covpool.wording import counted
 
     lines = [
         f"{folder.folder}: {counted(folder.images, 'image')} of {counted(folder.classes, 'class')} in "
@@ -132,7 +132,7 @@ def _write(arguments: Arguments) -> Sharded:
 
 def _with_val(sets: "Mapping[Split, ImageSet]", arguments: Arguments) -> "Mapping[Split, ImageSet]":
     """With a val from train, if there is none and it was asked for."""
-    from covpool.data.split import split_off
+    from covpool.train.splits import split_off
 
     if not arguments.val_fraction or "val" in sets:
         return sets
@@ -146,7 +146,7 @@ def _with_val(sets: "Mapping[Split, ImageSet]", arguments: Arguments) -> "Mappin
 
 def _index(arguments: Arguments) -> Sharded:
     from covpool.cli.progress import Progress
-    from covpool.data.shards.indexing import index_shards, tar_folders
+    from covpool.data.shards.write import index_shards, tar_folders
 
     names = None if arguments.classes is None else _class_names(arguments.classes)
     folders = tar_folders(Path(arguments.data))

@@ -75,7 +75,7 @@ def run(arguments: Arguments) -> Trained | Interruption | Configuration:
         return Configuration(recipe_text(recipe).rstrip())
     check_data(recipe)
 
-    from covpool.train.interruption import Interrupted
+    from covpool.processes import Interrupted
 
     try:
         return _train(recipe) if arguments.compare is None else _compare(recipe, arguments.compare)
@@ -117,7 +117,7 @@ def _trained(run: Run) -> Trained:
 
 
 def _result(run: Trained) -> str:
-    from covpool.data.counts import counted
+    from covpool.wording import counted
 
     before = "finished before: " if run.was_finished else ""
     epochs = f"after {counted(run.summary['epochs'], 'epoch')}"

@@ -12,8 +12,7 @@ from typing import Any, Literal, get_args, get_origin
 from covpool.cli.parser import Help, Parser, add_shared, underscored, valued
 from covpool.nn.pooling import METHODS
 from covpool.train.recipe import Recipe
-from covpool.train.recipe_files import recipe_names
-from covpool.train.recipe_options import SHORT, options, sections
+from covpool.train.recipe_files import SHORT, options, recipe_names, sections
 
 SUMMARY = """Train a network on images, and leave a folder that explains itself.
 

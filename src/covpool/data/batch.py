@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from covpool.data.decode import BadImageError, decode
 from covpool.data.image_set import ImageSet
-from covpool.data.randomness import number, torch_seeded
+from covpool.data.order import number, torch_seeded
 from covpool.data.shards.index import ShardError
 
 Transform = Callable[[Image.Image], Tensor]

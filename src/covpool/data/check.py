@@ -1,23 +1,61 @@
-"""What is wrong with a collection of images, before anything is trained on it. Files are only read.
-
-Equal images are found by their bytes, and by their pixels where other metadata or a lossless format hides
-that they are equal. A copy that was scaled or compressed anew is another image here.
-"""
+"""Check a data set: unreadable images, duplicates, leaks, small classes."""
 
 from __future__ import annotations
 
+import csv
+import errno
+import io
 import os
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from covpool.data.collection import Collection, Problem, Progress
-from covpool.data.image_set import ImageSet, class_counts
+from covpool.data.decode import BEGINNING, EXTENSIONS, format_of
+from covpool.data.image_set import ENCODING, ERRORS, ImageSet, class_counts
+from covpool.data.look import Collection, Problem, Progress
+from covpool.data.sources.folder import is_image, is_visible, split_folders
 from covpool.data.sources.layouts import layout_of, read_splits
 from covpool.data.sources.listing import Split
-from covpool.data.strays import strays
+from covpool.durable import replace_file
+from covpool.wording import counted
+
+NOT_IMAGES = ("a web page", "a Git LFS pointer", "PDF", "SVG")
+# These begin as TIFF does, and called so would give their preview.
+RAW = (".arw", ".cr2", ".dng", ".nef", ".nrw", ".pef", ".sr2", ".srw")
+
+
+def strays(root: Path) -> Iterator[tuple[str, str, str]]:
+    """Path, problem and detail of each image that a folder of classes has and does not use."""
+    splits = set(split_folders(root).values())
+    tops = {"", *splits}
+    for folder, folders, files in os.walk(root):
+        folders[:] = sorted(filter(is_visible, folders))
+        inside = os.path.relpath(folder, root).replace(os.sep, "/").removeprefix(".")
+        for name in sorted(filter(is_visible, files)):
+            path = "/".join(filter(None, (inside, name)))
+            if not is_image(name):
+                yield from _renamed(root, path)
+            elif inside in tops:
+                yield path, "no class", "it is in no folder of a class"
+            elif splits and inside.partition("/")[0] not in splits:
+                yield path, "no class", f"it is in none of {', '.join(sorted(splits))}"
+
+
+def _renamed(root: Path, path: str) -> Iterator[tuple[str, str, str]]:
+    try:
+        with open(root / path, "rb") as file:
+            image_format = format_of(file.read(BEGINNING))
+    except OSError:
+        return
+    if image_format == "TIFF" and path.lower().endswith(RAW):
+        image_format = "a camera's raw file"
+    if image_format in EXTENSIONS:
+        yield path, "not read", f"it is {image_format}, and should end in {EXTENSIONS[image_format][0]}"
+    elif image_format is not None and image_format not in NOT_IMAGES:
+        yield path, "not read", f"it is {image_format}; what is read is {', '.join(EXTENSIONS)}"
+
 
 # Every kind of problem, the worst first, and what to do about it.
 REMEDIES = {
@@ -109,3 +147,47 @@ def _class_problems(sets: Mapping[Split, ImageSet]) -> Iterator[Problem]:
 def _cores() -> int:
     """Those that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+HEADER = Problem._fields
+
+
+def check_output(output: Path) -> None:
+    """Raise unless a report may be written there: in place of an older one, but of nothing else."""
+    if not output.parent.is_dir():
+        raise ValueError(f"{output.parent} is no folder that a report could go into")
+    if not os.access(output.parent, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(output.parent))
+    if output.exists():
+        with output.open("rb") as file:
+            if file.readline(100).strip() != ",".join(HEADER).encode():
+                raise ValueError(f"{output} exists and is no report of covpool check: it is not written over")
+
+
+def write_report(problems: Sequence[Problem], output: Path) -> None:
+    """Write a CSV, which takes its name when it is whole."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([HEADER, *problems])
+    replace_file(output, text.getvalue().encode(ENCODING, ERRORS))
+
+
+def report_text(
+    *,
+    data: str,
+    layout: str,
+    images: Mapping[str, int],
+    classes: int,
+    problems: Mapping[str, int],
+    output: str,
+) -> str:
+    """What was looked at, what was found, how often, and what to do about it."""
+    splits = ", ".join(f"{split} {count:,}" for split, count in images.items())
+    total = sum(images.values())
+    heading = f"{data}: layout {layout}, {counted(total, 'image')} ({splits}), {counted(classes, 'class')}"
+    if not problems:
+        return f"{heading}\n\nNothing was found to complain of."
+    rows = [("problem", "count", "what to do")]
+    rows += [(problem, f"{count:,}", REMEDIES[problem]) for problem, count in problems.items()]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    table = [f"{a.ljust(widths[0])}  {b.rjust(widths[1])}  {c}" for a, b, c in rows]
+    return "\n".join([heading, "", *table, "", f"Each is listed in {output}. No file was changed."])

@@ -1,27 +1,205 @@
-"""From the bytes of a file to a picture: RGB, upright, whole.
-
-Formats are JPEG (and MPO, as cameras call a JPEG with a second picture behind it), PNG, WebP, GIF (its first
-picture), BMP, TIFF (its first page) and PPM (which traffic signs come in). Pillow is given the one format
-that the first bytes tell, so that the dozens of rarely used readers it has never see a file.
-
-No setting of Pillow is changed and nothing is shared but a cache, so threads and forked processes may decode
-at will. Warnings of Pillow about odd metadata are left to the filters of whoever runs this, since changing
-those is not safe with threads.
-"""
+"""Decode image files exactly, or raise BadImageError with the reason."""
 
 from __future__ import annotations
 
+import functools
 import io
+import re
+from typing import Any, Literal
 
-# TIFF and WebP are imported here, or Pillow would import all its readers to find them.
-from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
+import numpy as np
+from PIL import ExifTags, Image, ImageCms, ImageFile, UnidentifiedImageError
 from PIL import TiffImagePlugin as _TiffImagePlugin  # noqa: F401
 from PIL import WebPImagePlugin as _WebPImagePlugin  # noqa: F401
 
-from covpool.data.bad_image import BadImageError
-from covpool.data.colour import to_rgb
-from covpool.data.signature import EXTENSIONS, format_of
-from covpool.data.strict import make_strict
+Reason = Literal["unreadable", "truncated", "too large", "format"]
+
+
+class BadImageError(ValueError):
+    """Why this is no usable image, in one sentence.
+
+    Attributes:
+        reason: ``"unreadable"``: no image, or a broken one; ``"truncated"``: its end is missing;
+            ``"too large"``: past the limit that keeps a small file from filling the memory; ``"format"``: a
+            kind of image that covpool does not read.
+        sentence: the same as ``str`` of the error.
+    """
+
+    def __init__(self, reason: Reason, sentence: str) -> None:
+        # Both are arguments of the exception, so that it survives the way from a worker process.
+        super().__init__(reason, sentence)
+        self.reason: Reason = reason
+        self.sentence = sentence
+
+    def __str__(self) -> str:
+        return self.sentence
+
+
+# What is read, and by which names its files go. The first is what to rename a file to.
+EXTENSIONS = {
+    "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif", ".mpo"),
+    "PNG": (".png",),
+    "WEBP": (".webp",),
+    "GIF": (".gif",),
+    "BMP": (".bmp", ".dib"),
+    "TIFF": (".tif", ".tiff"),
+    "PPM": (".ppm", ".pgm", ".pbm", ".pnm"),
+}
+FORMAT_OF = {extension: name for name, extensions in EXTENSIONS.items() for extension in extensions}
+
+# How files begin. Formats that are not read are here for the sake of messages.
+SIGNATURES = {
+    "JPEG": rb"\xff\xd8\xff",
+    "PNG": rb"\x89PNG\r\n\x1a\n",
+    "WEBP": rb"RIFF....WEBP",
+    "GIF": rb"GIF8[79]a",
+    "BMP": rb"BM.{12}[\x0c-\x7c]\0\0\0",  # the length of the second header: two letters alone are too little
+    "TIFF": rb"II[*+]\0|MM\0[*+]",
+    "PPM": rb"P[1-6][\s#]",
+    "AVIF": rb"....ftypavi[fs]",
+    "HEIC": rb"....ftyp(hei|hev|mif1|msf1)",
+    "JPEG XL": rb"\xff\x0a|\0\0\0\x0cJXL ",
+    "JPEG 2000": rb"\0\0\0\x0cjP  |\xff\x4f\xff\x51",
+    "Photoshop": rb"8BPS",
+    "PDF": rb"%PDF",
+    "ICO": rb"\0\0\x01\0",
+    "SVG": rb"(?i)\s*(<\?xml[^>]*>\s*)?(<!--.*?-->\s*)?(<!DOCTYPE svg[^>]*>\s*)?<svg",
+    "a web page": rb"(?i)\s*(<!doctype html|<html)",
+    "a Git LFS pointer": rb"version https://git-lfs",
+}
+BEGINNING = 512
+_COMPILED = {name: re.compile(pattern, re.DOTALL) for name, pattern in SIGNATURES.items()}
+
+
+def format_of(data: bytes) -> str | None:
+    """The format of a file by its first bytes, of which 512 are enough; ``None`` if it is not known.
+
+    Example:
+        >>> format_of(b"GIF89a..."), format_of(b"<html><body>404</body></html>"), format_of(b"hello")
+        ('GIF', 'a web page', None)
+    """
+    beginning = data[:BEGINNING]
+    return next((name for name, pattern in _COMPILED.items() if pattern.match(beginning)), None)
+
+
+NAME = "covpool_strict"
+# It decodes a whole file at once, and raises in any case.
+STRICT_ALREADY = ("libtiff",)
+
+
+def make_strict(image: ImageFile.ImageFile) -> None:
+    """Have an image that is not loaded yet raise when its loading fails."""
+    image.tile = [
+        tile if tile[0] in STRICT_ALREADY else tile._replace(codec_name=NAME, args=(tile[0], tile[3]))
+        for tile in image.tile
+    ]
+
+
+class StrictDecoder:
+    """Another decoder of Pillow, whose errors are exceptions.
+
+    Args:
+        mode: of the image.
+        name: of the other decoder.
+        args: for it.
+        extra: for it, too.
+    """
+
+    def __init__(self, mode: str, name: str, args: Any, *extra: Any) -> None:
+        self._decoder = Image._getdecoder(mode, name, args, extra)
+        self.pulls_fd = self._decoder.pulls_fd
+        self.setimage, self.cleanup = self._decoder.setimage, self._decoder.cleanup
+        self.setfd = getattr(self._decoder, "setfd", None)
+
+    def decode(self, data: bytes) -> tuple[int, int]:
+        """As the other one."""
+        consumed, error = self._decoder.decode(data)
+        if error < 0:
+            raise OSError(f"decoder error {error}")
+        return consumed, error
+
+
+Image.register_decoder(NAME, StrictDecoder)  # type: ignore[arg-type]  # it has all that Pillow uses
+
+
+WHITE = (255, 255, 255)
+KINDS = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB")
+TIFF_BITS, TIFF_PHOTOMETRIC, TIFF_WHITE_IS_ZERO = 258, 262, 0
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """The picture in RGB.
+
+    What is transparent is laid over white, as on a page. Under it, files keep black or leftovers that nobody
+    sees, and which :meth:`PIL.Image.Image.convert` would show.
+
+    A colour profile other than sRGB is applied: without that, Adobe RGB looks pale, and CMYK garish. A
+    profile that is broken or is for another kind of picture is ignored, as viewers do.
+    """
+    profile = image.info.get("icc_profile")
+    opaque, alpha = _layers(image)
+    rgb = _in_srgb(opaque, profile) if profile else None
+    if rgb is None:
+        rgb = opaque if opaque.mode == "RGB" else opaque.convert("RGB")
+    if alpha is None:
+        return rgb
+    page = Image.new("RGB", rgb.size, WHITE)
+    page.paste(rgb, mask=alpha)
+    return page
+
+
+def _layers(image: Image.Image) -> tuple[Image.Image, Image.Image | None]:
+    """The picture as if nothing were transparent, in L, RGB, CMYK or LAB, and how opaque each pixel is."""
+    if image.mode.startswith("I"):
+        return _grey_layers(image)
+    if image.mode not in KINDS:
+        raise BadImageError("format", f"its pixels are {image.mode}, which has no agreed black and white")
+    alpha = image.convert("RGBA").getchannel("A") if image.has_transparency_data else None
+    if image.mode in ("RGB", "CMYK", "LAB") and alpha is None:
+        return image, None
+    base = "L" if image.mode in ("1", "L", "LA") else "RGB"
+    # By way of an alpha channel: from a transparent colour or palette, Pillow finds no straight way.
+    return (image if alpha is None else image.convert(f"{base}A")).convert(base), alpha
+
+
+def _grey_layers(image: Image.Image) -> tuple[Image.Image, Image.Image | None]:
+    """Of grey in 16 bits, the upper 8, as Pillow takes them of 16-bit colours."""
+    values = np.asarray(image)
+    if values.min() < 0 or values.max() > 0xFFFF:
+        raise BadImageError("format", "its pixels have 32 bits, which have no agreed black and white")
+    # What Pillow leaves to do of a TIFF: 12 bits are in 16 as they are, and 0 may be white.
+    tags = getattr(image, "tag_v2", {})
+    bits = 12 if tags.get(TIFF_BITS) == (12,) else 16
+    grey = (values >> (bits - 8)).astype(np.uint8)
+    opaque = Image.fromarray(~grey if tags.get(TIFF_PHOTOMETRIC) == TIFF_WHITE_IS_ZERO else grey)
+    transparent = image.info.get("transparency")
+    if transparent is None:
+        return opaque, None
+    return opaque, Image.fromarray(np.where(values == transparent, 0, 255).astype(np.uint8))
+
+
+def _in_srgb(image: Image.Image, profile: bytes) -> Image.Image | None:
+    """The picture's colours in sRGB; ``None`` where it has these already, or the profile is of no use."""
+    try:
+        transform = _to_srgb(profile, image.mode)
+        return None if transform is None else transform.apply(image)
+    except (ImageCms.PyCMSError, OSError, ValueError, TypeError):
+        return None
+
+
+# An album has one profile or a few. A transform without a cache of pixels can be shared by threads.
+@functools.lru_cache(maxsize=8)
+def _to_srgb(profile: bytes, mode: str) -> ImageCms.ImageCmsTransform | None:
+    source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
+    if (source.profile.profile_description or "").startswith("sRGB"):
+        return None
+    return ImageCms.buildTransform(
+        source, ImageCms.createProfile("sRGB"), mode, "RGB", flags=ImageCms.Flags.NOCACHE
+    )
+
+
+# TIFF and WebP are imported here, or Pillow would import all its readers to find them.
+
 
 __all__ = ["BadImageError", "decode"]
 
@@ -45,7 +223,7 @@ def decode(data: bytes) -> Image.Image:
         data: all bytes of the file.
 
     Returns:
-        RGB as a person sees it, see :func:`covpool.data.colour.to_rgb`; turned upright where the file says
+        RGB as a person sees it, see :func:`covpool.data.decode.to_rgb`; turned upright where the file says
         how the camera was held; loaded, and without metadata.
 
     Raises:

@@ -1,15 +1,16 @@
-"""Batches in the order of training, or of evaluation, made by worker processes.
-
-What is in a batch, to the bit, does not depend on the number of workers nor on where the loader started, and
-no random numbers of the caller are used up. Workers stay alive from epoch to epoch. Where they are forked
-(Linux, by default) they share the set with the main process; where they are spawned each receives a pickled
-copy, which for shards is a list of the shards, not of the samples.
-"""
+"""Load batches with worker processes, in training or evaluation order."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Literal, TypeVar
+import atexit
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from multiprocessing.sharedctypes import RawValue
+from types import FrameType, TracebackType
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -18,7 +19,46 @@ from torch.utils.data import DataLoader, Sampler
 from covpool.data.batch import Batch, BatchDataset, DataError, Draw, Failure, Transform
 from covpool.data.image_set import ImageSet
 from covpool.data.order import EvaluationOrder, Order
-from covpool.data.workers import outlive_signals
+
+
+def outlive_signals() -> Callable[[int], None]:
+    """For ``worker_init_fn``: lets the main process decide what a signal to all of them means, as Ctrl-C is.
+
+    A worker that died of it would take the main process along, in the middle of a step. It goes when the
+    main process goes, or when it is told twice, which is how torch ends workers that are stuck.
+    """
+    return partial(_outlive, _is_leaving())
+
+
+@cache
+def _is_leaving() -> Any:
+    """Whether the main process is at its end; workers see it too.
+
+    It is set before Python ends its workers, which it does with one SIGTERM, and then waits for them as long
+    as it takes. Not made on import: it takes a page of shared memory.
+    """
+    flag = RawValue("b", 0)
+    atexit.register(setattr, flag, "value", 1)
+    return flag
+
+
+def _outlive(is_leaving: Any, worker: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.excepthook = _report
+    told = iter((False, True))
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if is_leaving.value or next(told, True):
+            os._exit(0)
+
+    signal.signal(signal.SIGTERM, handle)
+
+
+def _report(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    """As Python does, but not that the main process was interrupted while a tensor was handed over."""
+    if not isinstance(error, (EOFError, ConnectionError)):
+        sys.__excepthook__(kind, error, traceback)
+
 
 T = TypeVar("T")
 StartMethod = Literal["fork", "spawn", "forkserver"]

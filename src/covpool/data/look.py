@@ -1,16 +1,22 @@
-"""One image as ``covpool check`` looks at it."""
+"""Look at every image of a data set and find duplicates."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
-from covpool.data.decode import BadImageError, decode
-from covpool.data.image_set import ImageSet
-from covpool.data.signature import EXTENSIONS, FORMAT_OF, format_of
+from covpool.data.decode import EXTENSIONS, FORMAT_OF, BadImageError, decode, format_of
+from covpool.data.image_set import ImageFiles, ImageSet, Labels
+from covpool.data.sources.listing import Split
 
 DIGEST_BYTES = 16
 SAMPLES = (16, 16)
@@ -77,3 +83,182 @@ def _name_problem(name: str, data: bytes) -> tuple[str, str]:
     if called in (None, is_really) or is_really is None:
         return "", ""
     return "extension", f"it is {is_really}, and should end in {EXTENSIONS[is_really][0]}"
+
+
+Digests = NDArray[np.uint8]  # a row for each image
+
+
+def same_images(content: Digests, samples: Digests, pixels: Callable[[int], bytes]) -> Digests:
+    """A digest of each image that is equal where the pixels are.
+
+    Files of equal bytes are equal images. Others can only be so if a few of their pixels are equal: of those,
+    and there are not many, all pixels are compared.
+
+    Args:
+        content: digests of the files' bytes.
+        samples: digests of a few pixels.
+        pixels: gives the digest of all pixels of an image.
+    """
+    result = content.copy()
+    for group in groups_of_equals(samples):
+        files, first, which = np.unique(content[group], axis=0, return_index=True, return_inverse=True)
+        if len(files) > 1:
+            digests = [np.frombuffer(pixels(int(i)), dtype=np.uint8) for i in group[first]]
+            result[group] = np.stack(digests)[which.reshape(-1)]
+    return result
+
+
+def groups_of_equals(digests: Digests) -> Iterator[NDArray[np.int64]]:
+    """The places of equal rows, where there are several, each group in order."""
+    if not len(digests):
+        return
+    words = np.ascontiguousarray(digests).view(np.uint64)
+    order = np.lexsort(words.T)
+    is_new = np.any(words[order][1:] != words[order][:-1], axis=1)
+    starts = np.concatenate([[0], np.flatnonzero(is_new) + 1, [len(order)]])
+    for which in np.flatnonzero(np.diff(starts) > 1):
+        # The sort is stable, so a group is in order as it is.
+        yield order[starts[which] : starts[which + 1]]
+
+
+# Pillow lets other threads run while it decodes, so threads are as good as processes and need no copies.
+IMAGES_AT_ONCE = 16
+Progress = Callable[[int, int], None]
+
+
+class Problem(NamedTuple):
+    """A line of the report.
+
+    Attributes:
+        path: of the image, or ``split/class``.
+        problem: a key of :data:`covpool.data.check.REMEDIES`.
+        detail: in a sentence.
+    """
+
+    path: str
+    problem: str
+    detail: str
+
+
+class Collection:
+    """The images of all splits, numbered through, and what is known of each.
+
+    Args:
+        sets: the images of each split.
+    """
+
+    def __init__(self, sets: Mapping[Split, ImageSet]) -> None:
+        # Files can be read by many threads at once; of other sets that is not known.
+        self.sets = [s if isinstance(s, ImageFiles) else _OneAtATime(s) for s in sets.values()]
+        self.ends: NDArray[np.int64] = np.cumsum([len(images) for images in self.sets])
+        total = int(self.ends[-1])
+        self.content = np.zeros((total, DIGEST_BYTES), dtype=np.uint8)
+        self.samples = np.zeros((total, DIGEST_BYTES), dtype=np.uint8)
+        self.is_good = np.zeros(total, dtype=bool)
+
+    def find(self, number: int) -> tuple[int, ImageSet, int]:
+        """The number of its split, the split's images, and the number among these."""
+        split = int(np.searchsorted(self.ends, number, side="right"))
+        images = self.sets[split]
+        return split, images, number - int(self.ends[split]) + len(images)
+
+    def name(self, number: int) -> str:
+        """Its path."""
+        _, images, i = self.find(number)
+        return images.name(i)
+
+    def look_at_all(self, workers: int, progress: Progress | None) -> Iterator[Problem]:
+        """Look at every image, and keep the digests of the good ones."""
+        total = len(self.is_good)
+        tasks = (
+            range(start, min(start + IMAGES_AT_ONCE, total)) for start in range(0, total, IMAGES_AT_ONCE)
+        )
+        with ThreadPoolExecutor(workers) as pool:
+            waiting: deque[tuple[range, Future[list[Look]]]] = deque()
+            try:
+                for task in tasks:
+                    waiting.append((task, pool.submit(self._look, task)))
+                    if len(waiting) > 2 * workers:
+                        yield from self._keep(*waiting.popleft(), progress)
+                while waiting:
+                    yield from self._keep(*waiting.popleft(), progress)
+            finally:
+                # After Ctrl-C, only what is under way is waited for.
+                pool.shutdown(cancel_futures=True)
+
+    def _look(self, numbers: range) -> list[Look]:
+        return [look(images, i) for _, images, i in map(self.find, numbers)]
+
+    def _keep(
+        self, numbers: range, looks: Future[list[Look]], progress: Progress | None
+    ) -> Iterator[Problem]:
+        for number, found in zip(numbers, looks.result(), strict=True):
+            if found.content:
+                self.is_good[number] = True
+                self.content[number] = np.frombuffer(found.content, dtype=np.uint8)
+                self.samples[number] = np.frombuffer(found.samples, dtype=np.uint8)
+            if found.problem:
+                yield Problem(self.name(number), found.problem, found.detail)
+        if progress is not None:
+            progress(numbers.stop, len(self.is_good))
+
+    def same(self) -> Iterator[Problem]:
+        """Images that are there more than once: all but the first are told of."""
+        good = np.flatnonzero(self.is_good)
+
+        def pixels_of(place: int) -> bytes:
+            _, images, i = self.find(int(good[place]))
+            return pixels(images, i)
+
+        same = same_images(self.content[good], self.samples[good], pixels_of)
+        for group in groups_of_equals(same):
+            yield from self._copies([int(number) for number in good[group]])
+
+    def _copies(self, numbers: list[int]) -> Iterator[Problem]:
+        """What is wrong with each of some equal images, seen from those before it."""
+        first: dict[
+            tuple[int, int], int
+        ] = {}  # of each split and label; of a placeholder there are thousands
+        for number in numbers:
+            split, images, i = self.find(number)
+            label = int(images.labels[i])
+            if first:
+                yield self._copy(number, split, label, first)
+            first.setdefault((split, label), number)
+
+    def _copy(self, number: int, split: int, label: int, first: dict[tuple[int, int], int]) -> Problem:
+        problem, other = "duplicate", next(iter(first.values()))
+        for (its_split, its_label), another in first.items():
+            if its_split != split:
+                problem, other = "leak", another
+                break
+            if its_label != label and problem == "duplicate":
+                problem, other = "two labels", another
+        equal = "bytes" if np.array_equal(self.content[number], self.content[other]) else "pixels"
+        return Problem(self.name(number), problem, f"it has the {equal} of {self.name(other)}")
+
+
+class _OneAtATime:
+    """A set that only one thread reads at a time."""
+
+    def __init__(self, images: ImageSet) -> None:
+        self._images, self._lock = images, threading.Lock()
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self._images.classes
+
+    @property
+    def labels(self) -> Labels:
+        return self._images.labels
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def name(self, i: int) -> str:
+        with self._lock:
+            return self._images.name(i)
+
+    def read(self, i: int) -> bytes:
+        with self._lock:
+            return self._images.read(i)

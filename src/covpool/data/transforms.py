@@ -2,7 +2,7 @@
 
 The pipelines are torchvision's (``transforms.v2``). Up to the tensor they work on Pillow's pictures, so that
 sizes are changed as in the code that networks were trained with, and so that no result depends on threads.
-Whatever is random comes from torch's generator: :func:`covpool.data.randomness.torch_seeded` makes it a
+Whatever is random comes from torch's generator: :func:`covpool.data.order.torch_seeded` makes it a
 function of a key.
 """
 

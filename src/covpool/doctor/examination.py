@@ -1,4 +1,4 @@
-"""The whole examination: what is here, and every test, one after the other."""
+"""Examine this machine and report the findings."""
 
 from __future__ import annotations
 
@@ -9,10 +9,48 @@ from typing import Any, NamedTuple
 
 import torch
 
-from covpool.doctor import mathematics, surroundings
-from covpool.doctor.finding import Finding, NotHereError
-from covpool.doctor.installed import missing_by_extra, versions
+from covpool.doctor import checks
+from covpool.doctor.checks import Finding, NotHereError, missing_by_extra, versions
 from covpool.provenance.machine import describe_machine
+from covpool.wording import counted
+
+
+def examination_text(found: Examination) -> str:
+    """What is here, a line for every test, and the verdict."""
+    rows = [("versions", ", ".join(f"{name} {version}" for name, version in found.versions.items()))]
+    rows += [("processor", _processor(found)), ("devices", ", ".join(found.devices))]
+    is_exact = found.float32_products == "highest"
+    rows += [
+        ("float32", f"products of precision {found.float32_products}: TF32 is {'off' if is_exact else 'on'}")
+    ]
+    whole = [extra for extra, missing in found.missing.items() if not missing]
+    rows += [("extras", ", ".join(whole) or "none")]
+    lines = [f"{name:<11}{value}" for name, value in rows]
+    lines += [
+        f"{'':<11}not {extra} ({', '.join(missing)}): pip install 'covpool[{extra}]'"
+        for extra, missing in found.missing.items()
+        if missing
+    ]
+    lines.append("")
+    width = max(len(finding.name) for finding in found.findings)
+    for finding in found.findings:
+        remedy = f": {finding.remedy}" if finding.remedy else ""
+        lines.append(f"{finding.state}  {finding.name.ljust(width)}  {finding.told}{remedy}")
+    return "\n".join([*lines, "", _verdict(found)])
+
+
+def _processor(found: Examination) -> str:
+    machine = found.machine
+    counts = [counted(machine["cores"], "core"), counted(machine["threads"], "thread")]
+    memory = [f"{machine['memory_gib']} GiB"] if machine["memory_gib"] else []
+    amx = "AMX" if "amx_tile" in machine["flags"] else "no AMX"
+    return ", ".join([machine["cpu"], *counts, *memory, machine["capability"], amx])
+
+
+def _verdict(found: Examination) -> str:
+    failed = [finding.name for finding in found.findings if finding.state == "fail"]
+    return f"failed: {', '.join(failed)}" if failed else "all is well"
+
 
 Progress = Callable[[int, int], None]
 
@@ -91,23 +129,23 @@ def _devices() -> tuple[str, ...]:
 def _tests(device: str) -> list[Trial]:
     """On a GPU where there is one, because it is what training will take."""
     return [
-        Trial(f"isqrt_cov on {device}", partial(mathematics.value, device), REINSTALL),
-        Trial(f"gradient on {device}", partial(mathematics.gradient, device), REINSTALL),
-        Trial(f"bfloat16 on {device}", partial(mathematics.half_precision, device), REINSTALL, False),
+        Trial(f"isqrt_cov on {device}", partial(checks.value, device), REINSTALL),
+        Trial(f"gradient on {device}", partial(checks.gradient, device), REINSTALL),
+        Trial(f"bfloat16 on {device}", partial(checks.half_precision, device), REINSTALL, False),
         Trial(
             "torch.compile",
-            partial(mathematics.compiled, device),
+            partial(checks.compiled, device),
             "install a C++ compiler, such as g++, or go without: it is an option",
             is_needed=False,
         ),
-        Trial(f"training on {device}", partial(surroundings.training_step, device), REINSTALL),
-        Trial("images", surroundings.image, "pip install --force-reinstall pillow torchvision"),
+        Trial(f"training on {device}", partial(checks.training_step, device), REINSTALL),
+        Trial("images", checks.image, "pip install --force-reinstall pillow torchvision"),
         Trial(
             "worker processes",
-            surroundings.workers,
+            checks.workers,
             "give --workers 0, or more shared memory: docker run --shm-size=8g",
         ),
-        Trial("disk", surroundings.disk, "make room there, or set TMPDIR to a folder of another disk"),
+        Trial("disk", checks.disk, "make room there, or set TMPDIR to a folder of another disk"),
     ]
 
 

@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from covpool.data.image_set import ImageSet
-from covpool.data.inside import check_outside
-from covpool.durable.replacing import replace_file, sync_folder
-from covpool.evaluate.lock import LOCK
-from covpool.models.bundles.bundle import read_card
-from covpool.models.bundles.strict_json import plain_json
-from covpool.models.bundles.tensors import versions
+from covpool.durable import LOCK, check_outside, replace_file, sync_folder
+from covpool.models.bundle import read_card
+from covpool.models.strict_json import plain_json
+from covpool.models.tensors import versions
+from covpool.processes import Processes
 from covpool.provenance import results as origin
-from covpool.train.processes import Processes
 from covpool.train.splits import fingerprint
 
 Results = origin.Results

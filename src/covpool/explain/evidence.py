@@ -1,23 +1,108 @@
-"""An image and classes to maps over places, whose sum is the logit."""
+"""Compute exact evidence maps: where in an image the evidence for a class is."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from covpool.explain.at_the_pooling import watched_pooling
 from covpool.explain.factors import EXACT, Side, factors
-from covpool.explain.linear_head import LinearHead, is_linear, linear_head, symmetric
-from covpool.functional.triu import triu_vec
+from covpool.functional.triu import triu_unvec, triu_vec
 from covpool.models.config import CLASS_TOKEN
+from covpool.models.head import Head
 from covpool.models.model import PooledClassifier
-from covpool.nn.pooling.gap import Gap
-from covpool.nn.pooling.method import Method
+from covpool.nn.pooling.isqrt_cov import IsqrtCov
+from covpool.nn.pooling.method import Gap, Method
+
+
+@dataclass
+class Seen:
+    """Of the last batch.
+
+    Attributes:
+        received: features ``(B, d, n)``, after the reduction.
+        given: the vector ``(B, D)``.
+    """
+
+    received: Tensor = field(init=False)
+    given: Tensor = field(init=False)
+
+
+@contextmanager
+def watched_pooling(model: PooledClassifier) -> Iterator[Seen]:
+    """Within ``with``, note what goes through the method of a model that pools."""
+    seen = Seen()
+
+    def note(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+        seen.received, seen.given = inputs[0], output
+
+    assert isinstance(model.pool.pooling, Method)
+    handle = model.pool.pooling.register_forward_hook(note)
+    try:
+        yield seen
+    finally:
+        handle.remove()
+
+
+@dataclass(frozen=True, eq=False)
+class LinearHead:
+    """Of one image.
+
+    Attributes:
+        weights: ``(classes, D)``, of the method's own vector.
+        bias: ``(classes,)``, all of the logit that no place adds.
+    """
+
+    weights: Tensor
+    bias: Tensor
+
+
+def is_linear(head: Head) -> bool:
+    """Whether logits are a linear function of the vector, up to its length."""
+    return all(isinstance(layer, nn.Linear) for layer in head.hidden) and isinstance(
+        head.classifier, nn.Linear
+    )
+
+
+def linear_head(model: PooledClassifier, raw: Tensor, classes: Tensor) -> LinearHead:
+    """For one image, whose vector straight from the method, before a BatchNorm, is ``raw``, ``(D,)``."""
+    assert isinstance(model.head.classifier, nn.Linear)
+    weights = model.head.classifier.weight[classes].to(raw.dtype)
+    bias = model.head.classifier.bias[classes].to(raw.dtype)
+    scale, shift = _folded(model.pool.pooling, raw)
+    pooled = raw * scale + shift
+    for layer in reversed(model.head.hidden):
+        assert isinstance(layer, nn.Linear)
+        weights = weights @ layer.weight.to(raw.dtype)
+    if model.head.normalize is not None:
+        received = pooled
+        for layer in model.head.hidden:
+            received = layer.weight.to(raw.dtype) @ received  # type: ignore[operator]
+        weights = weights / received.norm().clamp_min(1e-12)  # torch's own normalize has this floor
+    return LinearHead(weights * scale, bias + weights @ shift)
+
+
+def symmetric(weights: Tensor) -> Tensor:
+    """``(classes, d(d+1)/2)`` of an upper triangle to symmetric ``(classes, d, d)`` with ⟨W, C⟩ = ⟨w, v⟩."""
+    matrix = triu_unvec(weights)
+    return (matrix + torch.diag_embed(matrix.diagonal(dim1=-2, dim2=-1))) / 2
+
+
+def _folded(method: object, raw: Tensor) -> tuple[Tensor, Tensor]:
+    """Scale and shift of a BatchNorm in evaluation, or 1 and 0."""
+    if not isinstance(method, IsqrtCov) or method.norm is None:
+        return torch.ones_like(raw), torch.zeros_like(raw)
+    norm = method.norm
+    assert norm.running_var is not None
+    assert norm.running_mean is not None
+    scale = norm.weight / (norm.running_var + norm.eps).sqrt()
+    return scale.to(raw.dtype), (norm.bias - norm.running_mean * scale).to(raw.dtype)
+
 
 Kind = Literal["exact", "gradient"]
 

@@ -1,28 +1,62 @@
-"""A bundle and images to figures and a file of numbers."""
+"""Explain the predictions of a bundle for some images of a data set."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from covpool.data.bad_image import BadImageError
-from covpool.data.decode import decode
+from covpool.data.decode import BadImageError, decode
+from covpool.data.image_set import ImageSet
+from covpool.data.sources import open_splits
+from covpool.data.sources.folder import folders_with_images, is_image
 from covpool.data.transforms import Preprocessing, evaluation_transform
-from covpool.drawing.theme import png
-from covpool.durable.replacing import replace_file
+from covpool.drawing import png
+from covpool.durable import replace_file
 from covpool.explain.evidence import Evidence, explain_features
-from covpool.explain.figures import Explained, draw_against, draw_classes, draw_pairs, draw_sheet
-from covpool.explain.overlay import seen
-from covpool.explain.some_images import some_images
+from covpool.explain.figures import Explained, draw_against, draw_classes, draw_pairs, draw_sheet, seen
 from covpool.functional.arguments import check_whole, did_you_mean
-from covpool.models.bundles.bundle import load_model
+from covpool.models.bundle import load_model
 from covpool.models.model import PooledClassifier
+
+
+class SomeImage(NamedTuple):
+    """Its name, its class where that is known, and the bytes of its file."""
+
+    name: str
+    label: str | None
+    content: bytes
+
+
+def some_images(data: str | Path, limit: int) -> Iterator[SomeImage]:
+    """At most so many.
+
+    Args:
+        data: an image, a folder of images, or a collection as for ``covpool train``, whose last split is
+            taken: test where there is one.
+        limit: of images.
+    """
+    path = Path(data)
+    if path.is_file() and is_image(path.name):
+        yield SomeImage(path.name, None, path.read_bytes())
+        return
+    loose = sorted(one for one in path.iterdir() if is_image(one.name)) if path.is_dir() else []
+    # Beside folders of classes they are no part of the collection.
+    if loose and not any(True for _ in folders_with_images(path)):
+        yield from (SomeImage(one.name, None, one.read_bytes()) for one in loose[:limit])
+        return
+    images: ImageSet = list(open_splits(data).values())[-1]
+    # Spread over the set: a folder by class would show its first class alone.
+    shown = min(limit, len(images))
+    for i in (k * len(images) // shown for k in range(shown)):
+        yield SomeImage(images.name(i), images.classes[int(images.labels[i])], images.read(i))
+
 
 SHEET = 24
 

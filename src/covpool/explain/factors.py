@@ -25,10 +25,9 @@ from covpool.functional.eigen import spectrum
 from covpool.functional.isqrt_cov import cheaper_side
 from covpool.functional.newton_schulz import newton_schulz
 from covpool.functional.normalization import Compensation, norm_of, reciprocal_or_zero
-from covpool.nn.pooling.cov import Cov
 from covpool.nn.pooling.isqrt_cov import IsqrtCov
-from covpool.nn.pooling.method import Method
-from covpool.nn.pooling.mpn_cov import MpnCov, post_normalized
+from covpool.nn.pooling.method import Cov, Method
+from covpool.nn.pooling.spectral import MpnCov, post_normalized
 
 Side = Literal["auto", "channels", "positions"]
 EXACT = (Cov, IsqrtCov, MpnCov)

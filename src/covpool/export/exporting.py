@@ -1,4 +1,4 @@
-"""From a bundle to files for other engines, compared with it on the user's own images."""
+"""Export a bundle, compare the exported files with the model, and write a report."""
 
 from __future__ import annotations
 
@@ -10,20 +10,106 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from onnx import ModelProto
 
-from covpool.durable.replacing import replace_folder, write_file
-from covpool.export.files import file_runners, takes_other_sizes, trace_model, write_files
-from covpool.export.graph import ExportGraph
-from covpool.export.images import Progress, graph_input, normalized
-from covpool.export.job import Job, open_job
-from covpool.export.latency import Latency, measure_latency
-from covpool.export.metadata import FILE as METADATA
-from covpool.export.metadata import as_strings, describe
-from covpool.export.options import FORMATS, ExportOptions
-from covpool.export.parity import Parity, compare
-from covpool.export.results import Results, export_results, prepare_export, write_export_results
-from covpool.export.running import Array, Runner, torch_runner
-from covpool.export.verdict import ExportRefusedError, objection
+from covpool.durable import replace_folder, write_file
+from covpool.export.formats import onnx_runner, to_onnx, torch_file_runner, write_onnx, write_torch
+from covpool.export.graph import (
+    Array,
+    ExportGraph,
+    Runner,
+    Traced,
+    example,
+    may_have_free_size,
+    torch_runner,
+    trace,
+)
+from covpool.export.options import FORMATS, ExportOptions, Job, Progress, graph_input, normalized, open_job
+from covpool.export.parity import (
+    TOLERANCES,
+    ExportRefusedError,
+    Latency,
+    Parity,
+    compare,
+    measure_latency,
+    objection,
+)
+from covpool.export.results import (
+    METADATA,
+    Results,
+    as_strings,
+    describe,
+    export_results,
+    prepare_export,
+    write_export_results,
+)
+from covpool.export.smaller import to_half, to_int8
+
+# Heights and widths that a graph of free size is tried on, over its own: a little larger, larger and not
+# square, smaller.
+OTHER = ((1.2, 1.2), (2.3, 1.5), (0.6, 0.8))
+
+
+def trace_model(job: Job, graph: ExportGraph) -> Traced:
+    """The graph, of free size where the backbone permits it, which is tried and not believed."""
+    size = job.preprocessing.size
+    traced = trace(graph, size, free_size=job.options.free_size and may_have_free_size(job.model))
+    if traced.has_free_size and not takes_other_sizes(job, graph, torch_runner(traced.program.module())):
+        traced = trace(graph, size, free_size=False)
+    return traced
+
+
+def write_files(
+    job: Job, traced: Traced, folder: Path, metadata: Mapping[str, str], progress: Progress
+) -> None:
+    """All files that are wanted."""
+    wanted = job.options.formats
+    written = to_onnx(traced) if any(name.startswith("onnx") for name in wanted) else None
+    for name in wanted:
+        path, precision = folder / FORMATS[name].file, FORMATS[name].precision
+        told = {**metadata, "precision": f'"{precision}"'}
+        if written is None or name == "torch":
+            write_torch(traced, path, told)
+        else:
+            write_onnx(_converted(job, written, precision, progress), path, told)
+
+
+def file_runners(job: Job, folder: Path) -> dict[str, Runner]:
+    """What runs each file, by format."""
+    return {
+        name: (torch_file_runner if name == "torch" else onnx_runner)(folder / FORMATS[name].file)
+        for name in job.options.formats
+    }
+
+
+def takes_other_sizes(job: Job, graph: ExportGraph, run: Runner) -> bool:
+    """Whether images of other sizes give what they give in the model."""
+    tolerance = TOLERANCES["float32"].relative
+    assert tolerance is not None
+    size = job.preprocessing.size
+    for height, width in OTHER:
+        images = example(graph, 1, round(height * size), round(width * size)).numpy()
+        try:
+            found = run(images)
+        except Exception:  # of whatever layer does not take the size
+            return False
+        if compare(torch_runner(graph)(images), found).relative > tolerance:
+            return False
+    return True
+
+
+def _converted(job: Job, model: ModelProto, precision: str, progress: Progress) -> ModelProto:
+    if precision == "float16":
+        return to_half(model)
+    if precision == "int8":
+        assert job.calibration is not None
+        pixels = job.source.pixels(job.calibration, job.preprocessing, progress)
+        takes_pixels = job.options.takes_pixels
+        return to_int8(
+            model, [graph_input(batch, job.preprocessing, takes_pixels=takes_pixels) for batch in pixels]
+        )
+    return model
+
 
 EAGER, COMPILED = "torch eager", "torch.compile"
 

@@ -1,18 +1,38 @@
-"""What is exported: the scaling of pixels, the model, and which sizes of its input are free."""
+"""Trace a model into a graph, and run a graph or a model on arrays."""
 
 from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from covpool.data.transforms import Preprocessing
-from covpool.models.backbones.network import takes_image_size
 from covpool.models.model import PooledClassifier
+from covpool.models.surgery import takes_image_size
+
+Array = NDArray[Any]
+# Images, as the exported graph takes them, to logits.
+Runner = Callable[[Array], Array]
+
+
+def torch_runner(module: nn.Module | Callable[..., Any]) -> Runner:
+    """A module of torch on the CPU."""
+
+    def run(images: Array) -> Array:
+        with torch.inference_mode():
+            logits = module(torch.from_numpy(np.ascontiguousarray(images)))
+        return np.asarray(logits.numpy())
+
+    return run
+
 
 log = logging.getLogger(__name__)
 

@@ -1,18 +1,4 @@
-"""Features to a centred, scaled factor: ``X`` to ``M`` with ``Σ = s² M Mᵀ``, whatever the scale of X.
-
-Shapes: x ``(B, C, n)``, weights ``(B, n)``; per-image numbers are ``(B, 1, 1)``.
-
-Three things a plain ``x - x.mean()`` gets wrong are settled here once, for every operator above:
-
-* scale: M is divided by ``s = max - min`` of the image's liveliest channel, so that activations of
-  1e-12 and 1e12 are the same problem. s is a constant of the derivative: the operators built on M
-  undo it exactly.
-* offset: each channel is first shifted by one of its own features (its minimum; under weights the
-  heaviest), which is exact where it matters (a channel that varies little around a large value), and
-  then centred.
-* flatness: a channel whose spread is within four rounding units of its magnitude carries rounding,
-  not signal. It is zero in M and receives zero gradient.
-"""
+"""Center and scale features, with optional weights, so that no activation overflows."""
 
 from __future__ import annotations
 
@@ -24,7 +10,37 @@ from torch.autograd import Function
 
 from covpool.functional.differentiable import may_overwrite
 from covpool.functional.normalization import reciprocal_or_zero
-from covpool.functional.weighting import normalized_weights
+
+# A feature at a position of weight zero that is this many times larger than every feature that counts
+# is cut out before it meets a product: Inf and NaN would come out of it, and spread. (A whole number, for
+# torch.compile takes a float of a module as an input of the graph.)
+OUTLIER = 1000
+
+
+def normalized_weights(weights: Tensor, dtype: torch.dtype) -> Tensor:
+    """Weights divided by their sum; all zero where all are zero; NaN where one is negative."""
+    w = weights.to(dtype)
+    w = torch.where(w < 0, torch.nan, w)
+    # By the largest first, which the derivative may ignore, so that no sum overflows.
+    largest = w.detach().amax(-1, keepdim=True)
+    w = w / torch.where(largest == 0, 1.0, largest)
+    total = w.sum(-1, keepdim=True)
+    return torch.where(total == 0, 0.0, w / torch.where(total == 0, 1.0, total))
+
+
+def without_outliers(x: Tensor, weights: Tensor) -> Tensor:
+    """``x`` with zeros for what a mask hides: positions of weight zero may hold anything, NaN included.
+
+    Under weights that are numbers, a feature of ordinary size stays, since the derivative with respect
+    to its weight depends on it.
+    """
+    hidden_B1n = (weights == 0).unsqueeze(1)
+    if weights.dtype == torch.bool:
+        return x.masked_fill(hidden_B1n, 0.0)
+    size_BCn = x.detach().abs()
+    largest_B11 = size_BCn.masked_fill(hidden_B1n, 0.0).amax((1, 2), keepdim=True)
+    return x.masked_fill(hidden_B1n & ~(size_BCn < OUTLIER * largest_B11), 0.0)
+
 
 # Whole numbers are constants to torch.compile; a float of a module becomes an input of the graph, and a
 # second call in the same graph then fails.

@@ -1,4 +1,4 @@
-"""Second-order pooling: the covariance of features over positions (section 3.1 of the paper)."""
+"""Mean, second moment and covariance of features, with optional weights."""
 
 from __future__ import annotations
 
@@ -6,8 +6,27 @@ import torch
 from torch import Tensor
 
 from covpool.functional.arguments import check_features, check_weights
-from covpool.functional.centring import centre
-from covpool.functional.precision import at_least_float32, autocast_off
+from covpool.functional.centring import centre, normalized_weights, without_outliers
+from covpool.functional.differentiable import at_least_float32, autocast_off
+
+
+def mean(x: Tensor, weights: Tensor | None = None) -> Tensor:
+    r"""The mean over positions, :math:`\tfrac1n \sum_p x_p`, or :math:`\sum_p w_p x_p` with weights.
+
+    Args:
+        x: features ``(B, C, n)``.
+        weights: ``(B, n)``, a bool mask or numbers >= 0, divided by their sum. Positions of weight zero may
+            hold anything, NaN included.
+
+    Returns:
+        ``(B, C)``, in float32 for half-precision input.
+    """
+    x_BCn = at_least_float32(x)
+    if weights is None:
+        return x_BCn.mean(-1)
+    w_B1n = normalized_weights(weights, x_BCn.dtype).unsqueeze(1)
+    # Not a product of matrices: autocast would take that to half precision.
+    return (without_outliers(x_BCn, weights) * w_B1n).sum(-1)
 
 
 def covariance(x: Tensor, *, weights: Tensor | None = None) -> Tensor:
@@ -50,3 +69,38 @@ def as_batch(x: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor | None]:
     x = at_least_float32(x)
     x_BCn = x.reshape(-1, *x.shape[-2:]) if x.ndim != 3 else x
     return x_BCn, None if weights is None else weights.reshape(-1, weights.shape[-1])
+
+
+def second_moment(x: Tensor, *, weights: Tensor | None = None) -> Tensor:
+    r"""Mean outer product of n features of C channels.
+
+    .. math::
+        P = \tfrac1n X X^T = \Sigma + \mu \mu^T
+
+    With weights w (divided by their sum), :math:`P = \sum_p w_p x_p x_p^T`.
+
+    Args:
+        x: features ``(..., C, n)``: channels, then positions.
+        weights: ``(..., n)``, a bool mask or numbers >= 0. Positions of weight zero may hold anything,
+            NaN included.
+
+    Returns:
+        ``(..., C, C)``, in float32 for half-precision input.
+
+    Example:
+        >>> second_moment(torch.tensor([[1.0, 3.0], [2.0, 2.0]]))
+        tensor([[5., 4.],
+                [4., 4.]])
+    """
+    check_features(x)
+    if weights is not None:
+        check_weights(weights, x)
+    with autocast_off(x):
+        x_BCn, weights_Bn = as_batch(x, weights)
+        if weights_Bn is None:
+            p_BCC = torch.bmm(x_BCn, x_BCn.mT) / x.shape[-1]
+        else:
+            x_BCn = without_outliers(x_BCn, weights_Bn)
+            w_B1n = normalized_weights(weights_Bn, x_BCn.dtype).unsqueeze(1)
+            p_BCC = torch.bmm(x_BCn * w_B1n, x_BCn.mT)
+        return p_BCC.reshape(*x.shape[:-1], x.shape[-2])

@@ -1,14 +1,30 @@
-"""What the hand-written derivatives share: when to rebuild what was saved or refuse, when to reuse memory."""
+"""Helpers of differentiable operators: autocast, graph needs, once-differentiable functions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from itertools import repeat
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """Half precision becomes float32; float32 and float64 pass through untouched."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def autocast_off(x: Tensor) -> AbstractContextManager[object]:
+    """Inside, every product runs in the dtype of its operands, whatever autocast says outside.
+
+    ``torch.amp.custom_fwd`` would be the usual tool; it does not work with ``setup_context``.
+    """
+    if x.device.type == "meta":  # shapes alone: there is nothing to cast, and autocast does not know it
+        return nullcontext()
+    return torch.autocast(x.device.type, enabled=False)
 
 
 def needs_graph(*tensors: Tensor) -> bool:

@@ -31,8 +31,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from covpool.functional.arguments import check_positive, check_square
-from covpool.functional.differentiable import once_differentiable
-from covpool.functional.precision import at_least_float32, autocast_off
+from covpool.functional.differentiable import at_least_float32, autocast_off, once_differentiable
 
 
 def matrix_power(a: Tensor, power: float = 0.5) -> Tensor:

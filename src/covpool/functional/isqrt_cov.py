@@ -12,7 +12,7 @@ from covpool.functional import isqrt_sides as sides
 from covpool.functional.arguments import check_choice, check_features, check_steps, check_weights
 from covpool.functional.centring import centre
 from covpool.functional.covariance import as_batch
-from covpool.functional.differentiable import needs_graph
+from covpool.functional.differentiable import autocast_off, needs_graph
 from covpool.functional.matrix_sqrt import BACKWARDS, Backward
 from covpool.functional.newton_schulz import Iterates
 from covpool.functional.normalization import (
@@ -21,7 +21,6 @@ from covpool.functional.normalization import (
     Compensation,
     Normalization,
 )
-from covpool.functional.precision import autocast_off
 
 Side = Literal["auto", "channels", "positions"]
 SIDES = ("auto", "channels", "positions")

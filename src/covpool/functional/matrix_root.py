@@ -1,24 +1,77 @@
-"""The square root with its value and its gradient computed in ways that are chosen apart.
-
-:func:`covpool.functional.matrix_sqrt` differentiates the iteration it runs. The methods before and after it
-take the gradient of the exact root instead, whatever their value is; this is what they share.
-"""
+"""Matrix roots by rational and Taylor approximations, with gradients by the Lyapunov equation."""
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.autograd import Function
 
 from covpool.functional.arguments import check_square
-from covpool.functional.differentiable import once_differentiable
-from covpool.functional.eigen import matrix_power, reciprocal_of_sums, spectrum
-from covpool.functional.lyapunov import solve_by_eigenvalues, solve_by_iteration
+from covpool.functional.differentiable import at_least_float32, autocast_off, once_differentiable
+from covpool.functional.eigen import matrix_power, rank_tolerance, reciprocal_of_sums, spectrum
 from covpool.functional.newton_schulz import newton_schulz
 from covpool.functional.normalization import largest_entry, norm_of, reciprocal_or_zero, root_or_zero
-from covpool.functional.precision import at_least_float32, autocast_off
-from covpool.functional.rational_root import pade_root, taylor_root
+
+
+def solve_by_eigenvalues(root: Tensor, grad: Tensor) -> Tensor:
+    """X of ``Y X + X Y = G`` for a positive semi-definite Y and a symmetric G."""
+    of_root = spectrum(root)
+    # What is rounding of zero in A = Y² is the square root of that in Y.
+    largest = of_root.values[:, -1:]
+    null = of_root.values <= rank_tolerance(root) ** 0.5 * largest
+    coefficients = reciprocal_of_sums(of_root.values.masked_fill(null, 0.0))
+    return of_root.hadamard(coefficients, grad)
+
+
+def solve_by_iteration(root: Tensor, grad: Tensor, steps: int) -> Tensor:
+    """The same by ``steps`` steps of products alone."""
+    unit = reciprocal_or_zero(largest_entry(root))  # no square of an entry may overflow
+    root = root * unit
+    squared = torch.bmm(root, root)
+    scale = reciprocal_or_zero(root_or_zero(norm_of(squared, "frobenius")))
+    b, b_squared, c = root * scale, squared * scale.square(), grad * scale
+    for k in range(steps):
+        half = 1.5 * c - torch.bmm(c, b_squared)
+        c = 0.5 * (half + half.mT + torch.bmm(torch.bmm(b, c), b))
+        b = 1.5 * b - 0.5 * torch.bmm(b, b_squared)
+        if k < steps - 1:
+            b_squared = torch.bmm(b, b)
+    return (c - 0.5 * torch.bmm(torch.bmm(b, c), b)) * unit
+
+
+def taylor_root(a: Tensor, degree: int) -> Tensor:
+    """The polynomial of this degree in A."""
+    identity = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
+    z = identity - a
+    total = _coefficient(degree - 1) * identity.expand_as(a)
+    for k in reversed(range(degree - 1)):
+        total = torch.bmm(total, z) + _coefficient(k) * identity
+    return torch.bmm(a, total)
+
+
+def pade_root(a: Tensor, degree: int) -> Tensor:
+    """The quotient of two polynomials of this degree in A."""
+    order = 2 * degree
+    identity = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
+    upper, lower, power = order * a, identity.expand_as(a), a
+    for j in range(1, degree + 1):
+        lower = lower + math.comb(order, 2 * j) * power
+        if j < degree:
+            power = torch.bmm(power, a)
+            upper = upper + math.comb(order, 2 * j + 1) * power
+    # Without a check: a matrix with NaN must not stop the others of its batch.
+    factor, _ = torch.linalg.cholesky_ex(lower)
+    root = torch.cholesky_solve(upper, factor)
+    return (root + root.mT) * 0.5
+
+
+def _coefficient(k: int) -> float:
+    """Of ``z^k`` in ``(1 − z)^(−½)``."""
+    return float(math.comb(2 * k, k) / 4**k)
+
 
 RootForward = Literal["svd", "newton_schulz", "pade", "taylor"]
 RootBackward = Literal["svd", "lyapunov", "lyapunov_iteration"]

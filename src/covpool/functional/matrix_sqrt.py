@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from covpool.functional.arguments import check_choice, check_square, check_steps
-from covpool.functional.differentiable import needs_graph
+from covpool.functional.differentiable import at_least_float32, autocast_off, needs_graph
 from covpool.functional.newton_schulz import (
     Iterates,
     newton_schulz,
@@ -29,7 +29,6 @@ from covpool.functional.normalization import (
     root_or_zero,
     scaled,
 )
-from covpool.functional.precision import at_least_float32, autocast_off
 
 Backward = Literal["saved", "recompute"]
 BACKWARDS = ("saved", "recompute")

@@ -1,12 +1,8 @@
-"""Pre-normalisation and post-compensation (Eqns. 3-5 and 8-10 of the paper), value and gradient.
-
-Newton-Schulz converges for ``‖A‖ <= 1``, so Σ is first divided by ``t``, its trace or its Frobenius
-norm, and the root is multiplied by ``√t`` afterwards. Shapes: matrices ``(B, m, m)``; ``t`` is
-``(B, 1, 1)``.
-"""
+"""Normalize matrices before the iteration, and vectors after it."""
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
@@ -87,3 +83,44 @@ def norm_jvp(tangent: Tensor, a: Tensor, normalization: Normalization) -> Tensor
     if normalization == "trace":
         return norm_of(tangent, "trace")
     return (tangent * a).sum((-2, -1), keepdim=True)
+
+
+def signed_root(p: Tensor, *, eps: float = 0.0) -> Tensor:
+    r""":math:`\operatorname{sign}(p) (\sqrt{|p| + \epsilon} - \sqrt\epsilon)` of every entry.
+
+    Without ε its derivative grows without bound towards zero; at zero itself it is taken as zero.
+
+    Example:
+        >>> signed_root(torch.tensor([4.0, 0.0, -9.0]))
+        tensor([ 2.,  0., -3.])
+        >>> signed_root(torch.tensor([3.0, 0.0, -8.0]), eps=1.0)
+        tensor([ 1.,  0., -2.])
+    """
+    if eps:
+        # The same, without a difference of equal numbers.
+        return p / ((p.abs() + eps).sqrt() + math.sqrt(eps))
+    return p.sign() * root_or_zero(p.abs())
+
+
+def l2_normalized(v: Tensor) -> Tensor:
+    r""":math:`v / \|v\|_2` over the last dimension, whatever the scale of v; zero for zero.
+
+    A vector of subnormal numbers alone counts as zero.
+
+    Example:
+        >>> l2_normalized(torch.tensor([[3e30, 4e30], [0.0, 0.0]]))
+        tensor([[0.6000, 0.8000],
+                [0.0000, 0.0000]])
+    """
+    v = in_units_of_largest(v.unsqueeze(-2)).squeeze(-2)
+    norm: Tensor = torch.linalg.vector_norm(v, dim=-1, keepdim=True)
+    return v * reciprocal_or_zero(norm)
+
+
+def in_units_of_largest(x: Tensor) -> Tensor:
+    """``x`` divided by the largest absolute entry of its last two dimensions; zero for zero.
+
+    The divisor is a constant of the derivative: for what is the same at every scale of x, and there alone,
+    the derivative is whole.
+    """
+    return x * reciprocal_or_zero(largest_entry(x))

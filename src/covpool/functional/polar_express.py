@@ -34,8 +34,8 @@ import torch
 from torch import Tensor
 
 from covpool.functional.arguments import check_square, check_steps
+from covpool.functional.differentiable import at_least_float32, autocast_off
 from covpool.functional.normalization import largest_entry, norm_of, reciprocal_or_zero, root_or_zero
-from covpool.functional.precision import at_least_float32, autocast_off
 
 
 class OddQuintic(NamedTuple):

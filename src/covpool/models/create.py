@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from covpool.models.backbones.backbone import make_backbone
+from covpool.models.backbone import make_backbone
 from covpool.models.config import HIDDEN, Dim, Features, HeadKind, Join, ModelConfig, Normalize
 from covpool.models.model import PooledClassifier
-from covpool.models.weights.checkpoint import KeyMap
+from covpool.models.weights import KeyMap
 
 
 def create_model(
@@ -51,7 +51,7 @@ def create_model(
         pretrained: load timm's weights of the backbone.
         checkpoint_path: a file with weights of the backbone, ``.safetensors`` or ``.pth``.
         key_map: how the file's names become timm's; see
-            :func:`covpool.models.weights.checkpoint.load_backbone`.
+            :func:`covpool.models.weights.load_backbone`.
         keep_resolution: the last stage at stride 1, as in the paper: 14×14 instead of 7×7 positions at 224.
             ``None``: where the architecture allows it (where not, the log says why); ``True`` raises there.
         features: where a backbone expands its channels just before pooling (EfficientNet, MobileNet), take

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from covpool.functional.arguments import check_choice, check_whole
-from covpool.models.backbones.backbone import Backbone
+from covpool.models.backbone import Backbone
 from covpool.models.config import CLASS_TOKEN, ModelConfig
 from covpool.models.head import Head, unit
 from covpool.nn import CovPool

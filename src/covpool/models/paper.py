@@ -7,9 +7,9 @@ from typing import Any
 
 from timm.models import register_model
 
+from covpool.models.convert import PREPROCESSING
 from covpool.models.create import create_model
 from covpool.models.model import PooledClassifier
-from covpool.models.weights.convert import PREPROCESSING
 
 
 @register_model

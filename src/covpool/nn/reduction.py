@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from covpool.functional.arguments import check_choice
-from covpool.functional.precision import at_least_float32
-from covpool.functional.weighting import normalized_weights, without_outliers
+from covpool.functional.centring import normalized_weights, without_outliers
+from covpool.functional.differentiable import at_least_float32
 
 ReductionKind = Literal["auto", "convolution", "linear"]
 REDUCTIONS = ("auto", "convolution", "linear")

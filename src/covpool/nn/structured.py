@@ -16,6 +16,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from covpool.functional.arguments import check_choice, check_floating, check_square, check_steps
+from covpool.functional.differentiable import at_least_float32, autocast_off
 from covpool.functional.newton_schulz import newton_schulz
 from covpool.functional.normalization import (
     NORMALIZATIONS,
@@ -25,7 +26,6 @@ from covpool.functional.normalization import (
     reciprocal_or_zero,
     root_or_zero,
 )
-from covpool.functional.precision import at_least_float32, autocast_off
 
 
 class PreNormalization(nn.Module):

@@ -1,14 +1,87 @@
-"""The machine a result comes from: enough to compare results, nothing that names its owner."""
+"""Describe the machine, the source code and the versions that a result came from."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import re
+import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from covpool import __version__
+
+
+def release(version: str = __version__) -> str:
+    """The release a version leads to: ``0.2.0`` of ``0.2.0.dev7``, and of ``0.2.0`` itself.
+
+    Example:
+        >>> from covpool.provenance.machine import release
+        >>> release("0.2.0.dev7")
+        '0.2.0'
+    """
+    number = re.match(r"\d+(\.\d+)*", version)
+    if number is None:
+        raise ValueError(f"a version begins with its number; got {version!r}")
+    return number.group()
+
+
+PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def describe_source(rooms: Sequence[str]) -> dict[str, Any]:
+    """The commit, whether the package differs from it, and a digest of the rooms that a result depends on.
+
+    The digest is what makes a resumed run safe: with uncommitted changes the commit stays the same while the
+    code does not.
+    """
+    return {"commit": _commit(), "dirty": _dirty(), "digest": _digest(rooms)}
+
+
+def describe_versions() -> dict[str, Any]:
+    """Python, torch, covpool, the libraries behind torch's products, and its precision setting."""
+    blas = [line.strip("- ").strip() for line in torch.__config__.show().splitlines() if "MKL" in line]
+    return {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "covpool": __version__,
+        "cuda": torch.version.cuda,
+        "blas": [line for line in blas if not line.startswith("Build settings")],
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+    }
+
+
+def _commit() -> str | None:
+    return _git("rev-parse", "HEAD") or None
+
+
+def _dirty() -> bool | None:
+    changes = _git("status", "--porcelain", "--", str(PACKAGE))
+    return None if changes is None else changes != ""
+
+
+def _git(*arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(PACKAGE), *arguments], capture_output=True, text=True, check=True, timeout=30
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _digest(rooms: Sequence[str]) -> str:
+    digest = hashlib.sha256()
+    for room in rooms:
+        for path in sorted((PACKAGE / room).rglob("*.py")):
+            digest.update(path.relative_to(PACKAGE).as_posix().encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
 
 # Instruction sets that decide which kernels the products run on.
 _TELLING_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16", "asimd", "sve")

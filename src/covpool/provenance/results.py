@@ -1,4 +1,4 @@
-"""What every file of results begins with, and the check that the rest of it is what its schema says."""
+"""Write result files that carry their origin, and validate them against a schema."""
 
 from __future__ import annotations
 
@@ -7,10 +7,16 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib import import_module, resources
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
-from covpool.provenance.machine import describe_machine
-from covpool.provenance.source import describe_source, describe_versions
+from covpool.provenance.machine import (
+    describe_machine,
+    describe_source,
+    describe_versions,
+    machine_name,
+    release,
+)
 
 Results = dict[str, Any]
 # Of its schemas, what all results have.
@@ -56,3 +62,14 @@ def check_schema(results: Results, package: str, name: str) -> None:
     ]
     registry = referencing.Registry().with_resources(others)
     import_module("jsonschema").validate(results, schema(package, name), registry=registry)
+
+
+def results_path(out: str | Path, name: str, results: Results) -> Path:
+    """Of results that begin as :func:`covpool.provenance.results.new_results` has it."""
+    file = f"{name}--{machine_name(results['machine'])}--{results['device']}.json"
+    return Path(out) / release(str(results["versions"]["covpool"])) / file
+
+
+def results_file(folder: Path, name: str) -> Path | None:
+    """What a page shows of a release: of several machines' files the first by name, ``None`` without any."""
+    return min(folder.glob(f"{name}--*.json"), default=None)

@@ -12,11 +12,11 @@ from torch import nn
 
 from covpool.data.decode import decode
 from covpool.data.transforms import Preprocessing, training_transform
+from covpool.processes import joined_processes
 from covpool.reproduce.miniature.configuration import Configuration, Scale
-from covpool.train.durations import duration
 from covpool.train.network import make_model
-from covpool.train.processes import joined_processes
 from covpool.train.splits import open_data
+from covpool.wording import duration
 
 UNITS = {"s": 1, "m": 60, "h": 3600}
 # Images that reading is timed on, and steps that training is.

@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 
 from covpool.bench.timing import MakeProgress, silence
-from covpool.durable.replacing import replace_file
+from covpool.durable import replace_file
 from covpool.functional.arguments import check_choice, check_whole
-from covpool.provenance.release import release
+from covpool.provenance.machine import release
 from covpool.reproduce import record
 from covpool.reproduce.budget import seconds_of
 from covpool.reproduce.experiments import EXPERIMENTS, TRAINED

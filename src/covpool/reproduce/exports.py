@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from covpool.durable.replacing import replace_file
+from covpool.durable import replace_file
 from covpool.evaluate.probe import ProbeOptions, probe
 from covpool.export import export_model
 from covpool.export.options import FORMATS, ExportOptions

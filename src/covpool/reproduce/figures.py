@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from covpool.drawing.theme import LIGHT, dress, new_figure
+from covpool.drawing import LIGHT, dress, new_figure
 from covpool.reproduce.claims import errors
 
 Results = dict[str, Any]

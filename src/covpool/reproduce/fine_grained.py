@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from covpool.durable.replacing import replace_file
+from covpool.device import fastest_precision
+from covpool.durable import replace_file
 from covpool.evaluate.probe import ProbeOptions, probe
 from covpool.evaluate.probe.record import percent, summarised
 from covpool.provenance.machine import machine_name
-from covpool.train.precision import fastest_precision
 
 PACKAGES = {
     **{

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from covpool.durable.replacing import replace_file
+from covpool.durable import replace_file
 from covpool.reproduce.fine_grained import LITE, weights_file
 from covpool.train.fitting import fit
 from covpool.train.recipe import Recipe

@@ -8,7 +8,7 @@ import shlex
 from dataclasses import dataclass, field
 from typing import Any
 
-from covpool.models.planning.plan import plan
+from covpool.models.plan import plan
 from covpool.train.recipe_files import read_recipe
 
 IMAGES = 1_281_167

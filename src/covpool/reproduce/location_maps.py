@@ -21,12 +21,12 @@ from torch import Tensor
 
 from covpool.data.decode import decode
 from covpool.data.transforms import Preprocessing, evaluation_transform
-from covpool.durable.replacing import replace_file
+from covpool.durable import replace_file
 from covpool.explain.deletion import areas, centre_first
 from covpool.explain.evidence import explain
-from covpool.explain.overlay import resized
-from covpool.explain.some_images import some_images
-from covpool.models.bundles.bundle import load_model, read_card
+from covpool.explain.explaining import some_images
+from covpool.explain.figures import resized
+from covpool.models.bundle import load_model, read_card
 from covpool.models.model import PooledClassifier
 from covpool.provenance.results import new_results
 

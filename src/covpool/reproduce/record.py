@@ -10,17 +10,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from covpool.drawing.theme import png
-from covpool.durable.replacing import replace_file
-from covpool.models.bundles.strict_json import plain_json
-from covpool.models.bundles.tensors import versions
+from covpool.drawing import png
+from covpool.durable import replace_file
+from covpool.models.strict_json import plain_json
+from covpool.models.tensors import versions
 from covpool.provenance import results as origin
-from covpool.provenance.results_files import results_path
+from covpool.provenance.results import results_path
 from covpool.reproduce.claims import Claim, Judgement, errors
 from covpool.reproduce.experiments.experiment import Experiment
 from covpool.reproduce.figures import empty_figure
 from covpool.reproduce.miniature.configuration import Scale
-from covpool.train.csv_file import csv_bytes
+from covpool.train.run_folder import csv_bytes
 
 Results = origin.Results
 PACKAGE = "covpool.reproduce"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from covpool.bench.timing import MakeProgress, silence
-from covpool.provenance.results_files import results_path
+from covpool.provenance.results import results_path
 from covpool.reproduce import record
 from covpool.reproduce.budget import affordable_seeds, estimated_seconds
 from covpool.reproduce.experiments.experiment import Experiment
@@ -19,7 +19,7 @@ from covpool.reproduce.miniature.observation import observed
 from covpool.reproduce.miniature.timing import timed
 from covpool.reproduce.miniature.tiny_imagenet import write_subset
 from covpool.reproduce.miniature.training import is_done, trained
-from covpool.train.durations import duration
+from covpool.wording import duration
 
 Tell = Callable[[str], object]
 # Seeds that are looked for among the runs that are done: more of them than were asked for this time may be.

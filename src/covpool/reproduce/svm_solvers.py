@@ -17,14 +17,11 @@ import numpy as np
 import torch
 
 from covpool.data.sources import open_splits
-from covpool.durable.replacing import replace_file
+from covpool.durable import replace_file
 from covpool.evaluate.probe.extraction import Extractor, frozen_config
-from covpool.evaluate.probe.svm import unit_vectors
-from covpool.evaluate.svm.in_memory import solve_in_memory
-from covpool.evaluate.svm.problem import LinearScores, Problem
-from covpool.evaluate.svm.rows import RowFile
-from covpool.evaluate.svm.streaming import solve_streaming
-from covpool.models.bundles.bundle import load_model
+from covpool.evaluate.probe.training import unit_vectors
+from covpool.evaluate.svm.solvers import LinearScores, Problem, RowFile, solve_in_memory, solve_streaming
+from covpool.models.bundle import load_model
 from covpool.models.create import build_model
 from covpool.provenance.results import new_results
 from covpool.reproduce.fine_grained import CASES, weights_file

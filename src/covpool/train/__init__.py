@@ -9,9 +9,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from covpool.processes import Interrupted
     from covpool.train.comparison import Comparison, compare
     from covpool.train.fitting import Run, fit
-    from covpool.train.interruption import Interrupted
     from covpool.train.lr_find import find_lr
     from covpool.train.recipe import Recipe
     from covpool.train.recipe_files import read_recipe, recipe_names, write_recipe
@@ -30,20 +30,20 @@ __all__ = [
 ]
 
 _FILES = {
-    "Comparison": "comparison",
-    "Interrupted": "interruption",
-    "Recipe": "recipe",
-    "Run": "fitting",
-    "compare": "comparison",
-    "find_lr": "lr_find",
-    "fit": "fitting",
-    "read_recipe": "recipe_files",
-    "recipe_names": "recipe_files",
-    "write_recipe": "recipe_files",
+    "Comparison": "covpool.train.comparison",
+    "Interrupted": "covpool.processes",
+    "Recipe": "covpool.train.recipe",
+    "Run": "covpool.train.fitting",
+    "compare": "covpool.train.comparison",
+    "find_lr": "covpool.train.lr_find",
+    "fit": "covpool.train.fitting",
+    "read_recipe": "covpool.train.recipe_files",
+    "recipe_names": "covpool.train.recipe_files",
+    "write_recipe": "covpool.train.recipe_files",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in _FILES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_FILES[name]}"), name)
+    return getattr(importlib.import_module(_FILES[name]), name)

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 from covpool.functional.arguments import check_choice
 from covpool.models.config import CLASS_TOKEN
 from covpool.nn.pooling import METHODS
-from covpool.train.processes import joined_processes
+from covpool.processes import joined_processes
 from covpool.train.recipe import Recipe
-from covpool.train.recipe_files import change_pool, make_recipe
-from covpool.train.recipe_options import flat
+from covpool.train.recipe_files import change_pool, flat, make_recipe
 
 if TYPE_CHECKING:
     from covpool.train.fitting import Run

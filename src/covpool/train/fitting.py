@@ -8,25 +8,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from covpool.data.counts import counted
 from covpool.data.image_set import ImageSet
-from covpool.data.inside import check_outside
-from covpool.models.bundles.bundle import load_model, read_card, save_model
-from covpool.models.bundles.tensors import versions
+from covpool.durable import check_outside
+from covpool.models.bundle import load_model, read_card, save_model
 from covpool.models.model import PooledClassifier
-from covpool.provenance.machine import describe_machine, machine_name
-from covpool.provenance.source import describe_source
-from covpool.train.bad_images import BadImages
-from covpool.train.interruption import Interrupted, Signals, caught_signals
+from covpool.models.tensors import versions
+from covpool.processes import Interrupted, Processes, Signals, caught_signals, joined_processes
+from covpool.provenance.machine import describe_machine, describe_source, machine_name
 from covpool.train.metrics import NAMES
 from covpool.train.network import make_deterministic
-from covpool.train.processes import Processes, joined_processes
 from covpool.train.recipe import Recipe
 from covpool.train.recipe_files import write_recipe
-from covpool.train.run_folder import RunFolder
-from covpool.train.same_run import as_begun
+from covpool.train.run_folder import BadImages, RunFolder, as_begun
 from covpool.train.splits import Splits, joined, open_data
 from covpool.train.trainer import Trainer
+from covpool.wording import counted
 
 LOGGER = logging.getLogger("covpool")
 # With 19, five species of sparrows were told apart worse than by an average; with 240, 21 species better.

@@ -16,19 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from covpool.data.batch import Batch
-from covpool.data.inside import check_outside
 from covpool.data.loader import TrainingLoader
 from covpool.data.transforms import Preprocessing
-from covpool.durable.replacing import replace_file
+from covpool.durable import check_outside, replace_file
 from covpool.functional.arguments import check_whole
-from covpool.train.csv_file import csv_bytes
+from covpool.processes import Processes, joined_processes
 from covpool.train.network import make_deterministic, make_model
-from covpool.train.objective import make_objective
-from covpool.train.processes import Processes, joined_processes
 from covpool.train.progress import TrainingProgress
 from covpool.train.recipe import Recipe, ScheduleOptions
+from covpool.train.run_folder import csv_bytes
 from covpool.train.splits import make_loader, open_data
-from covpool.train.step import Learner
+from covpool.train.step import Learner, make_objective
 
 LOWEST, HIGHEST = 1e-6, 10.0
 # With fewer steps neighbouring rates are so far apart that nothing can be smoothed.
@@ -165,8 +163,8 @@ def _suggest(rates: list[float], losses: list[float], width: float) -> Sweep:
 
 
 def _write(folder: Path, sweep: Sweep) -> None:
-    from covpool.drawing.theme import LIGHT, png
-    from covpool.train.report.lr_curve import draw_sweep  # here, because what draws takes seconds to import
+    from covpool.drawing import LIGHT, png
+    from covpool.train.report.figures import draw_sweep  # here, because what draws takes seconds to import
 
     folder.mkdir(parents=True, exist_ok=True)
     replace_file(folder / "lr_find.png", png(draw_sweep(sweep, LIGHT)))

@@ -11,11 +11,11 @@ from timm.layers import convert_sync_batchnorm
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from covpool.data.randomness import number
-from covpool.models.bundles.bundle import load_model
+from covpool.data.order import number
+from covpool.models.bundle import load_model
 from covpool.models.create import build_model
 from covpool.models.model import PooledClassifier
-from covpool.train.processes import Processes
+from covpool.processes import Processes
 from covpool.train.recipe import Recipe
 
 # Of a config, what changes a network's answer but not always the shapes of its weights.

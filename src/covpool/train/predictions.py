@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from covpool.data.batch import BadImage, Batch
+from covpool.device import autocast
+from covpool.processes import Processes
 from covpool.train.metrics import Predictions
-from covpool.train.precision import autocast
-from covpool.train.processes import Processes
 
 TOP = 5
 

@@ -9,7 +9,7 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from covpool.models.bundles.strict_json import printable
+from covpool.models.strict_json import printable
 
 # Seconds between two looks of the bar, and between two lines in a log.
 ON_A_TERMINAL, IN_A_LOG = 0.1, 30.0

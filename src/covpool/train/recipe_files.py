@@ -1,7 +1,8 @@
-"""Recipes as YAML: those that come with covpool, by name, and those of runs and of users, by path."""
+"""Read, write and override recipes."""
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import functools
 import re
@@ -9,17 +10,161 @@ from collections.abc import Mapping
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
+from types import MappingProxyType, NoneType, UnionType
+from typing import Any, Literal, NamedTuple, NoReturn, Union, get_args, get_origin, get_type_hints
 
+import docstring_parser
 import yaml
+from jsonargparse import ArgumentParser
 
-from covpool.durable.replacing import replace_file
+from covpool.durable import replace_file
 from covpool.models.config import CLASS_TOKEN
 from covpool.nn.pooling import METHODS
 from covpool.train.recipe import Recipe
-from covpool.train.recipe_options import flat, nested, options, sections
-from covpool.train.sentences import SentenceParser
+
+IN_WORDS = {
+    bool: "true or false",
+    dict: 'names and values, as {"a": 1}',
+    float: "a number",
+    int: "a whole number",
+    Path: "a path",
+    str: "a word",
+    tuple: "a list, as [1,2]",
+}
+
+
+class SentenceParser(ArgumentParser):
+    """An exception in place of an exit, and words in place of Python's types.
+
+    Attributes:
+        hints: the types of the options, for the words.
+    """
+
+    hints: dict[str, Any]
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Raise."""
+        raise ValueError(self.sentence(message)) from ex
+
+    def sentence(self, message: str) -> str:
+        """What is wrong, without the Python types that jsonargparse tells of over several lines."""
+        key = re.search(r'key "([\w.]+)"', message)
+        if key is None or key[1] not in self.hints:
+            return message
+        given = re.search(r"(?:Got|Given) value: (.*)", message)
+        got = f"; got {given[1]}" if given else ""
+        return f"{self.spelled(key[1])} takes {in_words(self.hints[key[1]])}{got}"
+
+    def spelled(self, key: str) -> str:
+        """An option as the caller writes it."""
+        return key
+
+
+def in_words(hint: Any) -> str:
+    """``int | Literal["auto", "none"] | None`` as "a whole number, auto or none"."""
+    *others, last = _kinds(hint)
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def _kinds(hint: Any) -> list[str]:
+    if get_origin(hint) is Literal:
+        return [str(choice) for choice in get_args(hint)]
+    if get_origin(hint) in (Union, UnionType):
+        return [word for kind in get_args(hint) if kind is not NoneType for word in _kinds(kind)]
+    return [IN_WORDS.get(get_origin(hint) or hint, "something else")]
+
+
+# The common keys, by a word each; with these alone a person gets far.
+SHORT = {
+    "data": "data.path",
+    "model": "model.backbone",
+    "pool": "model.pool",
+    "dim": "model.dim",
+    "image_size": "model.image_size",
+    "pretrained": "weights.pretrained",
+    "bundle": "weights.bundle",
+    "freeze": "weights.freeze",
+    "epochs": "schedule.epochs",
+    "lr": "optimizer.lr",
+    "weight_decay": "optimizer.weight_decay",
+    "balance": "data.balance",
+    "limit": "data.limit",
+    "val_fraction": "data.val_fraction",
+    "workers": "data.workers",
+    "max_bad": "data.max_bad",
+    "precision": "loop.precision",
+    "accumulate": "loop.accumulate",
+    "ema": "loop.ema",
+    "deterministic": "loop.deterministic",
+    "device": "loop.device",
+    "max_skips": "loop.max_skips",
+    "patience": "validation.patience",
+    "checkpoint_steps": "checkpoint.steps",
+    "checkpoint_minutes": "checkpoint.minutes",
+}
+
+
+class Option(NamedTuple):
+    """A key's type, what it is if nobody says, and what it means."""
+
+    hint: Any
+    default: Any
+    meaning: str
+
+
+@functools.cache
+def sections() -> dict[str, type[Any]]:
+    """The parts of a recipe that have keys of their own."""
+    hints = get_type_hints(Recipe).items()
+    return {name: kind for name, kind in hints if isinstance(kind, type) and dataclasses.is_dataclass(kind)}
+
+
+@functools.cache
+def options() -> dict[str, Option]:
+    """All keys, in the order of the dataclasses."""
+    default = Recipe()
+    found = {
+        f"{section}.{name}": option
+        for section, kind in sections().items()
+        for name, option in _fields(kind, getattr(default, section)).items()
+    }
+    own = _fields(Recipe, default).items()
+    return {**{name: option for name, option in own if name not in sections()}, **found}
+
+
+def flat(recipe: Recipe) -> dict[str, Any]:
+    """Its values by key."""
+    values = {}
+    for key in options():
+        section, _, name = key.rpartition(".")
+        values[key] = getattr(getattr(recipe, section) if section else recipe, name)
+    return values
+
+
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by key as the mappings of mappings that files have."""
+    made: dict[str, Any] = {}
+    for key, value in values.items():
+        section, _, name = key.rpartition(".")
+        (made.setdefault(section, {}) if section else made)[name] = value
+    return made
+
+
+def _fields(kind: type[Any], default: Any) -> dict[str, Option]:
+    meanings = {
+        attribute.arg_name: " ".join((attribute.description or "").split())
+        for attribute in docstring_parser.parse(kind.__doc__ or "").params
+    }
+    return {
+        name: Option(_readable(hint), getattr(default, name), meanings[name])
+        for name, hint in get_type_hints(kind).items()
+    }
+
+
+def _readable(hint: Any) -> Any:
+    """As jsonargparse shall see it: of ``dict[str, Any]`` it would read ``"1e-3"`` as a number."""
+    return dict if get_origin(hint) is dict else hint
+
 
 __all__ = [
     "change_pool",
@@ -90,7 +235,7 @@ def read_recipe(
 
 def _network_of(bundle: str) -> dict[str, Any]:
     """The keys of the network of a bundle."""
-    from covpool.models.bundles.bundle import read_card  # here, because timm takes seconds to import
+    from covpool.models.bundle import read_card  # here, because timm takes seconds to import
 
     config = read_card(bundle).config
     return {f"model.{name}": getattr(config, name) for name in NETWORK}

@@ -1,4 +1,4 @@
-"""The folder of a run: which file is where, and what keeps it true when a run is killed and resumed."""
+"""The folder of a training run and the files in it."""
 
 from __future__ import annotations
 
@@ -6,17 +6,32 @@ import csv
 import dataclasses
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from covpool.data.batch import BadImage
-from covpool.data.image_set import ImageSet
-from covpool.data.names import ENCODING, ERRORS
-from covpool.durable.replacing import replace_file
-from covpool.models.bundles.strict_json import plain_json
-from covpool.train.csv_file import csv_bytes
+from covpool.data.image_set import ENCODING, ERRORS, ImageSet
+from covpool.durable import replace_file
+from covpool.models.strict_json import plain_json
+from covpool.processes import Processes
 from covpool.train.metrics import Predictions
+from covpool.train.recipe import Recipe
+from covpool.train.recipe_files import SHORT, flat, make_recipe, read_recipe
+
+
+def csv_bytes(columns: Sequence[str], rows: Iterable[Iterable[object]]) -> bytes:
+    """A line for the columns and one for each row.
+
+    Example:
+        >>> csv_bytes(["name", "loss"], [["a,b", 0.5]]).splitlines()
+        [b'name,loss', b'"a,b",0.5']
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(rows)
+    return text.getvalue().encode(ENCODING, ERRORS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,3 +136,93 @@ class RunFolder:
 
     def _write_csv(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         replace_file(self.path / name, csv_bytes(columns, rows))
+
+
+class TrainingError(ValueError):
+    """Why training cannot go on, in a sentence."""
+
+
+class NotFiniteError(TrainingError):
+    """Too many losses or gradients were not finite."""
+
+
+class BadImages:
+    """What ``bad_images.csv`` lists, in every process.
+
+    Args:
+        folder: of the run, which may have been begun before.
+        processes: that train together.
+        most: how many there may be.
+    """
+
+    def __init__(self, folder: RunFolder, processes: Processes, most: int) -> None:
+        self.folder, self.processes, self.most = folder, processes, most
+        self._found = {image.name: image for image in processes.by_first(folder.read_bad_images)}
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def note(self, images: Iterable[BadImage]) -> None:
+        """Write down those that are new; every process has to know of the same ones.
+
+        Raises:
+            TrainingError: if there are too many now.
+        """
+        new = {image.name: image for image in images if image.name not in self._found}
+        if new:
+            self._found |= new
+            self.processes.by_first(lambda: self.folder.write_bad_images(list(self._found.values())))
+        if len(self) > self.most:
+            self.processes.fail(
+                TrainingError(
+                    f"{len(self)} images could not be used, more than --max-bad {self.most}: "
+                    f"{self.folder.path / 'bad_images.csv'} lists them"
+                )
+            )
+
+
+# What does not change a result. The data may have moved: their fingerprints are compared.
+FREE = {
+    "data.path",
+    "data.layout",
+    "data.workers",
+    "data.cache",
+    "data.max_bad",
+    "loop.max_skips",
+    "loop.device",
+    "checkpoint.steps",
+    "checkpoint.minutes",
+    "checkpoint.keep",
+    "trackers",
+    "out",
+}
+# As a recipe leaves them open; a run has filled them in.
+OPEN = {
+    "model.dim": "auto",
+    "model.keep_resolution": None,
+    "model.features": None,
+}
+
+
+def as_begun(path: Path, recipe: Recipe) -> Recipe:
+    """A recipe for going on with the run whose recipe is at ``path``: what it leaves open is as in that.
+
+    Raises:
+        ValueError: with all that differs, if it would be another run.
+    """
+    if not path.exists():
+        return recipe
+    before, now = flat(read_recipe(path)), flat(recipe)
+    filled = {name for name, value in OPEN.items() if now[name] == value} | {"model.num_classes"}
+    now |= {name: before[name] for name in filled}
+    short = {key: name for name, key in SHORT.items()}
+    differing = [
+        f"--{short.get(name, name).replace('_', '-')} {before[name]}, not {value}"
+        for name, value in now.items()
+        if name not in FREE and before[name] != value
+    ]
+    if differing:
+        raise ValueError(
+            f"{path.parent} was begun with {'; '.join(differing)}: give the same again, or another --out"
+        )
+    return make_recipe(now)

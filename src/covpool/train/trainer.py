@@ -14,27 +14,28 @@ from covpool.data.batch import Batch, DataError
 from covpool.data.image_set import ImageSet
 from covpool.data.loader import EvaluationLoader
 from covpool.data.transforms import Preprocessing, evaluation_transform
-from covpool.models.bundles.bundle import BundleError, check_savable, read_card, save_model
-from covpool.train.bad_images import BadImages, NotFiniteError, TrainingError
+from covpool.models.bundle import check_savable, read_card, save_model
+from covpool.models.strict_json import BundleError
+from covpool.processes import Interrupted, Processes, Signals
 from covpool.train.checkpoint import (
     DamagedCheckpointError,
+    Progress,
     checkpoint_path,
+    from_checkpoint,
     read_checkpoint,
     remove_old_checkpoints,
+    shared_checkpoint,
+    to_checkpoint,
     write_checkpoint,
 )
-from covpool.train.interruption import Interrupted, Signals
 from covpool.train.journal import Journal
 from covpool.train.metrics import Metrics, Predictions, measure
 from covpool.train.network import make_model
-from covpool.train.objective import make_objective
 from covpool.train.predictions import predict
-from covpool.train.processes import Processes
 from covpool.train.recipe import Recipe
-from covpool.train.run_folder import RunFolder
+from covpool.train.run_folder import BadImages, NotFiniteError, RunFolder, TrainingError
 from covpool.train.splits import Splits, make_loader
-from covpool.train.state import Progress, from_checkpoint, shared_checkpoint, to_checkpoint
-from covpool.train.step import Learner
+from covpool.train.step import Learner, make_objective
 
 
 class Trainer:

@@ -15,9 +15,9 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from covpool.data.shards import cache as cache_module
-from covpool.data.shards.cache import FileCache
+from covpool.data.shards import remote as cache_module
 from covpool.data.shards.index import ShardError
+from covpool.data.shards.remote import FileCache
 
 
 @pytest.fixture(autouse=True)

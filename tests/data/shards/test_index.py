@@ -20,9 +20,8 @@ from covpool.data.shards.index import (
     write_contents,
     write_index,
 )
-from covpool.data.shards.indexing import index_shards
 from covpool.data.shards.reader import open_shards
-from covpool.data.shards.write import write_shards
+from covpool.data.shards.write import index_shards, write_shards
 from tests.data.memory_images import memory_images
 
 

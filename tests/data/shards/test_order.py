@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covpool.data.shards.order import ShardOrder
+from covpool.data.order import ShardOrder
 
 
 def shard_of(ids: np.ndarray, counts: list[int]) -> list[int]:

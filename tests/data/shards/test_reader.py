@@ -16,7 +16,7 @@ import fsspec
 import numpy as np
 import pytest
 
-from covpool.data.bad_image import BadImageError
+from covpool.data.decode import BadImageError
 from covpool.data.image_set import ImageSet
 from covpool.data.shards import reader
 from covpool.data.shards.index import ShardError
@@ -140,7 +140,7 @@ def test_a_shard_of_a_store_that_is_not_the_indexed_one(memory_url: str, tmp_pat
     memory = fsspec.filesystem("memory")
     found = open_shards(memory_url, cache=tmp_path / "cache")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("covpool.data.shards.cache.PAUSES", ())
+        patch.setattr("covpool.data.shards.remote.PAUSES", ())
         memory.pipe_file("/bucket/train/00000.tar", b"short")
         with pytest.raises(
             ShardError, match=r"00000\.tar cannot be read: it has 5 bytes where the index says"

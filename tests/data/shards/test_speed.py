@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from covpool.data.image_set import ImageSet
-from covpool.data.order import FolderOrder, Order
-from covpool.data.shards.order import ShardOrder
+from covpool.data.order import FolderOrder, Order, ShardOrder
 from covpool.data.shards.reader import open_shards
 from covpool.data.shards.write import write_shards
 from covpool.data.sources import open_images

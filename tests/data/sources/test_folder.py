@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from torchvision.datasets import ImageFolder
 
+from covpool.data.check import strays
 from covpool.data.image_set import ImageFiles, ImageSet
 from covpool.data.sources import layout_of, open_images, open_splits, splits
-from covpool.data.strays import strays
 from tests.data.pictures import SPARROWS, TINY10, jpeg, needs_sparrows, needs_tiny10
 from tests.data.trees import plant, write
 

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from covpool.data.batch import Batch
+from covpool.processes import Processes
 from covpool.train.metrics import Predictions
 from covpool.train.predictions import predict
-from covpool.train.processes import Processes
 
 
 def made_logits(n: int, classes: int, seed: int = 0, skill: float = 2.0) -> tuple[Tensor, Tensor]:

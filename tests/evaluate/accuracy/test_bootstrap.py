@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from covpool.evaluate.accuracy import bootstrap
-from covpool.evaluate.accuracy.bootstrap import intervals
-from covpool.evaluate.accuracy.calibration import calibrate
+from covpool.evaluate import statistics as bootstrap
+from covpool.evaluate.statistics import calibrate, intervals
 from covpool.train.metrics import Predictions, measure
 from tests.evaluate.accuracy.made import made_logits, predictions_of
 

@@ -7,10 +7,9 @@ from dataclasses import asdict
 import pytest
 from PIL import Image
 
-from covpool.drawing.theme import LIGHT, png
-from covpool.evaluate.accuracy.calibration import calibrate
-from covpool.evaluate.accuracy.class_figure import SHOWN, draw_classes
-from covpool.evaluate.accuracy.reliability import draw_reliability
+from covpool.drawing import LIGHT, png
+from covpool.evaluate.accuracy_figures import SHOWN, draw_classes, draw_reliability
+from covpool.evaluate.statistics import calibrate
 from covpool.train.report.per_class import ClassRow
 from tests.evaluate.accuracy.made import made_logits, predictions_of
 

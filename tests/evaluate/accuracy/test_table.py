@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from covpool.evaluate.accuracy.table import NAMES, results_table
+from covpool.evaluate.accuracy import NAMES, results_table
 
 
 @pytest.mark.parametrize(("classes", "told"), [(5, False), (6, True)])

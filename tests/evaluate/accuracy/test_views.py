@@ -7,7 +7,7 @@ import torch
 from torchvision.transforms import functional
 
 from covpool.data.transforms import Preprocessing
-from covpool.evaluate.accuracy.views import AveragedViews, Views, views_transform
+from covpool.evaluate.accuracy import AveragedViews, Views, views_transform
 from covpool.models import create_model
 from tests.data.pictures import photo
 

@@ -16,15 +16,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from covpool.data.bad_image import BadImageError
+from covpool.data.decode import BadImageError
 from covpool.data.shards.index import read_index
-from covpool.data.shards.indexing import index_shards
 from covpool.data.shards.reader import ShardSet
-from covpool.data.shards.write import write_shards
-from covpool.evaluate.bulk import Files, Predict, Running, infer
-from covpool.evaluate.bulk.inputs import open_input
-from covpool.evaluate.bulk.inputs.tars import IndexedTars
-from covpool.evaluate.bulk.units import Unit, UnlabelledImages, divide
+from covpool.data.shards.write import index_shards, write_shards
+from covpool.data.sources.inputs import open_input
+from covpool.data.sources.tars import IndexedTars
+from covpool.inference import Files, Predict, Running, infer
+from covpool.inference.work import Unit, UnlabelledImages, divide
 from tests.data.memory_images import MemoryImages
 from tests.evaluate.bulk.small import picture, pictures, rows_of, write_folder
 

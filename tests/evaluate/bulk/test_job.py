@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from covpool.evaluate.bulk import Done, Embed, Files, Predict, Running, infer
-from covpool.evaluate.bulk.place import Disk
-from covpool.evaluate.bulk.predictor import Predictor
-from covpool.evaluate.bulk.report import report_text
+from covpool.inference import Done, Embed, Files, Predict, Running, infer
+from covpool.inference.bulk import report_text
+from covpool.inference.output import Disk
+from covpool.inference.work import Predictor
 from covpool.models import create_model, save_model
-from covpool.models.bundles import read_card
+from covpool.models.bundle import read_card
 from tests.evaluate.bulk.small import CLASSES, hidden, pictures, rows_of, write_folder
 
 RUNNING = Running(batch_size=16, workers=0)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from covpool.evaluate.bulk import Files, Predict, Running, infer
+from covpool.inference import Files, Predict, Running, infer
 from tests.evaluate.bulk.small import hidden, ids, rows_of, write_links
 
 DEADLINE = 600

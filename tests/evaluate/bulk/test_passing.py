@@ -12,12 +12,12 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from covpool.cli.main import main
-from covpool.data.bad_image import BadImageError
+from covpool.data.decode import BadImageError
 from covpool.data.shards.index import ShardError
+from covpool.data.sources.inputs import open_input
 from covpool.data.transforms import Preprocessing
-from covpool.evaluate.bulk import Predict, Running, infer
-from covpool.evaluate.bulk.decode import Decoder
-from covpool.evaluate.bulk.inputs import open_input
+from covpool.inference import Predict, Running, infer
+from covpool.inference.work import Decoder
 from tests.evaluate.bulk.small import picture, write_folder
 from tests.evaluate.bulk.test_inputs import BYTES, a_parquet, foreign_tars, indexed
 
@@ -92,7 +92,7 @@ def test_too_many_open_files_are_no_fault_of_an_image(
     def refuse(path: str) -> bytes:
         raise OSError(errno.EMFILE, "Too many open files", path)
 
-    monkeypatch.setattr("covpool.evaluate.bulk.inputs.address.read_file", refuse)
+    monkeypatch.setattr("covpool.data.remote.read_file", refuse)
     with pytest.raises(ShardError, match=r"the input cannot be read any more: .*Too many open files"):
         images.read(0)
 
@@ -135,7 +135,7 @@ def test_an_object_that_is_refused_costs_its_row_and_a_store_that_is_the_job(
     with pytest.raises(PermissionError, match="the store does not give it: Access Denied"):
         images.read(2)
     monkeypatch.setattr(Refusing, "all_of_them", True)
-    monkeypatch.setattr("covpool.evaluate.bulk.inputs.address.TRUSTED", 0.0)
+    monkeypatch.setattr("covpool.data.remote.TRUSTED", 0.0)
     with pytest.raises(ShardError, match="cannot be read any more"):
         images.read(1)
 

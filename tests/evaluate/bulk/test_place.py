@@ -8,9 +8,9 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from covpool.data.shards import cache
+from covpool.data.shards import remote as cache
 from covpool.data.shards.index import ShardError
-from covpool.evaluate.bulk.place import open_place
+from covpool.inference.output import open_place
 
 
 class Growing(MemoryFileSystem):

@@ -12,16 +12,13 @@ from typing import Any
 
 import pytest
 
+from covpool.data.sources.inputs import open_input
 from covpool.data.transforms import Preprocessing
-from covpool.evaluate.bulk import Embed, Files, Predict, Running, infer
-from covpool.evaluate.bulk.decode import Batch, Decoder
-from covpool.evaluate.bulk.inputs import open_input
-from covpool.evaluate.bulk.place import open_place
-from covpool.evaluate.bulk.predictor import Predictor
-from covpool.evaluate.bulk.tasks import Columns
-from covpool.evaluate.bulk.units import divide
-from covpool.evaluate.bulk.work import Work, Writer
-from covpool.models.bundles import read_card
+from covpool.inference import Embed, Files, Predict, Running, infer
+from covpool.inference.output import open_place
+from covpool.inference.tasks import Columns
+from covpool.inference.work import Batch, Decoder, Predictor, Work, Writer, divide
+from covpool.models.bundle import read_card
 from tests.evaluate.bulk.small import hidden, pictures, rows_of, write_folder
 
 ray = pytest.importorskip("ray", reason="Ray is not installed")
@@ -85,7 +82,7 @@ def test_rows_are_those_of_one_machine(tmp_path: Path, bundle: Path, data: Path,
 def test_a_killed_actor_is_replaced(tmp_path: Path, bundle: Path, data: Path) -> None:
     infer(bundle, data, tmp_path / "local", Predict(), FILES, LOCAL)
 
-    from covpool.evaluate.bulk.ray_engine import run_ray
+    from covpool.inference.ray_engine import run_ray
 
     images, marker, out = open_input(data), tmp_path / "killed", tmp_path / "ray"
     out.mkdir()
@@ -124,7 +121,7 @@ def test_the_predictor_by_itself_is_a_function_for_map_batches(bundle: Path, dat
 
 @pytest.mark.slow
 def test_what_cannot_be_written_is_told_in_a_sentence(tmp_path: Path, bundle: Path, data: Path) -> None:
-    from covpool.evaluate.bulk.ray_engine import run_ray
+    from covpool.inference.ray_engine import run_ray
 
     images = open_input(data)
     work = Work(

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from covpool.data.decode import decode
 from covpool.data.transforms import Preprocessing, evaluation_transform
-from covpool.evaluate.bulk import Embed, Files, Predict, Running, infer
-from covpool.evaluate.bulk.predictor import NOT_FINITE
-from covpool.evaluate.bulk.projection import projection
+from covpool.inference import Embed, Files, Predict, Running, infer
+from covpool.inference.tasks import projection
+from covpool.inference.work import NOT_FINITE
 from covpool.models import create_model, load_model, save_model
 from tests.data.pictures import encode, photo
 from tests.evaluate.bulk.small import CLASSES, ids, picture, pictures, rows_of, write_folder

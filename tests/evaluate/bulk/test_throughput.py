@@ -11,11 +11,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from covpool.data.sources.inputs import open_input
 from covpool.data.transforms import Preprocessing
-from covpool.evaluate.bulk import Embed, Files, Running, infer
-from covpool.evaluate.bulk.decode import Decoder
-from covpool.evaluate.bulk.inputs import open_input
-from covpool.evaluate.bulk.units import UnlabelledImages
+from covpool.inference import Embed, Files, Running, infer
+from covpool.inference.work import Decoder, UnlabelledImages
 from covpool.models import create_model, load_model, save_model
 from tests.data.pictures import encode, photo
 from tests.evaluate.bulk.small import write_folder

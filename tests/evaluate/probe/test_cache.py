@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from covpool.evaluate.probe.cache import CacheFolder, Shapes
+from covpool.inference.store import CacheFolder, Shapes
 
 
 def test_bad_images_of_one_folder_are_not_those_of_another(tmp_path: Path) -> None:

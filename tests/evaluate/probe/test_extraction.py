@@ -129,7 +129,7 @@ def test_one_process_at_a_time_makes_features(birds: Path, tmp_path: Path) -> No
     code = f"""
 import time
 from pathlib import Path
-from covpool.evaluate.lock import held
+from covpool.durable import held
 with held(Path({str(folder)!r})):
     print("held", flush=True)
     time.sleep(60)

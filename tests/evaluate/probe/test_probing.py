@@ -20,9 +20,9 @@ from covpool.data.loader import EvaluationLoader
 from covpool.data.sources import open_images
 from covpool.data.transforms import Preprocessing, evaluation_transform
 from covpool.evaluate.probe import probe
-from covpool.evaluate.probe.cache import CacheFolder, Shapes
 from covpool.evaluate.probe.probing import right_answers
 from covpool.evaluate.probe.training import head_outputs
+from covpool.inference.store import CacheFolder, Shapes
 from covpool.provenance.results import check_schema
 from tests.data.pictures import needs_sparrows
 from tests.evaluate.probe.small_probing import OPTIONS

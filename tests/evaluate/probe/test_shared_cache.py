@@ -11,8 +11,8 @@ import torch
 
 from covpool.data.image_set import ImageSet
 from covpool.evaluate.probe import extraction
-from covpool.evaluate.probe.cache import CachedFeatures
 from covpool.evaluate.probe.extraction import Extractor, frozen_config
+from covpool.inference.store import CachedFeatures
 from covpool.models.config import ModelConfig
 from covpool.models.create import build_model
 from tests.data.memory_images import MemoryImages, memory_images

@@ -4,9 +4,9 @@ import numpy as np
 from matplotlib.colors import to_hex
 from PIL import Image
 
-from covpool.drawing.theme import LIGHT, png
-from covpool.evaluate.retrieval.neighbours import RIGHT, WRONG, Found, chosen_queries, draw_neighbours
-from covpool.evaluate.retrieval.scores import Scores
+from covpool.drawing import LIGHT, png
+from covpool.evaluate.retrieval_files import RIGHT, WRONG, Found, chosen_queries, draw_neighbours
+from covpool.evaluate.search import Scores
 
 
 def scores_of(precision: list[float]) -> Scores:

@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from sklearn.metrics import average_precision_score
 from torch import Tensor
 
-from covpool.evaluate.retrieval.scores import score
-from covpool.evaluate.retrieval.search import BYTES, search_exact, search_faiss
+from covpool.evaluate.search import BYTES, score, search_exact, search_faiss
 
 
 def made(n: int, classes: int, seed: int) -> tuple[Tensor, Any]:

@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 
 from covpool.data.sources import open_images
-from covpool.evaluate.content import read_content
-from covpool.evaluate.passes import Pass
-from covpool.evaluate.svm import store
-from covpool.models.bundles import load_model
-from covpool.train.processes import Processes
+from covpool.evaluate.svm import features as store
+from covpool.inference.forward import Pass
+from covpool.inference.store import read_content
+from covpool.models.bundle import load_model
+from covpool.processes import Processes
 
 
 def progress(done: int, total: int) -> None:

@@ -7,7 +7,7 @@ import signal
 import sys
 from pathlib import Path
 
-from covpool.evaluate.svm.streaming import solve_streaming
+from covpool.evaluate.svm.solvers import solve_streaming
 from tests.evaluate.svm.samples import a_problem
 
 

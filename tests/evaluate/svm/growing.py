@@ -8,9 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from covpool.evaluate.svm.problem import Problem
-from covpool.evaluate.svm.rows import RowFile
-from covpool.evaluate.svm.streaming import solve_streaming
+from covpool.evaluate.svm.solvers import Problem, RowFile, solve_streaming
 
 COLUMNS, CLASSES, AT_ONCE = 2048, 20, 500
 

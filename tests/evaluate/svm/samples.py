@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from covpool.evaluate.svm.problem import Problem
+from covpool.evaluate.svm.solvers import Problem
 from covpool.models import create_model
-from covpool.models.bundles import save_model
+from covpool.models.bundle import save_model
 from tests.data.pictures import SPARROWS
 
 

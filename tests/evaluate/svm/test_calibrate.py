@@ -3,10 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from covpool.evaluate.svm import calibrate
-from covpool.evaluate.svm.calibrate import calibrated
-from covpool.evaluate.svm.in_memory import solve_in_memory
-from covpool.evaluate.svm.problem import LinearScores
+from covpool.evaluate.svm import classifier as calibrate
+from covpool.evaluate.svm.classifier import calibrated
+from covpool.evaluate.svm.solvers import LinearScores, solve_in_memory
 from tests.evaluate.svm.samples import a_problem
 
 

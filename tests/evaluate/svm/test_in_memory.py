@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from sklearn.svm import LinearSVC
 
-from covpool.evaluate.svm.in_memory import solve_in_memory
-from covpool.evaluate.svm.problem import Problem
+from covpool.evaluate.svm.solvers import Problem, solve_in_memory
 from tests.evaluate.svm.samples import Matrix, a_problem, features
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from covpool.evaluate.svm.rows import RowFile
+from covpool.evaluate.svm.solvers import RowFile
 
 
 def test_rows_come_back_by_number(tmp_path: Path) -> None:

@@ -19,11 +19,11 @@ import torch
 from covpool.data.decode import decode
 from covpool.data.sources import open_images
 from covpool.data.transforms import Preprocessing, evaluation_transform
-from covpool.evaluate.content import UNREADABLE, read_content
-from covpool.evaluate.passes import Pass
-from covpool.evaluate.svm.store import Features, make_features
-from covpool.models.bundles import load_model, save_model
-from covpool.train.processes import Processes
+from covpool.evaluate.svm.features import Features, make_features
+from covpool.inference.forward import Pass
+from covpool.inference.store import UNREADABLE, read_content
+from covpool.models.bundle import load_model, save_model
+from covpool.processes import Processes
 from tests.data.pictures import needs_sparrows
 from tests.evaluate.svm.samples import a_bundle, some_sparrows
 
@@ -172,7 +172,7 @@ def test_a_disk_without_room(
     data: Path, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = namedtuple("usage", "free")
-    monkeypatch.setattr("covpool.evaluate.svm.store.shutil.disk_usage", lambda folder: usage(1000))
+    monkeypatch.setattr("covpool.evaluate.svm.features.shutil.disk_usage", lambda folder: usage(1000))
     with pytest.raises(ValueError, match=r"^features take 19.0 kB and .* has 1.00 kB free: give another"):
         make(tmp_path, bundle, data)
     assert list(tmp_path.iterdir()) == []
@@ -183,10 +183,10 @@ def test_there_must_be_room_for_what_the_solver_keeps_too(
 ) -> None:
     usage, columns = namedtuple("usage", "free"), load_model(bundle).head_hidden_size
     free = 18 * 2 * 4 * columns  # 18 images, and 3 classes
-    monkeypatch.setattr("covpool.evaluate.svm.store.shutil.disk_usage", lambda folder: usage(free + 431))
+    monkeypatch.setattr("covpool.evaluate.svm.features.shutil.disk_usage", lambda folder: usage(free + 431))
     with pytest.raises(ValueError, match="give another folder"):
         make(tmp_path, bundle, data)
-    monkeypatch.setattr("covpool.evaluate.svm.store.shutil.disk_usage", lambda folder: usage(free + 432))
+    monkeypatch.setattr("covpool.evaluate.svm.features.shutil.disk_usage", lambda folder: usage(free + 432))
     make(tmp_path, bundle, data)
 
 

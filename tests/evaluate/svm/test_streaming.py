@@ -9,10 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from covpool.evaluate.svm.in_memory import solve_in_memory
-from covpool.evaluate.svm.problem import LinearScores, Problem
-from covpool.evaluate.svm.rows import RowFile
-from covpool.evaluate.svm.streaming import solve_streaming
+from covpool.evaluate.svm.solvers import LinearScores, Problem, RowFile, solve_in_memory, solve_streaming
 from tests.evaluate.svm.samples import Matrix, a_problem, features
 
 

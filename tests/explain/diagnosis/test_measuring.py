@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from covpool import create_model
-from covpool.explain.diagnosis import Diagnosis, diagnose, warnings
-from covpool.explain.spectrum import summed_up
+from covpool.explain.diagnosis import Diagnosis, diagnose, summed_up, warnings
 from covpool.functional import covariance
 from covpool.models.model import PooledClassifier
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from covpool.models import PooledClassifier, create_model
-from covpool.models.bundles.card import card_hash
+from covpool.models.card import card_hash
 
 CLASSES = ("Jay", "Zaunkönig", "鷦鷯")
 # The quickest to build.

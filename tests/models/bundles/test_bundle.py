@@ -10,8 +10,8 @@ import timm
 import torch
 
 from covpool.models import PooledClassifier
-from covpool.models.bundles import card as card_module
-from covpool.models.bundles import load_model, read_card, save_model
+from covpool.models import card as card_module
+from covpool.models.bundle import load_model, read_card, save_model
 from tests.models.bundles.judging import assert_same
 from tests.models.bundles.samples import CLASSES, edit_card, images, trained
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from covpool.models import PooledClassifier
-from covpool.models.bundles import BundleError, load_model, save_model
-from covpool.models.bundles import card as card_module
+from covpool.models import card as card_module
+from covpool.models.bundle import load_model, save_model
+from covpool.models.strict_json import BundleError
 from tests.models.bundles.judging import assert_not_loaded, assert_refused
 from tests.models.bundles.samples import CLASSES, edit_card, put_weights
 

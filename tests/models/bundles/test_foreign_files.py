@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import covpool
-from covpool.models.bundles import card as card_module
-from covpool.models.bundles import load_model
+from covpool.models import card as card_module
+from covpool.models.bundle import load_model
 from tests.models.bundles.judging import assert_not_loaded, assert_refused
 from tests.models.bundles.samples import CLASSES, edit_card, put_weights
 

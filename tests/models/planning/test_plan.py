@@ -18,10 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from covpool.models import ModelConfig, PooledClassifier, build_model
-from covpool.models.planning.footprint import STATES, Footprint, measure, state_of
-from covpool.models.planning.meter import MISCOUNTED
-from covpool.models.planning.plan import HeadChoice, Plan, head_choices, plan, recommend
-from covpool.models.planning.text import COLUMNS, advice, plan_text
+from covpool.models.footprint import MISCOUNTED, STATES, Footprint, measure, state_of
+from covpool.models.plan import COLUMNS, HeadChoice, Plan, advice, head_choices, plan, plan_text, recommend
 
 BATCH = 2
 RESNET = ModelConfig("test_resnet", num_classes=11, dim=24, image_size=64)

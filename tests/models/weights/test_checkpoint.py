@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import covpool
-from covpool.models.weights.checkpoint import CheckpointError, load_backbone, read_state_dict
+from covpool.models.weights import CheckpointError, load_backbone, read_state_dict
 
 NAME = "test_resnet"  # a small one, which timm tests itself with
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 import covpool
 from covpool.models import PooledClassifier
-from covpool.models.weights.checkpoint import CheckpointError
-from covpool.models.weights.convert import convert_checkpoint
+from covpool.models.convert import convert_checkpoint
+from covpool.models.weights import CheckpointError
 from tests.functional.tolerances import assert_close
 from tests.models.weights.paper_networks import (
     R50,

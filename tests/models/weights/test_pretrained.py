@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import covpool
 from covpool.models import PooledClassifier
-from covpool.models.weights.checkpoint import read_state_dict
+from covpool.models.weights import read_state_dict
 from tests.models.weights.sparrows import Photos, maps_of, package_file, photos, svm_accuracy, vectors_of
 
 # ImageNet's classes from cock to vulture, from black grouse to black swan, from white stork to albatross.

@@ -8,7 +8,7 @@ import scipy.linalg
 import torch
 
 from covpool.nn.pooling import METHODS
-from covpool.nn.pooling.improved_bcnn import BACKWARDS, FORWARDS
+from covpool.nn.pooling.bcnn import BACKWARDS, FORWARDS
 from tests.nn.pooling.inputs import SPECTRA, C, full_rank
 from tests.nn.pooling.oracle import check_gradient, pooled, second_moment, upper
 

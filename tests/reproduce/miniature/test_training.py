@@ -11,10 +11,9 @@ from covpool.reproduce.miniature.configuration import SMALLEST, Configuration
 from covpool.reproduce.miniature.observation import observed
 from covpool.reproduce.miniature.tiny_imagenet import write_subset
 from covpool.reproduce.miniature.training import is_done, trained
-from covpool.train.bad_images import NotFiniteError, TrainingError
 from covpool.train.checkpoint import list_checkpoints, read_checkpoint, write_checkpoint
 from covpool.train.recipe_files import write_recipe
-from covpool.train.run_folder import RunFolder
+from covpool.train.run_folder import NotFiniteError, RunFolder, TrainingError
 
 CONFIGURATION = Configuration("alexnet", "isqrt_cov", {"steps": 3})
 

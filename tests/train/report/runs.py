@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from covpool.data.image_set import ImageSet
-from covpool.data.names import ENCODING, ERRORS
+from covpool.data.image_set import ENCODING, ERRORS, ImageSet
 
 METRICS = (
     "epoch,step,train_loss,train_top1,lr,images_per_second,seconds,loss,top1,top5,macro_f1,balanced_accuracy"

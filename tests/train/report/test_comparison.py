@@ -11,7 +11,7 @@ import pytest
 from covpool.data.image_set import ImageSet, Subset
 from covpool.data.sources import open_images
 from covpool.train.report import write_comparison
-from covpool.train.report.comparison import _difference, _recipe_differences, pair
+from covpool.train.report.pages import _difference, _recipe_differences, pair
 from covpool.train.report.record import read_run
 from tests.data.pictures import SPARROWS, needs_sparrows
 from tests.train.report.runs import invented, labelled, write_run

@@ -10,14 +10,11 @@ import pytest
 from PIL import Image
 from sklearn.metrics import confusion_matrix
 
-from covpool.drawing.lettering import drawn
-from covpool.drawing.theme import DARK, LIGHT, png
-from covpool.train.report.confusion import SHOWN, _counts, _names, draw_confusion, shown_classes
-from covpool.train.report.curves import draw_curves
-from covpool.train.report.per_class import errors_by_pair
+from covpool.drawing import DARK, LIGHT, drawn, png
+from covpool.train.report.figures import SHOWN, _counts, _names, draw_confusion, draw_curves, shown_classes
+from covpool.train.report.per_class import draw_worst, errors_by_pair
 from covpool.train.report.record import RunRecord, read_run
 from covpool.train.report.thumbnails import Tile
-from covpool.train.report.worst import draw_worst
 from tests.train.report.runs import invented, write_run
 
 ODD = (

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from covpool.train.report.intervals import PairedDifference, wilson
+from covpool.train.report.per_class import PairedDifference, wilson
 
 
 @pytest.mark.parametrize(("share", "images"), [(0.5, 20), (0.9, 60), (0.98, 300)])

@@ -14,7 +14,7 @@ from PIL import Image
 from covpool import create_model
 from covpool.data.sources import open_splits
 from covpool.train.report import write_report
-from covpool.train.report.looks import EACH, looks
+from covpool.train.report.figures import EACH, looks
 from covpool.train.report.record import read_run
 from tests.data.pictures import SPARROWS, needs_sparrows
 from tests.train.report.runs import labelled, write_run

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
-from covpool.data.names import ENCODING, ERRORS
+from covpool.data.image_set import ENCODING, ERRORS
 from covpool.train.report.per_class import HEADER, errors_by_pair, per_class, per_class_csv
 from covpool.train.report.record import Predictions, read_run
 from tests.train.report.runs import invented, write_run

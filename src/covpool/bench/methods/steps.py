@@ -23,8 +23,8 @@ from covpool.bench.methods.entries import REFERENCE
 from covpool.bench.timing import Round, Spread, garbage_collector_off, interleaved_rounds, timing_of
 from covpool.bench.two_processes import from_two_processes
 from covpool.models.create import create_model
+from covpool.processes import Processes
 from covpool.train.network import make_parallel
-from covpool.train.processes import Processes
 
 # The paper compares the first two; the third is the network without second-order pooling.
 POOLS = (REFERENCE, "mpn_cov", "gap")

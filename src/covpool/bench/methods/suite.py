@@ -14,7 +14,7 @@ from covpool.bench.problem import Problem, Size, chosen_sizes
 from covpool.bench.results import Results, check_device, new_results, write_results
 from covpool.bench.timing import MakeProgress, Schedule, silence
 from covpool.functional.arguments import check_choice, check_whole
-from covpool.provenance.results_files import results_path
+from covpool.provenance.results import results_path
 
 SECTIONS = ("layers", "training")
 # AlexNet's and ResNet's.

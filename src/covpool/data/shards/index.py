@@ -5,7 +5,7 @@ A folder of shards holds the tars, ``00000.tar``, beside each a ``00000.tar.json
 its ``.json``, and how many samples of the tars were left out. All is plain JSON. A tar, or a ``.json``, that
 changed after it was indexed is refused.
 
-This file knows the format; :mod:`covpool.data.shards.indexing` makes an index from tars.
+This file knows the format; :mod:`covpool.data.shards.write` makes an index from tars.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import unicodedata
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from covpool.data.signature import FORMAT_OF
+from covpool.data.decode import FORMAT_OF
 from covpool.data.sources.listing import SPLIT_OF, Listing, Row, Split, make_listing
 
 LOGGER = logging.getLogger("covpool")

@@ -11,8 +11,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from covpool.data.image_set import ImageFiles
-from covpool.data.names import Names
+from covpool.data.image_set import ImageFiles, Names
 
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test")

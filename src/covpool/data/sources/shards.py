@@ -32,7 +32,7 @@ def read(path: str | Path, cache: str | Path | None = None) -> Mapping[Split, Im
 
 
 def _addresses(url: str) -> dict[Split, str]:
-    from covpool.data.shards.place import has_index
+    from covpool.data.shards.remote import has_index
 
     url = url.rstrip("/")
     if has_index(url):

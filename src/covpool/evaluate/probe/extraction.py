@@ -16,14 +16,21 @@ from torch import Tensor
 from covpool.data.image_set import ImageSet, Subset
 from covpool.data.loader import EvaluationLoader
 from covpool.data.transforms import Preprocessing, evaluation_transform
-from covpool.evaluate.content import Content, Progress, check_lasting, read_content
-from covpool.evaluate.lock import held
-from covpool.evaluate.probe.cache import CachedFeatures, CacheFolder, Shapes
-from covpool.evaluate.probe.filling import Filling
+from covpool.device import autocast
+from covpool.durable import held
 from covpool.evaluate.probe.options import ProbeOptions
+from covpool.inference.store import (
+    CachedFeatures,
+    CacheFolder,
+    Content,
+    Filling,
+    Progress,
+    Shapes,
+    check_lasting,
+    read_content,
+)
 from covpool.models.config import ModelConfig
 from covpool.models.model import PooledClassifier
-from covpool.train.precision import autocast
 
 # Of the files; another number, and those of before are not found.
 FORMAT = 3

@@ -20,26 +20,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from covpool.data.image_set import ImageSet
-from covpool.data.inside import check_outside
-from covpool.data.randomness import number
+from covpool.data.order import number
 from covpool.data.sources import open_splits
-from covpool.data.split import split_off
-from covpool.evaluate.lock import held
-from covpool.evaluate.probe.cache import CachedFeatures, CacheFolder
+from covpool.durable import check_outside, held
 from covpool.evaluate.probe.extraction import Extractor, frozen_config
-from covpool.evaluate.probe.heads import POOLED_ALREADY, head_config, parse_head
-from covpool.evaluate.probe.options import ProbeOptions
+from covpool.evaluate.probe.options import POOLED_ALREADY, ProbeOptions, head_config, parse_head
 from covpool.evaluate.probe.record import PROTOCOL, ProbeFolder, new_record, summarised
 from covpool.evaluate.probe.training import fit_head, head_outputs
 from covpool.evaluate.results import mark_folder, prepare_folder
-from covpool.evaluate.svm.classes import check_every_class
-from covpool.models.bundles.bundle import save_model
+from covpool.evaluate.svm.classifier import check_every_class
+from covpool.inference.store import CachedFeatures, CacheFolder
+from covpool.models.bundle import save_model
 from covpool.models.config import ModelConfig
 from covpool.models.create import build_model
 from covpool.models.model import PooledClassifier
-from covpool.models.planning.text import human
-from covpool.train.processes import joined_processes
-from covpool.train.splits import check_classes
+from covpool.models.plan import human
+from covpool.processes import joined_processes
+from covpool.train.splits import check_classes, split_off
 
 LOGGER = logging.getLogger("covpool")
 GIGABYTE = 1e9
@@ -253,7 +250,7 @@ class _Probing:
         return row
 
     def _svm(self, model: PooledClassifier, train: CachedFeatures, test: CachedFeatures) -> dict[str, Any]:
-        from covpool.evaluate.probe.svm import fit_svms, svm_scores  # scikit-learn takes a second to import
+        from covpool.evaluate.probe.training import fit_svms, svm_scores
 
         started = time.monotonic()
         scores = svm_scores(model, fit_svms(model, train, self.folder.path), test)

@@ -7,9 +7,9 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from covpool.durable.replacing import replace_file, replace_folder, write_file
+from covpool.durable import replace_file, replace_folder, write_file
 from covpool.evaluate.results import FILE, write_results
-from covpool.models.bundles.strict_json import plain_json
+from covpool.models.strict_json import plain_json
 from covpool.provenance.results import new_results
 
 PROTOCOL = "probe"

@@ -13,29 +13,29 @@ from typing import Any
 
 import numpy as np
 
-from covpool.data.counts import counted
 from covpool.data.image_set import ImageSet, class_counts
-from covpool.data.inside import check_outside
 from covpool.data.sources import open_images, splits
 from covpool.data.sources.listing import split_names
 from covpool.data.transforms import Preprocessing
-from covpool.evaluate.content import read_content
-from covpool.evaluate.images import open_split
-from covpool.evaluate.lock import held
-from covpool.evaluate.svm.accuracy import Accuracy, measure
-from covpool.evaluate.svm.calibrate import calibrated
-from covpool.evaluate.svm.classes import check_every_class
-from covpool.evaluate.svm.classifier import with_svm
-from covpool.evaluate.svm.in_memory import bytes_in_memory, solve_in_memory
-from covpool.evaluate.svm.passing import Passing
-from covpool.evaluate.svm.problem import LinearScores, Problem, check_c
-from covpool.evaluate.svm.store import Features, Progress, make_features
-from covpool.evaluate.svm.streaming import solve_streaming
-from covpool.models.bundles import Card, load_model, read_card, save_model
-from covpool.models.bundles.bundle import check_replaceable
+from covpool.durable import check_outside, held
+from covpool.evaluate.svm.classifier import Accuracy, calibrated, check_every_class, measure, with_svm
+from covpool.evaluate.svm.features import Features, Passing, Progress, make_features
+from covpool.evaluate.svm.solvers import (
+    LinearScores,
+    Problem,
+    bytes_in_memory,
+    check_c,
+    solve_in_memory,
+    solve_streaming,
+)
+from covpool.inference.forward import open_split
+from covpool.inference.store import read_content
+from covpool.models.bundle import check_replaceable, load_model, read_card, save_model
+from covpool.models.card import Card
 from covpool.models.model import PooledClassifier
-from covpool.models.planning.text import human
-from covpool.train.processes import Processes, joined_processes
+from covpool.models.plan import human
+from covpool.processes import Processes, joined_processes
+from covpool.wording import counted
 
 LOGGER = logging.getLogger("covpool")
 MAX_MEMORY = 8.0  # GB
@@ -107,7 +107,7 @@ def fit_svm(
         features: a folder for the features, which another fit with it reuses; beside ``out`` if not given.
         c: of the SVMs.
         calibrate: scale every class's scores to medians of +1 and -1; see
-            :mod:`covpool.evaluate.svm.calibrate`.
+            :mod:`covpool.evaluate.svm.classifier`.
         max_memory: in GB; where LinearSVC would take more, the features are streamed from the disk.
         passing: how images go through the network.
         tell: is given sentences on what happens.

@@ -4,25 +4,17 @@ To add one: write a subclass of :class:`~covpool.nn.pooling.method.Method` in a 
 line to ``METHODS``.
 """
 
-from covpool.nn.pooling.bcnn import Bcnn
+from covpool.nn.pooling.bcnn import Bcnn, ImprovedBcnn
 from covpool.nn.pooling.cbp import Cbp
 from covpool.nn.pooling.cholesky import Cholesky
-from covpool.nn.pooling.cov import Cov
-from covpool.nn.pooling.deep_o2p import DeepO2P
 from covpool.nn.pooling.dropcov import DropCov
 from covpool.nn.pooling.g2denet import G2DeNet
-from covpool.nn.pooling.gap import Gap
-from covpool.nn.pooling.improved_bcnn import ImprovedBcnn
-from covpool.nn.pooling.isqrt_cov import IsqrtCov
-from covpool.nn.pooling.method import Method
+from covpool.nn.pooling.isqrt_cov import IsqrtCov, PolarExpress
+from covpool.nn.pooling.lyapunov import MpaLya, MtpLya
+from covpool.nn.pooling.method import Cov, Gap, Method
 from covpool.nn.pooling.moment_probing import MomentProbing
-from covpool.nn.pooling.mpa_lya import MpaLya
-from covpool.nn.pooling.mpn_cov import MpnCov
-from covpool.nn.pooling.mtp_lya import MtpLya
-from covpool.nn.pooling.polar_express import PolarExpress
-from covpool.nn.pooling.power_tmlr import PowerTmlr
-from covpool.nn.pooling.svd_pade import SvdPade
-from covpool.nn.pooling.svd_taylor import SvdTaylor
+from covpool.nn.pooling.spectral import DeepO2P, MpnCov, PowerTmlr
+from covpool.nn.pooling.svd import SvdPade, SvdTaylor
 
 METHODS: dict[str, type[Method]] = {
     "gap": Gap,

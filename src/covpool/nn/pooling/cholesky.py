@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from covpool.functional.arguments import check_features, check_positive, check_weights
-from covpool.functional.centring import centre
+from covpool.functional.centring import centre, without_outliers
 from covpool.functional.covariance import as_batch
-from covpool.functional.precision import autocast_off
+from covpool.functional.differentiable import autocast_off
 from covpool.functional.triu import triu_vec
-from covpool.functional.weighting import without_outliers
 from covpool.nn.pooling.method import Method
 
 

@@ -1,4 +1,4 @@
-"""What a pooling method is."""
+"""The interface of a pooling method, and the two simplest ones: the average and the plain covariance."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import dataclasses
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
+
+from covpool.functional.covariance import covariance, mean
+from covpool.functional.triu import triu_vec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,3 +63,37 @@ class Method(nn.Module):
         """Every option and the size of the result."""
         told = [f"{name}={getattr(self.options, name)!r}" for name in self.option_names()]
         return ", ".join([*told, f"out_features={self.out_features}"])
+
+
+class Gap(Method):
+    r"""The mean over positions, :math:`\tfrac1n \sum_p x_p`, or :math:`\sum_p w_p x_p` with weights.
+
+    What every image network ends with. It has no use for a reduction: make the layer with ``dim=None``.
+    """
+
+    summary: ClassVar[str] = "global average pooling, the first-order baseline"
+    order: ClassVar[int] = 1
+
+    @property
+    def out_features(self) -> int:
+        """As many as there are channels."""
+        return self.channels
+
+    def forward(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Average x ``(B, C, n)``, with weights ``(B, n)`` or none, in float32 at least."""
+        return mean(x, weights)
+
+
+class Cov(Method):
+    r"""The covariance itself, :math:`\Sigma = X \bar I X^T`, as a vector of d(d+1)/2 numbers.
+
+    What the normalisations of the other methods are measured against. See
+    :func:`covpool.functional.covariance`. Cost: one product of d×n by n×d forward, two backward. Zero
+    eigenvalues stay zero, and large ones stay as large as they are.
+    """
+
+    summary: ClassVar[str] = "the covariance without normalisation (Plain-COV)"
+
+    def forward(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Pool x ``(B, C, n)``, with weights ``(B, n)`` or none."""
+        return triu_vec(covariance(x, weights=weights))

@@ -10,10 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from covpool.functional.arguments import check_whole
-from covpool.functional.centring import centre
-from covpool.functional.elementwise import l2_normalized
-from covpool.functional.precision import at_least_float32, autocast_off
-from covpool.functional.weighting import without_outliers
+from covpool.functional.centring import centre, without_outliers
+from covpool.functional.differentiable import at_least_float32, autocast_off
+from covpool.functional.normalization import l2_normalized
 from covpool.nn.pooling.method import Method
 
 KERNEL, STRIDE = 3, 2

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 
 from covpool.bench.results import new_results
-from covpool.data.randomness import permutation
+from covpool.data.order import permutation
+from covpool.data.sources.inputs import open_input
 from covpool.data.transforms import Preprocessing
-from covpool.evaluate.bulk.decode import Decoder
-from covpool.evaluate.bulk.inputs import open_input
+from covpool.device import autocast
+from covpool.inference.work import Decoder
 from covpool.models.config import ModelConfig
 from covpool.models.create import create_model
-from covpool.models.planning.plan import plan
-from covpool.train.precision import autocast
+from covpool.models.plan import plan
 
 SIZES = (224, 448)
 PRECISIONS = ("float32", "bfloat16")

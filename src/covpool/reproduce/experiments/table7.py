@@ -6,8 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from covpool.provenance.results import new_results
-from covpool.provenance.results_files import results_path
+from covpool.provenance.results import new_results, results_path
 from covpool.reproduce import fine_grained, fine_tuning
 from covpool.reproduce.claims import CONFIDENCE, Claim, Judgement, not_run
 from covpool.reproduce.experiments.measurement import Measurement, Results

@@ -16,14 +16,14 @@ from torch import Tensor, nn
 
 from covpool.data.decode import decode
 from covpool.data.transforms import Preprocessing, evaluation_transform
-from covpool.explain.at_the_pooling import watched_pooling
-from covpool.explain.spectrum import medians, summed_up
+from covpool.explain.diagnosis import medians, summed_up
+from covpool.explain.evidence import watched_pooling
 from covpool.functional import covariance, triu_unvec
 from covpool.models.model import PooledClassifier
+from covpool.processes import joined_processes
 from covpool.reproduce.miniature.configuration import Configuration, Scale
 from covpool.train.checkpoint import list_checkpoints, read_checkpoint
 from covpool.train.network import make_model
-from covpool.train.processes import joined_processes
 from covpool.train.splits import open_data
 
 IMAGES = 64

@@ -12,9 +12,9 @@ from torch import nn
 
 from covpool.bench.timing import MakeProgress, Schedule, Timing, silence, time_interleaved
 from covpool.models.model import PooledClassifier
+from covpool.processes import joined_processes
 from covpool.reproduce.miniature.configuration import Configuration, Scale
 from covpool.train.network import make_model
-from covpool.train.processes import joined_processes
 
 SCHEDULE = Schedule(rounds=7, warmup=1, slow_rounds=5)
 

@@ -6,8 +6,8 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-from covpool.durable.replacing import replace_file
-from covpool.train.csv_file import csv_bytes
+from covpool.durable import replace_file
+from covpool.train.run_folder import csv_bytes
 
 # Of the choice of classes, the same in every experiment.
 SEED = 0

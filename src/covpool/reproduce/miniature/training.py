@@ -7,14 +7,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from covpool.durable.replacing import replace_file
-from covpool.provenance.source import describe_source
+from covpool.durable import replace_file
+from covpool.provenance.machine import describe_source
 from covpool.reproduce.miniature.configuration import Configuration, Scale
-from covpool.train.bad_images import NotFiniteError
 from covpool.train.fitting import fit
 from covpool.train.recipe import Recipe
-from covpool.train.run_folder import RunFolder
-from covpool.train.same_run import as_begun
+from covpool.train.run_folder import NotFiniteError, RunFolder, as_begun
 
 FAILURE = "failure.json"
 # The rooms that a run depends on.

@@ -15,9 +15,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from covpool.models.bundles.tensors import versions
-from covpool.provenance.machine import describe_machine, machine_name
-from covpool.provenance.source import describe_source
+from covpool.models.tensors import versions
+from covpool.provenance.machine import describe_machine, describe_source, machine_name
 from covpool.reproduce.spectra.curves import CURVES, NOT_OF_EIGENVALUES
 from covpool.reproduce.spectra.real import SIZES, photographs, real
 from covpool.reproduce.spectra.synthetic import SEED, synthetic

@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from covpool.durable.replacing import replace_file
+from covpool.durable import replace_file
 from covpool.reproduce.spectra import run, table
 from covpool.reproduce.spectra.picture import draw
 

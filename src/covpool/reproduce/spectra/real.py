@@ -13,7 +13,7 @@ from torch import Tensor
 from covpool.data.decode import decode
 from covpool.data.sources import open_images
 from covpool.data.transforms import Preprocessing, evaluation_transform
-from covpool.explain.spectrum import medians, rounded, summed_up, without_rounding
+from covpool.explain.diagnosis import medians, rounded, summed_up, without_rounding
 from covpool.functional import covariance
 from covpool.models import PooledClassifier, create_model
 from covpool.reproduce.spectra.curves import CURVES, values_out

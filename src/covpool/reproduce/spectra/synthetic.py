@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covpool.explain.spectrum import rounded, summed_up
+from covpool.explain.diagnosis import rounded, summed_up
 from covpool.reproduce.spectra.curves import CURVES, EXACT_ROOTS, exact_root, values_out
 
 SEED = 0

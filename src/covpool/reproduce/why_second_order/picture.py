@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from covpool.drawing.theme import LIGHT, dress, new_figure, png
+from covpool.drawing import LIGHT, dress, new_figure, png
 
 THUMBNAIL, GAP = (220, 165), 6  # pixels
 ROWS = 2  # of two images, for each species

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from covpool.data.names import ENCODING, ERRORS, Names
+from covpool.data.image_set import ENCODING, ERRORS, Names
 
 Column = NDArray[np.float64]
 

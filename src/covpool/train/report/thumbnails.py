@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from covpool.data.bad_image import BadImageError
-from covpool.data.decode import decode
+from covpool.data.decode import BadImageError, decode
 from covpool.data.image_set import ImageSet
 from covpool.train.report.record import Predictions
 

@@ -1,1 +1,0 @@
-"""How figures look: colours, letters, and what they are saved as."""

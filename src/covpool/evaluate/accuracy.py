@@ -1,0 +1,216 @@
+"""Measure the accuracy of a bundle with confidence intervals, per class, and its calibration."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from covpool.data.batch import BadImage, Transform
+from covpool.data.image_set import ImageSet
+from covpool.data.transforms import Preprocessing, evaluation_transform, ten_crop_transform
+from covpool.evaluate.results import (
+    Results,
+    begin_results,
+    describe_images,
+    new_results,
+    prepare_folder,
+    write_results,
+)
+from covpool.evaluate.statistics import LEVEL, RESAMPLES, calibrate, intervals
+from covpool.functional.arguments import check_choice
+from covpool.inference.forward import Pass, ProgressCall, channels_last, open_bundle, open_split
+from covpool.processes import joined_processes
+from covpool.train.metrics import Predictions, measure
+from covpool.train.predictions import predict
+from covpool.train.run_folder import RunFolder
+from covpool.wording import counted
+
+Views = Literal["one", "flip", "ten-crop"]
+VIEWS = ("one", "flip", "ten-crop")
+
+
+def views_transform(preprocessing: Preprocessing, views: Views) -> Transform:
+    """From a picture to what :class:`AveragedViews` wants of it."""
+    make = ten_crop_transform if views == "ten-crop" else evaluation_transform
+    transform: Transform = make(preprocessing)
+    return transform
+
+
+class AveragedViews(nn.Module):
+    """A classifier that averages its logits over views of an image.
+
+    Args:
+        model: gives the logits of one view.
+        views: ``"one"``; ``"flip"``, the image and its mirror; ``"ten-crop"``.
+
+    Shapes:
+        ``(B, 3, H, W)``, or ``(B, 10, 3, H, W)`` for ten crops, to ``(B, K)``.
+    """
+
+    def __init__(self, model: nn.Module, views: Views) -> None:
+        super().__init__()
+        self.model, self.views = model, views
+
+    def forward(self, images: Tensor) -> Tensor:
+        """One view after the other, so that all of them need no more memory than one."""
+        logits = [self.model(channels_last(view)).float() for view in self._views(images)]
+        return torch.stack(logits).mean(dim=0)
+
+    def _views(self, images: Tensor) -> Sequence[Tensor]:
+        if self.views == "ten-crop":
+            return images.unbind(dim=1)
+        return (images, images.flip(-1)) if self.views == "flip" else (images,)
+
+
+NAMES = {
+    "top1": "top-1",
+    "top5": "top-5",
+    "macro_f1": "macro-F1",
+    "balanced_accuracy": "balanced accuracy",
+    "expected_calibration_error": "calibration error (ECE)",
+    "maximum_calibration_error": "  largest of a bin",
+}
+
+
+def results_table(results: Results) -> str:
+    """A line for each metric in percent, with its interval where it has one, and the loss."""
+    data = results["data"]
+    told = f"{counted(results['images'], 'image')} of {data['split']}, {counted(data['classes'], 'class')}"
+    lines = [told, "", f"{'':<25} {'%':>6}   95 % interval"]
+    for key, name in NAMES.items():
+        if key == "top5" and data["classes"] <= 5:
+            continue  # right whatever was said
+        line = f"{name:<25} {100 * results['metrics'][key]:6.1f}"
+        if key in results["intervals"]:
+            low, high = results["intervals"][key]
+            line += f"   {100 * low:5.1f} to {100 * high:5.1f}"
+        lines.append(line)
+    return "\n".join([*lines, f"{'loss':<25} {results['metrics']['loss']:6.3f}"])
+
+
+PROTOCOL = "accuracy"
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """What an evaluation came to.
+
+    Attributes:
+        folder: with everything in it; ``results.json`` is for programs.
+        results: as in that file; ``metrics`` are fractions from 0 to 1, ``intervals`` are of them.
+        predictions: for every image that could be used.
+        images: the set.
+    """
+
+    folder: Path
+    results: Results
+    predictions: Predictions
+    images: ImageSet
+
+
+def evaluate(
+    bundle: str | Path,
+    data: str | Path,
+    out: str | Path,
+    *,
+    split: str = "test",
+    layout: str = "auto",
+    views: Views = "one",
+    batch_size: int = 64,
+    workers: int = 2,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    precision: Literal["float32", "bfloat16", "float16"] = "float32",
+    seed: int = 0,
+    progress: ProgressCall | None = None,
+) -> Evaluation:
+    """Try a bundle on the images of a split, and write what came out into a folder.
+
+    Under torchrun all processes call it, and divide the images among themselves. Images that cannot be used
+    are left out, and listed.
+
+    Args:
+        bundle: the folder of :func:`covpool.save_model`.
+        data: images of the bundle's classes; see :func:`covpool.data.sources.open_images`.
+        out: a new folder, or that of an earlier evaluation.
+        split: of the data.
+        layout: of the data.
+        views: ``"one"``, ``"flip"`` for an image and its mirror, or ``"ten-crop"``; logits are averaged.
+        batch_size: of each process.
+        workers: processes that read images, for each process.
+        device: ``"cpu"``, ``"cuda"``, or ``"auto"`` for a GPU if there is one.
+        precision: of autocast.
+        seed: of the bootstrap.
+        progress: called with the images done and those there are.
+
+    Raises:
+        ValueError: in a sentence, if bundle, images and options do not go together.
+    """
+    bundle, data, folder = str(bundle), str(data), Path(out)
+    check_choice("views", views, VIEWS)
+    passing = Pass(batch_size, workers, precision, progress)
+    arguments = {"bundle": bundle, "data": data, "layout": layout, "views": views, **passing.described()}
+    with joined_processes(device) as processes:
+        started = time.monotonic()
+        processes.by_first(lambda: prepare_folder(folder, PROTOCOL, data))
+        model = processes.together(lambda: open_bundle(bundle, processes.device))
+        images = processes.together(lambda: open_split(model, data, split, layout))
+        transform = views_transform(Preprocessing.of(model.pretrained_cfg), views)
+        batches = passing.batches(images, transform, processes)
+        found = predict(AveragedViews(model, views), batches, processes, precision)
+        assert found is not None  # nobody can stop it
+        predictions, bad = found
+        processes.together(lambda: _check_finite(predictions, images, precision))
+
+        def finish() -> Results:
+            results = new_results(PROTOCOL, arguments, processes, seed)
+            results["data"] = describe_images(images, split)
+            results |= _measured(predictions, len(images.classes), seed)
+            results |= {"bad_images": len(bad), "seconds": time.monotonic() - started}
+            _write(folder, results, predictions, images, bad)
+            return results
+
+        return Evaluation(folder, processes.by_first(finish), predictions, images)
+
+
+def _check_finite(predictions: Predictions, images: ImageSet, precision: str) -> None:
+    wrong = predictions.ids[~np.isfinite(predictions.losses)]
+    if len(wrong):
+        raise ValueError(
+            f"the logits of {len(wrong)} images are not finite in {precision}, first of "
+            f"{images.name(int(wrong[0]))}: try --precision float32, or train anew"
+        )
+
+
+def _measured(predictions: Predictions, classes: int, seed: int) -> dict[str, Any]:
+    metrics = asdict(measure(predictions, classes))
+    calibration = asdict(calibrate(predictions))
+    for name in ("expected", "maximum"):
+        metrics[f"{name}_calibration_error"] = calibration.pop(f"{name}_error")
+    return {
+        "images": metrics.pop("images"),
+        "metrics": metrics,
+        "intervals": intervals(predictions, classes, seed),
+        "bootstrap": {"resamples": RESAMPLES, "level": LEVEL},
+        "calibration": calibration,
+    }
+
+
+def _write(
+    folder: Path, results: Results, predictions: Predictions, images: ImageSet, bad: list[BadImage]
+) -> None:
+    """The results come last: where they are, so is the rest."""
+    from covpool.evaluate.accuracy_figures import write_figures  # here, because what draws takes seconds
+
+    begin_results(folder, PROTOCOL)
+    files = RunFolder(folder)
+    files.write_predictions(predictions, images)
+    files.write_bad_images(bad)
+    write_figures(folder, results, predictions, images)
+    write_results(folder, results)

@@ -1,0 +1,225 @@
+"""Measure retrieval by a bundle's embeddings: recall at k and mAP."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from covpool.data.image_set import ImageSet
+from covpool.data.sources import open_images
+from covpool.data.sources.listing import split_names
+from covpool.data.transforms import Preprocessing, evaluation_transform
+from covpool.evaluate.results import (
+    Results,
+    begin_results,
+    describe_images,
+    new_results,
+    prepare_folder,
+    write_results,
+)
+from covpool.evaluate.search import Scores, Side, embed, score, search_exact, search_faiss, taken_from
+from covpool.functional.arguments import check_choice, check_whole
+from covpool.inference.forward import Pass, ProgressCall, open_bundle
+from covpool.processes import joined_processes
+from covpool.wording import counted
+
+
+def results_table(results: Results) -> str:
+    """A line for each metric, in percent."""
+    data, gallery, metrics = results["data"], results["gallery"], results["metrics"]
+    among = (
+        "the others" if gallery is None else f"{counted(gallery['images'], 'image')} of {gallery['split']}"
+    )
+    told = f"{counted(results['queries'], 'image')} of {data['split']} searched for their class among {among}"
+    if without := results["queries_without_match"]:
+        told += f"; {without:,} more have none to find"
+    shares = {f"recall at {k}": share for k, share in metrics["recall"].items()}
+    shares |= {"mAP": metrics["map"], "mAP at R": metrics["map_at_r"]}
+    lines = [f"{name:<14} {100 * share:6.1f}" for name, share in shares.items() if share is not None]
+    return "\n".join([told, "", f"{'':<14} {'%':>6}", *lines])
+
+
+PROTOCOL = "retrieval"
+ENGINES = ("exact", "faiss")
+# Neighbours that are kept, to be drawn.
+NEAREST = 6
+
+
+@dataclass(frozen=True, eq=False)
+class Retrieval:
+    """What a search came to.
+
+    Attributes:
+        folder: with everything in it; ``results.json`` is for programs.
+        results: as in that file; ``metrics`` are fractions from 0 to 1.
+    """
+
+    folder: Path
+    results: Results
+
+
+def retrieve(
+    bundle: str | Path,
+    data: str | Path,
+    out: str | Path,
+    *,
+    split: str = "test",
+    gallery: str | None = None,
+    layout: str = "auto",
+    at: Sequence[int] = (1, 2, 4, 8),
+    engine: Literal["exact", "faiss"] = "exact",
+    batch_size: int = 64,
+    workers: int = 2,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    precision: Literal["float32", "bfloat16", "float16"] = "float32",
+    progress: ProgressCall | None = None,
+) -> Retrieval:
+    """Search for images of the same class by a bundle's vectors, and write what was found into a folder.
+
+    The vector of an image is what the bundle's classifier would receive, compared by cosine similarity. The
+    images need not be of the bundle's classes. Under torchrun all processes call it and divide the images
+    among themselves; the first one searches.
+
+    Args:
+        bundle: the folder of :func:`covpool.save_model`.
+        data: as for :func:`covpool.data.sources.open_images`.
+        out: a new folder, or that of an earlier search.
+        split: of the queries.
+        gallery: the split that is searched; ``None`` for that of the queries. Where the queries are in it,
+            each looks for the others.
+        layout: of the data.
+        at: ks of recall at k.
+        engine: ``"exact"``, or ``"faiss"``, which is exact too, but ranks no more images than recall and mAP
+            at R need: there is no mAP then.
+        batch_size: of each process.
+        workers: processes that read images, for each process.
+        device: of the network; ``"auto"`` for a GPU if there is one. The search is the CPU's.
+        precision: of autocast.
+        progress: called with the images done and those there are, of each split.
+
+    Raises:
+        ValueError: in a sentence, if bundle, images and options do not go together.
+    """
+    bundle, data, folder = str(bundle), str(data), Path(out)
+    check_choice("engine", engine, ENGINES)
+    passing = Pass(batch_size, workers, precision, progress)
+    for k in at:
+        check_whole("at", k)
+    if engine == "faiss" and find_spec("faiss") is None:
+        raise ValueError("--engine faiss needs faiss: pip install 'covpool[faiss]'")
+    other = _other_gallery(split, gallery)
+    arguments = {"bundle": bundle, "data": data, "layout": layout, "at": list(at), "engine": engine}
+    with joined_processes(device) as processes:
+        started = time.monotonic()
+        processes.by_first(lambda: prepare_folder(folder, PROTOCOL, data))
+        model = processes.together(lambda: open_bundle(bundle, processes.device))
+        transform = evaluation_transform(Preprocessing.of(model.pretrained_cfg))
+
+        def opened(name: str) -> ImageSet:
+            return processes.together(lambda: open_images(data, name, layout))
+
+        def side(name: str) -> Side:
+            images = opened(name)
+            batches = passing.batches(images, transform, processes)
+            return Side(name, images, embed(model, batches, processes, precision))
+
+        searched = None if other is None else side(other)
+        is_part = searched is not None and set(split_names(split)) < set(split_names(searched.split))
+        asked = opened(split) if is_part else side(split)
+
+        def finish() -> Results:
+            from covpool.evaluate.retrieval_files import write_files  # what draws takes seconds to import
+
+            itself = None
+            if isinstance(asked, Side):
+                queries = asked
+            else:
+                assert searched is not None
+                queries, itself = taken_from(searched, split, asked)
+            with _all_cores() if processes.world_size > 1 else contextlib.nullcontext():
+                scores = _search(queries, searched, itself, at, engine)
+            results = new_results(PROTOCOL, arguments | passing.described(), processes, seed=None)
+            results |= _described(queries, searched) | _measured(scores, at)
+            begin_results(folder, PROTOCOL)
+            write_files(folder, scores, queries, searched)
+            results["seconds"] = time.monotonic() - started
+            write_results(folder, results)
+            return results
+
+        return Retrieval(folder, processes.by_first(finish))
+
+
+@contextlib.contextmanager
+def _all_cores() -> Iterator[None]:
+    """While the other processes wait; torchrun gives each a thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _described(queries: Side, gallery: Side | None) -> dict[str, Any]:
+    return {
+        "data": describe_images(queries.images, queries.split),
+        "gallery": gallery and describe_images(gallery.images, gallery.split),
+        "vector_length": queries.embeddings.vectors.shape[1],
+        "bad_images": sum(len(side.embeddings.bad) for side in (queries, gallery) if side),
+    }
+
+
+def _other_gallery(split: str, gallery: str | None) -> str | None:
+    """The gallery, unless it is the queries under whatever name."""
+    asked, among = set(split_names(split)), set(split_names(split if gallery is None else gallery))
+    if asked & among and asked - among:
+        raise ValueError(
+            f"some queries of {split} are in the gallery {gallery} and others are not, so they would not "
+            "search among the same images: give a --gallery with all of their splits, or with none"
+        )
+    return None if asked == among else gallery
+
+
+def _search(
+    queries: Side, gallery: Side | None, itself: NDArray[np.int64] | None, at: Sequence[int], engine: str
+) -> Scores:
+    asked, among = queries.embeddings, (gallery or queries).embeddings
+    if gallery is None:
+        itself = np.arange(len(asked.ids))
+    ranks = len(among.ids) - int(itself is not None)
+    if max(at) > ranks:
+        raise ValueError(f"--at asks for the first {max(at)}, and there are {ranks} images to find")
+    places = None if itself is None else torch.from_numpy(itself)
+    if engine == "exact":
+        blocks = search_exact(asked.vectors, among.vectors, places)
+    else:
+        largest = int(np.bincount(among.labels).max())  # no query has more matches
+        blocks = search_faiss(asked.vectors, among.vectors, min(ranks, max(*at, largest, NEAREST)), places)
+    return score(blocks, asked.labels, among.labels, NEAREST, without_itself=itself is not None)
+
+
+def _measured(scores: Scores, at: Sequence[int]) -> dict[str, Any]:
+    counted = scores.counted
+    if not counted.any():
+        raise ValueError("no query has another image of its class to find, so there is nothing to measure")
+    whole = scores.precision
+    return {
+        "queries": int(counted.sum()),
+        "queries_without_match": int((~counted).sum()),
+        "metrics": {
+            "recall": {str(k): scores.recall(k) for k in at},
+            "map": None if whole is None else float(whole[counted].mean()),
+            "map_at_r": float(scores.precision_at_r[counted].mean()),
+        },
+    }

@@ -1,0 +1,313 @@
+"""Solve one-vs-all linear SVMs, in memory or streaming from disk."""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import scipy.linalg
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+from sklearn.svm import LinearSVC
+
+# Rows that are scored at a time.
+CHUNK = 1024
+
+
+class Rows(Protocol):
+    """A matrix by rows, in memory or on disk, as :class:`covpool.evaluate.svm.solvers.RowFile`."""
+
+    @property
+    def columns(self) -> int:
+        """The length of each row."""
+
+    def read(self, numbers: NDArray[np.int64]) -> NDArray[np.float32]:
+        """The rows of these numbers, in their order."""
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """Training samples: which rows they are, and their classes.
+
+    Attributes:
+        rows: the features.
+        numbers: of the rows that are samples.
+        labels: the class of each sample, from 0.
+        classes: how many there are.
+        c: the weight of the losses; the regulariser has ½.
+    """
+
+    rows: Rows
+    numbers: NDArray[np.int64]
+    labels: NDArray[np.int64]
+    classes: int
+    c: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.classes < 2:
+            raise ValueError(f"an SVM tells classes apart, and there are {self.classes}")
+        check_c(self.c)
+        counts = np.bincount(self.labels, minlength=self.classes)
+        if lacking := np.flatnonzero(counts == 0).tolist():
+            raise ValueError(
+                f"{len(lacking)} classes have no usable training image, first class {lacking[0]}"
+            )
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def signs(self, places: NDArray[np.int64] | slice) -> NDArray[np.float32]:
+        """1 for a sample's own class and -1 for the others: ``(samples, classes)``."""
+        own = self.labels[places, None] == np.arange(self.classes)
+        return np.where(own, np.float32(1), np.float32(-1))
+
+
+def check_c(c: float) -> None:
+    """Raise unless losses count for something."""
+    if not c > 0:
+        raise ValueError(f"C must be above 0; got {c}")
+
+
+@dataclass(frozen=True, eq=False)
+class LinearScores:
+    """Scores ``x @ weights.T + bias``.
+
+    Attributes:
+        weights: ``(classes, columns)``.
+        bias: ``(classes,)``.
+    """
+
+    weights: NDArray[np.float32]
+    bias: NDArray[np.float32]
+
+    def of(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The scores of some rows."""
+        scores: NDArray[np.float32] = x @ self.weights.T + self.bias
+        return scores
+
+    def of_samples(
+        self, problem: Problem, places: NDArray[np.int64]
+    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
+        """Some samples, a few at a time, and their scores."""
+        for first in range(0, len(places), CHUNK):
+            some = places[first : first + CHUNK]
+            yield some, self.of(problem.rows.read(problem.numbers[some]))
+
+
+ITEM = 4
+
+
+class RowFile:
+    """A matrix on disk; ``numpy.load(path, mmap_mode="r")`` reads it too.
+
+    Args:
+        path: of a file that :meth:`create` made.
+
+    Attributes:
+        rows: how many there are.
+        columns: the length of each.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        mapped = npy.open_memmap(self.path, mode="r")
+        if mapped.ndim != 2 or mapped.dtype != np.float32 or not mapped.flags.c_contiguous:
+            raise ValueError(f"{path} is no matrix of float32, row by row")
+        self.rows, self.columns = int(mapped.shape[0]), int(mapped.shape[1])
+        self._start = int(mapped.offset)
+
+    @classmethod
+    def create(cls, path: str | Path, rows: int, columns: int) -> RowFile:
+        """A new file of zeros, which take no room on most disks until they are written."""
+        npy.open_memmap(path, mode="w+", dtype=np.float32, shape=(rows, columns))
+        return cls(path)
+
+    def read(self, numbers: Iterable[int]) -> NDArray[np.float32]:
+        """The rows of these numbers, in their order."""
+        wanted = list(numbers)
+        found = np.empty((len(wanted), self.columns), dtype=np.float32)
+        with self.path.open("rb", buffering=0) as file:
+            for row, number in zip(found, wanted, strict=True):
+                file.seek(self._offset(number))
+                if file.readinto(row.data) != row.nbytes:
+                    raise OSError(f"{self.path} is cut short: delete it, and have it made anew")
+        return found
+
+    def write(self, numbers: Iterable[int], rows: NDArray[np.float32]) -> None:
+        """Put rows in their places."""
+        with self.path.open("r+b", buffering=0) as file:
+            for number, row in zip(numbers, np.ascontiguousarray(rows, dtype=np.float32), strict=True):
+                file.seek(self._offset(number))
+                if file.write(row.data) != row.nbytes:
+                    raise OSError(f"{self.path} could not be written: is the disk full?")
+
+    def sync(self) -> None:
+        """Return when what was written is on the disk."""
+        with self.path.open("r+b") as file:
+            os.fsync(file.fileno())
+
+    def _offset(self, number: int) -> int:
+        if not 0 <= number < self.rows:
+            raise IndexError(f"there are {self.rows} rows; got {number}")
+        return self._start + int(number) * self.columns * ITEM
+
+
+TOLERANCE_IN_MEMORY = 1e-6
+MAX_ITERATIONS = 10_000
+DIAGONAL = 1e-10
+# Columns of which products are taken at a time, in float64.
+COLUMNS = 2048
+
+
+def bytes_in_memory(samples: int, columns: int) -> int:
+    """What :func:`solve_in_memory` takes at most: liblinear keeps 16 bytes for every number that is not 0."""
+    features = 4 * samples * columns
+    if samples < columns:
+        return features + 8 * samples * min(COLUMNS, columns) + (8 + 8 + 8) * samples**2
+    return features + (8 + 16) * samples * columns
+
+
+def solve_in_memory(problem: Problem) -> LinearScores:
+    """One SVM a class, of all samples at once."""
+    x = problem.rows.read(problem.numbers)
+    if len(x) >= x.shape[1]:
+        weights, bias = _fit(x.astype(np.float64), problem)
+    else:
+        factor = _triangular(x)
+        rotated, bias = _fit(factor, problem)
+        # L⁻ᵀ·w' is how much of each sample the weights are.
+        parts = scipy.linalg.solve_triangular(factor, rotated.T, lower=True, trans="T", check_finite=False)
+        weights = _combined(parts, x)
+    return LinearScores(weights.astype(np.float32), bias.astype(np.float32))
+
+
+def _fit(x: NDArray[np.float64], problem: Problem) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    svm = LinearSVC(C=problem.c, dual=True, tol=TOLERANCE_IN_MEMORY, max_iter=MAX_ITERATIONS, random_state=0)
+    svm.fit(x, problem.labels)
+    weights, bias = svm.coef_, svm.intercept_
+    if problem.classes == 2:  # it fits one, as that of the first class is its opposite
+        weights, bias = np.concatenate([-weights, weights]), np.concatenate([-bias, bias])
+    return weights, bias
+
+
+def _triangular(x: NDArray[np.float32]) -> NDArray[np.float64]:
+    products = np.zeros((len(x), len(x)), dtype=np.float64)
+    for first in range(0, x.shape[1], COLUMNS):
+        part = x[:, first : first + COLUMNS].astype(np.float64)
+        products += part @ part.T
+    products[np.diag_indices_from(products)] += DIAGONAL
+    return np.linalg.cholesky(products).astype(np.float64, copy=False)
+
+
+def _combined(parts: NDArray[np.float64], x: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Weights ``partsᵀ @ x``, in float64."""
+    weights = np.empty((parts.shape[1], x.shape[1]))
+    for first in range(0, x.shape[1], COLUMNS):
+        columns = slice(first, first + COLUMNS)
+        weights[:, columns] = parts.T @ x[:, columns].astype(np.float64)
+    return weights
+
+
+LOGGER = logging.getLogger("covpool")
+
+BLOCK = 512
+# Of coordinate descent within a block: with one it takes three times as many passes.
+SWEEPS = 5
+# The largest violation of a sample's condition of optimality, in units of the margin.
+TOLERANCE_STREAMING = 1e-3
+MAX_PASSES = 100
+# The beginning of the name of a folder for the α, and their file in it.
+FOLDER, ALPHAS = "svm-", "alphas.npy"
+
+
+def solve_streaming(
+    problem: Problem,
+    scratch: str | Path,
+    *,
+    tolerance: float = TOLERANCE_STREAMING,
+    passes: Callable[[int, float], None] = lambda done, violation: None,
+) -> LinearScores:
+    """One SVM a class.
+
+    Args:
+        problem: the samples.
+        scratch: a folder with room for a number for each sample and class.
+        tolerance: at which to stop.
+        passes: told after each pass how many there were, and the largest violation met in it.
+
+    Raises:
+        ValueError: if scores are not finite, as those of features that are not.
+    """
+    random = np.random.default_rng(0)
+    columns = problem.rows.columns + 1  # the last is always 1: its weight is the bias
+    weights = np.zeros((problem.classes, columns), dtype=np.float32)
+    with tempfile.TemporaryDirectory(dir=scratch, prefix=FOLDER) as folder:
+        alphas = RowFile.create(Path(folder, ALPHAS), len(problem), problem.classes)
+        for done in range(1, MAX_PASSES + 1):
+            violation = _one_pass(problem, weights, alphas, random)
+            passes(done, violation)
+            if violation <= tolerance:
+                break
+        else:
+            LOGGER.warning("after %d passes the SVMs are not settled yet: %.1e", MAX_PASSES, violation)
+    return LinearScores(weights[:, :-1].copy(), weights[:, -1].copy())
+
+
+def left_behind(scratch: Path) -> list[Path]:
+    """The folders of solvers that were killed."""
+    return [
+        path for path in scratch.glob(f"{FOLDER}*") if path.is_dir() and set(os.listdir(path)) <= {ALPHAS}
+    ]
+
+
+def _one_pass(
+    problem: Problem, weights: NDArray[np.float32], alphas: RowFile, random: np.random.Generator
+) -> float:
+    """Change weights and alphas; the largest violation that was met."""
+    order, worst = random.permutation(len(problem)), 0.0
+    for first in range(0, len(order), BLOCK):
+        places = np.sort(order[first : first + BLOCK])  # on a disk, forward is fastest
+        features = problem.rows.read(problem.numbers[places])
+        x = np.concatenate([features, np.ones((len(features), 1), dtype=np.float32)], axis=1)
+        signs, alpha = problem.signs(places), alphas.read(places)
+        before = alpha.copy()
+        with np.errstate(invalid="ignore", over="ignore"):  # it is told in a sentence
+            scores = x @ weights.T
+            gradient = signs * scores - 1 + alpha / (2 * problem.c)
+        if not np.isfinite(gradient).all():  # no comparison would tell
+            raise ValueError("the scores of the SVMs are not finite: delete the features, and make them anew")
+        worst = max(worst, float(np.where(alpha > 0, np.abs(gradient), -gradient).max()))
+        _descend(alpha, scores, signs, x @ x.T, problem.c, random)
+        alphas.write(places, alpha)
+        weights += ((alpha - before) * signs).T @ x
+    return worst
+
+
+def _descend(
+    alpha: NDArray[np.float32],
+    scores: NDArray[np.float32],
+    signs: NDArray[np.float32],
+    products: NDArray[np.float32],
+    c: float,
+    random: np.random.Generator,
+) -> None:
+    """Coordinate descent on a block's alphas, each sample's for all classes at once, with their scores."""
+    softness = np.float32(1 / (2 * c))
+    curvature = products.diagonal() + softness
+    for _ in range(SWEEPS):
+        for i in random.permutation(len(alpha)):
+            gradient = signs[i] * scores[i] - 1 + alpha[i] * softness
+            new = np.maximum(alpha[i] - gradient / curvature[i], 0)
+            change = (new - alpha[i]) * signs[i]
+            alpha[i] = new
+            moved = np.flatnonzero(change)
+            if 8 * len(moved) < len(change):  # soon most stay at 0
+                scores[:, moved] += np.outer(products[i], change[moved])
+            else:
+                scores += np.outer(products[i], change)

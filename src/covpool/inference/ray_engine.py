@@ -1,0 +1,150 @@
+"""Run bulk inference on a Ray cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+import ray
+import ray.data
+
+from covpool.data.batch import DataError
+from covpool.data.shards.index import ShardError
+from covpool.inference.tasks import Columns
+from covpool.inference.work import (
+    Batch,
+    Decoder,
+    Progress,
+    Running,
+    Unit,
+    UnlabelledImages,
+    Work,
+    Writer,
+    bad_rows,
+)
+
+Row = dict[str, Any]
+COLUMNS = ("id", "image", "error")
+
+
+def run_ray(work: Work, running: Running, progress: Progress) -> int:
+    """Do it, and return how many of the images were bad.
+
+    Raises:
+        DataError: where the input cannot be read any more, or the rows cannot be written.
+    """
+    total, done, bad = sum(map(len, work.units)), 0, 0
+    with _cluster(running.ray_address), _quiet():
+        for told in _dataset(work, running).iter_rows():
+            if told["failure"]:
+                raise DataError(told["failure"])
+            done, bad = done + int(told["images"]), bad + int(told["bad"])
+            progress(done, total)
+    return bad
+
+
+def _dataset(work: Work, running: Running) -> ray.data.Dataset:
+    images = ray.put(work.images)
+    units = [asdict(unit) for unit in work.units]
+    cpus, gpus = _shares(running)
+    return (
+        ray.data.from_items(units, override_num_blocks=len(units))
+        .map(partial(_decode, [images], work.decoder), num_cpus=1)
+        .map_batches(
+            _Actor,
+            batch_size=1,
+            compute=ray.data.ActorPoolStrategy(size=running.actors),
+            fn_constructor_args=(work.make_predictor, work.writer, running.batch_size),
+            num_cpus=cpus,
+            num_gpus=gpus,
+        )
+    )
+
+
+def _shares(running: Running) -> tuple[float, float]:
+    """The cores and GPUs of an actor. Half of the cores at least are left to decode."""
+    there = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    gpus = int(running.device == "cuda" or (running.device == "auto" and there.get("GPU", 0) > 0))
+    # Less than one in any case: what needs as much as a task does would be made one with it.
+    return min(0.99, there.get("CPU", 1) / (2 * running.actors)), gpus
+
+
+def _decode(images: list[Any], decoder: Decoder, unit: Row) -> Row:
+    """A task: the pixels of a unit, all in one row, which cannot be split."""
+    failure = ""
+    try:
+        batch = decoder.batch(_received(images[0]), range(unit["start"], unit["stop"]))
+    except ShardError as error:  # Ray would wrap it in pages of tracebacks
+        batch, failure = decoder.batch(_received(images[0]), range(0)), str(error)
+    return {**unit, **batch, "image": batch["image"].numpy(), "failure": failure}
+
+
+@cache
+def _received(images: Any) -> UnlabelledImages:
+    """The input, once in each process."""
+    received: UnlabelledImages = ray.get(images)
+    return received
+
+
+class _Actor:
+    """A process with a network, which writes the rows of a unit at a time."""
+
+    def __init__(
+        self, make_predictor: Callable[[], Callable[[Batch], Columns]], writer: Writer, batch_size: int
+    ) -> None:
+        self.predictor, self.writer, self.batch_size = make_predictor(), writer, batch_size
+
+    def __call__(self, rows: dict[str, Any]) -> dict[str, Any]:
+        """From a row of pixels to a row on what was written; the mini-batches are those of one machine."""
+        unit = Unit(str(rows["name"][0]), int(rows["start"][0]), int(rows["stop"][0]))
+        failure = str(rows["failure"][0])
+        parts = [] if failure else self._rows(unit, {name: np.asarray(rows[name][0]) for name in COLUMNS})
+        try:
+            if not failure:
+                self.writer(unit, parts)
+        except (OSError, ShardError) as error:
+            failure = str(error)
+        told = {"images": len(unit), "bad": sum(map(bad_rows, parts)), "failure": failure}
+        return {name: np.array([value]) for name, value in told.items()}
+
+    def _rows(self, unit: Unit, columns: Batch) -> list[Columns]:
+        parts = []
+        for start in range(0, len(unit), self.batch_size):
+            part = slice(start, start + self.batch_size)
+            parts.append(self.predictor({name: values[part] for name, values in columns.items()}))
+        return parts
+
+
+@contextlib.contextmanager
+def _cluster(address: str | None) -> Iterator[None]:
+    """That of the caller, or one that is there for the time of the job."""
+    if ray.is_initialized():
+        yield
+        return
+    options: dict[str, Any] = {"address": address} if address else {"include_dashboard": False}
+    ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without Ray's own bars and lines: the caller tells how far it is."""
+    context = ray.data.DataContext.get_current()
+    before = context.enable_progress_bars, context.print_on_execution_start
+    logger = logging.getLogger("ray.data")
+    level = logger.level
+    context.enable_progress_bars = context.print_on_execution_start = False
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        context.enable_progress_bars, context.print_on_execution_start = before
+        logger.setLevel(level)

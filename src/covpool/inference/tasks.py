@@ -1,0 +1,233 @@
+"""What bulk inference computes for each image: predictions or embeddings, as rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import torch
+from torch import Tensor
+
+from covpool.functional.arguments import check_choice, check_whole
+from covpool.models.model import PooledClassifier
+
+
+def projection(length: int, to: int, seed: int = 0) -> Tensor:
+    """A matrix ``(length, to)`` of orthogonal columns, √(length/to) long: it keeps lengths on average.
+
+    Args:
+        length: of the vectors.
+        to: how many numbers are wanted, no more than ``length``.
+        seed: the same one gives the same matrix.
+
+    Raises:
+        ValueError: if ``to`` is larger.
+
+    Example:
+        >>> matrix = projection(100, 20)
+        >>> torch.allclose(matrix.T @ matrix, 5 * torch.eye(20), atol=1e-5)
+        True
+    """
+    if to > length:
+        raise ValueError(f"project must be at most {length}, the numbers that there are; got {to}")
+    generator = torch.Generator().manual_seed(seed)
+    normal = torch.randn(length, to, generator=generator, dtype=torch.float64)
+    orthogonal, triangle = torch.linalg.qr(normal)
+    # With these signs every direction is equally likely, and no library's choice of them matters.
+    matrix: Tensor = orthogonal * triangle.diagonal().sign() * (length / to) ** 0.5
+    return matrix.float()
+
+
+Precision = Literal["float32", "bfloat16"]
+Columns = dict[str, Any]
+
+
+class Task(Protocol):
+    """Something to compute for every image."""
+
+    @property
+    def flip(self) -> bool:
+        """Whether the mirrored image is looked at too."""
+
+    @property
+    def precision(self) -> Precision:
+        """Of the network."""
+
+    def start(self, model: PooledClassifier) -> Outputs:
+        """Get ready to compute it."""
+
+
+class Outputs(Protocol):
+    """A task for a network."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        """A vector for each image, which is averaged with the mirrored image's if that is wanted."""
+
+    def columns(self, vectors: Tensor) -> Columns:
+        """The columns of the rows."""
+
+    def empty(self, count: int) -> Columns:
+        """The same columns for images that have none."""
+
+
+@dataclass(frozen=True)
+class Predict:
+    """The likeliest classes, with their probabilities.
+
+    Attributes:
+        top: how many classes.
+        flip: average the logits with those of the mirrored image.
+        precision: of the network.
+    """
+
+    top: int = 5
+    flip: bool = False
+    precision: Precision = "float32"
+
+    def __post_init__(self) -> None:
+        check_whole("top", self.top, at_least=1)
+        check_choice("precision", self.precision, ("float32", "bfloat16"))
+
+    def start(self, model: PooledClassifier) -> Outputs:
+        """Raises ValueError if the network has no classifier."""
+        return _Classes(self, model)
+
+
+@dataclass(frozen=True)
+class Embed:
+    """The vector that the classifier receives, of length one.
+
+    Attributes:
+        raw: leave the vector as long as it is.
+        project: to so many numbers; see :func:`~covpool.inference.tasks.projection`.
+        seed: of the projection.
+        dtype: of the numbers in the rows.
+        flip: average with the vector of the mirrored image, before anything else.
+        precision: of the network.
+    """
+
+    raw: bool = False
+    project: int | None = None
+    seed: int = 0
+    dtype: Literal["float32", "float16"] = "float32"
+    flip: bool = False
+    precision: Precision = "float32"
+
+    def __post_init__(self) -> None:
+        check_choice("dtype", self.dtype, ("float32", "float16"))
+        check_choice("precision", self.precision, ("float32", "bfloat16"))
+        if self.project is not None:
+            check_whole("project", self.project, at_least=1)
+
+    def start(self, model: PooledClassifier) -> Outputs:
+        """Raises ValueError if the projection would be to more numbers than there are."""
+        return _Vectors(self, model)
+
+
+class _Classes:
+    """Columns ``label1``, ``score1``, ``label2`` and so on."""
+
+    def __init__(self, task: Predict, model: PooledClassifier) -> None:
+        if not model.num_classes:
+            raise ValueError("the bundle has no classifier: 'covpool embed' gives vectors without one")
+        self.forward = model
+        self.top = min(task.top, model.num_classes)
+        self.names = np.array(model.classes or [str(k) for k in range(model.num_classes)], dtype=object)
+
+    def columns(self, logits_BK: Tensor) -> Columns:
+        scores, places = logits_BK.softmax(dim=1).topk(self.top, dim=1)
+        labels = self.names[places.cpu().numpy()]
+        values = scores.cpu().numpy()
+        return self._named(labels, values)
+
+    def empty(self, count: int) -> Columns:
+        labels = np.full((count, self.top), "", dtype=object)
+        return self._named(labels, np.full((count, self.top), np.nan, dtype=np.float32))
+
+    def _named(self, labels: Any, scores: Any) -> Columns:
+        named = {}
+        for k in range(self.top):
+            named[f"label{k + 1}"], named[f"score{k + 1}"] = labels[:, k], scores[:, k]
+        return named
+
+
+class _Vectors:
+    """A column ``vector``."""
+
+    def __init__(self, task: Embed, model: PooledClassifier) -> None:
+        self.task, self.model = task, model
+        self.dtype = getattr(torch, task.dtype)
+        self.width = task.project or model.head_hidden_size
+        self.projection = None
+        if task.project is not None:
+            matrix = projection(model.head_hidden_size, task.project, task.seed)
+            self.projection = matrix.to(next(model.parameters()).device)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.model.forward_head(self.model.forward_features(images), pre_logits=True)
+
+    def columns(self, vectors_BD: Tensor) -> Columns:
+        if not self.task.raw:
+            vectors_BD = torch.nn.functional.normalize(vectors_BD, dim=1)
+        if self.projection is not None:
+            vectors_BD = vectors_BD @ self.projection
+        return {"vector": vectors_BD.to(self.dtype).cpu().numpy()}
+
+    def empty(self, count: int) -> Columns:
+        return {"vector": torch.full((count, self.width), torch.nan, dtype=self.dtype).numpy()}
+
+
+Format = Literal["parquet", "csv"]
+
+
+def write_table(parts: Sequence[Columns], kind: Format) -> bytes:
+    """The bytes of a file with the rows of some batches; beside an error all but the id is null."""
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    table = pa.table(_arrow(columns))
+    stream = pa.BufferOutputStream()
+    if kind == "csv":
+        pyarrow.csv.write_csv(_flat(table), stream)
+    else:
+        # To look for numbers that come again in vectors would be in vain.
+        words = [name for name in table.column_names if name != "vector"]
+        pq.write_table(table, stream, use_dictionary=words)
+    data: bytes = stream.getvalue().to_pybytes()
+    return data
+
+
+def _arrow(columns: Columns) -> dict[str, Any]:
+    errors = columns["error"]
+    bad = errors != ""
+    made: dict[str, Any] = {}
+    for name, values in columns.items():
+        if name == "vector":
+            made[name] = pa.FixedSizeListArray.from_arrays(
+                pa.array(values.reshape(-1)), values.shape[1], mask=pa.array(bad)
+            )
+        elif name == "id":
+            made[name] = pa.array(values, pa.string())
+        else:
+            kind = pa.float32() if values.dtype == np.float32 else pa.string()
+            made[name] = pa.array(values, kind, mask=~bad if name == "error" else bad)
+    return made
+
+
+def _flat(table: pa.Table) -> pa.Table:
+    """With a column for each number of a vector, for CSV knows no lists."""
+    columns: dict[str, Any] = {}
+    for name in table.column_names:
+        column = table.column(name).combine_chunks()
+        if name != "vector":
+            columns[name] = column
+            continue
+        width = column.type.list_size
+        numbers = column.values.cast(pa.float32()).to_numpy().reshape(-1, width)
+        missing = column.is_null().to_numpy(zero_copy_only=False)
+        for k in range(width):
+            columns[f"vector{k + 1}"] = pa.array(np.ascontiguousarray(numbers[:, k]), mask=missing)
+    return pa.table(columns)

@@ -1,0 +1,249 @@
+"""A backbone and the format of its features."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from covpool.models.config import Features
+from covpool.models.surgery import (
+    KeepResolutionError,
+    UnsupportedBackboneError,
+    applies_alone,
+    build_network,
+    expansion,
+    layers_to_keep_resolution,
+    leave_out,
+    norm_before_pooling,
+    parameters_behind,
+    remove_stride,
+    takes_image_size,
+    unused_parts,
+)
+from covpool.models.weights import KeyMap, load_backbone
+from covpool.nn import CovPool
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """A network, the format of its features, and whether its last stage keeps its resolution.
+
+    Attributes:
+        network: the network.
+        format: of its features.
+        kept_resolution: whether its last stage keeps its resolution.
+        expansion: what it would do next, from its features to those that its authors average; ``None`` where
+            there is nothing, or nobody asked for it.
+        expanded_channels: of the features after the expansion.
+    """
+
+    network: nn.Module
+    format: FeatureFormat
+    kept_resolution: bool
+    expansion: nn.Module | None
+    expanded_channels: int
+
+
+def make_backbone(
+    name: str,
+    *,
+    keep: bool | None,
+    features: Features,
+    with_expansion: bool = False,
+    image_size: int | None = None,
+    options: Mapping[str, Any] | None = None,
+    pretrained: bool = False,
+    checkpoint_path: str | Path | None = None,
+    key_map: KeyMap = None,
+) -> Backbone:
+    """Build the network, take off what comes after its features, and keep the last stage's resolution.
+
+    Every change is first made to a probe, the same network on the meta device, whose shapes tell whether
+    it works.
+
+    Args:
+        name: a name of timm, or ``"alexnet"``.
+        keep: keep the last stage's resolution; ``None`` where possible.
+        features: before (``"stage"``) or after (``"head"``) the expansion of the channels.
+        with_expansion: keep an expansion that is left out of the network, beside it.
+        image_size: the side of the images.
+        options: for timm's ``create_model``.
+        pretrained: load timm's weights.
+        checkpoint_path: load these weights.
+        key_map: see :func:`covpool.models.weights.load_backbone`.
+
+    Raises:
+        UnsupportedBackboneError: where timm has no such network or its features are of an unknown form.
+        KeepResolutionError: with ``keep=True``, where the architecture cannot.
+    """
+    options = dict(options or {})
+    if "img_size" in options:
+        raise UnsupportedBackboneError("img_size is image_size= of create_model")
+    probe = Probe(name, options)
+    if image_size is not None and takes_image_size(probe.network):
+        options["img_size"] = image_size
+        probe = Probe(name, options)
+    expanding = expansion(probe.network) if features == "stage" else []
+    kept = expanding if with_expansion and applies_alone(probe.network) else []
+    expanded = probe.features() if kept else None
+    leave_out(probe.network, expanding)
+    strided = _strided_layers(probe, keep)
+    remove_stride(probe.network, strided)
+    norm_before_pooling(probe.network)
+    unused = unused_parts(probe.network, probe.used_parameters())
+    leave_out(probe.network, unused)
+
+    network = build_network(name, options, pretrained=pretrained)
+    if checkpoint_path is not None:
+        optional = [name for name in (*expanding, *unused) if name not in kept]
+        load_backbone(network, checkpoint_path, key_map, optional=optional)
+    apart = nn.Sequential(*[network.get_submodule(name) for name in kept]) if kept else None
+    leave_out(network, expanding)
+    remove_stride(network, strided)
+    norm_before_pooling(network)
+    leave_out(network, unused)
+    found = probe.format()
+    channels = found.channels if expanded is None else expanded.shape[1]
+    return Backbone(network, found, bool(strided), expansion=apart, expanded_channels=channels)
+
+
+def _strided_layers(probe: Probe, keep: bool | None) -> list[str]:
+    """The layers to take the stride from; none where it is not wanted, or not possible and not asked for."""
+    if keep is False:
+        return []
+    try:
+        # Without autograd: some networks cache what they compute, and the probe is copied.
+        with torch.no_grad():
+            if probe.format().layout == "channels_last":
+                raise KeepResolutionError("its features are tokens, or laid out like them")
+            return layers_to_keep_resolution(probe.network, probe.features)
+    except KeepResolutionError as reason:
+        if keep:
+            raise KeepResolutionError(
+                f"{probe.name} cannot keep its last stage's resolution: {reason}"
+            ) from None
+        log.info("the last stage of %s stays as it is: %s", probe.name, reason)
+        return []
+
+
+@dataclass(frozen=True)
+class FeatureFormat:
+    """How the output of ``forward_features`` is to be read.
+
+    Attributes:
+        channels: C.
+        layout: ``"channels_first"`` maps ``(B, C, H, W)``, or ``"channels_last"``: maps ``(B, H, W, C)``
+            and tokens ``(B, n, C)``.
+        tokens: whether they are tokens.
+        prefix_tokens: class, distillation and register tokens, which come before the patches' own.
+        has_class_token: whether the first of them is a class token, and not a register.
+    """
+
+    channels: int
+    layout: Literal["channels_first", "channels_last"]
+    tokens: bool = False
+    prefix_tokens: int = 0
+    has_class_token: bool = False
+
+    def positions(self, features: Tensor) -> Tensor:
+        """The features that belong to places in the image."""
+        return features[:, self.prefix_tokens :] if self.prefix_tokens else features
+
+    def class_token(self, features: Tensor) -> Tensor:
+        """``(B, C)``, the class token."""
+        return features[:, 0]
+
+    def average(self, features: Tensor) -> Tensor:
+        """``(B, C)``, the average over the places in the image."""
+        x = self.positions(features)
+        return x.flatten(2).mean(2) if self.layout == "channels_first" else x.flatten(1, -2).mean(1)
+
+
+class Probe:
+    """A network on the meta device: it computes shapes and autograd's graph, and not one number."""
+
+    network: Any  # torch's types do not know timm's interface
+
+    def __init__(self, name: str, options: Mapping[str, Any]) -> None:
+        self.name = name
+        with torch.device("meta"):
+            try:
+                self.network = build_network(name, options).eval()
+            except (AssertionError, KeyError, RuntimeError, TypeError) as error:
+                told = f" with {dict(options)}" if options else ""
+                raise UnsupportedBackboneError(f"timm cannot build {name}{told}: {error}") from error
+        if any(isinstance(part, CovPool) for part in self.network.children()):
+            raise UnsupportedBackboneError(f"{name} has its pooling: timm.create_model({name!r}) builds it")
+        size = options.get("img_size") or self.network.pretrained_cfg["input_size"][-1]
+        height, width = size if isinstance(size, tuple | list) else (size, size)
+        self.images = torch.empty(2, options.get("in_chans", 3), height, width, device="meta")
+
+    def features(self, network: Any = None) -> Tensor:
+        """The features of two images, by the network or by a changed copy of it."""
+        network = network or self.network
+        if not hasattr(network, "forward_features"):
+            raise UnsupportedBackboneError(f"{self.name} has no forward_features: there is nothing to pool")
+        try:
+            features = network.forward_features(self.images)
+        except (AssertionError, IndexError, RuntimeError, TypeError, ValueError) as error:
+            size = "x".join(map(str, self.images.shape[1:]))
+            raise UnsupportedBackboneError(f"{self.name} does not run on {size} images: {error}") from error
+        if not isinstance(features, Tensor) or features.ndim not in (3, 4):
+            got = tuple(features.shape) if isinstance(features, Tensor) else f"a {type(features).__name__}"
+            raise UnsupportedBackboneError(
+                f"{self.name} gives {got} as features; "
+                "a covariance needs maps (B, C, H, W) or tokens (B, n, C)"
+            )
+        return features
+
+    def format(self) -> FeatureFormat:
+        """How to read the features."""
+        features = self.features()
+        if features.ndim == 3:
+            prefix = self._prefix_tokens(features)
+            if features.shape[1] - prefix < 2:
+                raise UnsupportedBackboneError(f"{self.name} gives its class token alone, and no patches'")
+            return FeatureFormat(
+                features.shape[2], "channels_last", True, prefix, self._has_class_token(prefix)
+            )
+        if self.is_channels_last(features):
+            return FeatureFormat(features.shape[3], "channels_last")
+        return FeatureFormat(features.shape[1], "channels_first")
+
+    def is_channels_last(self, features: Tensor) -> bool:
+        """Whether maps are ``(B, H, W, C)``, as Swin's are."""
+        declared = getattr(self.network, "output_fmt", None)
+        if declared is not None:
+            return str(declared).endswith("NHWC")
+        return bool(features.shape[-1] == self.network.num_features != features.shape[1])
+
+    def _prefix_tokens(self, features: Tensor) -> int:
+        declared = getattr(self.network, "num_prefix_tokens", None)
+        if declared is not None:
+            return int(declared)
+        # XCiT, CaiT and others have a class token and do not say so. The images are square, and so is the
+        # grid of their patches: what is over came before it.
+        return int(features.shape[1] - math.isqrt(features.shape[1]) ** 2)
+
+    def _has_class_token(self, prefix_tokens: int) -> bool:
+        if hasattr(self.network, "num_prefix_tokens"):  # which counts registers too
+            return getattr(self.network, "cls_token", None) is not None
+        return prefix_tokens > 0
+
+    def used_parameters(self) -> set[int]:
+        """The ids of the parameters that have a part in the features."""
+        # In training mode: for evaluation some networks keep what they computed before, without its graph.
+        self.network.train()
+        with torch.enable_grad():
+            used = parameters_behind(self.features())
+        self.network.eval()
+        return used

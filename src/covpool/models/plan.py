@@ -1,0 +1,295 @@
+"""Plan a training run: memory, FLOPs and the recommended head."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from textwrap import fill
+from typing import Literal
+
+import torch
+
+from covpool.functional.arguments import check_choice
+from covpool.models.backbone import Backbone
+from covpool.models.config import ModelConfig
+from covpool.models.create import build_model
+from covpool.models.footprint import (
+    PRECISIONS,
+    STATES,
+    Footprint,
+    Optimizer,
+    Precision,
+    footprints,
+    input_size,
+    parts_of,
+    state_of,
+)
+from covpool.models.model import PooledClassifier
+
+Recommendation = Literal["dense", "low rank or narrow", "class-sharded"]
+# The most classes for which a dense head, and for which a low-rank or narrow one, is recommended.
+DENSE_CLASSES, LOW_RANK_CLASSES = 10_000, 100_000
+# The alternatives that are shown.
+RANK, NARROW_DIM, SHARDS = 512, 128, (8, 64)
+
+
+@dataclass(frozen=True)
+class HeadChoice:
+    """A head for the same classes, and what it costs.
+
+    Attributes:
+        name: ``"dense"``, ``"rank 512"``, ``"dim 128"``, ``"dense, 1 of 8 shards"``.
+        exists: whether covpool has it; a class-sharded head is planned.
+        parameters: how many, on a GPU.
+        parameter_bytes: theirs.
+        state_bytes: of parameters, gradients and the optimiser's state together.
+    """
+
+    name: str
+    exists: bool
+    parameters: int
+    parameter_bytes: int
+    state_bytes: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What training a model takes; all of it goes into JSON by ``dataclasses.asdict``.
+
+    Attributes:
+        config: of the model, with the choices that were left open filled in.
+        batch_size: images in a step, on a GPU.
+        precision: float32, or that of autocast.
+        optimizer: ``"sgd"`` with momentum, or ``"adamw"``.
+        image: channels, height and width.
+        vector: the length of the pooled vector.
+        backbone: its footprint.
+        pooling: of the reduction and the root.
+        head: of the classifier and the loss.
+        total: of all three.
+        heads: the planned head first, then its alternatives.
+        recommendation: for this number of classes; ``None`` without a classifier.
+    """
+
+    config: ModelConfig
+    batch_size: int
+    precision: Precision
+    optimizer: Optimizer
+    image: tuple[int, int, int]
+    vector: int
+    backbone: Footprint
+    pooling: Footprint
+    head: Footprint
+    total: Footprint
+    heads: tuple[HeadChoice, ...]
+    recommendation: Recommendation | None
+
+
+def plan(
+    config: ModelConfig,
+    *,
+    batch_size: int = 256,
+    precision: Precision = "bfloat16",
+    optimizer: Optimizer = "sgd",
+) -> Plan:
+    """Plan the training of a model: nothing of it is allocated, whatever its size.
+
+    Args:
+        config: the model.
+        batch_size: images in a step, on a GPU.
+        precision: ``"float32"``, or ``"bfloat16"`` or ``"float16"`` by autocast: parameters stay in float32.
+        optimizer: ``"sgd"`` with momentum, or ``"adamw"``.
+
+    Example:
+        >>> costs = plan(ModelConfig("resnet50", num_classes=1000), batch_size=32)
+        >>> costs.total.parameters, costs.head.parameters
+        (56929832, 32897000)
+        >>> costs.recommendation
+        'dense'
+    """
+    check_choice("precision", precision, PRECISIONS)
+    check_choice("optimizer", optimizer, STATES)
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1; got {batch_size}")
+    with torch.device("meta"):
+        model = build_model(config)
+        heads = head_choices(model, optimizer)
+    parts = footprints(model, batch_size=batch_size, precision=precision, optimizer=optimizer)
+    return Plan(
+        config=model.config,
+        batch_size=batch_size,
+        precision=precision,
+        optimizer=optimizer,
+        image=input_size(model),
+        vector=model.pool.out_features,
+        **parts,
+        total=_sum(list(parts.values())),
+        heads=heads,
+        recommendation=recommend(config.num_classes),
+    )
+
+
+def recommend(num_classes: int) -> Recommendation | None:
+    """The kind of head for so many classes, after a covariance of the usual 256 channels."""
+    if num_classes == 0:
+        return None
+    if num_classes <= DENSE_CLASSES:
+        return "dense"
+    return "low rank or narrow" if num_classes <= LOW_RANK_CLASSES else "class-sharded"
+
+
+def _sum(parts: list[Footprint]) -> Footprint:
+    names = [f.name for f in dataclasses.fields(Footprint) if f.init]
+    return Footprint(**{name: sum(getattr(part, name) for part in parts) for name in names})
+
+
+def head_choices(model: PooledClassifier, optimizer: Optimizer) -> tuple[HeadChoice, ...]:
+    """The model's head, the dense one, those that are smaller, and past LOW_RANK_CLASSES shards.
+
+    Args:
+        model: on the meta device, and torch's default device is that too.
+        optimizer: whose state is part of the cost.
+    """
+    config = model.config
+    if config.num_classes == 0:
+        return ()
+    dense = dataclasses.replace(config, head="linear", rank=None)
+    asked, reference = (_head(model, _name(c), c, optimizer) for c in (config, dense))
+    others = [_head(model, _name(c), c, optimizer) for c in _alternatives(model, dense)]
+    smaller = [other for other in others if other.parameters < reference.parameters]
+    sharded = SHARDS if recommend(config.num_classes) == "class-sharded" else ()
+    shards = [_shard(model, asked.name, count, optimizer) for count in sharded]
+    return tuple(dict.fromkeys((asked, reference, *smaller, *shards)))  # asked may be any of the others
+
+
+def _alternatives(model: PooledClassifier, dense: ModelConfig) -> list[ModelConfig]:
+    low_rank = dataclasses.replace(dense, rank=RANK)
+    narrow = dataclasses.replace(dense, dim=NARROW_DIM)
+    can_narrow = dense.is_second_order and (dense.dim or model.pool.in_channels) != NARROW_DIM
+    return [low_rank, narrow] if can_narrow else [low_rank]
+
+
+def _name(config: ModelConfig) -> str:
+    if config.head == "mlp":
+        return f"hidden {'-'.join(map(str, config.hidden))}"
+    if config.rank is not None:
+        return f"rank {config.rank}"
+    return f"dim {config.dim}" if config.dim == NARROW_DIM else "dense"
+
+
+def _shard(model: PooledClassifier, name: str, count: int, optimizer: Optimizer) -> HeadChoice:
+    """The planned head with a part of the classes; what comes before the classifier is on every GPU."""
+    part = dataclasses.replace(model.config, num_classes=-(-model.config.num_classes // count))
+    return _head(model, f"{name}, 1 of {count} shards", part, optimizer, exists=False)
+
+
+def _head(
+    model: PooledClassifier, name: str, config: ModelConfig, optimizer: Optimizer, exists: bool = True
+) -> HeadChoice:
+    """The cost of the head that another config would put on the same backbone."""
+    kept = bool(config.keep_resolution)
+    backbone = Backbone(model.backbone, model.format, kept, model.expansion, model.expanded_channels)
+    costs = Footprint(**state_of(parts_of(PooledClassifier(config, backbone))["head"], optimizer))
+    return HeadChoice(name, exists, costs.parameters, costs.parameter_bytes, costs.training_bytes)
+
+
+COLUMNS = 100
+PREFIXES = ("", "k", "M", "G", "T", "P", "E")
+NOTES = (
+    "Activations are what autograd keeps for the backward pass. Temporaries come on top of what must fit. "
+    "A multiplication with its addition is two FLOPs."
+)
+
+
+def plan_text(plan: Plan) -> str:
+    """The plan in no more than 100 columns."""
+    paragraphs = [_heading(plan), aligned(_costs(plan)), fill(NOTES, COLUMNS)]
+    if plan.heads:
+        paragraphs.append(aligned(_heads(plan)))
+    return "\n\n".join([*paragraphs, fill(advice(plan), COLUMNS)])
+
+
+def advice(plan: Plan) -> str:
+    """The recommendation for the plan's number of classes, in words."""
+    low_rank = f"a low-rank head, rank={RANK}"
+    if plan.recommendation is None:
+        return f"No classifier: the {plan.vector:,} numbers are the output."
+    if plan.recommendation == "dense":
+        return f"Recommended up to {DENSE_CLASSES:,} classes: a dense head."
+    if plan.recommendation == "low rank or narrow":
+        can_narrow = any(head.name == f"dim {NARROW_DIM}" for head in plan.heads)
+        narrow = f", or a narrower covariance, dim={NARROW_DIM}" if can_narrow else ""
+        return (
+            f"Recommended past {DENSE_CLASSES:,} and up to {LOW_RANK_CLASSES:,} classes: {low_rank}{narrow}."
+        )
+    return (
+        f"Recommended past {LOW_RANK_CLASSES:,} classes: a class-sharded head, where every GPU holds a share "
+        f"of the classes. It is planned: covpool does not have it yet. Until then, {low_rank}, grows least."
+    )
+
+
+def human(number: float, unit: str = "") -> str:
+    """Three digits and a prefix.
+
+    Example:
+        >>> human(56_929_832), human(16.54e9, "B"), human(999_999, "B"), human(7, "B")
+        ('56.9 M', '16.5 GB', '1.00 MB', '7 B')
+    """
+    power = 0
+    while number >= 999.5 and power < len(PREFIXES) - 1:
+        number, power = number / 1000, power + 1
+    decimals = 0 if not power or number >= 99.95 else 1 if number >= 9.995 else 2
+    return f"{number:.{decimals}f} {PREFIXES[power]}{unit}".rstrip()
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Columns two spaces apart, the first to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for first, *others in rows:
+        cells = [first.ljust(widths[0]), *(c.rjust(w) for c, w in zip(others, widths[1:], strict=True))]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def _heading(plan: Plan) -> str:
+    config = plan.config
+    channels, height, width = plan.image
+    reduced = f" of {config.dim} channels" if config.dim else ""
+    return (
+        f"{config.backbone}, {config.pool}{reduced} ({plan.vector:,} numbers), "
+        f"{config.num_classes:,} classes\n"
+        f"training on images {channels}×{height}×{width}, batch {plan.batch_size}, {plan.precision}, "
+        f"{plan.optimizer}"
+    )
+
+
+def _costs(plan: Plan) -> list[list[str]]:
+    parts = {"backbone": plan.backbone, "pooling": plan.pooling, "head": plan.head, "total": plan.total}
+
+    def row(label: str, name: str, unit: str, share: int = 1) -> list[str]:
+        return [label, *(human(getattr(part, name) / share, unit) for part in parts.values())]
+
+    copies = [] if plan.precision == "float32" else [row(f"{plan.precision} copies", "copy_bytes", "B")]
+    return [
+        ["", *parts],
+        row("parameters", "parameters", ""),
+        row("weights", "parameter_bytes", "B"),
+        row("gradients", "gradient_bytes", "B"),
+        row(f"{plan.optimizer} state", "optimizer_bytes", "B"),
+        *copies,
+        row("activations", "activation_bytes", "B"),
+        row("must fit", "training_bytes", "B"),
+        row("forward, an image", "forward_flops", "FLOPs", plan.batch_size),
+        row("backward, an image", "backward_flops", "FLOPs", plan.batch_size),
+    ]
+
+
+def _heads(plan: Plan) -> list[list[str]]:
+    rows = [["head", "parameters", "weights", f"with gradients and {plan.optimizer} state"]]
+    for index, head in enumerate(plan.heads):
+        note = " (this plan)" if index == 0 else "" if head.exists else " (planned)"
+        costs = human(head.parameters), human(head.parameter_bytes, "B"), human(head.state_bytes, "B")
+        rows.append([head.name + note, *costs])
+    return rows

@@ -1,1 +1,0 @@
-"""What training a model will cost, measured before anything is allocated."""

@@ -1,1 +1,0 @@
-"""Weights that others trained: files for a backbone, and the checkpoints of the paper's authors."""

@@ -1,0 +1,148 @@
+"""The matrix square root by SVD, with Taylor or Padé gradients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from covpool.functional.arguments import check_positive, check_whole
+from covpool.functional.covariance import covariance
+from covpool.functional.eigen import ScalarFunction, function_of_matrix, reciprocal_of_sums
+from covpool.functional.triu import triu_vec
+from covpool.nn.pooling.method import Method
+
+
+@dataclass(frozen=True)
+class SvdTaylorOptions:
+    """How far the series goes.
+
+    Attributes:
+        degree: K of the polynomial.
+    """
+
+    degree: int = 100
+
+    def __post_init__(self) -> None:
+        check_whole("degree", self.degree)
+
+
+class SvdTaylor(Method):
+    r"""The exact root of the covariance, with a gradient that stays small where eigenvalues come close.
+
+    Y. Song, N. Sebe, W. Wang, "Why Approximate Matrix Square Root Outperforms Accurate SVD in Global
+    Covariance Pooling?", ICCV 2021. The gradient of a decomposition divides by differences of eigenvalues;
+    here
+
+    .. math::
+        \frac{1}{\lambda_i - \lambda_j} \approx
+            \frac{1}{\lambda_i} \sum_{k=0}^{K} \Big(\frac{\lambda_j}{\lambda_i}\Big)^k, \qquad
+        \lambda_i > \lambda_j,
+
+    which in the gradient of the root (:mod:`covpool.functional.eigen`) multiplies each :math:`K_{ij}` by
+    :math:`1 - (\lambda_j/\lambda_i)^{K+1}`: right for eigenvalues that are apart, and zero for two that are
+    equal. By nature an approximation: the root itself has a finite gradient there, which
+    :class:`~covpool.nn.pooling.spectral.MpnCov` gives. As a vector of d(d+1)/2 numbers. Cost: as MPN-COV.
+    Zero eigenvalues stay zero.
+    """
+
+    summary: ClassVar[str] = "exact square root, gradient of the SVD by a Taylor polynomial (SVD-Taylor)"
+    Options: ClassVar[type[SvdTaylorOptions]] = SvdTaylorOptions
+    options: SvdTaylorOptions
+
+    def forward(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Pool x ``(B, C, n)``, with weights ``(B, n)`` or none."""
+        root = RootWithTaylorGradient(self.options.degree)
+        return triu_vec(function_of_matrix(covariance(x, weights=weights), root))
+
+
+@dataclass(frozen=True)
+class RootWithTaylorGradient(ScalarFunction):
+    """``√λ``, with the divided differences of a truncated series."""
+
+    degree: int
+
+    def value(self, eigenvalues: Tensor) -> Tensor:
+        """The root."""
+        return eigenvalues.sqrt()
+
+    def divided_differences(self, eigenvalues: Tensor) -> Tensor:
+        """Those of the root, each times the part of the geometric series that is summed."""
+        exact = reciprocal_of_sums(eigenvalues.sqrt())
+        approximate = exact * (1.0 - ratios(eigenvalues).pow(self.degree + 1))
+        return with_diagonal_of(exact, approximate)
+
+
+def ratios(eigenvalues: Tensor) -> Tensor:
+    """The smaller of each pair over the larger; zero where both are zero."""
+    rows, columns = eigenvalues.unsqueeze(-1), eigenvalues.unsqueeze(-2)
+    larger = torch.maximum(rows, columns)
+    return torch.minimum(rows, columns) / torch.where(larger == 0, 1.0, larger)
+
+
+def with_diagonal_of(diagonal: Tensor, rest: Tensor) -> Tensor:
+    """The gradient of the eigenvalues themselves divides by no difference, and stays as it is."""
+    identity = torch.eye(rest.shape[-1], dtype=torch.bool, device=rest.device)
+    return torch.where(identity, diagonal, rest)
+
+
+@dataclass(frozen=True)
+class SvdPadeOptions:
+    """Where the quotient ends.
+
+    Attributes:
+        limit: the largest value of 1/(1 − r), the quotient of two eigenvalues' ratio r.
+    """
+
+    limit: float = 1e4
+
+    def __post_init__(self) -> None:
+        check_positive("limit", self.limit)
+
+
+class SvdPade(Method):
+    r"""The exact root of the covariance, with a gradient whose quotients are bounded.
+
+    Y. Song, N. Sebe, W. Wang, "Why Approximate Matrix Square Root Outperforms Accurate SVD in Global
+    Covariance Pooling?", ICCV 2021. As :class:`~covpool.nn.pooling.svd.SvdTaylor`, with the Padé
+    approximant of the geometric series in place of its partial sum. That approximant, of every order with a
+    denominator, is :math:`1/(1 - r)` itself; the orders of 50 that the authors compute are of a singular
+    system, whose rounding keeps the quotient from its pole at r = 1, and infinities are cut. Said plainly,
+
+    .. math::
+        \frac{1}{\lambda_i - \lambda_j} \approx
+            \frac{1}{\lambda_i} \min\Big(\frac{1}{1 - r}, \text{limit}\Big), \qquad
+        r = \frac{\lambda_j}{\lambda_i} < 1 .
+
+    The gradient is exact where eigenvalues differ by more than one part in ``limit``, too small where they
+    are closer, and for equal ones leaves the pair out: by nature an approximation. As a vector of d(d+1)/2
+    numbers. Cost: as MPN-COV. Zero eigenvalues stay zero.
+    """
+
+    summary: ClassVar[str] = "exact square root, gradient of the SVD by bounded quotients (SVD-Padé)"
+    Options: ClassVar[type[SvdPadeOptions]] = SvdPadeOptions
+    options: SvdPadeOptions
+
+    def forward(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Pool x ``(B, C, n)``, with weights ``(B, n)`` or none."""
+        root = RootWithBoundedGradient(self.options.limit)
+        return triu_vec(function_of_matrix(covariance(x, weights=weights), root))
+
+
+@dataclass(frozen=True)
+class RootWithBoundedGradient(ScalarFunction):
+    """``√λ``, with the divided differences of a quotient that is cut."""
+
+    limit: float
+
+    def value(self, eigenvalues: Tensor) -> Tensor:
+        """The root."""
+        return eigenvalues.sqrt()
+
+    def divided_differences(self, eigenvalues: Tensor) -> Tensor:
+        """Those of the root, each times the part of 1/(1 − r) that is left."""
+        exact = reciprocal_of_sums(eigenvalues.sqrt())
+        kept = ((1.0 - ratios(eigenvalues)) * self.limit).clamp(max=1.0)
+        return with_diagonal_of(exact, exact * kept)
