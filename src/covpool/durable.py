@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
+from covpool.errors import UsageError
+
 if sys.platform != "win32":
     import fcntl
 
@@ -212,7 +214,7 @@ def _lock_file(descriptor: int, folder: Path) -> None:
         # By fcntl, not flock: a worker that outlives a killed process must not keep its lock.
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError) as error:
-        raise ValueError(f"another process is writing into {folder}: let it finish") from error
+        raise UsageError(f"another process is writing into {folder}: let it finish") from error
     except OSError:  # a file system without locks
         return
 
@@ -237,4 +239,4 @@ def check_outside(path: str | Path, data: str | Path, what: str, option: str = "
         option: of the path.
     """
     if is_inside(path, data):
-        raise ValueError(f"{what} would go into the images themselves, as {path} is in {data}: give {option}")
+        raise UsageError(f"{what} would go into the images themselves, as {path} is in {data}: give {option}")

@@ -19,6 +19,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
+from covpool.errors import ToldByFirstError, UsageError
+
 LOGGER = logging.getLogger("covpool")
 T = TypeVar("T")
 
@@ -26,10 +28,6 @@ T = TypeVar("T")
 LAST_EXCHANGE = 0.5
 # Numbers the groups that this process has been in: the same ones in all of them.
 _GROUPS = itertools.count()
-
-
-class ToldByFirstError(Exception):
-    """All processes fail, and the first one tells why."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +154,7 @@ def joined_processes(device: str = "auto") -> Iterator[Processes]:
     local = int(os.environ.get("LOCAL_RANK", 0))
     if kind == "cuda":
         if not torch.cuda.is_available():
-            raise ValueError("device is cuda, but torch sees no GPU here: pass cpu")
+            raise UsageError("device is cuda, but torch sees no GPU here: pass cpu")
         torch.cuda.set_device(local)
     if ours:
         _join(kind)
@@ -197,18 +195,6 @@ def _told(error: Exception) -> str:
 
 
 CAUGHT = (signal.SIGTERM, signal.SIGINT)
-
-
-class Interrupted(Exception):  # noqa: N818  # it is no error: nothing was lost
-    """Training was asked to stop, and has written a checkpoint.
-
-    Attributes:
-        exit_code: 143 after SIGTERM, 130 after Ctrl-C, as shells have it.
-    """
-
-    def __init__(self, number: int, message: str) -> None:
-        super().__init__(message)
-        self.exit_code = 128 + number
 
 
 class Signals:

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from PIL import Image, ImageFile
 
 import covpool
-from covpool.data.decode import BadImageError, decode
+from covpool.data.decode import decode
+from covpool.errors import BadImageError
 from tests.data.kinds_of_files import FILES
 from tests.data.pictures import SPARROWS, corners, encode, needs_sparrows
 

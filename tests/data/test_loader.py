@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from covpool.data.batch import Batch, DataError
+from covpool.data.batch import Batch
 from covpool.data.image_set import ImageSet, Subset
 from covpool.data.loader import EvaluationLoader, TrainingLoader
 from covpool.data.order import BalancedOrder, FolderOrder, Order, ShardOrder
@@ -20,6 +20,7 @@ from covpool.data.shards.reader import open_shards
 from covpool.data.shards.write import write_shards
 from covpool.data.sources import open_images
 from covpool.data.transforms import Augmentation, Preprocessing, evaluation_transform, training_transform
+from covpool.errors import DataError
 from tests.data.memory_images import MemoryImages, memory_images
 from tests.data.pictures import SPARROWS, jpeg, needs_sparrows
 

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import covpool
+from covpool.errors import KeepResolutionError, UnsupportedBackboneError
 from covpool.models import ModelConfig, build_model
-from covpool.models.surgery import KeepResolutionError, UnsupportedBackboneError
 from tests.models.small_models import IMAGES, on_meta, small
 
 

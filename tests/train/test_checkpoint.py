@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from covpool.errors import DamagedCheckpointError
 from covpool.train.checkpoint import (
     Checkpoint,
-    DamagedCheckpointError,
     list_checkpoints,
     newest_checkpoint,
     read_checkpoint,

@@ -15,7 +15,7 @@ import torch
 
 import covpool
 from covpool.data.sources import open_images
-from covpool.processes import Interrupted
+from covpool.errors import Interrupted
 from covpool.train.comparison import compare
 from covpool.train.fitting import _opened
 from covpool.train.recipe_files import read_recipe

@@ -23,6 +23,7 @@ from covpool.bench.results import (
     write_results,
 )
 from covpool.bench.timing import MakeProgress, Schedule, silence, time_interleaved
+from covpool.errors import UsageError
 from covpool.provenance.results import results_path
 
 log = logging.getLogger(__name__)
@@ -122,7 +123,7 @@ def _selected(names: Collection[str] | None) -> list[Contender]:
     unknown = set(names or ()) - set(CONTENDERS)
     if unknown:
         listed = ", ".join(CONTENDERS)
-        raise ValueError(f"contenders must be among {listed}; got {', '.join(sorted(unknown))}")
+        raise UsageError(f"contenders must be among {listed}; got {', '.join(sorted(unknown))}")
     return [
         contender
         for name, contender in CONTENDERS.items()
@@ -148,7 +149,7 @@ def _finished(path: Path, now: Results) -> dict[str, Any]:
     earlier = read_results(path)
     changed = differences(earlier, now)
     if changed:
-        raise ValueError(
+        raise UsageError(
             f"cannot resume {path}: {', '.join(changed)} changed since; run without resume to start again"
         )
     sizes: dict[str, Any] = earlier["sizes"]

@@ -9,6 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from covpool.errors import UsageError
 from covpool.functional.arguments import check_whole
 
 
@@ -51,7 +52,7 @@ def _size(name: str | Size) -> Size:
         return SIZES[name]
     channels, colon, positions = name.partition(":")
     if not (colon and channels.isdecimal() and positions.isdecimal()):
-        raise ValueError(f"sizes must be among {', '.join(SIZES)}, or C:n such as 64:49; got {name!r}")
+        raise UsageError(f"sizes must be among {', '.join(SIZES)}, or C:n such as 64:49; got {name!r}")
     return Size(name, int(channels), int(positions))
 
 

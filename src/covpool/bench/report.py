@@ -9,6 +9,7 @@ from covpool.bench import plot, table
 from covpool.bench.methods import plot as methods_plot
 from covpool.bench.methods import table as methods_table
 from covpool.bench.results import Results, read_results
+from covpool.errors import UsageError
 
 _DRAW = {"isqrt_cov": plot.draw, "methods": methods_plot.draw}
 _MARKDOWN = {"isqrt_cov": table.markdown, "methods": methods_table.markdown}
@@ -47,7 +48,7 @@ def summary_into(page: str | Path, path: str | Path) -> Path:
     before, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end):
-        raise ValueError(f"{page} has no lines {BEGIN} and {END} to write between")
+        raise UsageError(f"{page} has no lines {BEGIN} and {END} to write between")
     block = f"{BEGIN}\n{table.summary(read_results(path))}\n{END}"
     page.write_text(before + block + after, encoding="utf-8")
     return page

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from covpool.durable import replace_file
+from covpool.errors import UsageError
 from covpool.provenance import results as origin
 
 Results = origin.Results
@@ -18,7 +19,7 @@ SUITES = ("isqrt_cov", "methods")
 def check_device(device: str) -> None:
     """Raise if there is none."""
     if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device is cuda, but torch sees no GPU here: pass cpu")
+        raise UsageError("device is cuda, but torch sees no GPU here: pass cpu")
 
 
 def new_results(
@@ -51,7 +52,7 @@ def check_schema(results: Results) -> None:
     """Raise if the results do not follow the schema; needs jsonschema, and passes without it."""
     suite = results.get("suite")
     if suite not in SUITES:
-        raise ValueError(f"results are of one of the suites {', '.join(SUITES)}; got {suite!r}")
+        raise UsageError(f"results are of one of the suites {', '.join(SUITES)}; got {suite!r}")
     origin.check_schema(results, "covpool.bench", suite)
 
 

@@ -8,6 +8,7 @@ from covpool.bench.cells import machine_words, number, source_words, table, with
 from covpool.bench.contenders import MEASURES
 from covpool.bench.results import Results
 from covpool.bench.targets import MIB, TARGETS
+from covpool.errors import UsageError
 
 _MEASURE_TITLES = {"value_and_gradient": "Value and gradient", "value": "Value alone (no gradient kept)"}
 _EXPLANATION = (
@@ -33,7 +34,7 @@ def summary(results: Results) -> str:
     """The few figures for a front page: value and gradient, our speed over each rival."""
     absent = {"plain", "eigh", "svd", "bare"} - set(results["arguments"]["contenders"])
     if absent:
-        raise ValueError(f"the summary needs contenders that these results do not have: {sorted(absent)}")
+        raise UsageError(f"the summary needs contenders that these results do not have: {sorted(absent)}")
     rows = []
     for name, size in results["sizes"].items():
         ratios = {

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from covpool.errors import UsageError
 from covpool.functional.arguments import did_you_mean
 
 
@@ -125,7 +126,7 @@ def parse(words: Sequence[str]) -> tuple[Arguments, bool]:
         raise SystemExit(0)
     if suite not in SUITES:
         got = f"; got {suite!r}{did_you_mean(suite, SUITES)}" if suite else ""
-        raise ValueError(f"say which: {', '.join(SUITES)}{got}")
+        raise UsageError(f"say which: {', '.join(SUITES)}{got}")
     return parse_options(f"covpool bench {suite}", SUITES[suite], rest)
 
 

@@ -5,6 +5,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from covpool.errors import UsageError
+
 REPORT = "problems.csv"
 EXAMPLE = "covpool check birds"
 
@@ -79,5 +81,5 @@ def _default_output(data: str) -> Path:
     from covpool.durable import is_inside
 
     if is_inside(REPORT, data):
-        raise ValueError(f"{REPORT} would go into the data itself: give --out")
+        raise UsageError(f"{REPORT} would go into the data itself: give --out")
     return Path(REPORT)

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from covpool.errors import UsageError
+
 if TYPE_CHECKING:
     from covpool.doctor import Examination
 
@@ -36,7 +38,7 @@ def parse(words: Sequence[str]) -> tuple[Arguments, bool]:
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     known, others = parser.parse_known_args(words)
     if others:
-        raise ValueError(f"unrecognized arguments: {' '.join(others)}; it takes --json alone")
+        raise UsageError(f"unrecognized arguments: {' '.join(others)}; it takes --json alone")
     return Arguments(), known.json
 
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from covpool.errors import UsageError
+
 EXAMPLE = "covpool export runs/birds/bundle --data birds --out runs/birds/exported"
 
 
@@ -66,7 +68,7 @@ def run(arguments: Arguments) -> Exported:
     from covpool.export import ExportOptions, export_model
 
     if arguments.out is None:
-        raise ValueError("where should the files go? give --out")
+        raise UsageError("where should the files go? give --out")
     options = part_of(arguments, ExportOptions)
     done = export_model(
         arguments.bundle,

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from covpool.errors import UsageError
+
 if TYPE_CHECKING:
     from covpool.data.image_set import ImageSet
     from covpool.data.shards.index import ShardIndex
@@ -90,20 +92,20 @@ def text(result: Sharded) -> str:
 def _check(arguments: Arguments) -> None:
     """Raise where options contradict each other."""
     if arguments.index and arguments.out is not None:
-        raise ValueError("--index writes beside the tars: give no --out")
+        raise UsageError("--index writes beside the tars: give no --out")
     if not arguments.index and arguments.out is None:
-        raise ValueError("--out is missing: the folder for the shards, or --index if there are tars already")
+        raise UsageError("--out is missing: the folder for the shards, or --index if there are tars already")
     if not arguments.index and arguments.classes is not None:
-        raise ValueError("--classes is for --index: images bring the names of their classes along")
+        raise UsageError("--classes is for --index: images bring the names of their classes along")
     if arguments.megabytes < 1:
-        raise ValueError(f"--megabytes must be at least 1; got {arguments.megabytes}")
+        raise UsageError(f"--megabytes must be at least 1; got {arguments.megabytes}")
     if not 0 <= arguments.val_fraction < 1:
-        raise ValueError(f"--val-fraction must be from 0 to below 1; got {arguments.val_fraction}")
+        raise UsageError(f"--val-fraction must be from 0 to below 1; got {arguments.val_fraction}")
     if arguments.index and arguments.val_fraction:
-        raise ValueError("--val-fraction is for images: tars that are there already are not divided")
+        raise UsageError("--val-fraction is for images: tars that are there already are not divided")
     for place in (arguments.data if arguments.index else "", arguments.out or ""):
         if "://" in place:
-            raise ValueError(f"{place} is no folder on a disk: use one, and copy all of it to the store")
+            raise UsageError(f"{place} is no folder on a disk: use one, and copy all of it to the store")
 
 
 def _write(arguments: Arguments) -> Sharded:
@@ -137,7 +139,7 @@ def _with_val(sets: "Mapping[Split, ImageSet]", arguments: Arguments) -> "Mappin
     if not arguments.val_fraction or "val" in sets:
         return sets
     if "train" not in sets:
-        raise ValueError(
+        raise UsageError(
             f"{arguments.data} has no train to set a val aside from: it has {', '.join(sets)} alone"
         )
     train, val = split_off(sets["train"], arguments.val_fraction, arguments.seed)
@@ -159,12 +161,12 @@ def _index(arguments: Arguments) -> Sharded:
 def _class_names(file: Path) -> list[str]:
     names = file.read_text("utf-8-sig").rstrip().splitlines()  # editors of Windows begin with a mark
     if not names:
-        raise ValueError(f"{file} is empty: it should have the name of a class in each line")
+        raise UsageError(f"{file} is empty: it should have the name of a class in each line")
     if "" in names:
-        raise ValueError(f"{file}: line {names.index('') + 1} is empty, and each is the name of a class")
+        raise UsageError(f"{file}: line {names.index('') + 1} is empty, and each is the name of a class")
     name, times = Counter(names).most_common(1)[0]
     if times > 1:
-        raise ValueError(f"{file} has {name!r} more than once, and each line is the name of a class")
+        raise UsageError(f"{file} has {name!r} more than once, and each line is the name of a class")
     return names
 
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from covpool.errors import UsageError
+
 if TYPE_CHECKING:
     from covpool.evaluate.svm import SVMReport
 
@@ -57,7 +59,7 @@ def run(arguments: Arguments) -> "SVMReport":
     from covpool.evaluate.svm import Passing, fit_svm
 
     if arguments.out is None:
-        raise ValueError("where should the new bundle go? give --out")
+        raise UsageError("where should the new bundle go? give --out")
     return fit_svm(
         arguments.bundle,
         arguments.data,

@@ -75,7 +75,7 @@ def run(arguments: Arguments) -> Trained | Interruption | Configuration:
         return Configuration(recipe_text(recipe).rstrip())
     check_data(recipe)
 
-    from covpool.processes import Interrupted
+    from covpool.errors import Interrupted
 
     try:
         return _train(recipe) if arguments.compare is None else _compare(recipe, arguments.compare)

@@ -10,6 +10,7 @@ from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
 from covpool.cli.parser import Help, Parser, add_shared, underscored, valued
+from covpool.errors import UsageError
 from covpool.nn.pooling import METHODS
 from covpool.train.recipe import Recipe
 from covpool.train.recipe_files import SHORT, options, recipe_names, sections
@@ -45,7 +46,7 @@ ALONE = {
 def check_data(recipe: Recipe) -> None:
     """Raise unless the recipe says which images."""
     if not recipe.data.path:
-        raise ValueError("--data is missing: a folder of images, a CSV of path,label, or shards")
+        raise UsageError("--data is missing: a folder of images, a CSV of path,label, or shards")
 
 
 def parse_words(words: Sequence[str], parser: Parser) -> dict[str, Any]:

@@ -10,10 +10,10 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from covpool.data.decode import BadImageError, decode
+from covpool.data.decode import decode
 from covpool.data.image_set import ImageSet
 from covpool.data.order import number, torch_seeded
-from covpool.data.shards.index import ShardError
+from covpool.errors import BadImageError, DataError, ShardError
 
 Transform = Callable[[Image.Image], Tensor]
 
@@ -27,10 +27,6 @@ class HasNear(Protocol):
 
     def near(self, i: int) -> range:
         """The samples that are read most cheaply after this one."""
-
-
-class DataError(ValueError):
-    """Why there are no more batches, in a sentence."""
 
 
 class BadImage(NamedTuple):

@@ -19,6 +19,7 @@ from covpool.data.sources.folder import is_image, is_visible, split_folders
 from covpool.data.sources.layouts import layout_of, read_splits
 from covpool.data.sources.listing import Split
 from covpool.durable import replace_file
+from covpool.errors import UsageError
 from covpool.wording import counted
 
 NOT_IMAGES = ("a web page", "a Git LFS pointer", "PDF", "SVG")
@@ -117,9 +118,9 @@ def check(
     sets = read_splits(path, layout)
     total = sum(map(len, sets.values()))
     if not total:
-        raise ValueError(f"{path} has no images")
+        raise UsageError(f"{path} has no images")
     if workers is not None and workers < 1:
-        raise ValueError(f"workers must be at least 1; got {workers}")
+        raise UsageError(f"workers must be at least 1; got {workers}")
     collection = Collection(sets)
     # Pillow's warnings of odd metadata would come by the thousand, and name no file.
     with warnings.catch_warnings():
@@ -155,13 +156,13 @@ HEADER = Problem._fields
 def check_output(output: Path) -> None:
     """Raise unless a report may be written there: in place of an older one, but of nothing else."""
     if not output.parent.is_dir():
-        raise ValueError(f"{output.parent} is no folder that a report could go into")
+        raise UsageError(f"{output.parent} is no folder that a report could go into")
     if not os.access(output.parent, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(output.parent))
     if output.exists():
         with output.open("rb") as file:
             if file.readline(100).strip() != ",".join(HEADER).encode():
-                raise ValueError(f"{output} exists and is no report of covpool check: it is not written over")
+                raise UsageError(f"{output} exists and is no report of covpool check: it is not written over")
 
 
 def write_report(problems: Sequence[Problem], output: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Protocol, SupportsInt, overload, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from covpool.data.decode import BadImageError
+from covpool.errors import BadImageError
 
 # Names of files need not be UTF-8: what is not goes into a str and comes out of it unharmed.
 ENCODING, ERRORS = "utf-8", "surrogateescape"

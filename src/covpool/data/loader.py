@@ -16,9 +16,10 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Sampler
 
-from covpool.data.batch import Batch, BatchDataset, DataError, Draw, Failure, Transform
+from covpool.data.batch import Batch, BatchDataset, Draw, Failure, Transform
 from covpool.data.image_set import ImageSet
 from covpool.data.order import EvaluationOrder, Order
+from covpool.errors import DataError, UsageError
 
 
 def outlive_signals() -> Callable[[int], None]:
@@ -102,7 +103,7 @@ class TrainingLoader:
         start_method: StartMethod | None = None,
     ) -> None:
         if order.batch_size < world_size:
-            raise ValueError(
+            raise UsageError(
                 f"batch_size must be at least {world_size}, the processes; got {order.batch_size}"
             )
         self.batches = order.batches(0)
@@ -117,7 +118,7 @@ class TrainingLoader:
             cursor: the number of global batches before, counted over all epochs.
         """
         if cursor < 0:
-            raise ValueError(f"cursor must be at least 0; got {cursor}")
+            raise UsageError(f"cursor must be at least 0; got {cursor}")
         return self._rest(*divmod(cursor, self.batches))
 
     def _rest(self, epoch: int, start: int) -> Iterator[Batch]:

@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from covpool.data.decode import EXTENSIONS, FORMAT_OF, BadImageError, decode, format_of
+from covpool.data.decode import EXTENSIONS, FORMAT_OF, decode, format_of
 from covpool.data.image_set import ImageFiles, ImageSet, Labels
 from covpool.data.sources.listing import Split
+from covpool.errors import BadImageError
 
 DIGEST_BYTES = 16
 SAMPLES = (16, 16)

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
+from covpool.errors import UsageError
+
 
 def number(what: str, *key: int, size: int = 64) -> int:
     """The random number of a key, of so many bits.
@@ -83,22 +85,22 @@ def chunk(ids: Ids, rank: int, world_size: int) -> Ids:
         [[0, 1], [2, 3, 4]]
     """
     if not 0 <= rank < world_size:
-        raise ValueError(f"rank must be from 0 to {world_size - 1}, one below world_size; got {rank}")
+        raise UsageError(f"rank must be from 0 to {world_size - 1}, one below world_size; got {rank}")
     return ids[len(ids) * rank // world_size : len(ids) * (rank + 1) // world_size]
 
 
 def check_order(n: int, batch_size: int) -> None:
     """Raise unless an epoch of n samples has a batch."""
     if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1; got {batch_size}")
+        raise UsageError(f"batch_size must be at least 1; got {batch_size}")
     if n < batch_size:
-        raise ValueError(f"batch_size must be at most {n}, the number of images; got {batch_size}")
+        raise UsageError(f"batch_size must be at most {n}, the number of images; got {batch_size}")
 
 
 def check_step(epoch: int, step: int, batches: int) -> None:
     """Raise unless an epoch has such a step."""
     if epoch < 0:
-        raise ValueError(f"epoch must be at least 0; got {epoch}")
+        raise UsageError(f"epoch must be at least 0; got {epoch}")
     if not 0 <= step < batches:
         raise IndexError(f"step must be from 0 to {batches - 1}; got {step}")
 
@@ -190,7 +192,7 @@ class EvaluationOrder:
 
     def __init__(self, n: int, batch_size: int, world_size: int = 1) -> None:
         if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1; got {batch_size}")
+            raise UsageError(f"batch_size must be at least 1; got {batch_size}")
         self.n, self.each, self.world_size = n, batch_size, world_size
         self.batch_size = batch_size * world_size
 
@@ -207,7 +209,7 @@ class EvaluationOrder:
     def share(self, ids: Ids, rank: int, world_size: int) -> Ids:
         """The batch of a process."""
         if world_size != self.world_size:
-            raise ValueError(f"this order is for {self.world_size} processes; got {world_size}")
+            raise UsageError(f"this order is for {self.world_size} processes; got {world_size}")
         return ids[rank * self.each : (rank + 1) * self.each]
 
 
@@ -229,7 +231,7 @@ class ShardOrder:
 
     def __init__(self, counts: Sequence[int], batch_size: int, seed: int, window: int = 16) -> None:
         if window < 1:
-            raise ValueError(f"window must be at least 1 shard; got {window}")
+            raise UsageError(f"window must be at least 1 shard; got {window}")
         self.batch_size, self.seed, self.window = batch_size, seed, window
         self._ends: NDArray[np.int64] = np.cumsum(np.asarray(counts, dtype=np.int64))
         self._counts: NDArray[np.int64] = np.asarray(counts, dtype=np.int64)

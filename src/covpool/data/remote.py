@@ -12,11 +12,10 @@ from typing import Any
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from covpool.data.decode import BadImageError
 from covpool.data.image_set import read_file
-from covpool.data.shards.index import ShardError
 from covpool.data.shards.remote import patiently
 from covpool.data.sources.folder import files_under, is_visible
+from covpool.errors import BadImageError, ShardError, UsageError
 
 # Of the machine or of the network: the next image would fail too, and none of them later.
 PASSING = {
@@ -78,7 +77,7 @@ class Address:
         try:
             store, path = fsspec.core.url_to_fs(os.fspath(text))
         except (ImportError, ValueError) as error:
-            raise ValueError(f"{text} cannot be opened: {error}") from error
+            raise UsageError(f"{text} cannot be opened: {error}") from error
         is_local = isinstance(store, LocalFileSystem)
         return cls(path if is_local else os.fspath(text).rstrip("/"), path.rstrip("/") or "/", is_local)
 

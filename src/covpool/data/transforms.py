@@ -18,6 +18,7 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms import v2
 
+from covpool.errors import UsageError
 from covpool.functional.arguments import check_choice
 
 Interpolation = Literal["bilinear", "bicubic", "lanczos", "box", "hamming", "nearest"]
@@ -54,7 +55,7 @@ class Preprocessing:
         check_choice("crop_mode", self.crop_mode, ("center", "squash"))
         check_choice("interpolation", self.interpolation, INTERPOLATIONS)
         if self.size < 1 or not 0 < self.crop_pct <= 1:
-            raise ValueError(
+            raise UsageError(
                 f"size must be at least 1 and crop_pct in (0, 1]; got {self.size} and {self.crop_pct}"
             )
 
@@ -68,10 +69,10 @@ class Preprocessing:
         """That of a model's ``pretrained_cfg``, or of its bundle."""
         channels, height, width = config["input_size"]
         if channels != 3 or height != width:
-            raise ValueError(f"images must be square and of 3 channels; got {tuple(config['input_size'])}")
+            raise UsageError(f"images must be square and of 3 channels; got {tuple(config['input_size'])}")
         mean, std = (tuple(float(value) for value in config[name]) for name in ("mean", "std"))
         if len(mean) != 3 or len(std) != 3:
-            raise ValueError(f"mean and std must have 3 numbers each; got {mean} and {std}")
+            raise UsageError(f"mean and std must have 3 numbers each; got {mean} and {std}")
         return cls(
             size=height,
             crop_pct=config.get("crop_pct") or cls.crop_pct,
@@ -196,7 +197,7 @@ def _crop(preprocessing: Preprocessing, augmentation: Augmentation) -> list[v2.T
     sides = augmentation.shorter_side or preprocessing.resized_side
     smallest, largest = (sides, sides) if isinstance(sides, int) else sides
     if not size <= smallest <= largest:
-        raise ValueError(f"shorter_side must be at least {size}, the side of what is cut out; got {sides}")
+        raise UsageError(f"shorter_side must be at least {size}, the side of what is cut out; got {sides}")
     # Its second argument is one past the largest, whatever its documentation says.
     return [v2.RandomResize(smallest, largest + 1, mode), v2.RandomCrop(size)]
 

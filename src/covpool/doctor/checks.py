@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from covpool import __version__
+from covpool.errors import UsageError
 from covpool.functional import covariance, isqrt_cov
 
 
@@ -227,7 +228,7 @@ def image() -> str:
     seen = decode(stream.getvalue())
     pixel = seen.getpixel((30, 20))
     if seen.size != (64, 48) or not isinstance(pixel, tuple) or abs(pixel[0] - 200) > 8:
-        raise ValueError(f"a JPEG of 64×48 became {seen.size} with a pixel {pixel}")
+        raise UsageError(f"a JPEG of 64×48 became {seen.size} with a pixel {pixel}")
     return "a JPEG came through"
 
 

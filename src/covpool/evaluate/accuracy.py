@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from covpool.data.batch import BadImage, Transform
 from covpool.data.image_set import ImageSet
 from covpool.data.transforms import Preprocessing, evaluation_transform, ten_crop_transform
+from covpool.errors import UsageError
 from covpool.evaluate.results import (
     Results,
     begin_results,
@@ -182,7 +183,7 @@ def evaluate(
 def _check_finite(predictions: Predictions, images: ImageSet, precision: str) -> None:
     wrong = predictions.ids[~np.isfinite(predictions.losses)]
     if len(wrong):
-        raise ValueError(
+        raise UsageError(
             f"the logits of {len(wrong)} images are not finite in {precision}, first of "
             f"{images.name(int(wrong[0]))}: try --precision float32, or train anew"
         )

@@ -8,6 +8,7 @@ from typing import Any
 
 from covpool.data.image_set import ImageSet
 from covpool.durable import LOCK, check_outside, replace_file, sync_folder
+from covpool.errors import UsageError
 from covpool.models.bundle import read_card
 from covpool.models.strict_json import plain_json
 from covpool.models.tensors import versions
@@ -73,7 +74,7 @@ def prepare_folder(folder: Path, protocol: str, data: str | None = None) -> None
     if not folder.exists():
         folder.mkdir(parents=True)
     if not folder.is_dir():
-        raise ValueError(f"{folder} is a file: give another --out")
+        raise UsageError(f"{folder} is a file: give another --out")
     # A process that was killed may have left half a file under another name, or its lock alone.
     holds_something = any(
         not path.match(".*.covpool-saving") and path.name != LOCK for path in folder.iterdir()
@@ -81,7 +82,7 @@ def prepare_folder(folder: Path, protocol: str, data: str | None = None) -> None
     is_known = _protocol_of(folder) == protocol or _unfinished(folder, protocol).exists()
     if holds_something and not is_known:
         called = CALLED.get(protocol, protocol)
-        raise ValueError(f"{folder} holds other things: give a new --out, or that of an earlier {called}")
+        raise UsageError(f"{folder} holds other things: give a new --out, or that of an earlier {called}")
 
 
 def begin_results(folder: Path, protocol: str) -> None:

@@ -20,6 +20,7 @@ from covpool.data.image_set import ImageSet
 from covpool.data.sources import open_images
 from covpool.data.sources.listing import split_names
 from covpool.data.transforms import Preprocessing, evaluation_transform
+from covpool.errors import UsageError
 from covpool.evaluate.results import (
     Results,
     begin_results,
@@ -117,7 +118,7 @@ def retrieve(
     for k in at:
         check_whole("at", k)
     if engine == "faiss" and find_spec("faiss") is None:
-        raise ValueError("--engine faiss needs faiss: pip install 'covpool[faiss]'")
+        raise UsageError("--engine faiss needs faiss: pip install 'covpool[faiss]'")
     other = _other_gallery(split, gallery)
     arguments = {"bundle": bundle, "data": data, "layout": layout, "at": list(at), "engine": engine}
     with joined_processes(device) as processes:
@@ -184,7 +185,7 @@ def _other_gallery(split: str, gallery: str | None) -> str | None:
     """The gallery, unless it is the queries under whatever name."""
     asked, among = set(split_names(split)), set(split_names(split if gallery is None else gallery))
     if asked & among and asked - among:
-        raise ValueError(
+        raise UsageError(
             f"some queries of {split} are in the gallery {gallery} and others are not, so they would not "
             "search among the same images: give a --gallery with all of their splits, or with none"
         )
@@ -199,7 +200,7 @@ def _search(
         itself = np.arange(len(asked.ids))
     ranks = len(among.ids) - int(itself is not None)
     if max(at) > ranks:
-        raise ValueError(f"--at asks for the first {max(at)}, and there are {ranks} images to find")
+        raise UsageError(f"--at asks for the first {max(at)}, and there are {ranks} images to find")
     places = None if itself is None else torch.from_numpy(itself)
     if engine == "exact":
         blocks = search_exact(asked.vectors, among.vectors, places)
@@ -212,7 +213,7 @@ def _search(
 def _measured(scores: Scores, at: Sequence[int]) -> dict[str, Any]:
     counted = scores.counted
     if not counted.any():
-        raise ValueError("no query has another image of its class to find, so there is nothing to measure")
+        raise UsageError("no query has another image of its class to find, so there is nothing to measure")
     whole = scores.precision
     return {
         "queries": int(counted.sum()),

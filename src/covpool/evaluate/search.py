@@ -15,6 +15,7 @@ from covpool.data.batch import BadImage, Batch
 from covpool.data.image_set import ImageSet, Joined
 from covpool.data.sources.listing import split_names
 from covpool.device import autocast
+from covpool.errors import UsageError
 from covpool.inference.forward import channels_last
 from covpool.models.model import PooledClassifier
 from covpool.processes import Processes
@@ -82,7 +83,7 @@ def taken_from(gallery: Side, split: str, images: ImageSet) -> tuple[Side, NDArr
     places = np.searchsorted(known.ids, numbers).clip(max=len(known.ids) - 1)
     usable = known.ids[places] == numbers
     if not usable.any():
-        raise ValueError(NOTHING)
+        raise UsageError(NOTHING)
     places = places[usable]
     vectors = known.vectors[torch.from_numpy(places)]
     # What is bad is told of the gallery.
@@ -121,13 +122,13 @@ def _joined(gathered: list[Embeddings], precision: str) -> Embeddings:
     bad = tuple(image for part in gathered for image in part.bad)
     parts = [part for part in gathered if len(part.ids)]
     if not parts:
-        raise ValueError(NOTHING)
+        raise UsageError(NOTHING)
     ids = np.concatenate([part.ids for part in parts])
     order = np.argsort(ids, kind="stable")
     vectors = torch.cat([part.vectors for part in parts])
     if not bool(vectors.isfinite().all()):
         remedy = "" if precision == "float32" else ": try --precision float32"
-        raise ValueError(f"some vectors are not finite in {precision}{remedy}")
+        raise UsageError(f"some vectors are not finite in {precision}{remedy}")
     labels = np.concatenate([part.labels for part in parts])
     return Embeddings(ids[order], labels[order], vectors[torch.from_numpy(order)], bad)
 

@@ -14,10 +14,11 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from covpool.data.decode import BadImageError, decode
+from covpool.data.decode import decode
 from covpool.data.transforms import Preprocessing, evaluation_transform
 from covpool.drawing import LIGHT, dress, new_figure, png
 from covpool.durable import replace_file
+from covpool.errors import BadImageError, UsageError
 from covpool.explain.evidence import watched_pooling
 from covpool.explain.explaining import some_images
 from covpool.functional import covariance, triu_unvec
@@ -138,15 +139,15 @@ def diagnose(
         ValueError: if there is no covariance to look at.
     """
     if not isinstance(model.pool, CovPool) or model.pool.pooling.order != 2:
-        raise ValueError(f"the pooling is {model.config.pool}: there is no covariance to diagnose")
+        raise UsageError(f"the pooling is {model.config.pool}: there is no covariance to diagnose")
     if not model.num_classes:
-        raise ValueError("the model has no classifier: there is no gradient to look at")
+        raise UsageError("the model has no classifier: there is no gradient to look at")
     found = []
     for done, image in enumerate(images, 1):
         found.append(_look(model.eval(), image.to(next(model.parameters()).device)))
         progress(done)
     if not found:
-        raise ValueError("there is no image to diagnose by: covpool check tells what is wrong with images")
+        raise UsageError("there is no image to diagnose by: covpool check tells what is wrong with images")
     alive = torch.stack([one["alive"] for one in found]).any(0)
     after = [one["after"] for one in found if one["after"] is not None]
     first = found[0]

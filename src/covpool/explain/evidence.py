@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from covpool.errors import UsageError
 from covpool.explain.factors import EXACT, Side, factors
 from covpool.functional.triu import triu_unvec, triu_vec
 from covpool.models.config import CLASS_TOKEN
@@ -178,9 +179,9 @@ def explain_features(
 ) -> list[Evidence]:
     """:func:`explain` from the features of one image, as a model in evaluation mode gave them."""
     if not model.num_classes:
-        raise ValueError("the model has no classifier: there is no class to explain")
+        raise UsageError("the model has no classifier: there is no class to explain")
     if model.config.pool == CLASS_TOKEN and model.config.join is None:
-        raise ValueError("a class token is of no place in the image: explain a model that pools its places")
+        raise UsageError("a class token is of no place in the image: explain a model that pools its places")
     if _is_exact(model):
         with torch.no_grad():
             return _exact(model, features, classes, side, pairs)

@@ -12,13 +12,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from covpool.data.decode import BadImageError, decode
+from covpool.data.decode import decode
 from covpool.data.image_set import ImageSet
 from covpool.data.sources import open_splits
 from covpool.data.sources.folder import folders_with_images, is_image
 from covpool.data.transforms import Preprocessing, evaluation_transform
 from covpool.drawing import png
 from covpool.durable import replace_file
+from covpool.errors import BadImageError, UsageError
 from covpool.explain.evidence import Evidence, explain_features
 from covpool.explain.figures import Explained, draw_against, draw_classes, draw_pairs, draw_sheet, seen
 from covpool.functional.arguments import check_whole, did_you_mean
@@ -131,7 +132,7 @@ def explain_images(
         rows += [{"image": name, "class": names[found.label], **_numbers(found)} for found in one.found]
     if not made:
         told = f"none of its images can be read, of {bad}" if bad else "there is no image in it"
-        raise ValueError(f"{data} cannot be explained: {told}; covpool check tells what is wrong with images")
+        raise UsageError(f"{data} cannot be explained: {told}; covpool check tells what is wrong with images")
     if len(made) > 1:
         replace_file(out / "sheet.png", png(draw_sheet(made)))
     replace_file(out / "maps.json", (json.dumps(rows, indent=1) + "\n").encode())
@@ -202,5 +203,5 @@ def _numbers(one: Evidence) -> dict[str, object]:
 
 def _number(names: tuple[str, ...], name: str) -> int:
     if name not in names:
-        raise ValueError(f"the bundle has no class {name!r}{did_you_mean(name, names)}")
+        raise UsageError(f"the bundle has no class {name!r}{did_you_mean(name, names)}")
     return names.index(name)

@@ -19,6 +19,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from covpool.errors import UsageError
 from covpool.functional import isqrt_sides as sides
 from covpool.functional.centring import centre
 from covpool.functional.eigen import spectrum
@@ -59,7 +60,7 @@ class Factors:
     def pairs(self, w: Tensor) -> Tensor:
         """What each two places add together, ``(B, n, n)``; its rows sum to :meth:`places`."""
         if self.k is None:
-            raise ValueError('pairs of places need K: take the factors with side="positions"')
+            raise UsageError('pairs of places need K: take the factors with side="positions"')
         return torch.bmm(self.m.mT, w @ self.m) * self.k
 
 

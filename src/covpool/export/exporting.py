@@ -13,6 +13,7 @@ import torch
 from onnx import ModelProto
 
 from covpool.durable import replace_folder, write_file
+from covpool.errors import ExportRefusedError, UsageError
 from covpool.export.formats import onnx_runner, to_onnx, torch_file_runner, write_onnx, write_torch
 from covpool.export.graph import (
     Array,
@@ -25,15 +26,7 @@ from covpool.export.graph import (
     trace,
 )
 from covpool.export.options import FORMATS, ExportOptions, Job, Progress, graph_input, normalized, open_job
-from covpool.export.parity import (
-    TOLERANCES,
-    ExportRefusedError,
-    Latency,
-    Parity,
-    compare,
-    measure_latency,
-    objection,
-)
+from covpool.export.parity import TOLERANCES, Latency, Parity, compare, measure_latency, objection
 from covpool.export.results import (
     METADATA,
     Results,
@@ -215,10 +208,10 @@ def _compared(job: Job, runners: Mapping[str, Runner], progress: Progress) -> tu
         for name, run in runners.items():
             found[name].append(run(images))
     if one is None:
-        raise ValueError(f"no image of {job.split} could be read: 'covpool check' tells why")
+        raise UsageError(f"no image of {job.split} could be read: 'covpool check' tells why")
     logits = np.concatenate(reference)
     if not np.isfinite(logits).all():
-        raise ValueError("the bundle's own logits are not finite on these images: train it anew")
+        raise UsageError("the bundle's own logits are not finite on these images: train it anew")
     return {name: compare(logits, np.concatenate(parts)) for name, parts in found.items()}, one
 
 

@@ -16,6 +16,7 @@ import torch
 from onnx import ModelProto, NodeProto
 
 from covpool.durable import write_file
+from covpool.errors import UsageError
 from covpool.export.graph import INPUT, OUTPUT, Array, Runner, Traced, torch_runner
 
 # Where the exporter keeps the modules that a node comes from.
@@ -58,7 +59,7 @@ def write_onnx(model: ModelProto, path: Path, metadata: Mapping[str, str]) -> No
         del node.metadata_props[:]
     onnx.helper.set_model_props(written, dict(metadata))
     if (size := written.ByteSize()) > MAX_BYTES:
-        raise ValueError(
+        raise UsageError(
             f"{path.name} would have {size / 1e9:.1f} GB, and ONNX ends at 2.1: take --formats torch"
         )
     write_file(path, written.SerializeToString())

@@ -16,6 +16,7 @@ from covpool.data.loader import EvaluationLoader
 from covpool.data.shards.reader import ShardSet
 from covpool.data.sources import splits
 from covpool.data.transforms import Preprocessing, normalize_transform, pixels_transform
+from covpool.errors import UsageError
 from covpool.export.graph import Array
 from covpool.functional.arguments import check_choice, check_whole
 from covpool.inference.forward import open_split
@@ -75,7 +76,7 @@ class ExportOptions:
         names = self.formats.split(",") if isinstance(self.formats, str) else self.formats
         object.__setattr__(self, "formats", tuple(dict.fromkeys(names)))
         if not self.formats:
-            raise ValueError(f"formats must name at least one of {', '.join(FORMATS)}")
+            raise UsageError(f"formats must name at least one of {', '.join(FORMATS)}")
         for name in self.formats:
             check_choice("formats", name, tuple(FORMATS))
         check_choice("preprocessing", self.preprocessing, ("inside", "beside"))
@@ -188,10 +189,10 @@ def open_job(bundle: str | Path, data: str | Path | None, options: ExportOptions
     """
     card = read_card(bundle)
     if not card.config.num_classes:
-        raise ValueError(f"{bundle} has no classifier, so there is nothing to compare: see covpool svm")
+        raise UsageError(f"{bundle} has no classifier, so there is nothing to compare: see covpool svm")
     path = str(data) if data is not None else trained_on(card)
     if not path:
-        raise ValueError("files are compared with the bundle on your own images: give --data")
+        raise UsageError("files are compared with the bundle on your own images: give --data")
     source = Source(path, options.layout, options.batch_size, options.workers)
     model = load_model(bundle).float().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     split = options.split or source.compared_split()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from covpool.errors import UsageError
 from covpool.export.graph import Array, Runner
 
 
@@ -38,7 +39,7 @@ class Parity:
 def compare(reference_BK: Array, found_BK: Array) -> Parity:
     """Compare a file's logits with torch's, which are finite."""
     if found_BK.shape != reference_BK.shape:
-        raise ValueError(f"logits have shape {found_BK.shape}, and torch's {reference_BK.shape}")
+        raise UsageError(f"logits have shape {found_BK.shape}, and torch's {reference_BK.shape}")
     # In float64: the difference itself should not be rounded.
     found, reference = found_BK.astype(np.float64), reference_BK.astype(np.float64)
     finite = bool(np.isfinite(found).all())
@@ -48,10 +49,6 @@ def compare(reference_BK: Array, found_BK: Array) -> Parity:
     largest = float(np.abs(reference).max())
     relative = absolute / largest if largest else (0.0 if absolute == 0 else float("inf"))
     return Parity(len(reference), int(agreeing.sum()), absolute, relative)
-
-
-class ExportRefusedError(ValueError):
-    """What was exported is too far from the model; the message says by which figure."""
 
 
 @dataclass(frozen=True)

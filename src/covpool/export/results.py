@@ -16,6 +16,7 @@ import onnxscript
 from covpool import __version__
 from covpool.data.transforms import Preprocessing
 from covpool.durable import write_file
+from covpool.errors import UsageError
 from covpool.evaluate.results import FILE, Results, describe_images, prepare_folder
 from covpool.export.graph import INPUT, OUTPUT, Traced
 from covpool.export.options import FORMATS, Job
@@ -76,7 +77,7 @@ def read_metadata(path: str | Path) -> dict[str, Any]:
         raise FileNotFoundError(2, "No such file", str(path))
     found = _of_torch(path) if path.suffix == ".pt2" else _of_onnx(path)
     if not found.get("covpool"):
-        raise ValueError(f"{path} was not exported by covpool: it says nothing of classes")
+        raise UsageError(f"{path} was not exported by covpool: it says nothing of classes")
     return {name: json.loads(text) for name, text in found.items()}
 
 
@@ -87,7 +88,7 @@ def _of_onnx(path: Path) -> dict[str, str]:
     try:
         model = onnx.load(path, load_external_data=False)
     except DecodeError as error:
-        raise ValueError(f"{path} is no ONNX file") from error
+        raise UsageError(f"{path} is no ONNX file") from error
     return {entry.key: entry.value for entry in model.metadata_props}
 
 
@@ -100,7 +101,7 @@ def _of_torch(path: Path) -> dict[str, str]:
     try:
         torch.export.load(path, extra_files=wanted)
     except Exception as error:  # of whatever a broken archive leads to
-        raise ValueError(f"{path} is no file of torch.export") from error
+        raise UsageError(f"{path} is no file of torch.export") from error
     return wanted
 
 

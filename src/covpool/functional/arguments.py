@@ -9,12 +9,14 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
+from covpool.errors import UsageError, UsageTypeError
+
 
 def check_choice(name: str, value: object, choices: Collection[object]) -> None:
     """Raise unless ``value`` is one of ``choices``."""
     if value not in choices:
         listed = ", ".join(repr(choice) for choice in choices)
-        raise ValueError(f"{name} must be one of {listed}; got {value!r}{did_you_mean(value, choices)}")
+        raise UsageError(f"{name} must be one of {listed}; got {value!r}{did_you_mean(value, choices)}")
 
 
 def did_you_mean(value: object, choices: Collection[object]) -> str:
@@ -29,54 +31,56 @@ def did_you_mean(value: object, choices: Collection[object]) -> str:
 def check_whole(name: str, value: object, *, at_least: int = 1, wanted: str = "an int") -> None:
     """Raise unless ``value`` is a whole number and not below ``at_least``."""
     if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{name} must be {wanted}; got {type(value).__name__}")
+        raise UsageTypeError(f"{name} must be {wanted}; got {type(value).__name__}")
     if value < at_least:
-        raise ValueError(f"{name} must be at least {at_least}; got {value}")
+        raise UsageError(f"{name} must be at least {at_least}; got {value}")
 
 
 def check_positive(name: str, value: object) -> None:
     """Raise unless ``value`` is a finite number above zero."""
     if not 0 < _number(name, value) < math.inf:
-        raise ValueError(f"{name} must be above 0; got {value}")
+        raise UsageError(f"{name} must be above 0; got {value}")
 
 
 def check_not_negative(name: str, value: object) -> None:
     """Raise unless ``value`` is a finite number and not below zero."""
     if not 0 <= _number(name, value) < math.inf:
-        raise ValueError(f"{name} must be at least 0; got {value}")
+        raise UsageError(f"{name} must be at least 0; got {value}")
 
 
 def _number(name: str, value: object) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool):
-        raise TypeError(f"{name} must be a number; got {type(value).__name__}")
+        raise UsageTypeError(f"{name} must be a number; got {type(value).__name__}")
     return value
 
 
 def check_steps(steps: object) -> None:
     """Raise unless ``steps`` is a whole number of at least one."""
     if isinstance(steps, int) and steps < 1:
-        raise ValueError(f"steps must be at least 1 (the paper uses 5); got {steps}")
+        raise UsageError(f"steps must be at least 1 (the paper uses 5); got {steps}")
     check_whole("steps", steps)
 
 
 def check_floating(name: str, x: object) -> None:
     """Raise unless ``x`` is a real floating-point tensor."""
     if not isinstance(x, Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor; got {type(x).__name__}")
+        raise UsageTypeError(f"{name} must be a torch.Tensor; got {type(x).__name__}")
     if not x.is_floating_point() or x.dtype.itemsize < 2:  # float8 stores numbers, it does not compute
-        raise TypeError(f"{name} must be a real floating-point tensor; got {x.dtype}: pass {name}.float()")
+        raise UsageTypeError(
+            f"{name} must be a real floating-point tensor; got {x.dtype}: pass {name}.float()"
+        )
 
 
 def check_features(x: Tensor) -> None:
     """Raise unless ``x`` is ``(..., C, n)`` with at least one channel and one position."""
     check_floating("x", x)
     if x.ndim < 2:
-        raise ValueError(
+        raise UsageError(
             f"x must be (..., C, n), channels before positions; got shape {tuple(x.shape)}: "
             "flatten a feature map with x.flatten(-2), transpose tokens with x.mT"
         )
     if x.shape[-1] == 0 or x.shape[-2] == 0:
-        raise ValueError(
+        raise UsageError(
             f"x must have at least one channel and one position in (..., C, n); got {tuple(x.shape)}"
         )
 
@@ -85,7 +89,7 @@ def check_square(name: str, a: Tensor) -> None:
     """Raise unless ``a`` is ``(..., m, m)``."""
     check_floating(name, a)
     if a.ndim < 2 or a.shape[-1] != a.shape[-2] or a.shape[-1] == 0:
-        raise ValueError(
+        raise UsageError(
             f"{name} must be square matrices (..., m, m); got shape {tuple(a.shape)}: "
             "covpool.functional.covariance makes them from features"
         )
@@ -94,16 +98,16 @@ def check_square(name: str, a: Tensor) -> None:
 def check_weights(weights: Tensor, x: Tensor) -> None:
     """Raise unless ``weights`` is bool or floating and ``(..., n)`` for ``x`` of ``(..., C, n)``."""
     if not isinstance(weights, Tensor):
-        raise TypeError(f"weights must be a torch.Tensor; got {type(weights).__name__}")
+        raise UsageTypeError(f"weights must be a torch.Tensor; got {type(weights).__name__}")
     if weights.dtype != torch.bool and not weights.is_floating_point():
-        raise TypeError(
+        raise UsageTypeError(
             f"weights must be bool or floating point; got {weights.dtype}: pass weights.bool() for a mask"
         )
     expected = (*x.shape[:-2], x.shape[-1])
     if tuple(weights.shape) != expected:
-        raise ValueError(
+        raise UsageError(
             f"weights must be {expected}, one number for each position of x {tuple(x.shape)}; "
             f"got shape {tuple(weights.shape)}: use weights.expand(...) if one mask serves the whole batch"
         )
     if weights.device != x.device:
-        raise ValueError(f"weights is on {weights.device} but x is on {x.device}: move one of them")
+        raise UsageError(f"weights is on {weights.device} but x is on {x.device}: move one of them")

@@ -33,6 +33,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from covpool.errors import UsageError
 from covpool.functional.arguments import check_square, check_steps
 from covpool.functional.differentiable import at_least_float32, autocast_off
 from covpool.functional.normalization import largest_entry, norm_of, reciprocal_or_zero, root_or_zero
@@ -88,7 +89,7 @@ def root_by_polynomials(a: Tensor, polynomials: tuple[OddQuintic, ...]) -> Tenso
 def check_lower(lower: object) -> None:
     """Raise unless ``lower`` is a bound of values that end at 1."""
     if not isinstance(lower, float) or not 0 < lower < 1:
-        raise ValueError(f"lower must be a number between 0 and 1; got {lower!r}")
+        raise UsageError(f"lower must be a number between 0 and 1; got {lower!r}")
 
 
 def _coupled(a: Tensor, polynomials: tuple[OddQuintic, ...]) -> Tensor:

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from covpool.errors import UsageError
 from covpool.functional.arguments import check_floating, check_square
 
 
@@ -49,7 +50,7 @@ def triu_unvec(v: Tensor) -> Tensor:
     length = v.shape[-1] if v.ndim else 0
     d = (math.isqrt(8 * length + 1) - 1) // 2
     if d == 0 or d * (d + 1) // 2 != length:
-        raise ValueError(f"v must have d(d+1)/2 entries for some d >= 1 in its last dimension; got {length}")
+        raise UsageError(f"v must have d(d+1)/2 entries for some d >= 1 in its last dimension; got {length}")
     row = torch.arange(d, device=v.device).unsqueeze(-1)
     low, high = torch.minimum(row, row.mT), torch.maximum(row, row.mT)
     position = low * d - low * (low - 1) // 2 + high - low

@@ -15,6 +15,7 @@ from covpool.data.remote import Address
 from covpool.data.sources.inputs import open_input
 from covpool.data.transforms import Preprocessing
 from covpool.durable import check_outside
+from covpool.errors import UsageError
 from covpool.functional.arguments import check_choice, check_whole
 from covpool.inference.local_engine import run_local
 from covpool.inference.output import Place, open_place
@@ -85,7 +86,7 @@ def begin_or_continue(place: Place, job: Mapping[str, Any], out: str) -> set[str
     if JOB in names and (names != {JOB} or not place.has_locks):
         _check_same(_read(place, out), json.loads(json.dumps(job)), out)
     elif names - {JOB}:
-        raise ValueError(
+        raise UsageError(
             f"{out} holds other things, such as {min(names)!r}: give a new or an empty folder by --out"
         )
     else:
@@ -101,7 +102,7 @@ def _read(place: Place, out: str) -> Any:
     except ValueError:
         job = None
     if not isinstance(job, dict) or job.get("format") != FORMAT:
-        raise ValueError(f"{out} has a {JOB} that is none of covpool's: give another folder by --out")
+        raise UsageError(f"{out} has a {JOB} that is none of covpool's: give another folder by --out")
     return job
 
 
@@ -110,7 +111,7 @@ def _check_same(earlier: Mapping[str, Any], now: Mapping[str, Any], out: str) ->
     different = [name for name in after if before.get(name) != after[name]]
     if different:
         told = ", ".join(_told(name, before.get(name), after[name]) for name in different)
-        raise ValueError(
+        raise UsageError(
             f"{out} holds rows of another job ({told}): go on as it began, or give another folder by --out"
         )
 
@@ -208,7 +209,7 @@ def _check_outside(out: str | Path, data: str | Path) -> None:
     if rows.is_local and images.is_local:
         check_outside(rows.path, images.path, "rows")
     elif rows.store == images.store and rows.path.startswith(f"{images.path.rstrip('/')}/"):
-        raise ValueError(f"rows would go into the images themselves, as {out} is in {data}: give --out")
+        raise UsageError(f"rows would go into the images themselves, as {out} is in {data}: give --out")
 
 
 def _engine(running: Running) -> Callable[[Work, Running, Progress], int]:
@@ -217,7 +218,7 @@ def _engine(running: Running) -> Callable[[Work, Running, Progress], int]:
     try:
         from covpool.inference.ray_engine import run_ray  # here, because Ray is for clusters alone
     except ModuleNotFoundError as error:
-        raise ValueError(f"--engine ray needs {error.name}: pip install 'covpool[scale]'") from error
+        raise UsageError(f"--engine ray needs {error.name}: pip install 'covpool[scale]'") from error
     return run_ray
 
 

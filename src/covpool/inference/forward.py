@@ -13,6 +13,7 @@ from covpool.data.batch import Batch, Transform
 from covpool.data.image_set import ImageSet, Relabelled
 from covpool.data.loader import EvaluationLoader
 from covpool.data.sources import open_images
+from covpool.errors import UsageError
 from covpool.functional.arguments import check_choice, check_whole
 from covpool.models.bundle import load_model
 from covpool.models.model import PooledClassifier
@@ -94,13 +95,13 @@ def open_split(model: PooledClassifier, path: str, split: str, layout: str = "au
     images = open_images(path, split, layout)
     if model.classes is None:
         if model.num_classes != len(images.classes):
-            raise ValueError(
+            raise UsageError(
                 f"the bundle tells {model.num_classes} classes apart, and {path} has {len(images.classes)}: "
                 "give the images that it is for"
             )
         return images
     if new := sorted(set(images.classes) - set(model.classes)):
-        raise ValueError(
+        raise UsageError(
             f"{path} has {counted(len(new), 'class')} that the bundle does not know, first {new[0]!r}: give "
             "the images that it is for"
         )

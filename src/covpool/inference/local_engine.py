@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader, Dataset
 
-from covpool.data.batch import DataError, Failure
+from covpool.data.batch import Failure
 from covpool.data.loader import outlive_signals
-from covpool.data.shards.index import ShardError
+from covpool.errors import DataError, ShardError
 from covpool.inference.tasks import Columns
 from covpool.inference.work import Batch, Decoder, Progress, Running, Unit, UnlabelledImages, Work, bad_rows
 

@@ -13,8 +13,7 @@ import numpy as np
 import ray
 import ray.data
 
-from covpool.data.batch import DataError
-from covpool.data.shards.index import ShardError
+from covpool.errors import DataError, ShardError
 from covpool.inference.tasks import Columns
 from covpool.inference.work import (
     Batch,

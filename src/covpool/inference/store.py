@@ -14,10 +14,11 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from covpool.data.decode import BadImageError, decode
+from covpool.data.decode import decode
 from covpool.data.image_set import ImageSet
 from covpool.data.shards.reader import ShardSet
 from covpool.durable import replace_file, sync_folder
+from covpool.errors import BadImageError, UsageError
 from covpool.train.splits import fingerprint
 
 Progress = Callable[[int, int], None]
@@ -87,7 +88,7 @@ def check_lasting(images: ImageSet, bad: Iterable[int], content: Content) -> Non
             if before == UNREADABLE:
                 continue
             why = error.strerror or str(error)
-        raise ValueError(
+        raise UsageError(
             f"{images.name(i)} was there a while ago, and then could not be read ({why}): nothing of it is "
             "kept, and the same command goes on"
         )

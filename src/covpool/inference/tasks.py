@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
+from covpool.errors import UsageError
 from covpool.functional.arguments import check_choice, check_whole
 from covpool.models.model import PooledClassifier
 
@@ -34,7 +35,7 @@ def projection(length: int, to: int, seed: int = 0) -> Tensor:
         True
     """
     if to > length:
-        raise ValueError(f"project must be at most {length}, the numbers that there are; got {to}")
+        raise UsageError(f"project must be at most {length}, the numbers that there are; got {to}")
     generator = torch.Generator().manual_seed(seed)
     normal = torch.randn(length, to, generator=generator, dtype=torch.float64)
     orthogonal, triangle = torch.linalg.qr(normal)
@@ -134,7 +135,7 @@ class _Classes:
 
     def __init__(self, task: Predict, model: PooledClassifier) -> None:
         if not model.num_classes:
-            raise ValueError("the bundle has no classifier: 'covpool embed' gives vectors without one")
+            raise UsageError("the bundle has no classifier: 'covpool embed' gives vectors without one")
         self.forward = model
         self.top = min(task.top, model.num_classes)
         self.names = np.array(model.classes or [str(k) for k in range(model.num_classes)], dtype=object)

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torchvision.transforms import v2
 
-from covpool.data.decode import BadImageError, decode
+from covpool.data.decode import decode
 from covpool.data.remote import cannot_go_on
 from covpool.data.transforms import Preprocessing, evaluation_transform
 from covpool.device import autocast
+from covpool.errors import BadImageError, UsageError
 from covpool.functional.arguments import check_choice, check_whole
 from covpool.inference.output import Place
 from covpool.inference.tasks import Columns, Format, Task, write_table
@@ -183,11 +184,11 @@ class Predictor:
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         if device == "cuda" and not torch.cuda.is_available():
-            raise ValueError("device is cuda, but torch sees no GPU here: pass cpu")
+            raise UsageError("device is cuda, but torch sees no GPU here: pass cpu")
         self.device, self.task = torch.device(device), task
         model = load_model(bundle, device=self.device)
         if sha256 is not None and read_card(bundle).sha256 != sha256:
-            raise ValueError(f"{bundle} is not the bundle any more that the job began with")
+            raise UsageError(f"{bundle} is not the bundle any more that the job began with")
         self.decoder = Decoder(Preprocessing.of(model.pretrained_cfg))
         # Convolutions are quicker where the channels of a pixel lie together.
         self.outputs = task.start(model.to(memory_format=torch.channels_last))  # type: ignore[call-overload]

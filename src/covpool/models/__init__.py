@@ -3,6 +3,7 @@
 Importing this room registers the paper's networks with timm.
 """
 
+from covpool.errors import BundleError, CheckpointError, KeepResolutionError, UnsupportedBackboneError
 from covpool.models.bundle import load_model, read_card, save_model
 from covpool.models.config import ModelConfig
 from covpool.models.create import build_model, create_model
@@ -14,9 +15,6 @@ from covpool.models.paper import (
     isqrt_cov_vgg16_bn,
 )
 from covpool.models.parameter_groups import parameter_groups
-from covpool.models.strict_json import BundleError
-from covpool.models.surgery import KeepResolutionError, UnsupportedBackboneError
-from covpool.models.weights import CheckpointError
 
 __all__ = [
     "BundleError",

@@ -8,6 +8,8 @@ from typing import Any, ClassVar
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor, nn
 
+from covpool.errors import UsageError
+
 
 class AlexNet(nn.Module):
     """The convolutions of torchvision's AlexNet, each with BatchNorm, and no dropout; 13×13 maps at 224.
@@ -43,7 +45,7 @@ class AlexNet(nn.Module):
     ) -> None:
         super().__init__()
         if num_classes:
-            raise ValueError("AlexNet is a backbone: create_model puts pooling and classifier behind it")
+            raise UsageError("AlexNet is a backbone: create_model puts pooling and classifier behind it")
         first, second, third, fourth, last = channels
         kernel, stride = stem
         self.num_features = last

@@ -12,10 +12,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from covpool.errors import KeepResolutionError, UnsupportedBackboneError
 from covpool.models.config import Features
 from covpool.models.surgery import (
-    KeepResolutionError,
-    UnsupportedBackboneError,
     applies_alone,
     build_network,
     expansion,

@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 
 from covpool.durable import read_folder, replace_folder, write_file
+from covpool.errors import BundleError, UsageTypeError
 from covpool.models.card import CARD, MAX_BYTES, WEIGHTS, Card, read_fields, write_card
 from covpool.models.create import build_model
 from covpool.models.model import PooledClassifier
-from covpool.models.strict_json import BundleError, reason
+from covpool.models.strict_json import reason
 from covpool.models.tensors import (
     check_tensors,
     computed_dtypes,
@@ -74,12 +75,12 @@ def save_model(
         (('jay', 'wren'), {'top1': 0.9})
     """
     if not isinstance(model, PooledClassifier):
-        raise TypeError(
+        raise UsageTypeError(
             f"model must be one of covpool.create_model; got {type(model).__name__}: "
             "pass the model itself where it is wrapped (DDP: model.module, torch.compile: model._orig_mod)"
         )
     if isinstance(classes, str) or not all(isinstance(name, str) for name in classes or ()):
-        raise TypeError("classes must be a list of strings, one for each class")
+        raise UsageTypeError("classes must be a list of strings, one for each class")
     check_replaceable(folder)
     with _naming(folder):
         tensors = tensors_of(model)

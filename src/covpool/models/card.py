@@ -12,8 +12,9 @@ from typing import Any, Literal, get_type_hints
 import torch
 
 from covpool import __version__
+from covpool.errors import BundleError
 from covpool.models.config import ModelConfig
-from covpool.models.strict_json import BundleError, check_types, parse, plain_json, reason, shown
+from covpool.models.strict_json import check_types, parse, plain_json, reason, shown
 
 CARD = "covpool.json"
 WEIGHTS = "model.safetensors"

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 
+from covpool.errors import UsageError, UsageTypeError
 from covpool.functional.arguments import check_choice, check_whole
 from covpool.nn import methods
 from covpool.nn.pooling import METHODS
@@ -77,7 +78,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         if not isinstance(self.backbone, str):
-            raise TypeError(
+            raise UsageTypeError(
                 f"backbone is the name of a network of timm; got a {type(self.backbone).__name__}"
             )
         check_choice("pool", self.pool, (*methods(), CLASS_TOKEN))
@@ -87,7 +88,7 @@ class ModelConfig:
         check_choice("normalize", self.normalize, (None, "l2"))
         check_choice("keep_resolution", self.keep_resolution, (None, True, False))
         if self.rank is not None and self.head == "mlp":
-            raise ValueError('rank is a bottleneck before a linear classifier: with head="mlp" use hidden=')
+            raise UsageError('rank is a bottleneck before a linear classifier: with head="mlp" use hidden=')
         object.__setattr__(self, "hidden", tuple(self.hidden))  # JSON and command lines bring lists
         # And dtypes go into it by their names.
         options = {
@@ -100,11 +101,11 @@ class ModelConfig:
 
     def _check_pool_options(self) -> None:
         if taken := sorted({"dim", "layout"} & self.pool_options.keys()):
-            raise ValueError(
+            raise UsageError(
                 f"pool_options has {', '.join(taken)}, which the model sees to: give dim= itself"
             )
         if self.pool == CLASS_TOKEN and (self.pool_options or self.dim not in (None, "auto")):
-            raise ValueError("the class token is taken as it is: leave dim and pool_options out")
+            raise UsageError("the class token is taken as it is: leave dim and pool_options out")
 
     def _check_sizes(self) -> None:
         check_whole("num_classes", self.num_classes, at_least=0)
@@ -114,9 +115,9 @@ class ModelConfig:
         for width in self.hidden:
             check_whole("every width of hidden", width)
         if self.head == "mlp" and not self.hidden:
-            raise ValueError('head="mlp" wants widths of its hidden layers, such as hidden=(4096, 4096)')
+            raise UsageError('head="mlp" wants widths of its hidden layers, such as hidden=(4096, 4096)')
         if not 0.0 <= self.drop_rate < 1.0:
-            raise ValueError(f"drop_rate must be from 0 to below 1; got {self.drop_rate}")
+            raise UsageError(f"drop_rate must be from 0 to below 1; got {self.drop_rate}")
 
     @property
     def is_second_order(self) -> bool:
@@ -137,5 +138,5 @@ class ModelConfig:
         """The inverse of :meth:`to_dict`; an unknown name is an error."""
         known = {f.name for f in dataclasses.fields(cls)}
         if unknown := sorted(values.keys() - known):
-            raise ValueError(f"a model has no {', '.join(unknown)}; it has {', '.join(sorted(known))}")
+            raise UsageError(f"a model has no {', '.join(unknown)}; it has {', '.join(sorted(known))}")
         return cls(**values)

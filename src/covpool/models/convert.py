@@ -12,16 +12,11 @@ import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor
 
+from covpool.errors import CheckpointError
 from covpool.models.config import ModelConfig
 from covpool.models.create import build_model
 from covpool.models.model import PooledClassifier
-from covpool.models.weights import (
-    CheckpointError,
-    load_strictly,
-    read_checkpoint,
-    rename,
-    tensors_in,
-)
+from covpool.models.weights import load_strictly, read_checkpoint, rename, tensors_in
 
 # Their preprocessing is torchvision's: shorter side 256, centre 224. timm's for the same names is another.
 PREPROCESSING = {

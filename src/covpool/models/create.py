@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from covpool.errors import UsageError
 from covpool.models.backbone import make_backbone
 from covpool.models.config import HIDDEN, Dim, Features, HeadKind, Join, ModelConfig, Normalize
 from covpool.models.model import PooledClassifier
@@ -80,7 +81,7 @@ def create_model(
         torch.Size([2, 512, 14, 14])
     """
     if head == "linear" and (tuple(hidden) != HIDDEN or hidden_batchnorm):
-        raise ValueError('hidden and hidden_batchnorm are for head="mlp"')
+        raise UsageError('hidden and hidden_batchnorm are for head="mlp"')
     config = ModelConfig(
         backbone=backbone,
         num_classes=num_classes,
@@ -115,7 +116,7 @@ def build_model(
 ) -> PooledClassifier:
     """:func:`create_model` from a :class:`~covpool.models.config.ModelConfig`."""
     if key_map is not None and checkpoint_path is None:
-        raise ValueError("key_map says how to read a file: pass checkpoint_path= too")
+        raise UsageError("key_map says how to read a file: pass checkpoint_path= too")
     second_order = config.is_second_order
     # The first-order twin has timm's backbone as it is: its stride, its expansion.
     features: Features = config.features or ("stage" if second_order else "head")

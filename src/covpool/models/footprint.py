@@ -17,6 +17,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
+from covpool.errors import UsageError
 from covpool.models.model import PooledClassifier
 
 Part = Literal["backbone", "pooling", "head"]
@@ -218,7 +219,7 @@ def footprints(
             meter = measure(model.to_empty(device="cpu"), batch_size, precision)
     except (AssertionError, RuntimeError, ValueError) as error:
         size = "×".join(map(str, input_size(model)))
-        raise ValueError(f"{model.config.backbone} fails on {batch_size} images {size}: {error}") from error
+        raise UsageError(f"{model.config.backbone} fails on {batch_size} images {size}: {error}") from error
     return {
         part: Footprint(
             **state_of(modules, optimizer),

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from covpool.errors import UsageError
 from covpool.functional.arguments import check_choice, check_whole
 from covpool.models.backbone import Backbone
 from covpool.models.config import CLASS_TOKEN, ModelConfig
@@ -115,7 +116,7 @@ class PooledClassifier(nn.Module):
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """A new classifier for other classes; 0 for none. The pooling stays what it is."""
         if global_pool is not None:
-            raise ValueError(f"the pooling is {self.config.pool}: make a new model with pool={global_pool!r}")
+            raise UsageError(f"the pooling is {self.config.pool}: make a new model with pool={global_pool!r}")
         check_whole("num_classes", num_classes, at_least=0)
         self.head.reset_classifier(num_classes, like=next(self.parameters()))
         if self.first_order is not None:
@@ -158,7 +159,7 @@ class PooledClassifier(nn.Module):
         What no pattern matches, pooling and classifier, comes last.
         """
         if not hasattr(self.backbone, "group_matcher"):
-            raise ValueError(f"{self.config.backbone} does not tell its layers apart: leave layer_decay=None")
+            raise UsageError(f"{self.config.backbone} does not tell its layers apart: leave layer_decay=None")
         matcher = self.backbone.group_matcher(coarse=coarse)
         if callable(matcher):  # CaiT and Inception give a function of a name
             return lambda name: _order(matcher, name)
@@ -172,13 +173,13 @@ class PooledClassifier(nn.Module):
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Recompute the backbone's activations in the backward pass, where it can."""
         if not hasattr(self.backbone, "set_grad_checkpointing"):
-            raise ValueError(f"{self.config.backbone} cannot checkpoint its activations")
+            raise UsageError(f"{self.config.backbone} cannot checkpoint its activations")
         self.backbone.set_grad_checkpointing(enable)
 
     def _check_class_token(self) -> None:
         if CLASS_TOKEN in (self.config.pool, self.config.join) and not self.format.has_class_token:
             option = "join" if self.config.join == CLASS_TOKEN else "pool"
-            raise ValueError(f'{self.config.backbone} has no class token; {option}="gap" takes the average')
+            raise UsageError(f'{self.config.backbone} has no class token; {option}="gap" takes the average')
 
     def _new_first_order(self, num_classes: int) -> nn.Module:
         like = next(self.parameters())
@@ -200,11 +201,11 @@ class PooledClassifier(nn.Module):
             cfg["input_size"] = (cfg["input_size"][0], size, size)
         unknown = self.config.preprocessing.keys() - {"mean", "std", "interpolation", "crop_pct", "crop_mode"}
         if unknown:
-            raise ValueError(f"preprocessing has no {', '.join(sorted(unknown))}; the size is image_size=")
+            raise UsageError(f"preprocessing has no {', '.join(sorted(unknown))}; the size is image_size=")
         for name in ("mean", "std"):
             given = self.config.preprocessing.get(name, ())
             if not isinstance(given, list | tuple):
-                raise ValueError(f"{name} of preprocessing has a number for each channel; got {given!r}")
+                raise UsageError(f"{name} of preprocessing has a number for each channel; got {given!r}")
         return {**cfg, **self.config.preprocessing}
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from timm.models import register_model
 
+from covpool.errors import UsageError
 from covpool.models.convert import PREPROCESSING
 from covpool.models.create import create_model
 from covpool.models.model import PooledClassifier
@@ -47,7 +48,7 @@ def _create(
     for name in ("pretrained_cfg", "pretrained_cfg_overlay", "cache_dir"):  # timm passes these always
         options.pop(name, None)
     if pretrained:
-        raise ValueError(
+        raise UsageError(
             "this network has no weights to download: `covpool convert` reads the authors' files, and "
             f"covpool.create_model({backbone!r}, pretrained=True) starts from timm's backbone"
         )

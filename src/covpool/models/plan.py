@@ -10,6 +10,7 @@ from typing import Literal
 
 import torch
 
+from covpool.errors import UsageError
 from covpool.functional.arguments import check_choice
 from covpool.models.backbone import Backbone
 from covpool.models.config import ModelConfig
@@ -111,7 +112,7 @@ def plan(
     check_choice("precision", precision, PRECISIONS)
     check_choice("optimizer", optimizer, STATES)
     if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1; got {batch_size}")
+        raise UsageError(f"batch_size must be at least 1; got {batch_size}")
     with torch.device("meta"):
         model = build_model(config)
         heads = head_choices(model, optimizer)

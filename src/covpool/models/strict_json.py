@@ -13,10 +13,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 import torch
 
 from covpool import __version__
-
-
-class BundleError(ValueError):
-    """A bundle was refused; the message says which and why."""
+from covpool.errors import BundleError, UsageError, UsageTypeError
 
 
 def plain_json(name: str, value: object) -> Any:
@@ -29,7 +26,7 @@ def plain_json(name: str, value: object) -> Any:
         return value
     if isinstance(value, str):
         if re.search("[\ud800-\udfff]", value):  # how Python marks a file's name in another encoding
-            raise ValueError(f"{name} is {value!r}, which is no text")
+            raise UsageError(f"{name} is {value!r}, which is no text")
         return value
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
@@ -39,10 +36,12 @@ def plain_json(name: str, value: object) -> Any:
         return [plain_json(f"{name}[{place}]", item) for place, item in enumerate(value)]
     if not isinstance(value, Mapping):
         hint = ": pass its .tolist()" if hasattr(value, "tolist") else ""
-        raise TypeError(f"{name} must be numbers, strings, lists and dicts; got {type(value).__name__}{hint}")
+        raise UsageTypeError(
+            f"{name} must be numbers, strings, lists and dicts; got {type(value).__name__}{hint}"
+        )
     for key in value:
         if not isinstance(key, str):
-            raise TypeError(f"{name} must have strings as keys; got {key!r}")
+            raise UsageTypeError(f"{name} must have strings as keys; got {key!r}")
     return {key: plain_json(f"{name}[{key!r}]", item) for key, item in value.items()}
 
 
@@ -104,14 +103,14 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A dict; of two fields of one name, different readers would see different ones."""
     result = dict(pairs)
     if len(result) < len(pairs):
-        raise ValueError("a name comes twice in one object")
+        raise UsageError("a name comes twice in one object")
     return result
 
 
 def _finite(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise ValueError(f"{text[:20]} is no number of JSON")
+        raise UsageError(f"{text[:20]} is no number of JSON")
     return value
 
 

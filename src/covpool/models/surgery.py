@@ -13,20 +13,17 @@ import timm
 import torch
 from torch import Tensor, nn
 
+from covpool.errors import KeepResolutionError, UnsupportedBackboneError, UsageError
 from covpool.models.alexnet import AlexNet
 
 OWN: dict[str, type[nn.Module]] = {"alexnet": AlexNet}
-
-
-class UnsupportedBackboneError(ValueError):
-    """The network cannot be made second-order; the message says why."""
 
 
 def build_network(name: str, options: Mapping[str, Any], *, pretrained: bool = False) -> nn.Module:
     """The network without its classifier, as timm builds it."""
     if name in OWN:
         if pretrained:
-            raise ValueError(f"there are no pretrained weights of {name}; leave pretrained=False")
+            raise UsageError(f"there are no pretrained weights of {name}; leave pretrained=False")
         return OWN[name](**options)
     if not timm.is_model(name.partition(".")[0]):
         close = difflib.get_close_matches(name, [*timm.list_models(), *OWN], n=3)
@@ -39,7 +36,7 @@ def build_network(name: str, options: Mapping[str, Any], *, pretrained: bool = F
     except (OSError, RuntimeError) as error:
         if not pretrained:
             raise
-        raise ValueError(
+        raise UsageError(
             f"timm's weights of {name} cannot be had: {str(error).rstrip('.')}; give a file of weights: "
             "checkpoint_path= in Python, --weights.path of covpool train, --weights of covpool probe"
         ) from error
@@ -157,10 +154,6 @@ Run = Callable[[nn.Module], Tensor]
 
 # Networks that would run, with an attention that no longer sees the whole map.
 WHOLE_MAP = {"Nest"}
-
-
-class KeepResolutionError(ValueError):
-    """The architecture has no last stage whose stride can be taken away; the message says why."""
 
 
 @dataclass(frozen=True)

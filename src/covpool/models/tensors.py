@@ -13,10 +13,11 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from covpool import __version__
+from covpool.errors import BundleError
 from covpool.models.card import FLOATS, Card
 from covpool.models.create import build_model
 from covpool.models.model import PooledClassifier
-from covpool.models.strict_json import BundleError, printable, reason, shown
+from covpool.models.strict_json import printable, reason, shown
 
 # The largest network of timm takes 60 thousand calls of torch to be built.
 MAX_CALLS = 250_000

@@ -12,6 +12,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from covpool.errors import CheckpointError, UsageError
+
 KeyMap = Mapping[str, str | None] | Literal["order"] | None
 
 # BatchNorm's count of batches came with torch 0.4.1. Files from before lack it, and evaluation needs it not.
@@ -19,10 +21,6 @@ COUNTER = "num_batches_tracked"
 # Tensors that are alike in shape, told apart by the ends of their names wherever those are torch's.
 PARTS = {"weight", "bias", "running_mean", "running_var"}
 LISTED = 3
-
-
-class CheckpointError(ValueError):
-    """The file is no checkpoint, or not one of this network; the message says which names are the trouble."""
 
 
 def load_backbone(
@@ -73,7 +71,7 @@ def load_backbone(
         _check_prefixes(key_map, tensors, path)
         named = rename(tensors, key_map, path)
     else:
-        raise ValueError(f'key_map must be a dict of prefixes, "order" or None; got {key_map!r}')
+        raise UsageError(f'key_map must be a dict of prefixes, "order" or None; got {key_map!r}')
     try:
         load_strictly(network, _without_classifier(named, network), path, optional=optional)
     except CheckpointError as error:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from covpool.errors import UsageError, UsageTypeError
 from covpool.functional.arguments import (
     check_choice,
     check_floating,
@@ -33,19 +34,19 @@ def channels_first(x: Tensor, in_channels: int, layout: Layout) -> Tensor:
     """
     check_floating("x", x)
     if x.ndim < 3 or (layout == "auto" and x.ndim > 5):
-        raise ValueError(
+        raise UsageError(
             f"x must be (B, C, H, W), (B, C, T, H, W) or tokens (B, n, C); got shape {tuple(x.shape)}: "
             "pass features from before the backbone's own pooling"
         )
     last = layout == "channels_last" or (layout == "auto" and x.ndim == 3)
     axis = x.ndim - 1 if last else 1
     if x.shape[axis] != in_channels:
-        raise ValueError(
+        raise UsageError(
             f"x must have in_channels={in_channels} channels in dimension {axis} for layout={layout!r}; "
             f"got shape {tuple(x.shape)}: {_advice(x, in_channels, last)}"
         )
     if 0 in x.shape[1:]:
-        raise ValueError(f"x must have at least one position; got shape {tuple(x.shape)}")
+        raise UsageError(f"x must have at least one position; got shape {tuple(x.shape)}")
     return x.movedim(-1, 1) if last else x
 
 
@@ -59,12 +60,12 @@ def _advice(x: Tensor, in_channels: int, last: bool) -> str:
 def flat_weights(weights: Tensor, x: Tensor) -> Tensor:
     """Weights of ``(B, *positions)`` or ``(B, n)`` as ``(B, n)``, for x of ``(B, C, *positions)``."""
     if not isinstance(weights, Tensor):
-        raise TypeError(f"weights must be a torch.Tensor; got {type(weights).__name__}")
+        raise UsageTypeError(f"weights must be a torch.Tensor; got {type(weights).__name__}")
     batch, positions = x.shape[0], tuple(x.shape[2:])
     accepted = [(batch, *positions), (batch, math.prod(positions))]
     if tuple(weights.shape) not in accepted:
         shapes = " or ".join(str(shape) for shape in dict.fromkeys(accepted))
-        raise ValueError(
+        raise UsageError(
             f"weights must be {shapes}, one number for each position; got shape {tuple(weights.shape)}: "
             "use weights.expand(...) if one mask serves the whole batch"
         )
@@ -115,7 +116,9 @@ class CovPool(nn.Module):
         if dim is not None:
             check_whole("dim", dim, wanted="an int, or None for no reduction")
         if not isinstance(method, str):
-            raise TypeError(f"method must be a name, see methods(); got {method!r}: the width is dim=...")
+            raise UsageTypeError(
+                f"method must be a name, see methods(); got {method!r}: the width is dim=..."
+            )
         check_choice("method", method, METHODS)
         check_choice("layout", layout, LAYOUTS)
         check_choice("reduction", reduction, REDUCTIONS)
@@ -172,7 +175,7 @@ def _make_method(name: str, channels: int, options: dict[str, Any]) -> Method:
     for option in options:
         if option not in names:
             listed = ", ".join(names) or "none"
-            raise TypeError(
+            raise UsageTypeError(
                 f"{option} is not an option of method {name!r}; its options are: {listed}"
                 f"{did_you_mean(option, names)}"
             )

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from covpool.errors import UsageTypeError
 from covpool.functional.arguments import check_choice
 from covpool.functional.centring import normalized_weights, without_outliers
 from covpool.functional.differentiable import at_least_float32
@@ -129,7 +130,7 @@ def weighted_batch_norm(norm: nn.BatchNorm2d, x: Tensor, weights: Tensor) -> Ten
     With equal weights it is BatchNorm itself. Images whose weights are all zero are not counted in B.
     """
     if type(norm) is not nn.BatchNorm2d:
-        raise TypeError(
+        raise UsageTypeError(
             f"weights in training need torch.nn.BatchNorm2d in the reduction; got {type(norm).__name__}: "
             'put it in eval mode, or make the layer with reduction="linear" or dim=None'
         )

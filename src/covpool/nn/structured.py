@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from covpool.errors import UsageError
 from covpool.functional.arguments import check_choice, check_floating, check_square, check_steps
 from covpool.functional.differentiable import at_least_float32, autocast_off
 from covpool.functional.newton_schulz import newton_schulz
@@ -96,6 +97,6 @@ class PostCompensation(nn.Module):
         check_square("y", y)
         check_floating("t", t)
         if t.shape[-2:] != (1, 1):
-            raise ValueError(f"t must be (..., 1, 1), as PreNormalization returns it; got {tuple(t.shape)}")
+            raise UsageError(f"t must be (..., 1, 1), as PreNormalization returns it; got {tuple(t.shape)}")
         with autocast_off(y):
             return at_least_float32(y) * root_or_zero(t)

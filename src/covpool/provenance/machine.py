@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from covpool import __version__
+from covpool.errors import UsageError
 
 
 def release(version: str = __version__) -> str:
@@ -26,7 +27,7 @@ def release(version: str = __version__) -> str:
     """
     number = re.match(r"\d+(\.\d+)*", version)
     if number is None:
-        raise ValueError(f"a version begins with its number; got {version!r}")
+        raise UsageError(f"a version begins with its number; got {version!r}")
     return number.group()
 
 

@@ -12,6 +12,7 @@ from torch import nn
 
 from covpool.data.decode import decode
 from covpool.data.transforms import Preprocessing, training_transform
+from covpool.errors import UsageError
 from covpool.processes import joined_processes
 from covpool.reproduce.miniature.configuration import Configuration, Scale
 from covpool.train.network import make_model
@@ -34,7 +35,7 @@ def seconds_of(words: str) -> float:
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", words)
     if found is None:
-        raise ValueError(f"a budget is a number and s, m or h, as 8h or 90m; got {words!r}")
+        raise UsageError(f"a budget is a number and s, m or h, as 8h or 90m; got {words!r}")
     return float(found[1]) * UNITS[found[2]]
 
 
@@ -78,7 +79,7 @@ def affordable_seeds(
         needed = sum(seconds(configuration) for configuration in left(seeds))
         if needed <= budget:
             return seeds
-    raise ValueError(
+    raise UsageError(
         f"one seed of all takes about {duration(needed)}, more than the budget of {duration(budget)}: give "
         "more, or fewer experiments at a time"
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from covpool.bench.timing import MakeProgress, silence
 from covpool.durable import replace_file
+from covpool.errors import UsageError
 from covpool.functional.arguments import check_choice, check_whole
 from covpool.provenance.machine import release
 from covpool.reproduce import record
@@ -61,7 +62,7 @@ def run_all(
     files: list[Path] = []
     if training:
         if data is None:
-            raise ValueError("give --data the folder tiny-imagenet-200, which has train, val and wnids.txt")
+            raise UsageError("give --data the folder tiny-imagenet-200, which has train, val and wnids.txt")
         limit = None if budget is None else seconds_of(budget)
         known = known_runs(TRAINED, out, scale) if add else {}
         place = Place(data, runs, out, scale, known)

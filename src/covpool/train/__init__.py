@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from covpool.processes import Interrupted
+    from covpool.errors import Interrupted
     from covpool.train.comparison import Comparison, compare
     from covpool.train.fitting import Run, fit
     from covpool.train.lr_find import find_lr

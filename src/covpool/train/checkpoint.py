@@ -20,7 +20,8 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from covpool.durable import replace_folder, write_file
-from covpool.models.strict_json import BundleError, parse, plain_json, reason
+from covpool.errors import BundleError, DamagedCheckpointError
+from covpool.models.strict_json import parse, plain_json, reason
 from covpool.processes import Processes
 from covpool.train.optimizer import load_optimizer_tensors, optimizer_tensors
 from covpool.train.step import Learner
@@ -115,10 +116,6 @@ LOGGER = logging.getLogger("covpool")
 MANIFEST, STATE = "manifest.json", "state.json"
 MAX_JSON_BYTES = 64 << 20
 NAME = re.compile(r"step-(\d{8,})")
-
-
-class DamagedCheckpointError(ValueError):
-    """A checkpoint cannot be loaded; the message says which and why."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from covpool.errors import UsageError
 from covpool.functional.arguments import check_choice
 from covpool.models.config import CLASS_TOKEN
 from covpool.nn.pooling import METHODS
@@ -58,13 +59,13 @@ def twins(recipe: Recipe, other: str) -> dict[str, Recipe]:
     check_choice("compare", other, (*METHODS, CLASS_TOKEN))
     own = recipe.model.pool
     if other == own:
-        raise ValueError(f"there is nothing to compare: the recipe's pooling is {own} already")
+        raise UsageError(f"there is nothing to compare: the recipe's pooling is {own} already")
     if recipe.weights.bundle is not None:
-        raise ValueError(f"a bundle fits one pooling, and {own} is compared with {other}: give no bundle")
+        raise UsageError(f"a bundle fits one pooling, and {own} is compared with {other}: give no bundle")
     values = {own: flat(recipe), other: change_pool(flat(recipe), other)}
     out = Path(recipe.out)
     both = {pool: make_recipe({**values[pool], "out": str(out / pool)}) for pool in values}
     if both[other].model.is_second_order and not both[own].model.is_second_order:
         # Its width and the resolution kept for it would be nobody's: a recipe has them for its own pooling.
-        raise ValueError(f"compare the other way round: --pool {other} --compare {own}")
+        raise UsageError(f"compare the other way round: --pool {other} --compare {own}")
     return both

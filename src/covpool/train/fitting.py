@@ -10,10 +10,11 @@ from typing import Any
 
 from covpool.data.image_set import ImageSet
 from covpool.durable import check_outside
+from covpool.errors import Interrupted, UsageError
 from covpool.models.bundle import load_model, read_card, save_model
 from covpool.models.model import PooledClassifier
 from covpool.models.tensors import versions
-from covpool.processes import Interrupted, Processes, Signals, caught_signals, joined_processes
+from covpool.processes import Processes, Signals, caught_signals, joined_processes
 from covpool.provenance.machine import describe_machine, describe_source, machine_name
 from covpool.train.metrics import NAMES
 from covpool.train.network import make_deterministic
@@ -81,13 +82,13 @@ def _opened(recipe: Recipe) -> Splits:
     check_outside(recipe.out, recipe.data.path, "files of the run")
     splits = open_data(recipe.data, recipe.seed)
     if recipe.batch_size > len(splits.train):
-        raise ValueError(
+        raise UsageError(
             f"--batch-size is {recipe.batch_size}, and there are {len(splits.train)} images to train on: "
             "give a smaller one"
         )
     if recipe.validation.refit:
         if splits.val is None or splits.test is None:
-            raise ValueError(
+            raise UsageError(
                 "--validation.refit is for images to validate and images to test on; some are missing"
             )
         joined(splits.train, splits.val)

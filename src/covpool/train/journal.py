@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from covpool.durable import replace_file
+from covpool.errors import UsageError
 from covpool.models.model import PooledClassifier
 from covpool.processes import Processes
 from covpool.train.metrics import NAMES
@@ -136,7 +137,7 @@ def _imported(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != name:
             raise
-        raise ValueError(f"{name} is missing: pip install 'covpool[{name}]'") from error
+        raise UsageError(f"{name} is missing: pip install 'covpool[{name}]'") from error
 
 
 LOGGER = logging.getLogger("covpool")

@@ -19,6 +19,7 @@ from covpool.data.batch import Batch
 from covpool.data.loader import TrainingLoader
 from covpool.data.transforms import Preprocessing
 from covpool.durable import check_outside, replace_file
+from covpool.errors import UsageError
 from covpool.functional.arguments import check_whole
 from covpool.processes import Processes, joined_processes
 from covpool.train.network import make_deterministic, make_model
@@ -150,7 +151,7 @@ def smooth(losses: list[float], width: float) -> Column:
 
 def _suggest(rates: list[float], losses: list[float], width: float) -> Sweep:
     if not losses:
-        raise ValueError(f"the loss is not finite at a learning rate of {LOWEST} already")
+        raise UsageError(f"the loss is not finite at a learning rate of {LOWEST} already")
     smoothed = smooth(losses, width)
     # Beyond its minimum the loss falls only after it has exploded.
     until = int(smoothed.argmin()) + 1

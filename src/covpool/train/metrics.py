@@ -11,6 +11,8 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
+from covpool.errors import UsageError
+
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
@@ -68,7 +70,7 @@ def measure(predictions: Predictions, classes: int) -> Metrics:
     """
     n = len(predictions.ids)
     if n == 0:
-        raise ValueError("none of the images could be used, so there is nothing to measure")
+        raise UsageError("none of the images could be used, so there is nothing to measure")
     right = predictions.labels == predictions.predicted
     hits = np.bincount(predictions.labels[right], minlength=classes)
     of_class = np.bincount(predictions.labels, minlength=classes)

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from covpool.data.order import number
+from covpool.errors import UsageError
 from covpool.models.bundle import load_model
 from covpool.models.create import build_model
 from covpool.models.model import PooledClassifier
@@ -36,7 +37,7 @@ def make_model(recipe: Recipe, classes: Sequence[str], processes: Processes) -> 
         _load_all_but_classifier(model, recipe.weights.bundle)
     weights = recipe.weights
     if weights.keep_statistics and not (weights.pretrained or weights.path or weights.bundle):
-        raise ValueError(
+        raise UsageError(
             "BatchNorms can only keep statistics that come with weights: give --pretrained true, "
             "--weights.path or --bundle, or --weights.keep-statistics false"
         )
@@ -45,7 +46,7 @@ def make_model(recipe: Recipe, classes: Sequence[str], processes: Processes) -> 
         model.freeze(recipe.weights.freeze)
     if recipe.loop.sync_batchnorm:
         if processes.device.type != "cuda":
-            raise ValueError("sync_batchnorm needs GPUs: torch has it for them alone")
+            raise UsageError("sync_batchnorm needs GPUs: torch has it for them alone")
         model = convert_sync_batchnorm(model)
     if recipe.loop.channels_last:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's own way
@@ -61,7 +62,7 @@ def _load_all_but_classifier(model: PooledClassifier, bundle: str) -> None:
     for name in sorted(weights.keys() ^ own.keys()) or [
         name for name in own if own[name].shape != weights[name].shape
     ]:
-        raise ValueError(f"{bundle} is not of the recipe's network: they differ in {name}")
+        raise UsageError(f"{bundle} is not of the recipe's network: they differ in {name}")
     classifiers = model.get_classifier()
     new = {
         id(parameter)
@@ -80,7 +81,7 @@ def _check_same_network(model: PooledClassifier, source: PooledClassifier, bundl
         pairs[f"preprocessing's {name}"] = theirs, ours
     differing = [f"{name} {theirs}, not {ours}" for name, (theirs, ours) in pairs.items() if theirs != ours]
     if differing:
-        raise ValueError(
+        raise UsageError(
             f"{bundle} is not of the recipe's network: it has {'; '.join(differing)}; give the same"
         )
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from covpool.data.transforms import Augmentation
+from covpool.errors import UsageError
 from covpool.functional.arguments import check_choice, check_whole
 from covpool.models.config import ModelConfig
 
@@ -53,7 +54,7 @@ class DataOptions:
         if self.limit is not None:
             check_whole("limit", self.limit)
         if not 0 <= self.val_fraction < 1:
-            raise ValueError(f"val_fraction must be from 0 to below 1; got {self.val_fraction}")
+            raise UsageError(f"val_fraction must be from 0 to below 1; got {self.val_fraction}")
 
 
 @dataclass(frozen=True)
@@ -81,9 +82,9 @@ class WeightOptions:
     def __post_init__(self) -> None:
         check_choice("freeze", self.freeze, (None, "backbone"))
         if self.pretrained + (self.path is not None) + (self.bundle is not None) > 1:
-            raise ValueError("the first weights come from one place: of pretrained, path and bundle give one")
+            raise UsageError("the first weights come from one place: of pretrained, path and bundle give one")
         if self.key_map is not None and self.path is None:
-            raise ValueError("key_map says how to read a file of weights: give its path too")
+            raise UsageError("key_map says how to read a file of weights: give its path too")
 
 
 @dataclass(frozen=True)
@@ -103,9 +104,9 @@ class LossOptions:
 
     def __post_init__(self) -> None:
         if not 0 <= self.label_smoothing < 1:
-            raise ValueError(f"label_smoothing must be from 0 to below 1; got {self.label_smoothing}")
+            raise UsageError(f"label_smoothing must be from 0 to below 1; got {self.label_smoothing}")
         if min(self.mixup, self.cutmix) < 0:
-            raise ValueError(f"mixup and cutmix must be at least 0; got {self.mixup} and {self.cutmix}")
+            raise UsageError(f"mixup and cutmix must be at least 0; got {self.mixup} and {self.cutmix}")
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,7 @@ class OptimizerOptions:
     def __post_init__(self) -> None:
         check_choice("optimizer", self.name, ("sgd", "adamw"))
         if not self.lr > 0 or self.weight_decay < 0 or (self.clip is not None and not self.clip > 0):
-            raise ValueError(
+            raise UsageError(
                 f"lr and clip must be above 0 and weight_decay at least 0; got {self.lr}, {self.clip} and "
                 f"{self.weight_decay}"
             )
@@ -175,13 +176,13 @@ class ScheduleOptions:
         check_choice("schedule", self.kind, ("constant", "steps", "exponential", "cosine"))
         object.__setattr__(self, "milestones", tuple(self.milestones))
         if (self.kind == "steps") != bool(self.milestones):
-            raise ValueError('milestones are for the schedule "steps", which needs them')
+            raise UsageError('milestones are for the schedule "steps", which needs them')
         if not self.final_lr > 0 or (self.head_lr is not None and not self.head_lr > 0):
-            raise ValueError(f"final_lr and head_lr must be above 0; got {self.final_lr} and {self.head_lr}")
+            raise UsageError(f"final_lr and head_lr must be above 0; got {self.final_lr} and {self.head_lr}")
         if not 0 <= self.head_first <= 1:
-            raise ValueError(f"head_first is a share, from 0 to 1; got {self.head_first}")
+            raise UsageError(f"head_first is a share, from 0 to 1; got {self.head_first}")
         if not 0 <= self.warmup < max(self.epochs - self.head_epochs, 1):
-            raise ValueError(
+            raise UsageError(
                 f"warmup must be at least 0 and below the epochs after those of the head; got {self.warmup}"
             )
 
@@ -219,7 +220,7 @@ class LoopOptions:
         check_whole("accumulate", self.accumulate)
         check_whole("max_skips", self.max_skips, at_least=0)
         if self.ema is not None and not 0 < self.ema < 1:
-            raise ValueError(f"ema must be above 0 and below 1; got {self.ema}")
+            raise UsageError(f"ema must be above 0 and below 1; got {self.ema}")
 
 
 @dataclass(frozen=True)
@@ -265,7 +266,7 @@ class CheckpointOptions:
         if self.steps is not None:
             check_whole("checkpoint steps", self.steps)
         if self.minutes is not None and not self.minutes > 0:
-            raise ValueError(f"checkpoint minutes must be above 0; got {self.minutes}")
+            raise UsageError(f"checkpoint minutes must be above 0; got {self.minutes}")
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ import yaml
 from jsonargparse import ArgumentParser
 
 from covpool.durable import replace_file
+from covpool.errors import UsageError
 from covpool.models.config import CLASS_TOKEN
 from covpool.nn.pooling import METHODS
 from covpool.train.recipe import Recipe
@@ -44,7 +45,7 @@ class SentenceParser(ArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raise."""
-        raise ValueError(self.sentence(message)) from ex
+        raise UsageError(self.sentence(message)) from ex
 
     def sentence(self, message: str) -> str:
         """What is wrong, without the Python types that jsonargparse tells of over several lines."""
@@ -312,7 +313,7 @@ def _find(name_or_path: str | Path) -> Traversable:
     if str(name_or_path) not in names:
         near = difflib.get_close_matches(str(name_or_path), names, n=1, cutoff=0.8)
         listed = f"did you mean {near[0]}?" if near else f"{', '.join(names)};"
-        raise ValueError(f"{name_or_path} is none of the recipes: {listed} one of your own is a file, .yaml")
+        raise UsageError(f"{name_or_path} is none of the recipes: {listed} one of your own is a file, .yaml")
     return _folder() / f"{name_or_path}.yaml"
 
 
@@ -321,9 +322,9 @@ def _values(file: Traversable) -> dict[str, Any]:
     try:
         content = yaml.load(file.read_text("utf-8"), Loader=_Loader)
     except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError) as error:
-        raise ValueError(f"{file} is no YAML that can be read: {' '.join(str(error).split())}") from error
+        raise UsageError(f"{file} is no YAML that can be read: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
-        raise ValueError(f"{file} has no keys and values, as a recipe has")
+        raise UsageError(f"{file} has no keys and values, as a recipe has")
     values: dict[str, Any] = {}
     for key, value in content.items():
         if key not in sections():
@@ -331,7 +332,7 @@ def _values(file: Traversable) -> dict[str, Any]:
         elif isinstance(value, dict):
             values |= {f"{key}.{name}": inner for name, inner in value.items()}
         else:
-            raise ValueError(f"{file}: {key} has keys of its own; got {value!r}")
+            raise UsageError(f"{file}: {key} has keys of its own; got {value!r}")
     return values
 
 
@@ -339,11 +340,11 @@ def _checked(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The values, each of the type that its key wants."""
     for key in values:
         if key not in options():
-            raise ValueError(f"{where}a recipe has no {key}{_near(key)}")
+            raise UsageError(f"{where}a recipe has no {key}{_near(key)}")
     try:
         parsed = _parser().parse_object(nested(_plain(values)), defaults=False)
     except ValueError as error:
-        raise ValueError(f"{where}{error}") from error
+        raise UsageError(f"{where}{error}") from error
     return {key: parsed[key] for key in values}
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from covpool.data.batch import BadImage
 from covpool.data.image_set import ENCODING, ERRORS, ImageSet
 from covpool.durable import replace_file
+from covpool.errors import TrainingError, UsageError
 from covpool.models.strict_json import plain_json
 from covpool.processes import Processes
 from covpool.train.metrics import Predictions
@@ -138,14 +139,6 @@ class RunFolder:
         replace_file(self.path / name, csv_bytes(columns, rows))
 
 
-class TrainingError(ValueError):
-    """Why training cannot go on, in a sentence."""
-
-
-class NotFiniteError(TrainingError):
-    """Too many losses or gradients were not finite."""
-
-
 class BadImages:
     """What ``bad_images.csv`` lists, in every process.
 
@@ -222,7 +215,7 @@ def as_begun(path: Path, recipe: Recipe) -> Recipe:
         if name not in FREE and before[name] != value
     ]
     if differing:
-        raise ValueError(
+        raise UsageError(
             f"{path.parent} was begun with {'; '.join(differing)}: give the same again, or another --out"
         )
     return make_recipe(now)

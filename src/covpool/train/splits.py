@@ -17,6 +17,7 @@ from covpool.data.order import BalancedOrder, FolderOrder, Order, ShardOrder
 from covpool.data.shards.reader import ShardSet
 from covpool.data.sources import open_splits
 from covpool.data.transforms import Preprocessing, training_transform
+from covpool.errors import UsageError
 from covpool.processes import Processes
 from covpool.train.recipe import DataOptions, Recipe
 
@@ -39,10 +40,10 @@ def split_off(images: ImageSet, fraction: float, seed: int = 0) -> tuple[Subset,
         ValueError: if the fraction leaves one of them empty.
     """
     if not 0 < fraction < 1:
-        raise ValueError(f"fraction must be above 0 and below 1; got {fraction}")
+        raise UsageError(f"fraction must be above 0 and below 1; got {fraction}")
     shares = _shares(class_counts(images), fraction, leave=1)
     if not shares.any():
-        raise ValueError(
+        raise UsageError(
             f"no image is left to set aside: {fraction} of {len(images)} is too few, as every class keeps one"
         )
     is_aside = _chosen(images, shares, seed)
@@ -134,10 +135,10 @@ def open_data(options: DataOptions, seed: int) -> Splits:
     sets = open_splits(options.path, options.layout, options.cache)
     train, val, test = (sets.get(split) for split in ("train", "val", "test"))
     if train is None:
-        raise ValueError(f"{options.path} has no images to train on: it has {', '.join(sets)} alone")
+        raise UsageError(f"{options.path} has no images to train on: it has {', '.join(sets)} alone")
     if val is None and options.val_fraction > 0:
         if isinstance(train, ShardSet):
-            raise ValueError(
+            raise UsageError(
                 f"{options.path} has no val, and shards cannot be divided: pass --val-fraction to 'covpool "
                 "shard', or --data.val-fraction 0 here to keep the last epoch instead of the best"
             )
@@ -156,7 +157,7 @@ def joined(train: ImageSet, val: ImageSet) -> ImageSet:
         ValueError: if they are shards.
     """
     if isinstance(train, ShardSet) or isinstance(val, ShardSet):
-        raise ValueError("refit needs train and val together, and shards cannot be joined: write them as one")
+        raise UsageError("refit needs train and val together, and shards cannot be joined: write them as one")
     return Joined((train, val))
 
 
@@ -164,7 +165,7 @@ def make_order(images: ImageSet, options: DataOptions, batch_size: int, seed: in
     """In which order they are learned from."""
     if options.balance == "sampling":
         if isinstance(images, ShardSet):
-            raise ValueError("shards are read in a row, so classes cannot be drawn: use --balance weights")
+            raise UsageError("shards are read in a row, so classes cannot be drawn: use --balance weights")
         return BalancedOrder(np.asarray(images.labels), batch_size, seed)
     if isinstance(images, ShardSet):
         return ShardOrder(images.index.counts, batch_size, seed, options.window)
@@ -208,7 +209,7 @@ def _set_aside(train: ImageSet, fraction: float, seed: int) -> tuple[ImageSet, I
     try:
         rest, val = split_off(train, fraction, seed)
     except ValueError as error:
-        raise ValueError(f"{error}; --val-fraction 0 trains without validating") from error
+        raise UsageError(f"{error}; --val-fraction 0 trains without validating") from error
     missing = len(train.classes) - len(np.unique(val.labels))
     if missing:
         LOGGER.warning(
@@ -228,7 +229,7 @@ def check_classes(classes: Sequence[str], path: str) -> None:
         ValueError: if there is one alone, or a name is no text.
     """
     if len(classes) == 1:
-        raise ValueError(
+        raise UsageError(
             f"{path} has one class alone, {classes[0]!r}, and nothing to tell it from: put the "
             "images of each class into a folder of its name"
         )
@@ -236,7 +237,7 @@ def check_classes(classes: Sequence[str], path: str) -> None:
         try:
             name.encode()
         except UnicodeEncodeError as error:
-            raise ValueError(f"the name of class {name!r} is no UTF-8: rename its folder") from error
+            raise UsageError(f"the name of class {name!r} is no UTF-8: rename its folder") from error
 
 
 def _limited(images: ImageSet | None, limit: int, seed: int) -> ImageSet | None:

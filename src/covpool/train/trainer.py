@@ -10,15 +10,21 @@ from typing import Any, NoReturn
 
 import torch
 
-from covpool.data.batch import Batch, DataError
+from covpool.data.batch import Batch
 from covpool.data.image_set import ImageSet
 from covpool.data.loader import EvaluationLoader
 from covpool.data.transforms import Preprocessing, evaluation_transform
-from covpool.models.bundle import check_savable, read_card, save_model
-from covpool.models.strict_json import BundleError
-from covpool.processes import Interrupted, Processes, Signals
-from covpool.train.checkpoint import (
+from covpool.errors import (
+    BundleError,
     DamagedCheckpointError,
+    DataError,
+    Interrupted,
+    NotFiniteError,
+    TrainingError,
+)
+from covpool.models.bundle import check_savable, read_card, save_model
+from covpool.processes import Processes, Signals
+from covpool.train.checkpoint import (
     Progress,
     checkpoint_path,
     from_checkpoint,
@@ -33,7 +39,7 @@ from covpool.train.metrics import Metrics, Predictions, measure
 from covpool.train.network import make_model
 from covpool.train.predictions import predict
 from covpool.train.recipe import Recipe
-from covpool.train.run_folder import BadImages, NotFiniteError, RunFolder, TrainingError
+from covpool.train.run_folder import BadImages, RunFolder
 from covpool.train.splits import Splits, make_loader
 from covpool.train.step import Learner, make_objective
 

@@ -16,8 +16,8 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from covpool.data.shards import remote as cache_module
-from covpool.data.shards.index import ShardError
 from covpool.data.shards.remote import FileCache
+from covpool.errors import ShardError
 
 
 @pytest.fixture(autouse=True)

@@ -11,17 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from covpool.data.shards.index import (
-    ShardError,
-    checksum,
-    digest,
-    read_contents,
-    read_index,
-    write_contents,
-    write_index,
-)
+from covpool.data.shards.index import checksum, digest, read_contents, read_index, write_contents, write_index
 from covpool.data.shards.reader import open_shards
 from covpool.data.shards.write import index_shards, write_shards
+from covpool.errors import ShardError
 from tests.data.memory_images import memory_images
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from covpool.data.shards.index import ShardError
 from covpool.data.shards.reader import open_shards
 from covpool.data.shards.write import index_shards, tar_folders, write_shards
+from covpool.errors import ShardError
 from tests.data.memory_images import memory_images
 
 

@@ -16,12 +16,11 @@ import fsspec
 import numpy as np
 import pytest
 
-from covpool.data.decode import BadImageError
 from covpool.data.image_set import ImageSet
 from covpool.data.shards import reader
-from covpool.data.shards.index import ShardError
 from covpool.data.shards.reader import ShardSet, open_shards
 from covpool.data.shards.write import write_shards
+from covpool.errors import BadImageError, ShardError
 from tests.data.memory_images import memory_images
 
 

@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 
-from covpool.data.decode import BadImageError
-from covpool.data.shards.index import ShardError
 from covpool.data.shards.reader import open_shards
 from covpool.data.shards.scan import scan_tar
 from covpool.data.shards.write import index_shards
+from covpool.errors import BadImageError, ShardError
 from tests.data.memory_images import encoded
 
 

@@ -16,9 +16,9 @@ from fsspec.implementations.memory import MemoryFileSystem
 from covpool.data.check import check
 from covpool.data.image_set import ImageSet
 from covpool.data.shards import remote as cache_module
-from covpool.data.shards.index import ShardError
 from covpool.data.shards.write import write_shards
 from covpool.data.sources import layout_of, open_splits
+from covpool.errors import ShardError
 from covpool.train.recipe import DataOptions
 from covpool.train.splits import open_data
 from tests.data.memory_images import memory_images

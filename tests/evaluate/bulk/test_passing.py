@@ -12,10 +12,9 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from covpool.cli.main import main
-from covpool.data.decode import BadImageError
-from covpool.data.shards.index import ShardError
 from covpool.data.sources.inputs import open_input
 from covpool.data.transforms import Preprocessing
+from covpool.errors import BadImageError, ShardError
 from covpool.inference import Predict, Running, infer
 from covpool.inference.work import Decoder
 from tests.evaluate.bulk.small import picture, write_folder

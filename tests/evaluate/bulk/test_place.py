@@ -9,7 +9,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from covpool.data.shards import remote as cache
-from covpool.data.shards.index import ShardError
+from covpool.errors import ShardError
 from covpool.inference.output import open_place
 
 

@@ -10,7 +10,7 @@ import timm
 import torch
 
 import covpool
-from covpool.models.surgery import UnsupportedBackboneError
+from covpool.errors import UnsupportedBackboneError
 
 # Features of several scales at once, of the class token alone, or found by reading numbers on the way.
 UNSUPPORTED = {"crossvit", "efficientvim", "gemma4_vit", "pit"}

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
+from covpool.errors import BundleError
 from covpool.models.bundle import load_model, read_card
-from covpool.models.strict_json import BundleError
 from tests.models.bundles.samples import all_tensors
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from covpool.errors import BundleError
 from covpool.models import PooledClassifier
 from covpool.models import card as card_module
 from covpool.models.bundle import load_model, save_model
-from covpool.models.strict_json import BundleError
 from tests.models.bundles.judging import assert_not_loaded, assert_refused
 from tests.models.bundles.samples import CLASSES, edit_card, put_weights
 

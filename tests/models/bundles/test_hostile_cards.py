@@ -15,11 +15,11 @@ import pytest
 import timm
 import torch
 
+from covpool.errors import BundleError
 from covpool.models import bundle as bundle_module
 from covpool.models import card as card_module
 from covpool.models import tensors as tensors_module
 from covpool.models.bundle import load_model, save_model
-from covpool.models.strict_json import BundleError
 from tests.models.bundles.judging import assert_not_loaded, assert_refused, limited
 from tests.models.bundles.samples import edit_card, edit_weights, put_weights, trained
 

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 import covpool
+from covpool.errors import BundleError
 from covpool.models import PooledClassifier
 from covpool.models.bundle import check_savable, load_model, read_card, save_model
-from covpool.models.strict_json import BundleError
 from tests.models.bundles.judging import assert_same, limited
 from tests.models.bundles.samples import CLASSES, trained
 

@@ -17,7 +17,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import covpool
-from covpool.models.weights import CheckpointError, load_backbone, read_state_dict
+from covpool.errors import CheckpointError
+from covpool.models.weights import load_backbone, read_state_dict
 
 NAME = "test_resnet"  # a small one, which timm tests itself with
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 import covpool
+from covpool.errors import CheckpointError
 from covpool.models import PooledClassifier
 from covpool.models.convert import convert_checkpoint
-from covpool.models.weights import CheckpointError
 from tests.functional.tolerances import assert_close
 from tests.models.weights.paper_networks import (
     R50,

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from covpool.errors import NotFiniteError, TrainingError
 from covpool.reproduce.miniature import training
 from covpool.reproduce.miniature.configuration import SMALLEST, Configuration
 from covpool.reproduce.miniature.observation import observed
@@ -13,7 +14,7 @@ from covpool.reproduce.miniature.tiny_imagenet import write_subset
 from covpool.reproduce.miniature.training import is_done, trained
 from covpool.train.checkpoint import list_checkpoints, read_checkpoint, write_checkpoint
 from covpool.train.recipe_files import write_recipe
-from covpool.train.run_folder import NotFiniteError, RunFolder, TrainingError
+from covpool.train.run_folder import RunFolder
 
 CONFIGURATION = Configuration("alexnet", "isqrt_cov", {"steps": 3})
 

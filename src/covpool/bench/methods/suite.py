@@ -13,6 +13,7 @@ from covpool.bench.methods.steps import BATCH_SIZES, PAPER_SETTING, Setting, mea
 from covpool.bench.problem import Problem, Size, chosen_sizes
 from covpool.bench.results import Results, check_device, new_results, write_results
 from covpool.bench.timing import MakeProgress, Schedule, silence
+from covpool.errors import UsageError
 from covpool.functional.arguments import check_choice, check_whole
 from covpool.provenance.results import results_path
 
@@ -102,7 +103,7 @@ def _check(sections: Collection[str], batch_sizes: Sequence[int], step_rounds: i
     check_whole("step_rounds", step_rounds)
     for size in batch_sizes:
         if size < 4 or size % 2:  # BatchNorm of the hidden layers needs two images in each process
-            raise ValueError(f"batch_sizes must be even, with two images a process at least; got {size}")
+            raise UsageError(f"batch_sizes must be even, with two images a process at least; got {size}")
     check_device(device)
 
 

@@ -19,15 +19,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from covpool.errors import ShardError
+
 FORMAT, VERSION = "covpool shards", 1
 INDEX = "index.json"
 # Larger files than these are not ours: an index of a million shards has about 200 MB.
 MAX_INDEX_BYTES, MAX_CONTENTS_BYTES = 1 << 28, 1 << 28
 COLUMNS = ("offsets", "sizes", "checksums", "labels")
-
-
-class ShardError(ValueError):
-    """What is wrong with a set of shards as a whole, so that no other image can stand in."""
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,11 @@ from typing import Any, Generic, TypeVar, overload
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from covpool.data.decode import BadImageError
 from covpool.data.image_set import MAX_FILE_BYTES
 from covpool.data.order import permutation
 from covpool.data.shards.index import Contents, ShardIndex, checksum, read_contents, read_index
 from covpool.data.shards.remote import Place, place
+from covpool.errors import BadImageError
 
 V = TypeVar("V")
 

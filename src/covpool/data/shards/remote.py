@@ -14,7 +14,8 @@ from typing import Any, Protocol, TypeVar
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from covpool.data.shards.index import INDEX, ShardError, ShardIndex, remedy
+from covpool.data.shards.index import INDEX, ShardIndex, remedy
+from covpool.errors import ShardError
 
 if sys.platform != "win32":
     import fcntl

@@ -19,7 +19,8 @@ import numpy as np
 
 from covpool.data.decode import FORMAT_OF
 from covpool.data.image_set import MAX_FILE_BYTES
-from covpool.data.shards.index import Contents, ShardError, checksum
+from covpool.data.shards.index import Contents, checksum
+from covpool.errors import ShardError
 
 # By their names; what they hold is for the decoder to say. "img" is for an image whose name does not tell.
 IMAGE_FIELDS = frozenset(extension[1:] for extension in FORMAT_OF) | {"img"}

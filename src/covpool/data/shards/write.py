@@ -13,18 +13,11 @@ from typing import BinaryIO
 
 from covpool.data.image_set import ImageSet
 from covpool.data.order import permutation
-from covpool.data.shards.index import (
-    INDEX,
-    Shard,
-    ShardError,
-    ShardIndex,
-    digest,
-    write_contents,
-    write_index,
-)
+from covpool.data.shards.index import INDEX, Shard, ShardIndex, digest, write_contents, write_index
 from covpool.data.shards.scan import IMAGE_FIELDS, Scan, scan_tar
 from covpool.data.sources.listing import SPLITS
 from covpool.durable import replace_file
+from covpool.errors import ShardError, UsageError
 
 
 def index_shards(
@@ -124,7 +117,7 @@ def write_shards(
     import webdataset  # here, because it takes its time to be imported
 
     if shard_bytes < 1:
-        raise ValueError(f"shard_bytes must be at least 1; got {shard_bytes}")
+        raise UsageError(f"shard_bytes must be at least 1; got {shard_bytes}")
     with new_folder(Path(folder)) as saving:
         shards: list[Shard] = []
         stream = _Stream()
@@ -169,7 +162,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
 def check_new(folder: Path) -> None:
     """Raise if there is something at the place of a folder that is to be written."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"{folder} exists: shards are written into a new folder")
+        raise UsageError(f"{folder} exists: shards are written into a new folder")
 
 
 def _sample(images: ImageSet, i: int, position: int) -> dict[str, str | bytes]:

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from covpool.data.sources.listing import SPLIT_OF, SPLITS, Listing, Row, Split, make_listing
+from covpool.errors import UsageError
 
 EXTENSIONS = (".csv", ".tsv")
 
@@ -38,9 +39,9 @@ def read(path: Path) -> Listing:
                 path.parent, (), _rows(path, csv.reader(file, delimiter=separator), numbers)
             )
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not in UTF-8: save it as 'CSV UTF-8'") from error
+        raise UsageError(f"{path} is not in UTF-8: save it as 'CSV UTF-8'") from error
     except csv.Error as error:
-        raise ValueError(f"{path} is no CSV: {error}") from error
+        raise UsageError(f"{path} is no CSV: {error}") from error
     classes = sorted(numbers, key=int if all(map(_is_whole, numbers)) else None)
     places = np.empty(len(classes), dtype=np.int32)
     places[[numbers[name] for name in classes]] = np.arange(len(classes))
@@ -52,7 +53,7 @@ def _rows(path: Path, lines: Iterator[list[str]], numbers: dict[str, int]) -> It
     columns = {name.strip().lower(): place for place, name in enumerate(header)}
     for name in ("path", "label"):
         if name not in columns:
-            raise ValueError(
+            raise UsageError(
                 f"{path} has no column {name!r}: its first line should be path,label or path,label,split; "
                 f"it is {','.join(header)!r}"
             )
@@ -60,10 +61,10 @@ def _rows(path: Path, lines: Iterator[list[str]], numbers: dict[str, int]) -> It
         if not line:
             continue
         if len(line) <= max(columns.values()):
-            raise ValueError(f"{path} has {len(line)} of {len(header)} columns in row {number}")
+            raise UsageError(f"{path} has {len(line)} of {len(header)} columns in row {number}")
         name, label = line[columns["path"]].strip(), line[columns["label"]].strip()
         if not name or not label:
-            raise ValueError(f"{path} has no {'label' if name else 'path'} in row {number}")
+            raise UsageError(f"{path} has no {'label' if name else 'path'} in row {number}")
         split = _split(path, line[columns["split"]], number) if "split" in columns else "train"
         yield Row(split, numbers.setdefault(label, len(numbers)), name)
 
@@ -71,7 +72,7 @@ def _rows(path: Path, lines: Iterator[list[str]], numbers: dict[str, int]) -> It
 def _split(path: Path, word: str, number: int) -> Split:
     split = SPLIT_OF.get(word.strip().lower())
     if split is None:
-        raise ValueError(f"{path} has the split {word!r} in row {number}; it takes {', '.join(SPLITS)}")
+        raise UsageError(f"{path} has the split {word!r} in row {number}; it takes {', '.join(SPLITS)}")
     return split
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from covpool.data.sources.listing import Listing, Row, make_listing
+from covpool.errors import UsageError
 
 FOLDER = "CUB_200_2011"
 IMAGES, LABELS, SPLIT, CLASSES = "images.txt", "image_class_labels.txt", "train_test_split.txt", "classes.txt"
@@ -30,9 +31,9 @@ def _rows(root: Path, places: dict[str, int]) -> Iterator[Row]:
     for number, name in _lines(root / IMAGES).items():
         label, told = labels.get(number), is_train.get(number)
         if label not in places:
-            raise ValueError(f"{root / LABELS} has no class of {CLASSES} for image {number}, {name}")
+            raise UsageError(f"{root / LABELS} has no class of {CLASSES} for image {number}, {name}")
         if told not in ("0", "1"):
-            raise ValueError(f"{root / SPLIT} has neither 0 nor 1 for image {number}, {name}")
+            raise UsageError(f"{root / SPLIT} has neither 0 nor 1 for image {number}, {name}")
         yield Row("train" if told == "1" else "test", places[label], f"images/{name}")
 
 
@@ -42,7 +43,7 @@ def _lines(path: Path) -> dict[str, str]:
     for line in path.read_text("utf-8").splitlines():
         number, space, value = line.strip().partition(" ")
         if not space:
-            raise ValueError(f"{path} should have a number and a value on each line; one is {line!r}")
+            raise UsageError(f"{path} should have a number and a value on each line; one is {line!r}")
         found[number] = value.strip()
     return found
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 
 from covpool.data.image_set import Names
 from covpool.data.remote import Address, cannot_go_on, was_taken_off
+from covpool.errors import UsageError
 from covpool.inference.work import Group
 
 
@@ -85,19 +86,19 @@ def read_table(address: Address) -> FileImages:
         separator = max(",;\t", key=text.partition("\n")[0].count)
         return FileImages(address.parent, _paths(address, csv.reader(io.StringIO(text), delimiter=separator)))
     except UnicodeDecodeError as error:
-        raise ValueError(f"{address.url} is not in UTF-8: save it as 'CSV UTF-8'") from error
+        raise UsageError(f"{address.url} is not in UTF-8: save it as 'CSV UTF-8'") from error
     except csv.Error as error:
-        raise ValueError(f"{address.url} is no CSV: {error}") from error
+        raise UsageError(f"{address.url} is no CSV: {error}") from error
 
 
 def _paths(address: Address, lines: Iterator[list[str]]) -> Iterator[str]:
     header = [name.strip().lower() for name in next(lines, [])]
     if "path" not in header:
-        raise ValueError(f"{address.url} has no column 'path': its first line is {','.join(header)!r}")
+        raise UsageError(f"{address.url} has no column 'path': its first line is {','.join(header)!r}")
     place = header.index("path")
     for number, line in enumerate(lines, start=2):
         if not line:
             continue
         if len(line) <= place or not line[place].strip():
-            raise ValueError(f"{address.url} has no path in row {number}")
+            raise UsageError(f"{address.url} has no path in row {number}")
         yield line[place].strip()

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from covpool.data.decode import FORMAT_OF
 from covpool.data.sources.listing import SPLIT_OF, Listing, Row, Split, make_listing
+from covpool.errors import UsageError
 
 LOGGER = logging.getLogger("covpool")
 Identity = tuple[int, int]
@@ -42,7 +43,7 @@ def read(path: Path) -> Listing:
     folders = {split: _class_folders(path / root) for split, root in roots.items()}
     classes = sorted({name for found in folders.values() for name in found})
     if not classes:
-        raise ValueError(_no_classes(path))
+        raise UsageError(_no_classes(path))
     return make_listing(path, classes, _rows(path, roots, folders, classes))
 
 
@@ -56,12 +57,12 @@ def split_folders(path: Path) -> dict[Split, str]:
     for name in names:
         split = SPLIT_OF.get(name.lower())
         if split in found:
-            raise ValueError(f"{path} has two folders for {split}, {found[split]} and {name}: keep one")
+            raise UsageError(f"{path} has two folders for {split}, {found[split]} and {name}: keep one")
         if split is not None:
             found[split] = name
     has_classes = any(subfolders(path / name) for name in found.values())
     if found and not has_classes and len(found) == len(names):
-        raise ValueError(_no_classes(path / next(iter(found.values()))))
+        raise UsageError(_no_classes(path / next(iter(found.values()))))
     return found if has_classes else {}
 
 
@@ -93,7 +94,7 @@ def _class_folders(path: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     for name in subfolders(path):
         if found.setdefault(_composed(name), name) != name:
-            raise ValueError(
+            raise UsageError(
                 f"{path} has two folders {_composed(name)!r} that are spelled by other bytes: join them"
             )
     return found
@@ -125,7 +126,7 @@ def files_under(
     status = os.stat(path)
     identity = status.st_dev, status.st_ino
     if identity in above:
-        raise ValueError(f"{path} is a link back to a folder above it: remove it")
+        raise UsageError(f"{path} is a link back to a folder above it: remove it")
     files, folders = [], []
     with os.scandir(path) as entries:
         for entry in entries:

@@ -14,6 +14,7 @@ from covpool.data.sources.files import FileImages, read_table
 from covpool.data.sources.folder import is_image
 from covpool.data.sources.parquet import PARQUET, ParquetImages
 from covpool.data.sources.tars import IndexedTars, Tars
+from covpool.errors import UsageError
 from covpool.inference.work import UnlabelledImages
 from covpool.wording import counted
 
@@ -34,7 +35,7 @@ def open_input(data: str | Path) -> UnlabelledImages:
     address = Address.of(data)
     images = _folder(address) if address.is_folder() else _file(address)
     if not len(images):
-        raise ValueError(f"{data} has no images: their names end in {', '.join(FORMAT_OF)}")
+        raise UsageError(f"{data} has no images: their names end in {', '.join(FORMAT_OF)}")
     return images
 
 
@@ -58,7 +59,7 @@ def _indexed(address: Address) -> IndexedTars:
             "have no label or no image. On a disk, and with index.json taken away, all images are read"
         )
         if not len(shards):
-            raise ValueError(told)
+            raise UsageError(told)
         LOGGER.warning(told)
     return IndexedTars(shards)
 
@@ -72,7 +73,7 @@ def _folder(address: Address) -> UnlabelledImages:
     for extension, kind in ((".tar", Tars), (PARQUET, ParquetImages)):
         if found := [name for name in names if name.lower().endswith(extension)]:
             if len(found) < len(names):
-                raise ValueError(
+                raise UsageError(
                     f"{address.url} has files that end in {extension}, as {found[0]}, beside other images: "
                     "name the folder of one kind"
                 )

@@ -15,6 +15,7 @@ from typing import Protocol, cast
 from covpool.data.image_set import ImageFiles, ImageSet, Joined, class_counts
 from covpool.data.sources import aircraft, cars, csv, cub, folder, shards
 from covpool.data.sources.listing import Listing, Split, split_names
+from covpool.errors import UsageError
 
 LOGGER = logging.getLogger("covpool")
 
@@ -61,12 +62,12 @@ def open_images(path: str | Path, split: str = "train", layout: str = "auto") ->
     wanted = split_names(split)
     for word in wanted:
         if word not in sets:
-            raise ValueError(f"{path} has no split {word!r}; it has {', '.join(sets)}")
+            raise UsageError(f"{path} has no split {word!r}; it has {', '.join(sets)}")
     chosen = [sets[cast(Split, word)] for word in wanted]
     if len(chosen) == 1:
         return chosen[0]
     if not all(isinstance(images, ImageFiles) for images in chosen):
-        raise ValueError(f"the splits of {path} are shards, which cannot be joined: write them as one")
+        raise UsageError(f"the splits of {path} are shards, which cannot be joined: write them as one")
     return Joined(tuple(chosen))
 
 
@@ -84,7 +85,7 @@ def open_splits(
     LOGGER.info("%s: layout %s", path, name)
     sets = read_splits(path, name, cache)
     if not sets:
-        raise ValueError(f"{path} has no images")
+        raise UsageError(f"{path} has no images")
     _check_classes(path, sets)
     if name in LAYOUTS and name not in LISTED_BY_FILES:
         _check_files(path, [images for images in sets.values() if isinstance(images, ImageFiles)])
@@ -96,7 +97,7 @@ def read_splits(path: str | Path, layout: str, cache: str | Path | None = None) 
     if layout == SHARDS:
         return shards.read(path, cache)
     if layout not in LAYOUTS:
-        raise ValueError(f"layout must be one of {', '.join([*LAYOUTS, SHARDS])}; got {layout!r}")
+        raise UsageError(f"layout must be one of {', '.join([*LAYOUTS, SHARDS])}; got {layout!r}")
     return LAYOUTS[layout].read(Path(path)).sets()
 
 
@@ -118,7 +119,7 @@ def layout_of(path: str | Path) -> str:
     for name, file in LAYOUTS.items():
         if file.recognises(Path(path)):
             return name
-    raise ValueError(
+    raise UsageError(
         f"{path} is neither a folder nor a CSV: give a folder of classes, or a CSV of path,label"
     )
 
@@ -129,12 +130,12 @@ def _check_classes(path: str | Path, sets: Mapping[Split, ImageSet]) -> None:
     first = "train" if train is not None else next(iter(sets))
     for split, images in sets.items():
         if images.classes != sets[first].classes:
-            raise ValueError(f"{path} has other classes in {split} than in {first}")
+            raise UsageError(f"{path} has other classes in {split} than in {first}")
     if not isinstance(train, ImageFiles):  # of shards, the labels are not all known without reading them all
         return
     unknown = [name for name, count in zip(train.classes, class_counts(train), strict=True) if not count]
     if unknown:
-        raise ValueError(
+        raise UsageError(
             f"{path} has no training images of {len(unknown)} of its {len(train.classes)} classes, first of "
             f"{unknown[0]!r}: add some, or take the class out of all splits ('covpool check' lists them)"
         )
@@ -148,4 +149,4 @@ def _check_files(path: str | Path, sets: Sequence[ImageFiles]) -> None:
                 missing, first = missing + 1, first or name
     if missing:
         total = sum(map(len, sets))
-        raise ValueError(f"{path} lists files that are missing: {missing:,} of {total:,}, first {first}")
+        raise UsageError(f"{path} lists files that are missing: {missing:,} of {total:,}, first {first}")

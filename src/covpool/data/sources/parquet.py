@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from covpool.data.decode import BadImageError
 from covpool.data.remote import Address
-from covpool.data.shards.index import ShardError
+from covpool.errors import BadImageError, ShardError, UsageError
 from covpool.inference.work import Group
 
 PARQUET = ".parquet"
@@ -156,12 +155,12 @@ def _columns(name: str, schema: Any) -> tuple[str, str | None]:
     """The column of images, and that of ids if there is one."""
     image = next((column for column in (*BYTES, "path") if column in schema.names), None)
     if image is None:
-        raise ValueError(
+        raise UsageError(
             f"{name} has no column 'image', 'bytes' or 'path'; its columns are {', '.join(schema.names)}"
         )
     kind = schema.field(image).type
     if not (_is_text(kind) or (image in BYTES and (pa.types.is_struct(kind) or _is_bytes(kind)))):
-        raise ValueError(f"{name} has {kind} in its column {image!r}: bytes of images or paths are wanted")
+        raise UsageError(f"{name} has {kind} in its column {image!r}: bytes of images or paths are wanted")
     ids = next((column for column in ("id", "path") if column in schema.names and column != image), None)
     return image, ids
 

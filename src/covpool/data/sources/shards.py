@@ -7,6 +7,7 @@ from pathlib import Path
 
 from covpool.data.image_set import ImageSet
 from covpool.data.sources.listing import SPLITS, Split
+from covpool.errors import UsageError
 
 INDEX = "index.json"
 
@@ -27,7 +28,7 @@ def read(path: str | Path, cache: str | Path | None = None) -> Mapping[Split, Im
 
     places: Mapping[Split, str | Path] = _addresses(str(path)) if "://" in str(path) else _folders(Path(path))
     if not places:
-        raise ValueError(f"{path} has no {INDEX}: 'covpool shard' writes shards and their index")
+        raise UsageError(f"{path} has no {INDEX}: 'covpool shard' writes shards and their index")
     return {split: open_shards(place, cache=cache) for split, place in places.items()}
 
 

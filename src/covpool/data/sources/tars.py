@@ -8,12 +8,12 @@ from bisect import bisect_right
 from itertools import accumulate
 from pathlib import Path, PurePosixPath
 
-from covpool.data.decode import BadImageError
 from covpool.data.image_set import MAX_FILE_BYTES
 from covpool.data.remote import Address, cannot_go_on, is_passing
-from covpool.data.shards.index import ShardError, write_index
+from covpool.data.shards.index import write_index
 from covpool.data.shards.reader import ShardSet
 from covpool.data.shards.scan import TarImage, find_images
+from covpool.errors import BadImageError, ShardError, UsageError
 from covpool.inference.work import Group
 
 
@@ -58,7 +58,7 @@ class Tars:
 
     def __init__(self, root: Address, names: list[str]) -> None:
         if not root.is_local:
-            raise ValueError(
+            raise UsageError(
                 f"{root.url} has tars without an index.json, and in a store nothing is found in them: "
                 "make one by 'covpool shard --index', which takes images with a label, or copy them to a disk"
             )

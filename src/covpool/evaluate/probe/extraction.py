@@ -18,6 +18,7 @@ from covpool.data.loader import EvaluationLoader
 from covpool.data.transforms import Preprocessing, evaluation_transform
 from covpool.device import autocast
 from covpool.durable import held
+from covpool.errors import UsageError
 from covpool.evaluate.probe.options import ProbeOptions
 from covpool.inference.store import (
     CachedFeatures,
@@ -105,7 +106,7 @@ class Extractor:
                 self._extract(images, folder, progress)
         found = folder.opened(labels)
         if not len(found.usable):
-            raise ValueError("none of the images of a split can be used: 'covpool check' tells why")
+            raise UsageError("none of the images of a split can be used: 'covpool check' tells why")
         return found
 
     def _extract(self, images: ImageSet, folder: CacheFolder, progress: Progress) -> None:
@@ -140,7 +141,7 @@ class Extractor:
         batch = torch.cat([images, padding]).to(self.device, memory_format=torch.channels_last)
         outputs = [self._run(view) for view in (batch, batch.flip(-1))]
         if not all(value[:count].isfinite().all() for view in outputs for value in view.values()):
-            raise ValueError(
+            raise UsageError(
                 f"in {self.options.precision} the backbone gives numbers that are not finite: "
                 "try --precision float32"
             )

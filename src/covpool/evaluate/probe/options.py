@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from covpool.errors import UsageError
 from covpool.functional.arguments import check_choice, check_not_negative, check_whole
 from covpool.models.config import CLASS_TOKEN, Join, ModelConfig
 from covpool.models.weights import KeyMap
@@ -33,7 +34,7 @@ def parse_head(name: str) -> ProbeHead:
         return ProbeHead(pool, None)
     check_choice("what is joined to a head", joined, (AVERAGE, CLASS_TOKEN))
     if pool == joined:
-        raise ValueError(f"{name} is {pool} twice")
+        raise UsageError(f"{name} is {pool} twice")
     join: Literal["gap", "cls"] = "gap" if joined == AVERAGE else "cls"
     return ProbeHead(pool, join)
 
@@ -135,11 +136,11 @@ class ProbeOptions:
     def __post_init__(self) -> None:
         object.__setattr__(self, "heads", tuple(dict.fromkeys(self.heads)))
         if not self.heads:
-            raise ValueError("heads must name at least one, such as gap or isqrt_cov")
+            raise UsageError("heads must name at least one, such as gap or isqrt_cov")
         for head in self.heads:
             parse_head(head)
         if self.pretrained == (self.weights is not None):
-            raise ValueError(
+            raise UsageError(
                 "a frozen backbone is worth its weights: give --pretrained, for timm's, or --weights FILE"
             )
         check_choice("precision", self.precision, ("float32", "bfloat16", "float16"))
@@ -149,7 +150,7 @@ class ProbeOptions:
             check_whole(name, getattr(self, name), at_least=0)
         for name in ("val_fraction", "drop_rate", "label_smoothing"):
             if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} must be from 0 to below 1; got {getattr(self, name)}")
+                raise UsageError(f"{name} must be from 0 to below 1; got {getattr(self, name)}")
         if not self.lr > 0:
-            raise ValueError(f"lr must be above 0; got {self.lr}")
+            raise UsageError(f"lr must be above 0; got {self.lr}")
         check_not_negative("weight_decay", self.weight_decay)

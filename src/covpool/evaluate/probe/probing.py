@@ -23,6 +23,7 @@ from covpool.data.image_set import ImageSet
 from covpool.data.order import number
 from covpool.data.sources import open_splits
 from covpool.durable import check_outside, held
+from covpool.errors import UsageError
 from covpool.evaluate.probe.extraction import Extractor, frozen_config
 from covpool.evaluate.probe.options import POOLED_ALREADY, ProbeOptions, head_config, parse_head
 from covpool.evaluate.probe.record import PROTOCOL, ProbeFolder, new_record, summarised
@@ -87,7 +88,7 @@ def probe(
     """
     with joined_processes(options.device) as processes:
         if processes.world_size > 1:
-            raise ValueError("probing is for one process: a head is trained in minutes")
+            raise UsageError("probing is for one process: a head is trained in minutes")
         return _Probing(
             data, options, Path(out), Path(cache), max_cache, layout, tell, progress, processes.device
         ).run()
@@ -114,7 +115,7 @@ class _Probing:
             str(name): found for name, found in open_splits(data, layout).items()
         }
         if "train" not in self.sets or len(self.sets) == 1:
-            raise ValueError(
+            raise UsageError(
                 f"{data} needs images to train on and others to test on; it has {', '.join(self.sets)}"
             )
         self.train_images: ImageSet = self.sets["train"]
@@ -138,7 +139,7 @@ class _Probing:
             try:
                 split_off(self.train_images, self.options.val_fraction)
             except ValueError as error:
-                raise ValueError(f"{error}; --val-fraction 0 chooses no best head") from error
+                raise UsageError(f"{error}; --val-fraction 0 chooses no best head") from error
 
     def run(self) -> Probed:
         with held(self.folder.path):
@@ -203,7 +204,7 @@ class _Probing:
     def _check_room(self, extractor: Extractor, folders: dict[str, CacheFolder]) -> None:
         size = sum(extractor.shapes.bytes(len(images)) for images in self.sets.values())
         if size / GIGABYTE > self.max_cache:
-            raise ValueError(
+            raise UsageError(
                 f"features would take {size / GIGABYTE:.1f} GB, more than --max-cache {self.max_cache:g}: "
                 "give a larger one, a smaller --image-size, or --heads gap alone, which needs no maps"
             )
@@ -213,7 +214,7 @@ class _Probing:
             disk_usage(self.cache).free,
         )
         if missing > free:
-            raise ValueError(
+            raise UsageError(
                 f"{self.cache} has room for {free / GIGABYTE:.1f} GB, and the features take "
                 f"{missing / GIGABYTE:.1f}: give another --cache"
             )
@@ -298,5 +299,5 @@ def right_answers(parts: Iterable[tuple[Tensor, NDArray[np.int64]]]) -> dict[str
         alone += int((scores_VBK[0].argmax(dim=1) == wanted).sum())
         both += int((scores_VBK.mean(dim=0).argmax(dim=1) == wanted).sum())
     if not images:
-        raise ValueError("none of the images that heads are to be compared on can be used")
+        raise UsageError("none of the images that heads are to be compared on can be used")
     return {"top1": alone / images, "top1_flip": both / images}

@@ -8,6 +8,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from covpool.durable import replace_file, replace_folder, write_file
+from covpool.errors import UsageError
 from covpool.evaluate.results import FILE, write_results
 from covpool.models.strict_json import plain_json
 from covpool.provenance.results import new_results
@@ -38,7 +39,7 @@ class ProbeFolder:
         before = earlier["arguments"] if earlier else given
         for name, value in given.items():
             if name not in FREE and before.get(name) != value:
-                raise ValueError(
+                raise UsageError(
                     f"{self.path} has results with {name} {before.get(name)!r}: give another --out"
                 )
 
@@ -50,7 +51,7 @@ class ProbeFolder:
         """
         earlier = self._earlier()
         if earlier and earlier["features"] != features:
-            raise ValueError(f"{self.path} has results of other images or weights: give another --out")
+            raise UsageError(f"{self.path} has results of other images or weights: give another --out")
         return list(earlier.get("rows", []))
 
     def _earlier(self) -> dict[str, Any]:

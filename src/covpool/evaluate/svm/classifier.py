@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from covpool.data.image_set import ImageSet
+from covpool.errors import UsageError
 from covpool.evaluate.svm.features import views
 from covpool.evaluate.svm.solvers import LinearScores, Problem
 from covpool.inference.forward import Pass
@@ -31,7 +32,7 @@ def check_every_class(labels: NDArray[np.integer], classes: Sequence[str]) -> No
     lacking = np.flatnonzero(np.bincount(labels, minlength=len(classes)) == 0)
     if len(lacking):
         has = "has" if len(lacking) == 1 else "have"
-        raise ValueError(
+        raise UsageError(
             f"{counted(len(lacking), 'class')} {has} no training image that can be used, first "
             f"{classes[lacking[0]]!r}: there is no SVM of it"
         )
@@ -109,7 +110,7 @@ def measure(
                 right[f"{name}_flip"] += _hits(of_views.mean(axis=1), labels)
         progress(count + left_out, len(images))
     if not count:
-        raise ValueError("none of the images to measure on can be used: 'covpool check' tells why")
+        raise UsageError("none of the images to measure on can be used: 'covpool check' tells why")
     has_own = model.num_classes > 0
     return Accuracy(
         own=right["own"] / count if has_own else None,

@@ -21,6 +21,7 @@ from covpool.data.image_set import ImageSet, Subset
 from covpool.data.transforms import Preprocessing, evaluation_transform
 from covpool.device import autocast
 from covpool.durable import LOCK, replace_file
+from covpool.errors import UsageError
 from covpool.evaluate.svm.solvers import ITEM, RowFile, left_behind
 from covpool.functional.arguments import check_choice
 from covpool.inference.forward import Pass, channels_last
@@ -104,7 +105,7 @@ def _check_finite(made: Views, images: ImageSet, precision: str) -> None:
             continue
         wrong = made.ids[~numbers.isfinite().flatten(1).all(dim=1)]
         if len(wrong):
-            raise ValueError(
+            raise UsageError(
                 f"the {what} of {len(wrong)} images of a batch are not finite in {precision}, first of "
                 f"{images.name(int(wrong[0]))}: try --precision float32, or train anew"
             )
@@ -273,7 +274,7 @@ def _make_room(folder: Path, size: int, beside: int, tell: Callable[[str], None]
     left = left_behind(folder)
     known = ours | {LOCK} | {path.name for path in left}
     if others := sorted(path.name for path in folder.iterdir() if path.name not in known):
-        raise ValueError(f"{folder} holds other things, such as {others[0]!r}: give a new folder")
+        raise UsageError(f"{folder} holds other things, such as {others[0]!r}: give a new folder")
     for name in sorted(ours):  # features.json first: it must not outlive what it tells of
         (folder / name).unlink(missing_ok=True)
     for path in left:
@@ -281,7 +282,7 @@ def _make_room(folder: Path, size: int, beside: int, tell: Callable[[str], None]
     free = shutil.disk_usage(folder).free
     tell(f"features take {human(size, 'B')} in {folder}")
     if size + beside > free:
-        raise ValueError(
+        raise UsageError(
             f"features take {human(size, 'B')} and their SVMs up to {human(beside, 'B')}, "
             f"and {folder} has {human(free, 'B')} free: give another folder"
         )

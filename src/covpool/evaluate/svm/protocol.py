@@ -18,6 +18,7 @@ from covpool.data.sources import open_images, splits
 from covpool.data.sources.listing import split_names
 from covpool.data.transforms import Preprocessing
 from covpool.durable import check_outside, held
+from covpool.errors import UsageError
 from covpool.evaluate.svm.classifier import Accuracy, calibrated, check_every_class, measure, with_svm
 from covpool.evaluate.svm.features import Features, Passing, Progress, make_features
 from covpool.evaluate.svm.solvers import (
@@ -124,7 +125,7 @@ def fit_svm(
             processes.fail(ValueError("SVMs are fitted by one process: start it without torchrun"))
         _check_out(bundle, out, folder)
         if "test" in split_names(split):
-            raise ValueError(f"--split {split} would learn from the images that SVMs are tried on")
+            raise UsageError(f"--split {split} would learn from the images that SVMs are tried on")
         check_outside(out, data, "files of the new bundle")
         check_outside(folder, data, "features", "--features")
         card, model = read_card(bundle), load_model(bundle).float()
@@ -213,7 +214,7 @@ def _check_classes(train: ImageSet, data: str | Path, split: str) -> None:
     """Likewise before images are read: there is no SVM of a class without images."""
     lacking = [train.classes[i] for i in np.flatnonzero(class_counts(train) == 0)]
     if lacking:
-        raise ValueError(
+        raise UsageError(
             f"{data} has no images in {split} of {counted(len(lacking), 'class')} of the bundle, first "
             f"{lacking[0]!r}: add some to learn from"
         )
@@ -222,9 +223,9 @@ def _check_classes(train: ImageSet, data: str | Path, split: str) -> None:
 def _check_out(bundle: str | Path, out: str | Path, features: Path) -> None:
     """Now, not after hours of reading images."""
     if Path(out).resolve() == Path(bundle).resolve():
-        raise ValueError(f"{out} is the bundle itself: give the new one another name")
+        raise UsageError(f"{out} is the bundle itself: give the new one another name")
     if Path(out).resolve() in (features.resolve(), *features.resolve().parents):
-        raise ValueError(f"{features} is in {out}, which holds a bundle alone: give other --features")
+        raise UsageError(f"{features} is in {out}, which holds a bundle alone: give other --features")
     check_replaceable(out)
 
 

@@ -16,6 +16,8 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 from sklearn.svm import LinearSVC
 
+from covpool.errors import UsageError
+
 # Rows that are scored at a time.
 CHUNK = 1024
 
@@ -51,11 +53,11 @@ class Problem:
 
     def __post_init__(self) -> None:
         if self.classes < 2:
-            raise ValueError(f"an SVM tells classes apart, and there are {self.classes}")
+            raise UsageError(f"an SVM tells classes apart, and there are {self.classes}")
         check_c(self.c)
         counts = np.bincount(self.labels, minlength=self.classes)
         if lacking := np.flatnonzero(counts == 0).tolist():
-            raise ValueError(
+            raise UsageError(
                 f"{len(lacking)} classes have no usable training image, first class {lacking[0]}"
             )
 
@@ -71,7 +73,7 @@ class Problem:
 def check_c(c: float) -> None:
     """Raise unless losses count for something."""
     if not c > 0:
-        raise ValueError(f"C must be above 0; got {c}")
+        raise UsageError(f"C must be above 0; got {c}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +120,7 @@ class RowFile:
         self.path = Path(path)
         mapped = npy.open_memmap(self.path, mode="r")
         if mapped.ndim != 2 or mapped.dtype != np.float32 or not mapped.flags.c_contiguous:
-            raise ValueError(f"{path} is no matrix of float32, row by row")
+            raise UsageError(f"{path} is no matrix of float32, row by row")
         self.rows, self.columns = int(mapped.shape[0]), int(mapped.shape[1])
         self._start = int(mapped.offset)
 
@@ -281,7 +283,7 @@ def _one_pass(
             scores = x @ weights.T
             gradient = signs * scores - 1 + alpha / (2 * problem.c)
         if not np.isfinite(gradient).all():  # no comparison would tell
-            raise ValueError("the scores of the SVMs are not finite: delete the features, and make them anew")
+            raise UsageError("the scores of the SVMs are not finite: delete the features, and make them anew")
         worst = max(worst, float(np.where(alpha > 0, np.abs(gradient), -gradient).max()))
         _descend(alpha, scores, signs, x @ x.T, problem.c, random)
         alphas.write(places, alpha)

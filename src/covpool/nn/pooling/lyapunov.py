@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from covpool.errors import UsageError
 from covpool.functional.arguments import check_whole
 from covpool.functional.covariance import covariance
 from covpool.functional.matrix_root import RootOptions, matrix_root
@@ -70,7 +71,7 @@ class MpaLyaOptions:
     def __post_init__(self) -> None:
         check_whole("degree", self.degree)
         if self.degree > HIGHEST_DEGREE:
-            raise ValueError(
+            raise UsageError(
                 f"degree must be at most {HIGHEST_DEGREE}, beyond which float32 has no digits for the "
                 f"polynomials' coefficients; got {self.degree}"
             )

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from covpool.errors import UsageError
 from covpool.functional.arguments import check_whole
 from covpool.functional.centring import centre, without_outliers
 from covpool.functional.differentiable import at_least_float32, autocast_off
@@ -35,7 +36,7 @@ class MomentProbingOptions:
         check_whole("heads", self.heads, at_least=2)
         check_whole("width", self.width)
         if self.width % self.heads or self.width < SMALLEST_HEAD * self.heads:
-            raise ValueError(
+            raise UsageError(
                 f"width must be a multiple of heads, {SMALLEST_HEAD} times it at least; "
                 f"got width={self.width}, heads={self.heads}"
             )

@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from covpool.errors import UsageError
 from covpool.provenance.results import new_results, results_path
 from covpool.reproduce import fine_grained, fine_tuning
 from covpool.reproduce.claims import CONFIDENCE, Claim, Judgement, not_run
@@ -17,7 +18,7 @@ PROBED, TUNED = "fine_grained", "fine_tuning"
 def run(sets: Path | None, runs: Path, out: Path) -> None:
     """All cases of :mod:`covpool.reproduce.fine_grained` and :mod:`covpool.reproduce.fine_tuning`."""
     if sets is None:
-        raise ValueError(
+        raise UsageError(
             "table7 needs the image sets: give --sets a folder with cub, cars, flowers, sparrows"
         )
     head = new_results((), {}, "cpu", None)

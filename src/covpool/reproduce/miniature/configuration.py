@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from covpool.device import fastest_precision
+from covpool.errors import UsageError
 from covpool.reproduce.miniature.networks import LR, NAMES, settings
 from covpool.train.recipe import Recipe
 from covpool.train.recipe_files import read_recipe
@@ -66,7 +67,7 @@ class Configuration:
 
     def __post_init__(self) -> None:
         if self.network not in NAMES:
-            raise ValueError(f"network is one of {', '.join(NAMES)}; got {self.network!r}")
+            raise UsageError(f"network is one of {', '.join(NAMES)}; got {self.network!r}")
 
     @property
     def name(self) -> str:

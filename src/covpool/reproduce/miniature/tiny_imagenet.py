@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from covpool.durable import replace_file
+from covpool.errors import UsageError
 from covpool.train.run_folder import csv_bytes
 
 # Of the choice of classes, the same in every experiment.
@@ -24,12 +25,12 @@ def write_subset(folder: Path, classes: int, file: Path) -> None:
         known = sorted((folder / "wnids.txt").read_text(encoding="utf-8").split())
         lines = (folder / "val" / "val_annotations.txt").read_text(encoding="utf-8").splitlines()
     except FileNotFoundError as error:
-        raise ValueError(
+        raise UsageError(
             f"{folder} is not Tiny-ImageNet, there is no {error.filename}: give --data the folder "
             "tiny-imagenet-200 with wnids.txt, train and val"
         ) from error
     if classes > len(known):
-        raise ValueError(f"{folder} has {len(known)} classes, fewer than {classes}")
+        raise UsageError(f"{folder} has {len(known)} classes, fewer than {classes}")
     chosen = set(random.Random(SEED).sample(known, classes))
     file.parent.mkdir(parents=True, exist_ok=True)
     # By a link beside the table: names stay the same where the images are moved, and runs go on.

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from covpool.durable import replace_file
+from covpool.errors import NotFiniteError
 from covpool.provenance.machine import describe_source
 from covpool.reproduce.miniature.configuration import Configuration, Scale
 from covpool.train.fitting import fit
 from covpool.train.recipe import Recipe
-from covpool.train.run_folder import NotFiniteError, RunFolder, as_begun
+from covpool.train.run_folder import RunFolder, as_begun
 
 FAILURE = "failure.json"
 # The rooms that a run depends on.

@@ -15,9 +15,9 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 from PIL import Image
 
-from covpool.data.decode import BadImageError
 from covpool.data.image_set import ImageSet
 from covpool.drawing import Theme, drawn, dress, new_figure, text_style
+from covpool.errors import BadImageError
 from covpool.explain.explaining import explained
 from covpool.models.model import PooledClassifier
 from covpool.train.report.page import Picture, picture

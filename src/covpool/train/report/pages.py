@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from covpool.data.image_set import ImageSet
 from covpool.drawing import LIGHT, png
 from covpool.durable import replace_file
+from covpool.errors import UsageError
 from covpool.models.model import PooledClassifier
 from covpool.train.report.figures import SHOWN, curve_pictures, draw_confusion, draw_curves, looks
 from covpool.train.report.page import (
@@ -139,7 +140,7 @@ def write_comparison(folder: Path, runs: Mapping[str, Path], images: ImageSet | 
         The path of ``report.html``.
     """
     if len(runs) != 2:
-        raise ValueError(f"two runs can be compared; got {len(runs)}")
+        raise UsageError(f"two runs can be compared; got {len(runs)}")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     known = {name: read_run(Path(path)) for name, path in runs.items()}

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from covpool.data.image_set import ENCODING, ERRORS, Names
+from covpool.errors import UsageError
 
 Column = NDArray[np.float64]
 
@@ -142,7 +143,7 @@ def _read_predictions(path: Path, classes: tuple[str, ...]) -> Predictions:
                 labels.append(numbers[row["label"]])
                 predicted.append(numbers[row["predicted"]])
             except KeyError as error:
-                raise ValueError(f"{path} has a class {error} that summary.json does not list") from error
+                raise UsageError(f"{path} has a class {error} that summary.json does not list") from error
             confidence.append(_number(row["confidence"]))
             label_confidence.append(_number(row["label_confidence"]))
             yield row["name"]

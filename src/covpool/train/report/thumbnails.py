@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from covpool.data.decode import BadImageError, decode
+from covpool.data.decode import decode
 from covpool.data.image_set import ImageSet
+from covpool.errors import BadImageError
 from covpool.train.report.record import Predictions
 
 SIDE = 224
