@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from covpool.data.shards.reader import fingerprint
 from covpool.data.sources import open_images
 from covpool.inference.forward import open_split
 from covpool.models import create_model
 from covpool.models.model import PooledClassifier
-from covpool.train.splits import fingerprint
 from tests.data.trees import plant
 
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, SupportsInt, overload, runtime_checkable
+from typing import NamedTuple, Protocol, SupportsInt, overload, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -267,3 +267,45 @@ class Relabelled:
 def class_counts(images: ImageSet) -> NDArray[np.int64]:
     """How many images each class has."""
     return np.bincount(np.asarray(images.labels, dtype=np.int64), minlength=len(images.classes))
+
+
+class UnlabelledImages(Protocol):
+    """Images by number from 0. Of those in shards the list of shards is kept, never one of images."""
+
+    def __len__(self) -> int:
+        """How many there are."""
+
+    def name(self, i: int) -> str:
+        """What tells an image from the others: its id in the rows.
+
+        Raises:
+            OSError: where the file that it is in with others cannot be read.
+            ShardError: likewise.
+        """
+
+    def read(self, i: int) -> bytes:
+        """The bytes of an image's file.
+
+        Raises:
+            OSError: where this image cannot be read.
+            BadImageError: where what is there cannot be an image.
+            ShardError: where nothing can be read any more.
+        """
+
+    def groups(self, rows: int) -> Iterable[Group]:
+        """What is best read by one process, in the order of the images; larger ones than ``rows`` are cut."""
+
+    def fingerprint(self) -> str:
+        """Tells these images from others, without reading them."""
+
+
+class Group(NamedTuple):
+    """Images in a row.
+
+    Attributes:
+        name: of the file that they are in; none for images in files of their own.
+        images: how many.
+    """
+
+    name: str
+    images: int

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from covpool.data.image_set import ImageSet
+from covpool.data.shards.reader import fingerprint
 from covpool.durable import LOCK, check_outside, replace_file, sync_folder
 from covpool.errors import UsageError
 from covpool.models.bundle import read_card
@@ -14,7 +15,6 @@ from covpool.models.strict_json import plain_json
 from covpool.models.tensors import versions
 from covpool.processes import Processes
 from covpool.provenance import results as origin
-from covpool.train.splits import fingerprint
 
 Results = origin.Results
 PACKAGE = "covpool.evaluate"

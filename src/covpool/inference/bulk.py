@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from covpool.data.image_set import UnlabelledImages
 from covpool.data.remote import Address
 from covpool.data.sources.inputs import open_input
 from covpool.data.transforms import Preprocessing
@@ -20,17 +21,7 @@ from covpool.functional.arguments import check_choice, check_whole
 from covpool.inference.local_engine import run_local
 from covpool.inference.output import Place, open_place
 from covpool.inference.tasks import Format, Task
-from covpool.inference.work import (
-    Decoder,
-    Predictor,
-    Progress,
-    Running,
-    Unit,
-    UnlabelledImages,
-    Work,
-    Writer,
-    divide,
-)
+from covpool.inference.work import Decoder, Predictor, Progress, Running, Unit, Work, Writer, divide
 from covpool.models.bundle import read_card
 from covpool.models.card import Card
 from covpool.wording import counted, duration

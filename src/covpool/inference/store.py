@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 
 from covpool.data.decode import decode
 from covpool.data.image_set import ImageSet
-from covpool.data.shards.reader import ShardSet
+from covpool.data.shards.reader import ShardSet, fingerprint
 from covpool.durable import replace_file, sync_folder
 from covpool.errors import BadImageError, UsageError
-from covpool.train.splits import fingerprint
 
 Progress = Callable[[int, int], None]
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 from torchvision.transforms import v2
 
 from covpool.data.decode import decode
+from covpool.data.image_set import UnlabelledImages
 from covpool.data.remote import cannot_go_on
 from covpool.data.transforms import Preprocessing, evaluation_transform
 from covpool.device import autocast
@@ -22,48 +23,6 @@ from covpool.functional.arguments import check_choice, check_whole
 from covpool.inference.output import Place
 from covpool.inference.tasks import Columns, Format, Task, write_table
 from covpool.models.bundle import load_model, read_card
-
-
-class UnlabelledImages(Protocol):
-    """Images by number from 0. Of those in shards the list of shards is kept, never one of images."""
-
-    def __len__(self) -> int:
-        """How many there are."""
-
-    def name(self, i: int) -> str:
-        """What tells an image from the others: its id in the rows.
-
-        Raises:
-            OSError: where the file that it is in with others cannot be read.
-            ShardError: likewise.
-        """
-
-    def read(self, i: int) -> bytes:
-        """The bytes of an image's file.
-
-        Raises:
-            OSError: where this image cannot be read.
-            BadImageError: where what is there cannot be an image.
-            ShardError: where nothing can be read any more.
-        """
-
-    def groups(self, rows: int) -> Iterable[Group]:
-        """What is best read by one process, in the order of the images; larger ones than ``rows`` are cut."""
-
-    def fingerprint(self) -> str:
-        """Tells these images from others, without reading them."""
-
-
-class Group(NamedTuple):
-    """Images in a row.
-
-    Attributes:
-        name: of the file that they are in; none for images in files of their own.
-        images: how many.
-    """
-
-    name: str
-    images: int
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from covpool.data.image_set import ImageSet, Joined, Relabelled, Subset, class_counts
+from covpool.data.image_set import ImageSet, Joined, Subset, class_counts
 from covpool.data.loader import TrainingLoader
 from covpool.data.order import BalancedOrder, FolderOrder, Order, ShardOrder
-from covpool.data.shards.reader import ShardSet
+from covpool.data.shards.reader import ShardSet, fingerprint
 from covpool.data.sources import open_splits
 from covpool.data.transforms import Preprocessing, training_transform
 from covpool.errors import UsageError
@@ -185,24 +185,6 @@ def make_loader(
         world_size=processes.world_size,
         workers=recipe.data.workers,
     )
-
-
-def fingerprint(images: ImageSet) -> str:
-    """What tells a set from another, so that a run is not resumed on other images than it began with."""
-    digest = hashlib.sha256(repr(images.classes).encode("utf-8", "surrogateescape"))
-    if isinstance(images, ShardSet):
-        digest.update(repr([shard.contents for shard in images.index.shards]).encode())
-    elif isinstance(images, Subset):
-        digest.update(fingerprint(images.images).encode() + images.indices.tobytes())
-    elif isinstance(images, Relabelled):  # whose own classes are in the digest already
-        digest.update(fingerprint(images.images).encode())
-    elif isinstance(images, Joined):
-        digest.update("".join(map(fingerprint, images.sets)).encode())
-    else:
-        digest.update(np.asarray(images.labels, dtype=np.int64).tobytes())
-        for i in range(len(images)):
-            digest.update(images.name(i).encode("utf-8", "surrogateescape") + b"\0")
-    return digest.hexdigest()
 
 
 def _set_aside(train: ImageSet, fraction: float, seed: int) -> tuple[ImageSet, ImageSet]:

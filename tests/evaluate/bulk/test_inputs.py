@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from covpool.data.image_set import UnlabelledImages
 from covpool.data.shards.index import read_index
 from covpool.data.shards.reader import ShardSet
 from covpool.data.shards.write import index_shards, write_shards
@@ -23,7 +24,7 @@ from covpool.data.sources.inputs import open_input
 from covpool.data.sources.tars import IndexedTars
 from covpool.errors import BadImageError
 from covpool.inference import Files, Predict, Running, infer
-from covpool.inference.work import Unit, UnlabelledImages, divide
+from covpool.inference.work import Unit, divide
 from tests.data.memory_images import MemoryImages
 from tests.evaluate.bulk.small import picture, pictures, rows_of, write_folder
 

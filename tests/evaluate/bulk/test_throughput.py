@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from covpool.data.image_set import UnlabelledImages
 from covpool.data.sources.inputs import open_input
 from covpool.data.transforms import Preprocessing
 from covpool.inference import Embed, Files, Running, infer
-from covpool.inference.work import Decoder, UnlabelledImages
+from covpool.inference.work import Decoder
 from covpool.models import create_model, load_model, save_model
 from tests.data.pictures import encode, photo
 from tests.evaluate.bulk.small import write_folder

@@ -7,6 +7,7 @@ receive the list of shards and open their own.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 from bisect import bisect_right
@@ -19,7 +20,7 @@ from typing import Any, Generic, TypeVar, overload
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from covpool.data.image_set import MAX_FILE_BYTES
+from covpool.data.image_set import MAX_FILE_BYTES, ImageSet, Joined, Relabelled, Subset
 from covpool.data.order import permutation
 from covpool.data.shards.index import Contents, ShardIndex, checksum, read_contents, read_index
 from covpool.data.shards.remote import Place, place
@@ -210,3 +211,21 @@ if sys.platform == "win32":
 
 else:
     _read_at = os.pread
+
+
+def fingerprint(images: ImageSet) -> str:
+    """What tells a set from another, so that a run is not resumed on other images than it began with."""
+    digest = hashlib.sha256(repr(images.classes).encode("utf-8", "surrogateescape"))
+    if isinstance(images, ShardSet):
+        digest.update(repr([shard.contents for shard in images.index.shards]).encode())
+    elif isinstance(images, Subset):
+        digest.update(fingerprint(images.images).encode() + images.indices.tobytes())
+    elif isinstance(images, Relabelled):  # whose own classes are in the digest already
+        digest.update(fingerprint(images.images).encode())
+    elif isinstance(images, Joined):
+        digest.update("".join(map(fingerprint, images.sets)).encode())
+    else:
+        digest.update(np.asarray(images.labels, dtype=np.int64).tobytes())
+        for i in range(len(images)):
+            digest.update(images.name(i).encode("utf-8", "surrogateescape") + b"\0")
+    return digest.hexdigest()

@@ -8,10 +8,9 @@ import io
 import os
 from collections.abc import Iterable, Iterator
 
-from covpool.data.image_set import Names
+from covpool.data.image_set import Group, Names
 from covpool.data.remote import Address, cannot_go_on, was_taken_off
 from covpool.errors import UsageError
-from covpool.inference.work import Group
 
 
 class FileImages:

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from covpool.data.decode import FORMAT_OF
+from covpool.data.image_set import UnlabelledImages
 from covpool.data.remote import Address
 from covpool.data.shards.reader import open_shards
 from covpool.data.shards.remote import has_index
@@ -15,7 +16,6 @@ from covpool.data.sources.folder import is_image
 from covpool.data.sources.parquet import PARQUET, ParquetImages
 from covpool.data.sources.tars import IndexedTars, Tars
 from covpool.errors import UsageError
-from covpool.inference.work import UnlabelledImages
 from covpool.wording import counted
 
 LOGGER = logging.getLogger("covpool")

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from covpool.data.image_set import Group
 from covpool.data.remote import Address
 from covpool.errors import BadImageError, ShardError, UsageError
-from covpool.inference.work import Group
 
 PARQUET = ".parquet"
 BYTES = ("image", "bytes")

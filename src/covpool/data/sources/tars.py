@@ -8,13 +8,12 @@ from bisect import bisect_right
 from itertools import accumulate
 from pathlib import Path, PurePosixPath
 
-from covpool.data.image_set import MAX_FILE_BYTES
+from covpool.data.image_set import MAX_FILE_BYTES, Group
 from covpool.data.remote import Address, cannot_go_on, is_passing
 from covpool.data.shards.index import write_index
 from covpool.data.shards.reader import ShardSet
 from covpool.data.shards.scan import TarImage, find_images
 from covpool.errors import BadImageError, ShardError, UsageError
-from covpool.inference.work import Group
 
 
 class IndexedTars:
