@@ -13,12 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from covpool.reproduce.command import draw, run_all, write_page
+from covpool.reproduce.claims import Experiment
 from covpool.reproduce.experiments import EXPERIMENTS, TRAINED
-from covpool.reproduce.experiments.experiment import Experiment
-from covpool.reproduce.known_runs import known_runs
-from covpool.reproduce.miniature.configuration import SMALLEST
-from covpool.reproduce.runner import Place, left, plan, run_experiments
+from covpool.reproduce.networks import SMALLEST
+from covpool.reproduce.record import known_runs
+from covpool.reproduce.runner import Place, draw, left, plan, run_all, run_experiments, write_page
 
 ROWS = 4
 
@@ -167,8 +166,8 @@ def test_data_is_asked_for() -> None:
         run_all("figure2")
 
 
-def test_sets_are_asked_for(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="table7 needs the image sets: give --sets"):
+def test_table7_is_measured_from_a_checkout(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"table7 is measured from a checkout: python -m experiments\.fine_"):
         run_all("table7", runs=tmp_path, out=tmp_path)
 
 

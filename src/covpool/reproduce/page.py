@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import shlex
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from covpool.models.planning.plan import plan
 from covpool.provenance.results_files import results_file
-from covpool.reproduce import full_size, precisions, record
-from covpool.reproduce.claims import CONFIDENCE, Results
+from covpool.reproduce.claims import CONFIDENCE, Experiment, Measurement, Results
 from covpool.reproduce.experiments import EXPERIMENTS, TRAINED
-from covpool.reproduce.experiments.experiment import Experiment
-from covpool.reproduce.experiments.measurement import Measurement
-from covpool.reproduce.miniature.configuration import MINIATURE
+from covpool.reproduce.networks import MINIATURE
+from covpool.reproduce.record import claim_lines, empty_results, precision_differences, precision_sentence
+from covpool.train.recipe_files import read_recipe
 
 HEAD = """# The paper's claims, and what was measured
 
@@ -63,12 +67,12 @@ def page(folder: Path, link: str) -> str:
         found, paths = _found(experiment, folder)
         judged = [(claim, claim.judge(found)) for claim in experiment.claims]
         verdicts.update(judgement.verdict for _, judgement in judged)
-        claims = record.claim_lines(judged)
+        claims = claim_lines(judged)
         parts += [f"## {experiment.title}", "", f"The paper: {experiment.paper}.", "", *claims, ""]
         parts += _files(paths, link)
         parts += [f"At full size: {experiment.at_full_size}", ""]
     head = _head(verdicts, folder.parent)
-    return "\n".join([*head, *parts, "## At full size", "", *full_size.lines()]) + "\n"
+    return "\n".join([*head, *parts, "## At full size", "", *full_size_lines()]) + "\n"
 
 
 def _found(experiment: Experiment | Measurement, folder: Path) -> tuple[Results, list[Path]]:
@@ -76,7 +80,7 @@ def _found(experiment: Experiment | Measurement, folder: Path) -> tuple[Results,
         return experiment.read(folder)
     path = results_file(folder, experiment.name)
     if path is None:
-        return record.new_results(experiment, MINIATURE), []
+        return empty_results(experiment, MINIATURE), []
     return json.loads(path.read_text(encoding="utf-8")), [path]
 
 
@@ -91,9 +95,117 @@ def _files(paths: Sequence[Path], link: str) -> list[str]:
 
 def _head(verdicts: Counter[str], out: Path) -> list[str]:
     classes = MINIATURE.classes
-    precision = precisions.sentence(precisions.differences(TRAINED, out, MINIATURE))
+    precision = precision_sentence(precision_differences(TRAINED, out, MINIATURE))
     counted = "; ".join(f"{verdict}: {count}" for verdict, count in verdicts.most_common())
     total = verdicts.total()
     numbers = {"classes": classes, "train": 500 * classes, "val": 50 * classes, "confidence": CONFIDENCE}
     made = HEAD.format(claims=total, counted=counted, precision=precision, **numbers)
     return [*made.splitlines(), ""]
+
+
+IMAGES = 1_281_167
+CLASSES = 1000
+GPUS = 8
+# bfloat16 products of an A100, and the share of them that convolutional networks come to, see docs/scale.md.
+PEAK, SHARE = 312e12, 0.1
+# What reads: images a second of a core, measured by covpool.reproduce.bulk, and cores.
+DECODED, WORKERS = 205.7, 12
+
+
+@dataclass(frozen=True)
+class FullSize:
+    """A row of the paper.
+
+    Attributes:
+        row: which.
+        recipe: by its name.
+        expected: top-1 and top-5 error, or what the paper says.
+        changes: of the recipe, by key.
+    """
+
+    row: str
+    recipe: str
+    expected: str
+    changes: dict[str, Any] = field(default_factory=dict)
+
+    def command(self) -> str:
+        """On one machine with eight GPUs."""
+        words = ["torchrun", "--nproc-per-node", str(GPUS), "-m", "covpool", "train", "--recipe", self.recipe]
+        words += ["--data", "imagenet", "--precision", "bfloat16", "--workers", str(WORKERS)]
+        for key, value in self.changes.items():
+            words += [f"--{key.replace('_', '-')}", value if isinstance(value, str) else json.dumps(value)]
+        return shlex.join(words)
+
+    @functools.cached_property
+    def gigaflops(self) -> float:
+        """Of an image, forward and backward."""
+        recipe = read_recipe(self.recipe, {"model.num_classes": CLASSES, **_as_keys(self.changes)})
+        total = plan(recipe.model, batch_size=2).total  # BatchNorm of a hidden layer needs two
+        return (total.forward_flops + total.backward_flops) / 2 / 1e9
+
+    def epochs(self) -> int:
+        """As the recipe says."""
+        return read_recipe(self.recipe).schedule.epochs
+
+    def images_per_second(self) -> float:
+        """What the GPUs compute, or the cores decode, whichever is less."""
+        return min(GPUS * PEAK * SHARE / (self.gigaflops * 1e9), GPUS * WORKERS * DECODED)
+
+    def hours(self) -> float:
+        """Of training."""
+        return IMAGES * self.epochs() / self.images_per_second() / 3600
+
+
+ROWS = (
+    *(
+        FullSize(f"Figure 2, N={steps}", "alexnet-imagenet", told, {"model.pool_options": {"steps": steps}})
+        for steps, told in ((1, "1.3 points below Plain-COV"), (3, "38.8"), (7, "as N=5"), (9, "above N=7"))
+    ),
+    FullSize("Figure 2, Plain-COV", "alexnet-imagenet", "1.3 points above N=1", {"pool": "cov"}),
+    FullSize("Figure 2 and Table 3, MPN-COV", "alexnet-imagenet", "38.51 / 17.60", {"pool": "mpn_cov"}),
+    FullSize("Table 3, AlexNet", "alexnet-imagenet", "41.8 / 19.2", {"pool": "gap"}),
+    FullSize("Table 3, B-CNN", "alexnet-imagenet", "39.89 / 18.32", {"pool": "bcnn"}),
+    FullSize("Table 3, DeepO2P", "alexnet-imagenet", "42.16 / 19.62", {"pool": "deep_o2p"}),
+    FullSize("Table 3, improved B-CNN", "alexnet-imagenet", "40.75 / 18.91", {"pool": "improved_bcnn"}),
+    FullSize("Table 3, G2DeNet", "alexnet-imagenet", "38.71 / 17.66", {"pool": "g2denet"}),
+    FullSize("Table 3, iSQRT-COV (Frobenius)", "alexnet-imagenet-frobenius", "38.78 / 17.67"),
+    FullSize("Figure 2, N=5; Table 3, iSQRT-COV (trace)", "alexnet-imagenet", "38.45 / 17.52"),
+    FullSize("Table 4, without", "resnet50-imagenet-uncompensated", "does not converge"),
+    FullSize("Table 4, BatchNorm", "resnet50-imagenet-batchnorm", "23.12 / 6.60"),
+    FullSize("Tables 4, 5, 6, ResNet-50, d=256", "resnet50-imagenet", "22.14 / 6.22"),
+    FullSize("Figure 4, 90 epochs", "resnet50-imagenet-90", "top-5 6.12"),
+    FullSize("Figure 4 and Table 5, MPN-COV", "resnet50-imagenet-90", "22.73 / 6.54", {"pool": "mpn_cov"}),
+    FullSize("Tables 5 and 6, ResNet-50", "resnet50-imagenet", "24.7 / 7.8, by He et al.", {"pool": "gap"}),
+    FullSize("Table 5, ResNet-101", "resnet101-imagenet", "21.21 / 5.68"),
+    FullSize(
+        "Table 5, ResNet-101, first order", "resnet101-imagenet", "23.6 / 7.1, by He et al.", {"pool": "gap"}
+    ),
+    FullSize("Table 6, d=128", "resnet50-imagenet-d128", "22.78 / 6.43"),
+    FullSize("Table 6, d=64", "resnet50-imagenet-d64", "23.73 / 6.99"),
+    FullSize(
+        "VGG-D, before Table 7", "vgg-d-imagenet", "not in the paper; 23.98 / 7.12 by the authors' code"
+    ),
+)
+
+
+def full_size_lines() -> list[str]:
+    """For the page, as Markdown."""
+    made = [
+        f"Hours = {IMAGES:,} images × epochs / images a second. These are the lower of {GPUS} GPUs × "
+        f"{PEAK / 1e12:.0f} TFLOP/s × {SHARE:.0%} / FLOP an image, forward and backward as `covpool plan` "
+        f"counts them (A100s in bfloat16, and the share of their peak that convolutional networks come to), "
+        f"and of {GPUS * WORKERS} cores × {DECODED} images decoded a second. An estimate: no GPU was at "
+        "hand. Methods by eigendecomposition take longer than their FLOP say, since a GPU waits in them.",
+        "",
+        "| row | epochs | GFLOP an image | images a second | hours | top-1 / top-5 error to expect |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in ROWS:
+        cells = [row.row, str(row.epochs()), f"{row.gigaflops:.1f}", f"{row.images_per_second():,.0f}"]
+        made.append(f"| {' | '.join([*cells, f'{row.hours():.1f}', row.expected])} |")
+    return [*made, "", "```sh", *(f"{row.command()}  # {row.row}" for row in ROWS), "```"]
+
+
+def _as_keys(changes: dict[str, Any]) -> dict[str, Any]:
+    """``pool`` is short for ``model.pool`` on a command line."""
+    return {"model.pool" if key == "pool" else key: value for key, value in changes.items()}
