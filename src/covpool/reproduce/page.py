@@ -1,4 +1,4 @@
-"""The page of results: every claim of the paper, what was measured, and a verdict, from files alone."""
+"""The page of results: every claim of the paper, our measurement and a verdict; and training at full size."""
 
 from __future__ import annotations
 
@@ -19,49 +19,61 @@ from covpool.reproduce.networks import MINIATURE
 from covpool.reproduce.record import claim_lines, empty_results, precision_differences, precision_sentence
 from covpool.train.recipe_files import read_recipe
 
-HEAD = """# The paper's claims, and what was measured
+HEAD = """# The paper's claims, and our measurements
 
-Made by `covpool reproduce page` from the files in [results](../results). The paper trains on ImageNet
-and on GPUs. What stands here was trained on {classes} classes of Tiny-ImageNet ({train:,} images of 64
-pixels, {val:,} to test on), in minutes on a CPU, by networks of the same form with fewer
-channels. Whether a difference has the sign that the paper reports can be seen at this size; how
-large it is cannot. Errors are those of the last epoch.
+This page compares every claim of the paper with a measurement. `covpool reproduce page` makes it from
+the files in [results](../results). The paper trains on ImageNet with GPUs. The networks here have the
+same form with fewer channels. They train in minutes on a CPU, on {classes} classes of Tiny-ImageNet
+({train:,} training images of 64 pixels, {val:,} test images). This size can show the sign of a
+difference, but not how large it is on ImageNet. Errors are those of the last epoch.
 
 ```sh
 pip install 'covpool[eval]'
-covpool reproduce figure2 --data tiny-imagenet-200          # one of them; stopped, it goes on where it was
-covpool reproduce all --data tiny-imagenet-200 --budget 8h  # all that fits: fewer seeds, never fewer rows
-covpool reproduce figure2 --data tiny-imagenet-200 --add    # more seeds to results whose runs are gone
-covpool reproduce table7 --sets SETS                        # cub, cars, flowers and sparrows, by class
+covpool reproduce figure2 --data tiny-imagenet-200          # one experiment; rerun the command to resume
+covpool reproduce all --data tiny-imagenet-200 --budget 8h  # all, with as many seeds as the budget allows
+covpool reproduce figure2 --data tiny-imagenet-200 --add    # add seeds to results without their training runs
 ```
+
+Table 7 is measured from a checkout, by the commands in [experiments](../experiments/README.md).
 
 Of {claims} claims, {counted}.
 
-**Verdicts.** A difference of errors ± its standard error, from the spread of seeds pooled over the rows
-of the experiment that learned, is resolved if it exceeds Student's t at {confidence:.0%}, one-sided.
-*Agrees*: resolved, with the paper's sign, and its size within the same margin, where it has one. *Agrees
-in sign*: resolved, of another size. *Does not agree*: resolved, with the other sign. *Not resolved
-here*: smaller than what seeds make of it, or of one seed, or some seeds failed. Ratios of times are
-medians with quartiles in brackets, and are resolved where the quartiles are on one side of 1; two times
-are the same within a tenth, and so is memory. Accuracies of Table 7 are resolved by Welch's test of their
-own seeds. A run that fails counts as guessing. *Beyond the paper*: it says nothing to agree with.
+**Verdicts.** Differences of errors are given with their standard error (±). It comes from the spread
+over seeds, pooled over the rows of the experiment that learned. A difference is resolved if it exceeds
+Student's t at {confidence:.0%}, one-sided.
 
-Runs are in bfloat16 where the CPU multiplies it, in float32 elsewhere; each table tells how many.
+- *Agrees*: resolved, with the paper's sign, and its size is within the same margin if the paper gives one.
+- *Agrees in sign*: resolved, with the paper's sign, of another size.
+- *Does not agree*: resolved, with the other sign.
+- *Not resolved here*: the difference is within seed noise, there is only one seed, or a seed failed.
+- *Beyond the paper*: the paper has no such number.
+
+Ratios of times are medians with quartiles in brackets. They are resolved if both quartiles are on one
+side of 1. Two times are the same within 10 %, and so is memory. Accuracies of Table 7 are resolved by
+Welch's test on their own seeds. A failed run counts as guessing.
+
+Runs use bfloat16 on CPUs with bfloat16 products, and float32 on others. Each table gives the numbers of
+both.
 {precision}
 
-What the choice of test images adds is not in the ±: between two runs it is about a point on so many
-images, so a verdict is on these images. With so many claims, each at {confidence:.0%}, a few are resolved by
-chance.
+The ± does not include the choice of test images, which adds about one point between two runs. A verdict
+therefore holds for these test images. With this many claims at {confidence:.0%} each, a few are resolved
+by chance.
 """
 
 
 def page(folder: Path, link: str) -> str:
-    """As Markdown.
+    """Return the whole page as Markdown.
 
     Args:
-        folder: of the results of one version.
-        link: the way from the page to that folder.
+        folder: folder with the results of one version.
+        link: path from the page to that folder.
     """
+    return "\n".join([claims_page(folder, link), "## At full size", "", *full_size_lines()]) + "\n"
+
+
+def claims_page(folder: Path, link: str) -> str:
+    """Return the page without the part on training at full size, whose FLOPs take a while to count."""
     parts, verdicts = [], Counter[str]()
     for experiment in EXPERIMENTS.values():
         found, paths = _found(experiment, folder)
@@ -72,7 +84,7 @@ def page(folder: Path, link: str) -> str:
         parts += _files(paths, link)
         parts += [f"At full size: {experiment.at_full_size}", ""]
     head = _head(verdicts, folder.parent)
-    return "\n".join([*head, *parts, "## At full size", "", *full_size_lines()]) + "\n"
+    return "\n".join([*head, *parts])
 
 
 def _found(experiment: Experiment | Measurement, folder: Path) -> tuple[Results, list[Path]]:
@@ -108,7 +120,7 @@ CLASSES = 1000
 GPUS = 8
 # bfloat16 products of an A100, and the share of them that convolutional networks come to, see docs/scale.md.
 PEAK, SHARE = 312e12, 0.1
-# What reads: images a second of a core, measured by covpool.reproduce.bulk, and cores.
+# Images/s that a core decodes, measured by experiments/bulk.py, and cores per GPU.
 DECODED, WORKERS = 205.7, 12
 
 

@@ -213,7 +213,7 @@ def precision_sentence(points: list[float]) -> str:
     mean, deviation = statistics.mean(points), statistics.stdev(points)
     told = "higher" if mean > 0 else "lower"
     return (
-        f"Of {len(points)} networks that were trained in both, from the same seed, the error in float32 was\n"
-        f"{abs(mean):.1f} points {told}, with a standard deviation of {deviation:.1f}: rows of different "
-        "precisions are to be compared with that\nin mind."
+        f"{len(points)} networks were trained in both precisions from the same seed. Their error in float32\n"
+        f"was {abs(mean):.1f} points {told}, with a standard deviation of {deviation:.1f}. Keep this in mind "
+        "when you\ncompare rows of different precisions."
     )
