@@ -1,5 +1,7 @@
 """Setup shared by the tests and by the doctests of src/."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -7,6 +9,13 @@ import covpool
 
 # The workers of pytest-xdist share the cores: with torch's default, each would start a thread per core.
 torch.set_num_threads(1)
+
+# The sdist has the tests, but not these two folders.
+collect_ignore = [
+    f"tests/{folder}"
+    for folder in ("benchmarks", "experiments")
+    if not (Path(__file__).parent / folder).is_dir()
+]
 
 
 @pytest.fixture(autouse=True)

@@ -29,7 +29,9 @@ with tarfile.open(sdist) as archive:
     unpacked = {name.removeprefix(f"{top}/") for name in archive.getnames()}
 needed = {"LICENSE", "PKG-INFO", "README.md", "pyproject.toml", "tests/test_package.py"}
 assert needed | {f"src/{name}" for name in source} <= unpacked, needed - unpacked
-assert not any(name.startswith(("results", ".ci", "docs")) for name in unpacked), sorted(unpacked)
+assert not any(
+    name.startswith(("results", ".ci", "docs", "benchmarks", "experiments")) for name in unpacked
+), sorted(unpacked)
 
 # A tag that the sources do not expect would make a release whose results lie in another's folder. What a
 # development version leads to depends on the tags that a clone has.

@@ -1,4 +1,4 @@
-"""A real run at sizes that take no time, made once for all tests that read results."""
+"""A real run of the layers at a size that takes no time, made once."""
 
 from __future__ import annotations
 
@@ -6,21 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from covpool.bench import CONTENDERS, Schedule, Size, run_isqrt_cov
-from covpool.bench.results import Results, read_results
+from covpool.bench import Schedule, Size, run_methods
+from covpool.bench.methods import read_results
+from covpool.provenance.results import Results
 
-# One on each side: fewer positions than channels, and more.
-TINY_SIZES = (Size("tiny", 16, 9, batch=2), Size("wide", 8, 20, batch=3))
-QUICK = Schedule(rounds=3, warmup=1, sample_seconds=0.0)
-EAGER = tuple(name for name in CONTENDERS if name != "compiled")
+TINY = Size("tiny", 16, 9, batch=4)
+QUICK = Schedule(rounds=2, warmup=1, sample_seconds=0.0)
 
 
 @pytest.fixture(scope="session")
-def results_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("results")
-    return run_isqrt_cov(out, sizes=TINY_SIZES, contenders=EAGER, schedule=QUICK)
+def methods_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("methods")
+    return run_methods(out, sections=["layers"], sizes=[TINY], schedule=QUICK)
 
 
 @pytest.fixture
-def results(results_file: Path) -> Results:
-    return read_results(results_file)
+def methods_results(methods_file: Path) -> Results:
+    return read_results(methods_file)

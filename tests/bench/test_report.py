@@ -1,116 +1,176 @@
+"""What is said and drawn, of results that were measured and of some that were not."""
+
 from __future__ import annotations
 
-import copy
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 
-from covpool.bench import SIZES, render, summary_into
+from covpool.bench import render
+from covpool.bench.methods import read_results
 from covpool.bench.plot import draw
-from covpool.bench.results import Results
-from covpool.bench.table import markdown
+from covpool.bench.table import WHY_A_GPU_DIFFERS, aligned, markdown
+from covpool.bench.verdicts import verdicts
+from covpool.provenance.results import Results, check_schema
+from tests.bench.made_up import results_of, size, steps
+
+RESULTS = Path(__file__).parents[2] / "results"
+LAYERS = size({"mpn_cov": 1.3, "gap": 0.01})
+GROWING = [steps(8, 2.0, 2.2), steps(32, 4.0, 4.8)]
 
 
-@pytest.fixture
-def named_sizes(results: Results) -> Results:
-    """Results at the sizes that have targets: twice as fast as everything, a whisker of five per cent."""
-    sizes = {}
-    for name, size in SIZES.items():
-        found = copy.deepcopy(results["sizes"]["tiny"])
-        found.update(channels=size.channels, positions=size.positions, batch=size.batch)
-        for contender in found["contenders"].values():
-            contender["value_and_gradient"]["ratio"] = {"median": 2.0, "q1": 1.9, "q3": 2.1}
-        sizes[name] = found
-    results["sizes"] = sizes
-    return results
+def said_of(sentences: list[str], start: str) -> str:
+    (found,) = [sentence for sentence in sentences if sentence.startswith(start)]
+    return found
 
 
-def test_render_needs_nothing_but_the_json(results_file: Path, tmp_path: Path) -> None:
-    moved = Path(shutil.copy(results_file, tmp_path / "some.json"))
-    table, picture = render(moved)
-    assert (table.name, picture.name) == ("some.md", "some.png")
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    assert "](some.png)" in table.read_text(encoding="utf-8")
+def test_made_up_results_follow_the_schema(methods_results: Results) -> None:
+    made_up = results_of(methods_results, {"13x13": size({"mpn_cov": 1.3})}, GROWING)
+    check_schema(made_up, "covpool.bench", "methods")
 
 
-def test_table_without_matplotlib_has_no_picture(
-    results_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_where_isqrt_cov_loses_is_said(methods_results: Results) -> None:
+    there = size({"bcnn": 0.3, "mpn_cov": 1.02, "deep_o2p": 4.0, "isqrt_cov steps=3": 0.7})
+    first, second, *_ = verdicts(results_of(methods_results, {"14x14": there}))
+    assert first.startswith("At 14x14, with gradient, `isqrt_cov` is slower than: `bcnn` (0.30).")
+    assert second == "At 14x14 it is level with: `mpn_cov` (1.02); and faster than: `deep_o2p` (4.00)."
+
+
+def test_that_it_loses_to_none_is_said_too(methods_results: Results) -> None:
+    first, second = verdicts(results_of(methods_results, {"14x14": size({"mpn_cov": 2.0})}))
+    assert "is slower than: none." in first
+    assert second.endswith("level with: none; and faster than: `mpn_cov` (2.00).")
+
+
+@pytest.mark.parametrize(
+    ("ratio", "ending"),
+    [
+        (1.3, "takes 1.30 [1.23, 1.37] times the time of `isqrt_cov`; the paper's ratio is 1.83."),
+        (0.8, "the paper's ratio is 1.83: `isqrt_cov` loses here and wins there."),
+    ],
+)
+def test_the_paper_is_agreed_with_or_contradicted(
+    ratio: float, ending: str, methods_results: Results
 ) -> None:
-    moved = Path(shutil.copy(results_file, tmp_path / "some.json"))
-    monkeypatch.setattr("covpool.bench.report.find_spec", lambda name: None)
-    (table,) = render(moved)
-    assert "![" not in table.read_text(encoding="utf-8")
+    sentences = verdicts(results_of(methods_results, {"13x13": size({"mpn_cov": ratio})}))
+    assert said_of(sentences, "`mpn_cov` takes").endswith(ending)
 
 
-def test_targets_stand_beside_what_was_measured(named_sizes: Results) -> None:
-    rows = markdown(named_sizes).splitlines()
-    assert "| 28x28 | speed over plain | ≥ 1.9x | 2.00 [1.90, 2.10] | met |" in rows
-    unmet = next(row for row in rows if row.startswith("| 14x14 | speed over plain |"))
-    assert unmet.startswith(
-        "| 14x14 | speed over plain | ≥ 3.2x | 2.00 [1.90, 2.10] | **not met**: the products"
+def test_decompositions_are_compared_by_their_value(methods_results: Results) -> None:
+    sentences = verdicts(results_of(methods_results, {"13x13": size({}, eigh=2.0)}))
+    assert said_of(sentences, "`eigh` alone") == (
+        "`eigh` alone takes 2.00 [1.90, 2.10] times as long as the value of `isqrt_cov`; in the paper: "
+        "52.0 by cuSOLVER, 4.39 by Matlab on the CPU, 23.9 by Matlab on the GPU."
     )
-    assert "| 14x14 | time over bare | ≤ 1.25x | 0.50 [0.48, 0.53] | met |" in rows
-    assert "| 14x14 | compiled: time over ours | ≤ 1x |  | not measured |" in rows
 
 
-def test_every_row_of_a_table_has_the_cells_of_its_header(results: Results) -> None:
+def test_the_paper_is_compared_with_at_its_size_alone(methods_results: Results) -> None:
+    results = results_of(methods_results, {"14x14": size({"mpn_cov": 1.3})})
+    assert not any("the paper" in sentence for sentence in verdicts(results))
+    assert "paper: MB" not in markdown(results)
+
+
+def test_speed_that_grows_and_speed_that_does_not(methods_results: Results) -> None:
+    grown = verdicts(results_of(methods_results, trained=GROWING))
+    assert said_of(grown, "On one process the speed").endswith(
+        "grows with every batch size: 4.0 images a second at a batch of 8, 8.0 at 32."
+    )
+    gap = said_of(grown, "On one process a step with `mpn_cov`")
+    assert "takes 1.10 to 1.20 times that with `isqrt_cov`" in gap
+    assert "is 0.4 images a second at a batch of 8, 1.3 at 32" in gap
+    assert "`isqrt_cov` 1.50, `mpn_cov` 1.50." in grown[-1]
+
+    stuck = verdicts(results_of(methods_results, trained=[steps(8, 2.0, 1.8), steps(32, 9.0, 8.0)]))
+    assert "does not grow at a batch of 32" in said_of(stuck, "On two processes the speed")
+    assert "is -0.4 images a second" in said_of(stuck, "On one process a step")
+
+
+def test_page_has_the_paper_beside_ours_and_why_a_gpu_differs(methods_results: Results) -> None:
+    there = size({"mpn_cov": 1.3, "gap": 0.01})
+    page = markdown(results_of(methods_results, {"13x13": there}, GROWING))
+    rows = page.splitlines()
+    assert "| `mpn_cov` | 1.30 (0.65) | 1.30 [1.23, 1.37] | 1.00 | 2.58 (2.41) | 1.83 | 0.377 |" in rows
+    assert "| `isqrt_cov` | 1.00 (0.50) | 1.00 [0.95, 1.05] | 1.00 | 1.41 (0.41) | 1.00 | 1.129 |" in rows
+    (eigh,) = [row for row in rows if row.startswith("| 13x13") and "| `eigh` |" in row]
+    assert eigh.endswith("| 21.3 | 1.8 | 9.8 |")
+    (step,) = [row for row in rows if row.startswith("| 32 | `mpn_cov` |")]
+    assert step.startswith("| 32 | `mpn_cov` | 6.67 [6.06, 7.41] | 1.20 [")
+    assert WHY_A_GPU_DIFFERS in page
+
+
+def test_every_row_of_a_table_has_the_cells_of_its_header(methods_results: Results) -> None:
+    results = results_of(methods_results, {"13x13": size({"mpn_cov": 1.3})}, GROWING)
     cells = None
     for line in markdown(results).splitlines():
-        if not line.startswith("|"):
-            cells = None
-            continue
-        cells = cells or line.count("|")
-        assert line.count("|") == cells, line
+        cells = (cells or line.count("|")) if line.startswith("|") else None
+        assert cells is None or line.count("|") == cells, line
 
 
-def test_table_says_from_how_many_rounds(results: Results) -> None:
-    results["sizes"]["tiny"]["contenders"]["svd"]["value"]["rounds"] = 2
-    (row,) = [line for line in markdown(results).splitlines() if "| svd |" in line and "| 2 |" in line]
-    assert row.endswith("| 3 |")
+def test_render_needs_nothing_but_the_json(methods_file: Path, tmp_path: Path) -> None:
+    moved = Path(shutil.copy(methods_file, tmp_path / "some.json"))
+    page, picture = render(moved)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "](some.png)" in page.read_text(encoding="utf-8")
 
 
-def test_plot_shows_losses_below_one(named_sizes: Results, tmp_path: Path) -> None:
-    matplotlib_axes = pytest.importorskip("matplotlib.axes")
-    bars = []
-    bar = matplotlib_axes.Axes.bar
+def test_a_page_without_matplotlib_has_no_figure(
+    methods_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved = Path(shutil.copy(methods_file, tmp_path / "some.json"))
+    monkeypatch.setattr("covpool.bench.methods.find_spec", lambda name: None)
+    (page,) = render(moved)
+    assert "![" not in page.read_text(encoding="utf-8")
 
-    def spy(self, x, height, *args, **kwargs):
-        bars.append(height)
-        return bar(self, x, height, *args, **kwargs)
 
-    for size in named_sizes["sizes"].values():
-        size["contenders"]["eigh"]["value_and_gradient"]["ratio"] = {"median": 0.9, "q1": 0.85, "q3": 0.95}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(matplotlib_axes.Axes, "bar", spy)
-        draw(named_sizes, tmp_path / "plot.svg")
+@pytest.mark.parametrize("suite", ["isqrt_cov", None])
+def test_results_of_another_suite_are_refused(suite, methods_results: Results, tmp_path: Path) -> None:
+    file = tmp_path / "other.json"
+    file.write_text(json.dumps({**methods_results, "suite": suite}))
+    with pytest.raises(ValueError, match=f"not results of covpool bench: suite is {suite!r}, not 'methods'"):
+        render(file)
+
+
+@pytest.mark.parametrize(
+    ("layers", "trained"), [(None, GROWING), ({"14x14": LAYERS}, None), ({"13x13": LAYERS}, GROWING)]
+)
+def test_whatever_was_measured_is_drawn(layers, trained, methods_results: Results, tmp_path: Path) -> None:
+    draw(results_of(methods_results, layers, trained), tmp_path / "plot.svg")
     assert (tmp_path / "plot.svg").stat().st_size > 0
-    assert sum(height == pytest.approx(-0.1) for height in bars) == len(named_sizes["sizes"])
 
 
-def test_summary_goes_between_the_marks_and_nowhere_else(results_file: Path, tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("above\n<!-- benchmark:begin -->\nold\n<!-- benchmark:end -->\nbelow\n", encoding="utf-8")
-    text = summary_into(page, results_file).read_text(encoding="utf-8")
-    assert text.startswith("above\n<!-- benchmark:begin -->\nValue and gradient")
-    assert text.endswith("<!-- benchmark:end -->\nbelow\n")
-    assert "old" not in text
-    assert "| tiny (16×9, batch 2) |" in text
+def test_the_picture_has_the_papers_figures_beside_ours(
+    methods_results: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from matplotlib.axes import Axes
+
+    marks: dict[str, list[float]] = {}
+    plot = Axes.plot
+
+    def spy(self, x, *args, label=None, **kwargs):
+        marks[label] = list(x)
+        return plot(self, x, *args, label=label, **kwargs)
+
+    monkeypatch.setattr(Axes, "plot", spy)
+    layers = {"13x13": size({"mpn_cov": 1.3}), "14x14": size({"mpn_cov": 1.2})}
+    draw(results_of(methods_results, layers), tmp_path / "plot.svg")
+    assert marks["the paper, GPU"] == pytest.approx([2.58 / 1.41, 1.0])
+    assert marks["the paper, cuSOLVER"] == pytest.approx([21.3 / 0.41, 52.2 / 0.41])
+    assert sorted(marks["either, 14x14"]) == pytest.approx([1.0, 1.2, 1.5, 3.0])
 
 
-def test_a_page_without_marks_is_refused(results_file: Path, tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("nothing here\n", encoding="utf-8")
-    with pytest.raises(ValueError, match="benchmark:begin"):
-        summary_into(page, results_file)
+def test_the_committed_page_and_picture_are_those_of_the_committed_figures(tmp_path: Path) -> None:
+    files = sorted(RESULTS.glob("*/methods--*.json"))
+    if not files:
+        pytest.skip("there are no results beside the tests")
+    for file in files:
+        picture = file.with_suffix(".png")
+        assert picture.exists()
+        assert file.with_suffix(".md").read_text("utf-8") == markdown(read_results(file), picture.name)
+        draw(read_results(file), tmp_path / "again.png")
 
 
-def test_the_front_page_shows_the_committed_results(tmp_path: Path) -> None:
-    """No figure in the README is typed in: rendering the committed results again changes nothing."""
-    root = Path(__file__).parents[2]
-    committed = sorted(root.glob("results/*/isqrt_cov--*--cpu.json"))
-    if not committed:
-        pytest.skip("no results beside the tests")
-    page = Path(shutil.copy(root / "README.md", tmp_path / "README.md"))
-    summary_into(page, committed[-1])
-    assert page.read_text(encoding="utf-8") == (root / "README.md").read_text(encoding="utf-8")
+def test_tables_are_aligned_for_a_terminal() -> None:
+    page = "words | here\n\n| a | bcd |\n| --- | --- |\n| efgh |  |\n\nend"
+    assert aligned(page) == "words | here\n\n| a    | bcd |\n| ---- | --- |\n| efgh |     |\n\nend"

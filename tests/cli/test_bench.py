@@ -1,4 +1,4 @@
-"""``covpool bench``: the suites by one verb."""
+"""``covpool bench``: measure, render, mistakes and help."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from covpool.bench import run_methods
-from covpool.bench.results import read_results
+from covpool.bench.methods import read_results
 from covpool.cli.bench import SUITES, Methods, parse
 from covpool.cli.main import main
 from covpool.cli.parser import make_parser
@@ -26,27 +26,16 @@ def test_methods_prints_the_tables_and_says_where_they_are(
     assert [Path(path).suffix for path in (figures, page, picture)] == [".json", ".md", ".png"]
     assert any(line.startswith("| `mpn_cov` ") for line in report)
     assert list(read_results(figures)["layers"]["6:4"]["entries"])[-1] == "mpn_cov"
-
-
-def test_isqrt_cov_measures_and_renders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "isqrt_cov", "--out", str(tmp_path), "--compiled", "false", "--json", *SMALL]) == 0
-    written = [Path(path) for path in json.loads(capsys.readouterr().out)["files"]]
-    assert [path.suffix for path in written] == [".json", ".md", ".png"]
-    assert read_results(written[0])["sizes"]["6:4"]["batch"] == 2
-
-    page = tmp_path / "page.md"
-    page.write_text("<!-- benchmark:begin -->\n<!-- benchmark:end -->\n", encoding="utf-8")
-    assert main(["bench", "render", str(written[0]), "--page", str(page)]) == 0
-    assert capsys.readouterr().out.split() == [*map(str, written[1:]), str(page)]
-    assert "6:4" in page.read_text(encoding="utf-8")
+    assert main(["bench", "render", figures, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["files"] == [page, picture]
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ([], "say which: methods, isqrt_cov, training, render"),
-        (["magic"], "say which: methods, isqrt_cov, training, render; got 'magic'"),
-        (["isqrt_cov", "--sizes", "[huge]"], "sizes must be among"),
+        ([], "covpool bench needs one of methods, render"),
+        (["magic"], "covpool bench needs one of methods, render; got 'magic'"),
+        (["methods", "--sizes", "[huge]"], "sizes must be among"),
         (["methods", "--methods", "[magic]"], "methods must be one of"),
         (["render", "nowhere.json"], "nowhere.json: No such file"),
     ],

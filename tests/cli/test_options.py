@@ -117,7 +117,7 @@ OPTIONS = {
         "--workers",
     ],
     "explain": ["--against", "--classes", "--limit", "--out", "--pairs", "--top"],
-    "reproduce": ["--add", "--budget", "--data", "--out", "--page", "--runs", "--seeds", "--sets"],
+    "reproduce": ["--add", "--budget", "--data", "--out", "--page", "--runs", "--seeds"],
     "retrieve": [
         "--at",
         "--batch-size",

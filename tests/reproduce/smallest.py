@@ -7,11 +7,11 @@ from pathlib import Path
 
 import torch
 
-from covpool.reproduce.experiments.figure4 import EXPERIMENT
-from covpool.reproduce.miniature.configuration import SMALLEST
+from covpool.reproduce.networks import SMALLEST
+from covpool.reproduce.resnet import FIGURE4
 from covpool.reproduce.runner import Place, run_experiments
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     data, folder = map(Path, sys.argv[1:])
-    run_experiments([EXPERIMENT], Place(data, folder / "runs", folder / "out", SMALLEST), seeds=1)
+    run_experiments([FIGURE4], Place(data, folder / "runs", folder / "out", SMALLEST), seeds=1)

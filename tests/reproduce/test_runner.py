@@ -1,4 +1,4 @@
-"""Every experiment in its smallest form: all that happens in hours happens here in seconds."""
+"""Every experiment in its smallest form."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from covpool.reproduce.command import draw, run_all, write_page
+from covpool.reproduce.claims import Experiment
 from covpool.reproduce.experiments import EXPERIMENTS, TRAINED
-from covpool.reproduce.experiments.experiment import Experiment
-from covpool.reproduce.known_runs import known_runs
-from covpool.reproduce.miniature.configuration import SMALLEST
-from covpool.reproduce.runner import Place, left, plan, run_experiments
+from covpool.reproduce.networks import SMALLEST
+from covpool.reproduce.record import known_runs
+from covpool.reproduce.runner import Place, draw, left, plan, run_all, run_experiments, write_page
 
 ROWS = 4
 
@@ -31,6 +30,7 @@ def few_rows(experiment: Experiment) -> Experiment:
     return dataclasses.replace(experiment, rows=rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("experiment", TRAINED, ids=lambda experiment: experiment.name)
 def test_smallest_form(experiment: Experiment, tiny_imagenet: Path, tmp_path: Path) -> None:
     told: list[str] = []
@@ -58,6 +58,7 @@ def finished(runs: Path) -> list[Path]:
     return [path for path in runs.glob("*/summary.json") if json.loads(path.read_bytes())["finished"]]
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on(tiny_imagenet: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.reproduce.smallest", str(tiny_imagenet), str(tmp_path)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -84,6 +85,7 @@ def test_a_killed_run_goes_on(tiny_imagenet: Path, tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("out/*/*.png"))) == 1
 
 
+@pytest.mark.slow
 def test_seeds_are_added_to_results_without_their_runs(tiny_imagenet: Path, tmp_path: Path) -> None:
     gap, exact = EXPERIMENTS["figure4"].rows[:2]  # type: ignore[union-attr]
     curves = dataclasses.replace(EXPERIMENTS["figure4"], rows=(gap, exact))
@@ -104,6 +106,7 @@ def test_seeds_are_added_to_results_without_their_runs(tiny_imagenet: Path, tmp_
     assert len(finished(tmp_path / "second")) == 2
 
 
+@pytest.mark.slow
 def test_runs_of_another_machine_are_known_and_its_times_are_not(tiny_imagenet: Path, tmp_path: Path) -> None:
     exact = EXPERIMENTS["approximation"].rows[-1]  # type: ignore[union-attr]
     spectra = dataclasses.replace(
@@ -127,6 +130,7 @@ def test_runs_of_another_machine_are_known_and_its_times_are_not(tiny_imagenet: 
     assert after["times"] != before["times"]
 
 
+@pytest.mark.slow
 def test_an_experiment_keeps_a_run_of_its_own(tiny_imagenet: Path, tmp_path: Path) -> None:
     row = EXPERIMENTS["approximation"].rows[-1]  # type: ignore[union-attr]
     both = [dataclasses.replace(EXPERIMENTS[name], rows=(row,)) for name in ("figure2", "approximation")]
@@ -167,11 +171,12 @@ def test_data_is_asked_for() -> None:
         run_all("figure2")
 
 
-def test_sets_are_asked_for(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="table7 needs the image sets: give --sets"):
+def test_table7_is_measured_from_a_checkout(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"table7 is measured from a checkout: python -m experiments\.fine_"):
         run_all("table7", runs=tmp_path, out=tmp_path)
 
 
+@pytest.mark.slow
 def test_the_page_of_no_results_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("docs").mkdir()

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -193,3 +194,23 @@ def garbage_collector_off() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def timing_figures(timing: Timing) -> dict[str, Any]:
+    """Seconds and ratio with quartiles, and from how many rounds."""
+    return {
+        "seconds": spread_figures(timing.seconds),
+        "ratio": spread_figures(timing.ratio),
+        "rounds": timing.seconds.count,
+        "calls_per_sample": timing.calls_per_sample,
+    }
+
+
+def rounded(number: float) -> float:
+    """Five digits: more is noise."""
+    return float(f"{number:.5g}")
+
+
+def spread_figures(spread: Spread) -> dict[str, float]:
+    """Median and quartiles."""
+    return {name: rounded(getattr(spread, name)) for name in ("median", "q1", "q3")}

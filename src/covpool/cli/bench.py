@@ -1,4 +1,4 @@
-"""``covpool bench``: see :func:`covpool.bench.run_methods` and its neighbours, a dataclass for each suite."""
+"""``covpool bench``: see :func:`covpool.bench.run_methods`; one dataclass per subcommand."""
 
 # Annotations are not postponed here: jsonargparse would import what is for type checkers to evaluate them.
 import logging
@@ -14,22 +14,24 @@ from covpool.functional.arguments import did_you_mean
 
 @dataclass(frozen=True)
 class Methods:
-    """Time and memory of every pooling method beside the paper's figures: its Table 2 and Figure 3.
+    """Measure time and memory of every pooling method, next to the paper's Table 2 and Figure 3.
 
-    About 15 minutes on two cores. Written are a JSON of figures, a page and a picture; the page is printed.
+    It takes about 15 minutes on two cores. It writes a JSON, a page and a figure, and prints the page.
 
     Attributes:
-        out: the folder of results.
-        sections: ``layers`` is Table 2, ``training`` is Figure 3; as ``[layers]``, both if not given.
-        methods: as ``[gap,mpn_cov]``; all if not given. isqrt_cov is always there, for comparison.
-        sizes: of the layers' features, as ``[13x13]``: 13x13, 14x14, 7x7, vit, 28x28; or channels and
+        out: results folder.
+        sections: parts to measure: ``layers`` (Table 2), ``training`` (Figure 3), as ``[layers]``; both if
+            not given.
+        methods: pooling methods, as ``[gap,mpn_cov]``; all if not given. isqrt_cov, the reference, is always
+            measured.
+        sizes: feature sizes of the layers, as ``[13x13]``: 13x13, 14x14, 7x7, vit, 28x28; or channels and
             positions, as ``["64:49"]``.
-        batch: images in a layer's batch; each size's own if not given.
-        rounds: of the layers.
-        batch_sizes: of the steps of training, as ``[8,16]``.
-        step_rounds: of the steps of training.
-        device: of the layers; steps of training are timed on CPUs alone.
-        seed: of all that is random.
+        batch: images per batch of a layer; the size's own if not given.
+        rounds: timed rounds of the layers.
+        batch_sizes: batch sizes of the training steps, as ``[8,16]``.
+        step_rounds: timed rounds of the training steps.
+        device: device of the layers; training steps always run on the CPU.
+        seed: random seed.
     """
 
     out: str = "results"
@@ -45,79 +47,31 @@ class Methods:
 
 
 @dataclass(frozen=True)
-class IsqrtCov:
-    """Time, memory and rounding of isqrt_cov against all that one would use in its place.
-
-    Attributes:
-        out: the folder of results.
-        sizes: of the features, as ``[13x13]``: 13x13, 14x14, 7x7, vit, 28x28; or channels and positions, as
-            ``["64:49"]``. All that have a name if not given.
-        batch: images in a batch; each size's own if not given.
-        rounds: that are timed.
-        compiled: whether to time what torch.compile makes of it too.
-        resume: keep the sizes that are there already.
-        device: to run on.
-        seed: of all that is random.
-    """
-
-    out: str = "results"
-    sizes: tuple[str, ...] | None = None
-    batch: int | None = None
-    rounds: int = 30
-    compiled: bool = True
-    resume: bool = False
-    device: Literal["cpu", "cuda"] = "cpu"
-    seed: int = 0
-
-
-@dataclass(frozen=True)
-class Training:
-    """What the loop of training costs beside a bare one, shards beside a folder, two processes beside one.
-
-    Attributes:
-        images: a collection of images with a train split.
-        out: the folder of results.
-        rounds: of turns.
-    """
-
-    images: Path
-    out: str = "results"
-    rounds: int = 15
-
-
-@dataclass(frozen=True)
 class Render:
-    """Draw table and picture of results anew, from their JSON alone.
+    """Write page and figure again from a results JSON.
 
     Attributes:
-        file: the JSON, of methods or isqrt_cov.
-        page: a Markdown page with benchmark marks, to write the summary of isqrt_cov into.
+        file: JSON file of ``covpool bench methods``.
     """
 
     file: Path
-    page: Path | None = None
 
 
 EXAMPLE = "covpool bench methods --sections '[layers]' --methods '[gap]' --rounds 3"
-Arguments = Methods | IsqrtCov | Training | Render
-SUITES: dict[str, type[Arguments]] = {
-    "methods": Methods,
-    "isqrt_cov": IsqrtCov,
-    "training": Training,
-    "render": Render,
-}
+Arguments = Methods | Render
+SUITES: dict[str, type[Arguments]] = {"methods": Methods, "render": Render}
 
 
 @dataclass(frozen=True)
 class Written:
-    """The files, the JSON first, and a report for reading at once, where there is one."""
+    """The files written, the JSON first, and the page to print."""
 
     files: tuple[str, ...]
     report: str = ""
 
 
 def parse(words: Sequence[str]) -> tuple[Arguments, bool]:
-    """The suite, and what is asked of it."""
+    """Parse the subcommand and its options."""
     from covpool.cli.parser import parse as parse_options
 
     suite, *rest = words or [""]
@@ -126,31 +80,30 @@ def parse(words: Sequence[str]) -> tuple[Arguments, bool]:
         raise SystemExit(0)
     if suite not in SUITES:
         got = f"; got {suite!r}{did_you_mean(suite, SUITES)}" if suite else ""
-        raise UsageError(f"say which: {', '.join(SUITES)}{got}")
+        raise UsageError(f"covpool bench needs one of {', '.join(SUITES)}{got}")
     return parse_options(f"covpool bench {suite}", SUITES[suite], rest)
 
 
 def run(arguments: Arguments) -> Written:
-    """Measure and draw, or draw alone."""
+    """Measure and render, or render alone."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     if isinstance(arguments, Methods):
         return _methods(arguments)
-    if isinstance(arguments, IsqrtCov):
-        return _isqrt_cov(arguments)
-    return _training(arguments) if isinstance(arguments, Training) else _render(arguments)
+    from covpool.bench.methods import render
+
+    return Written(tuple(map(str, render(arguments.file))))
 
 
 def text(result: Written) -> str:
-    """The report, and where it is."""
+    """Return the page and the paths of the files."""
     return "\n".join(([result.report] if result.report else []) + list(result.files))
 
 
 def _methods(arguments: Methods) -> Written:
     from dataclasses import replace
 
-    from covpool.bench import render, run_methods
-    from covpool.bench.cells import aligned
-    from covpool.bench.methods.suite import LAYER_SCHEDULE
+    from covpool.bench.methods import LAYER_SCHEDULE, render, run_methods
+    from covpool.bench.table import aligned
     from covpool.cli.progress import Progress
 
     path = run_methods(
@@ -168,39 +121,6 @@ def _methods(arguments: Methods) -> Written:
     )
     files = [path, *render(path)]
     return Written(tuple(map(str, files)), aligned(files[1].read_text(encoding="utf-8")))
-
-
-def _isqrt_cov(arguments: IsqrtCov) -> Written:
-    from covpool.bench import CONTENDERS, Schedule, render, run_isqrt_cov
-    from covpool.cli.progress import Progress
-
-    path = run_isqrt_cov(
-        arguments.out,
-        sizes=arguments.sizes,
-        batch=arguments.batch,
-        contenders=[name for name in CONTENDERS if arguments.compiled or name != "compiled"],
-        schedule=Schedule(rounds=arguments.rounds),
-        device=arguments.device,
-        seed=arguments.seed,
-        resume=arguments.resume,
-        progress=Progress,
-    )
-    return Written((str(path), *map(str, render(path))))
-
-
-def _training(arguments: Training) -> Written:
-    from covpool.bench.training import run_training
-
-    return Written((str(run_training(arguments.images, arguments.out, arguments.rounds)),))
-
-
-def _render(arguments: Render) -> Written:
-    from covpool.bench import render, summary_into
-
-    written = render(arguments.file)
-    if arguments.page is not None:
-        written.append(summary_into(arguments.page, arguments.file))
-    return Written(tuple(map(str, written)))
 
 
 def _help() -> str:

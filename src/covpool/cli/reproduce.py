@@ -11,28 +11,26 @@ EXAMPLE = "covpool reproduce page --out results --page results.md"
 
 @dataclass(frozen=True)
 class Arguments:
-    """Run a table or a figure of the paper again, in miniature, and judge its claims.
+    """Reproduce a table or a figure of the paper in miniature, and evaluate its claims.
 
-    Networks learn a part of Tiny-ImageNet, each in minutes, one after the other; stopped, the same command
-    goes on. Written are a JSON of all runs, a CSV, a page and a figure.
+    Small networks train on a part of Tiny-ImageNet, each in minutes. Rerun the command to resume. It writes
+    a JSON of all runs, a CSV, a page and a figure.
 
     Attributes:
-        experiment: ``figure2``, ``table2``, ``table3``, ``table4``, ``figure4``, ``table5``, ``table6``,
-            ``approximation``, ``table7``; ``all`` of them; ``draw``, to draw anew what was measured; or
-            ``page``, to write the page that puts the paper's figures and ours side by side.
-        data: the folder tiny-imagenet-200, as it is shipped.
-        sets: for ``table7``, a folder with cub, cars, flowers and sparrows, each by class.
-        runs: a folder for training runs.
-        out: the folder of results.
-        seeds: of every row that a claim rests on.
-        budget: of time, as ``8h``: fewer seeds where it is not enough for all.
-        add: to the results in ``--out``: runs that they hold are not trained again.
-        page: to write.
+        experiment: ``figure2``, ``table2``, ``table3``, ``table4``, ``figure4``, ``table5``, ``table6`` or
+            ``approximation``; ``all`` of them; ``draw``, to write tables and figures again from the results;
+            or ``page``, to write the page that compares the paper's figures with ours.
+        data: folder tiny-imagenet-200, as shipped.
+        runs: folder of the training runs.
+        out: results folder.
+        seeds: number of random seeds per row.
+        budget: time limit, as ``8h``; covpool trains fewer seeds if the time is too short for all.
+        add: add seeds to the results in ``--out``, without training their runs again.
+        page: page to write.
     """
 
     experiment: str
     data: Path | None = None
-    sets: Path | None = None
     runs: Path = Path("runs/reproduce")
     out: Path = Path("results")
     seeds: int = 3
@@ -43,16 +41,16 @@ class Arguments:
 
 @dataclass(frozen=True)
 class Written:
-    """The files, and what to say of them."""
+    """The files written, and the pages to print."""
 
     files: tuple[str, ...]
     report: str = ""
 
 
 def run(arguments: Arguments) -> Written:
-    """Train, measure and write."""
+    """Train, measure, and write the results."""
     from covpool.cli.progress import Progress
-    from covpool.reproduce.command import draw, run_all, write_page
+    from covpool.reproduce.runner import draw, run_all, write_page
 
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     if arguments.experiment == "page":
@@ -62,7 +60,6 @@ def run(arguments: Arguments) -> Written:
     files = run_all(
         arguments.experiment,
         data=arguments.data,
-        sets=arguments.sets,
         runs=arguments.runs,
         out=arguments.out,
         seeds=arguments.seeds,
@@ -76,5 +73,5 @@ def run(arguments: Arguments) -> Written:
 
 
 def text(result: Written) -> str:
-    """The pages, and where everything is."""
+    """Return the pages and the paths of the files."""
     return "\n".join([*([result.report] if result.report else []), *result.files])

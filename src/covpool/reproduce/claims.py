@@ -8,11 +8,18 @@ adds is not in it; all rows are tested on the same ones.
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
+
+from matplotlib.figure import Figure
+
+from covpool.provenance.results import results_file
+from covpool.reproduce.networks import Configuration
 
 Results = dict[str, Any]
 Verdict = Literal[
@@ -192,3 +199,85 @@ def _judged(
         return Judgement(ours, "does not agree")
     near = points is None or abs(difference - points) <= margin
     return Judgement(ours, "agrees" if near else "agrees in sign")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table.
+
+    Attributes:
+        label: in the table.
+        configuration: with the first seed.
+        seeds: how many there are at most; ``None`` where a claim rests on it: as many as are asked for.
+    """
+
+    label: str
+    configuration: Configuration
+    seeds: int | None = None
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A table or a figure of the paper.
+
+    Attributes:
+        name: on the command line and of its files.
+        title: for people.
+        paper: what the paper shows there, in a sentence.
+        at_full_size: what would change there.
+        rows: what is trained.
+        claims: what the paper says about them, with a number or a sign.
+        draw: the figure, from the results.
+        reference: the row whose time the others' are divided by; ``None`` where nothing is timed.
+        observed: rows that are looked into epoch by epoch.
+    """
+
+    name: str
+    title: str
+    paper: str
+    at_full_size: str
+    rows: tuple[Row, ...]
+    claims: tuple[Claim, ...]
+    draw: Callable[[Results, Figure], None]
+    reference: str | None = None
+    observed: tuple[str, ...] = ()
+
+    def configurations(self, seeds: int) -> list[tuple[str, Configuration]]:
+        """Labels and what to train, for so many seeds at most; all of a seed before the next."""
+        return [
+            (row.label, replace(row.configuration, seed=seed))
+            for seed in range(seeds)
+            for row in self.rows
+            if row.seeds is None or seed < row.seeds
+        ]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A table of the paper.
+
+    Attributes:
+        name: on the command line.
+        title: for people.
+        paper: what the paper shows there, in a sentence.
+        at_full_size: what would change there.
+        files: the beginnings of the names of its files of results.
+        claims: judged by a dictionary of the results, each under the beginning of its file's name.
+        run: measures it, given the results folder; None if only the commands do.
+        commands: commands of a checkout that measure it.
+    """
+
+    name: str
+    title: str
+    paper: str
+    at_full_size: str
+    files: tuple[str, ...]
+    claims: tuple[Claim, ...]
+    run: Callable[[Path], None] | None = None
+    commands: tuple[str, ...] = ()
+
+    def read(self, folder: Path) -> tuple[Results, list[Path]]:
+        """The results that are in a folder, and where they are."""
+        found = {name: results_file(folder, name) for name in self.files}
+        paths = {name: path for name, path in found.items() if path is not None}
+        return {name: json.loads(path.read_bytes()) for name, path in paths.items()}, list(paths.values())

@@ -1,74 +1,90 @@
-"""The page of results: every claim of the paper, what was measured, and a verdict, from files alone."""
+"""The page of results: every claim of the paper, our measurement and a verdict; and training at full size."""
 
 from __future__ import annotations
 
+import functools
 import json
+import shlex
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from covpool.models.plan import plan
 from covpool.provenance.results import results_file
-from covpool.reproduce import full_size, precisions, record
-from covpool.reproduce.claims import CONFIDENCE, Results
+from covpool.reproduce.claims import CONFIDENCE, Experiment, Measurement, Results
 from covpool.reproduce.experiments import EXPERIMENTS, TRAINED
-from covpool.reproduce.experiments.experiment import Experiment
-from covpool.reproduce.experiments.measurement import Measurement
-from covpool.reproduce.miniature.configuration import MINIATURE
+from covpool.reproduce.networks import MINIATURE
+from covpool.reproduce.record import claim_lines, empty_results, precision_differences, precision_sentence
+from covpool.train.recipe_files import read_recipe
 
-HEAD = """# The paper's claims, and what was measured
+HEAD = """# The paper's claims, and our measurements
 
-Made by `covpool reproduce page` from the files in [results](../results). The paper trains on ImageNet
-and on GPUs. What stands here was trained on {classes} classes of Tiny-ImageNet ({train:,} images of 64
-pixels, {val:,} to test on), in minutes on a CPU, by networks of the same form with fewer
-channels. Whether a difference has the sign that the paper reports can be seen at this size; how
-large it is cannot. Errors are those of the last epoch.
+This page compares every claim of the paper with a measurement. `covpool reproduce page` makes it from
+the files in [results](../results). The paper trains on ImageNet with GPUs. The networks here have the
+same form with fewer channels. They train in minutes on a CPU, on {classes} classes of Tiny-ImageNet
+({train:,} training images of 64 pixels, {val:,} test images). This size can show the sign of a
+difference, but not how large it is on ImageNet. Errors are those of the last epoch.
 
 ```sh
 pip install 'covpool[eval]'
-covpool reproduce figure2 --data tiny-imagenet-200          # one of them; stopped, it goes on where it was
-covpool reproduce all --data tiny-imagenet-200 --budget 8h  # all that fits: fewer seeds, never fewer rows
-covpool reproduce figure2 --data tiny-imagenet-200 --add    # more seeds to results whose runs are gone
-covpool reproduce table7 --sets SETS                        # cub, cars, flowers and sparrows, by class
+covpool reproduce figure2 --data tiny-imagenet-200          # one experiment; rerun the command to resume
+covpool reproduce all --data tiny-imagenet-200 --budget 8h  # all, with as many seeds as the budget allows
+covpool reproduce figure2 --data tiny-imagenet-200 --add    # add seeds to results without their training runs
 ```
+
+Table 7 is measured from a checkout, by the commands in [experiments](../experiments/README.md).
 
 Of {claims} claims, {counted}.
 
-**Verdicts.** A difference of errors ± its standard error, from the spread of seeds pooled over the rows
-of the experiment that learned, is resolved if it exceeds Student's t at {confidence:.0%}, one-sided.
-*Agrees*: resolved, with the paper's sign, and its size within the same margin, where it has one. *Agrees
-in sign*: resolved, of another size. *Does not agree*: resolved, with the other sign. *Not resolved
-here*: smaller than what seeds make of it, or of one seed, or some seeds failed. Ratios of times are
-medians with quartiles in brackets, and are resolved where the quartiles are on one side of 1; two times
-are the same within a tenth, and so is memory. Accuracies of Table 7 are resolved by Welch's test of their
-own seeds. A run that fails counts as guessing. *Beyond the paper*: it says nothing to agree with.
+**Verdicts.** Differences of errors are given with their standard error (±). It comes from the spread
+over seeds, pooled over the rows of the experiment that learned. A difference is resolved if it exceeds
+Student's t at {confidence:.0%}, one-sided.
 
-Runs are in bfloat16 where the CPU multiplies it, in float32 elsewhere; each table tells how many.
+- *Agrees*: resolved, with the paper's sign, and its size is within the same margin if the paper gives one.
+- *Agrees in sign*: resolved, with the paper's sign, of another size.
+- *Does not agree*: resolved, with the other sign.
+- *Not resolved here*: the difference is within seed noise, there is only one seed, or a seed failed.
+- *Beyond the paper*: the paper has no such number.
+
+Ratios of times are medians with quartiles in brackets. They are resolved if both quartiles are on one
+side of 1. Two times are the same within 10 %, and so is memory. Accuracies of Table 7 are resolved by
+Welch's test on their own seeds. A failed run counts as guessing.
+
+Runs use bfloat16 on CPUs with bfloat16 products, and float32 on others. Each table gives the numbers of
+both.
 {precision}
 
-What the choice of test images adds is not in the ±: between two runs it is about a point on so many
-images, so a verdict is on these images. With so many claims, each at {confidence:.0%}, a few are resolved by
-chance.
+The ± does not include the choice of test images, which adds about one point between two runs. A verdict
+therefore holds for these test images. With this many claims at {confidence:.0%} each, a few are resolved
+by chance.
 """
 
 
 def page(folder: Path, link: str) -> str:
-    """As Markdown.
+    """Return the whole page as Markdown.
 
     Args:
-        folder: of the results of one version.
-        link: the way from the page to that folder.
+        folder: folder with the results of one version.
+        link: path from the page to that folder.
     """
+    return "\n".join([claims_page(folder, link), "## At full size", "", *full_size_lines()]) + "\n"
+
+
+def claims_page(folder: Path, link: str) -> str:
+    """Return the page without the part on training at full size, whose FLOPs take a while to count."""
     parts, verdicts = [], Counter[str]()
     for experiment in EXPERIMENTS.values():
         found, paths = _found(experiment, folder)
         judged = [(claim, claim.judge(found)) for claim in experiment.claims]
         verdicts.update(judgement.verdict for _, judgement in judged)
-        claims = record.claim_lines(judged)
+        claims = claim_lines(judged)
         parts += [f"## {experiment.title}", "", f"The paper: {experiment.paper}.", "", *claims, ""]
         parts += _files(paths, link)
         parts += [f"At full size: {experiment.at_full_size}", ""]
     head = _head(verdicts, folder.parent)
-    return "\n".join([*head, *parts, "## At full size", "", *full_size.lines()]) + "\n"
+    return "\n".join([*head, *parts])
 
 
 def _found(experiment: Experiment | Measurement, folder: Path) -> tuple[Results, list[Path]]:
@@ -76,7 +92,7 @@ def _found(experiment: Experiment | Measurement, folder: Path) -> tuple[Results,
         return experiment.read(folder)
     path = results_file(folder, experiment.name)
     if path is None:
-        return record.new_results(experiment, MINIATURE), []
+        return empty_results(experiment, MINIATURE), []
     return json.loads(path.read_text(encoding="utf-8")), [path]
 
 
@@ -91,9 +107,117 @@ def _files(paths: Sequence[Path], link: str) -> list[str]:
 
 def _head(verdicts: Counter[str], out: Path) -> list[str]:
     classes = MINIATURE.classes
-    precision = precisions.sentence(precisions.differences(TRAINED, out, MINIATURE))
+    precision = precision_sentence(precision_differences(TRAINED, out, MINIATURE))
     counted = "; ".join(f"{verdict}: {count}" for verdict, count in verdicts.most_common())
     total = verdicts.total()
     numbers = {"classes": classes, "train": 500 * classes, "val": 50 * classes, "confidence": CONFIDENCE}
     made = HEAD.format(claims=total, counted=counted, precision=precision, **numbers)
     return [*made.splitlines(), ""]
+
+
+IMAGES = 1_281_167
+CLASSES = 1000
+GPUS = 8
+# bfloat16 products of an A100, and the share of them that convolutional networks come to, see docs/scale.md.
+PEAK, SHARE = 312e12, 0.1
+# Images/s that a core decodes, measured by experiments/bulk.py, and cores per GPU.
+DECODED, WORKERS = 205.7, 12
+
+
+@dataclass(frozen=True)
+class FullSize:
+    """A row of the paper.
+
+    Attributes:
+        row: which.
+        recipe: by its name.
+        expected: top-1 and top-5 error, or what the paper says.
+        changes: of the recipe, by key.
+    """
+
+    row: str
+    recipe: str
+    expected: str
+    changes: dict[str, Any] = field(default_factory=dict)
+
+    def command(self) -> str:
+        """On one machine with eight GPUs."""
+        words = ["torchrun", "--nproc-per-node", str(GPUS), "-m", "covpool", "train", "--recipe", self.recipe]
+        words += ["--data", "imagenet", "--precision", "bfloat16", "--workers", str(WORKERS)]
+        for key, value in self.changes.items():
+            words += [f"--{key.replace('_', '-')}", value if isinstance(value, str) else json.dumps(value)]
+        return shlex.join(words)
+
+    @functools.cached_property
+    def gigaflops(self) -> float:
+        """Of an image, forward and backward."""
+        recipe = read_recipe(self.recipe, {"model.num_classes": CLASSES, **_as_keys(self.changes)})
+        total = plan(recipe.model, batch_size=2).total  # BatchNorm of a hidden layer needs two
+        return (total.forward_flops + total.backward_flops) / 2 / 1e9
+
+    def epochs(self) -> int:
+        """As the recipe says."""
+        return read_recipe(self.recipe).schedule.epochs
+
+    def images_per_second(self) -> float:
+        """What the GPUs compute, or the cores decode, whichever is less."""
+        return min(GPUS * PEAK * SHARE / (self.gigaflops * 1e9), GPUS * WORKERS * DECODED)
+
+    def hours(self) -> float:
+        """Of training."""
+        return IMAGES * self.epochs() / self.images_per_second() / 3600
+
+
+ROWS = (
+    *(
+        FullSize(f"Figure 2, N={steps}", "alexnet-imagenet", told, {"model.pool_options": {"steps": steps}})
+        for steps, told in ((1, "1.3 points below Plain-COV"), (3, "38.8"), (7, "as N=5"), (9, "above N=7"))
+    ),
+    FullSize("Figure 2, Plain-COV", "alexnet-imagenet", "1.3 points above N=1", {"pool": "cov"}),
+    FullSize("Figure 2 and Table 3, MPN-COV", "alexnet-imagenet", "38.51 / 17.60", {"pool": "mpn_cov"}),
+    FullSize("Table 3, AlexNet", "alexnet-imagenet", "41.8 / 19.2", {"pool": "gap"}),
+    FullSize("Table 3, B-CNN", "alexnet-imagenet", "39.89 / 18.32", {"pool": "bcnn"}),
+    FullSize("Table 3, DeepO2P", "alexnet-imagenet", "42.16 / 19.62", {"pool": "deep_o2p"}),
+    FullSize("Table 3, improved B-CNN", "alexnet-imagenet", "40.75 / 18.91", {"pool": "improved_bcnn"}),
+    FullSize("Table 3, G2DeNet", "alexnet-imagenet", "38.71 / 17.66", {"pool": "g2denet"}),
+    FullSize("Table 3, iSQRT-COV (Frobenius)", "alexnet-imagenet-frobenius", "38.78 / 17.67"),
+    FullSize("Figure 2, N=5; Table 3, iSQRT-COV (trace)", "alexnet-imagenet", "38.45 / 17.52"),
+    FullSize("Table 4, without", "resnet50-imagenet-uncompensated", "does not converge"),
+    FullSize("Table 4, BatchNorm", "resnet50-imagenet-batchnorm", "23.12 / 6.60"),
+    FullSize("Tables 4, 5, 6, ResNet-50, d=256", "resnet50-imagenet", "22.14 / 6.22"),
+    FullSize("Figure 4, 90 epochs", "resnet50-imagenet-90", "top-5 6.12"),
+    FullSize("Figure 4 and Table 5, MPN-COV", "resnet50-imagenet-90", "22.73 / 6.54", {"pool": "mpn_cov"}),
+    FullSize("Tables 5 and 6, ResNet-50", "resnet50-imagenet", "24.7 / 7.8, by He et al.", {"pool": "gap"}),
+    FullSize("Table 5, ResNet-101", "resnet101-imagenet", "21.21 / 5.68"),
+    FullSize(
+        "Table 5, ResNet-101, first order", "resnet101-imagenet", "23.6 / 7.1, by He et al.", {"pool": "gap"}
+    ),
+    FullSize("Table 6, d=128", "resnet50-imagenet-d128", "22.78 / 6.43"),
+    FullSize("Table 6, d=64", "resnet50-imagenet-d64", "23.73 / 6.99"),
+    FullSize(
+        "VGG-D, before Table 7", "vgg-d-imagenet", "not in the paper; 23.98 / 7.12 by the authors' code"
+    ),
+)
+
+
+def full_size_lines() -> list[str]:
+    """For the page, as Markdown."""
+    made = [
+        f"Hours = {IMAGES:,} images × epochs / images a second. These are the lower of {GPUS} GPUs × "
+        f"{PEAK / 1e12:.0f} TFLOP/s × {SHARE:.0%} / FLOP an image, forward and backward as `covpool plan` "
+        f"counts them (A100s in bfloat16, and the share of their peak that convolutional networks come to), "
+        f"and of {GPUS * WORKERS} cores × {DECODED} images decoded a second. An estimate: no GPU was at "
+        "hand. Methods by eigendecomposition take longer than their FLOP say, since a GPU waits in them.",
+        "",
+        "| row | epochs | GFLOP an image | images a second | hours | top-1 / top-5 error to expect |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in ROWS:
+        cells = [row.row, str(row.epochs()), f"{row.gigaflops:.1f}", f"{row.images_per_second():,.0f}"]
+        made.append(f"| {' | '.join([*cells, f'{row.hours():.1f}', row.expected])} |")
+    return [*made, "", "```sh", *(f"{row.command()}  # {row.row}" for row in ROWS), "```"]
+
+
+def _as_keys(changes: dict[str, Any]) -> dict[str, Any]:
+    """``pool`` is short for ``model.pool`` on a command line."""
+    return {"model.pool" if key == "pool" else key: value for key, value in changes.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,12 @@ from covpool.drawing import png
 from covpool.durable import replace_file
 from covpool.models.strict_json import plain_json
 from covpool.models.tensors import versions
-from covpool.provenance import results as origin
-from covpool.provenance.results import results_path
-from covpool.reproduce.claims import Claim, Judgement, errors
-from covpool.reproduce.experiments.experiment import Experiment
+from covpool.provenance.results import Results, check_schema, new_results, results_path
+from covpool.reproduce.claims import Claim, Experiment, Judgement, errors
 from covpool.reproduce.figures import empty_figure
-from covpool.reproduce.miniature.configuration import Scale
+from covpool.reproduce.networks import Scale
 from covpool.train.run_folder import csv_bytes
 
-Results = origin.Results
 PACKAGE = "covpool.reproduce"
 SCHEMA = "experiment"
 # The code that a number depends on.
@@ -31,9 +28,9 @@ ROOMS = ("functional", "nn", "models", "data", "train", "reproduce")
 COLUMNS = ("seed", "top1_error", "top5_error", "train_error", "epochs", "parameters", "seconds", "failed")
 
 
-def new_results(experiment: Experiment, scale: Scale) -> Results:
+def empty_results(experiment: Experiment, scale: Scale) -> Results:
     """Without a run yet."""
-    head = origin.new_results(ROOMS, {"scale": asdict(scale)}, "cpu", None)
+    head = new_results(ROOMS, {"scale": asdict(scale)}, "cpu", None)
     head["versions"] |= versions()
     return {
         "experiment": experiment.name,
@@ -51,12 +48,12 @@ def earlier(experiment: Experiment, scale: Scale, out: Path) -> dict[Path, Resul
     Raises:
         ValueError: if a file is not what it should be.
     """
-    head = new_results(experiment, scale)
+    head = empty_results(experiment, scale)
     own = results_path(out, experiment.name, head)
     found = {}
     for path in sorted(own.parent.glob(f"{experiment.name}--*.json"), key=lambda path: (path == own, path)):
         results = json.loads(path.read_bytes())
-        origin.check_schema(results, PACKAGE, SCHEMA)
+        check_schema(results, PACKAGE, SCHEMA)
         if results["arguments"] == head["arguments"]:
             found[path] = results
     return found
@@ -65,7 +62,7 @@ def earlier(experiment: Experiment, scale: Scale, out: Path) -> dict[Path, Resul
 def write(results: Results, out: Path) -> Path:
     """Check and write the JSON."""
     plain = plain_json("results", results)
-    origin.check_schema(plain, PACKAGE, SCHEMA)
+    check_schema(plain, PACKAGE, SCHEMA)
     path = results_path(out, plain["experiment"], plain)
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, (json.dumps(plain, indent=1, ensure_ascii=False) + "\n").encode())
@@ -75,7 +72,7 @@ def write(results: Results, out: Path) -> Path:
 def render(experiment: Experiment, path: Path) -> list[Path]:
     """CSV, page and figure, from the JSON alone."""
     results = json.loads(path.read_text(encoding="utf-8"))
-    origin.check_schema(results, PACKAGE, SCHEMA)
+    check_schema(results, PACKAGE, SCHEMA)
     made = {
         path.with_suffix(".csv"): _csv(results),
         path.with_suffix(".md"): f"{table(experiment, results)}\n".encode(),
@@ -167,3 +164,55 @@ def _picture(experiment: Experiment, results: Results) -> bytes:
     experiment.draw(results, figure)
     figure.suptitle(experiment.title, fontsize=11, x=0.01, ha="left")
     return png(figure)
+
+
+Runs = dict[str, dict[str, Any]]
+
+
+def known_runs(experiments: Iterable[Experiment], out: Path, scale: Scale) -> dict[str, Runs]:
+    """Of each experiment by its name: runs by the names of their configurations, at this scale.
+
+    Those of other machines too: but for the precision, what a network learns is no matter of the machine, and
+    each run tells of its own, of its precision and of its commit. Experiments share runs, so a run of one is
+    known to all; where one has a run of its own, it keeps it.
+    """
+    own = {experiment.name: held_runs(experiment, out, scale) for experiment in experiments}
+    # Of several experiments that hold one, the first lends its own to those that hold none.
+    shared = {name: run for runs in reversed(own.values()) for name, run in runs.items()}
+    return {experiment: shared | runs for experiment, runs in own.items()}
+
+
+def held_runs(experiment: Experiment, out: Path, scale: Scale) -> Runs:
+    """An experiment's own, by the names of their configurations."""
+    held = {}
+    for results in earlier(experiment, scale, out).values():
+        seeds = 1 + max((run["seed"] for run in results["runs"]), default=0)
+        names = {(label, one.seed): one.name for label, one in experiment.configurations(seeds)}
+        for run in results["runs"]:
+            if (name := names.get((run["label"], run["seed"]))) is not None:
+                held[name] = {key: value for key, value in run.items() if key != "label"}
+    return held
+
+
+def precision_differences(experiments: Iterable[Experiment], out: Path, scale: Scale) -> list[float]:
+    """Top-1 errors in float32 less those in bfloat16, of the configurations that results hold in both."""
+    found: dict[str, dict[str, float]] = {}
+    for experiment in experiments:
+        for name, run in held_runs(experiment, out, scale).items():
+            if not run["failed"]:
+                found.setdefault(name, {})[run["precision"]] = run["epochs"][-1]["top1_error"]
+    both = [one for one in found.values() if {"float32", "bfloat16"} <= one.keys()]
+    return [one["float32"] - one["bfloat16"] for one in both]
+
+
+def precision_sentence(points: list[float]) -> str:
+    """Describe the differences in a sentence for the page; empty if there are fewer than two."""
+    if len(points) < 2:
+        return ""
+    mean, deviation = statistics.mean(points), statistics.stdev(points)
+    told = "higher" if mean > 0 else "lower"
+    return (
+        f"{len(points)} networks were trained in both precisions from the same seed. Their error in float32\n"
+        f"was {abs(mean):.1f} points {told}, with a standard deviation of {deviation:.1f}. Keep this in mind "
+        "when you\ncompare rows of different precisions."
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,16 +10,25 @@ from pathlib import Path
 from typing import Any
 
 from covpool.bench.timing import MakeProgress, silence
+from covpool.durable import replace_file
+from covpool.errors import UsageError
+from covpool.functional.arguments import check_choice, check_whole
+from covpool.provenance.machine import release
 from covpool.provenance.results import results_path
-from covpool.reproduce import record
-from covpool.reproduce.budget import affordable_seeds, estimated_seconds
-from covpool.reproduce.experiments.experiment import Experiment
-from covpool.reproduce.known_runs import Runs
-from covpool.reproduce.miniature.configuration import MINIATURE, Configuration, Scale
-from covpool.reproduce.miniature.observation import observed
-from covpool.reproduce.miniature.timing import timed
-from covpool.reproduce.miniature.tiny_imagenet import write_subset
-from covpool.reproduce.miniature.training import is_done, trained
+from covpool.reproduce.claims import Experiment, Measurement
+from covpool.reproduce.experiments import EXPERIMENTS, TRAINED
+from covpool.reproduce.networks import MINIATURE, Configuration, Scale
+from covpool.reproduce.observation import observed, timed
+from covpool.reproduce.page import page
+from covpool.reproduce.record import Runs, earlier, empty_results, known_runs, render, write
+from covpool.reproduce.training import (
+    affordable_seeds,
+    estimated_seconds,
+    is_done,
+    seconds_of,
+    trained,
+    write_subset,
+)
 from covpool.wording import duration
 
 Tell = Callable[[str], object]
@@ -35,7 +45,7 @@ class Place:
         runs: a folder for the training runs; those that are there are not run again.
         out: the folder of results.
         scale: of the experiments.
-        known: runs of elsewhere that are taken as done; see :func:`covpool.reproduce.known_runs.known_runs`.
+        known: runs from elsewhere that count as done; see :func:`covpool.reproduce.record.known_runs`.
     """
 
     data: Path
@@ -97,7 +107,7 @@ def run_experiments(
         trained(configuration, place.scale, place.images, place.runs)
         for experiment in experiments:
             if configuration in [one for _, one in experiment.configurations(seeds)]:
-                record.write(collected(experiment, place), place.out)
+                write(collected(experiment, place), place.out)
     return [file for experiment in experiments for file in finished(experiment, place, progress)]
 
 
@@ -129,14 +139,14 @@ def _unobserved(experiment: Experiment, place: Place) -> list[str]:
 
 def collected(experiment: Experiment, place: Place) -> dict[str, Any]:
     """The results so far: all runs that are done, and what was timed and observed before."""
-    results = record.new_results(experiment, place.scale)
+    results = empty_results(experiment, place.scale)
     results["runs"] = [
         {"label": label, **run}
         for label, configuration in experiment.configurations(MOST_SEEDS)
         if (run := _done(experiment, configuration, place)) is not None
     ]
     own = results_path(place.out, experiment.name, results)
-    for path, before in record.earlier(experiment, place.scale, place.out).items():
+    for path, before in earlier(experiment, place.scale, place.out).items():
         # Times are those of one machine.
         if path == own and set(before["times"]) == {row.label for row in experiment.rows}:
             results["times"], results["timed_at"] = before["times"], before["timed_at"]
@@ -164,8 +174,8 @@ def finished(experiment: Experiment, place: Place, progress: MakeProgress) -> li
         if label not in results["observations"] and is_done(rows[label], place.runs):
             found = observed(rows[label], place.scale, place.images, place.runs)
             results["observations"][label] = found
-    path = record.write(results, place.out)
-    return [path, *record.render(experiment, path)]
+    path = write(results, place.out)
+    return [path, *render(experiment, path)]
 
 
 def _estimates(place: Place) -> Callable[[Configuration], float]:
@@ -179,3 +189,84 @@ def _estimates(place: Place) -> Callable[[Configuration], float]:
         return known[first.name]
 
     return seconds
+
+
+ALL = "all"
+
+
+def run_all(
+    name: str,
+    *,
+    data: Path | None = None,
+    runs: Path = Path("runs/reproduce"),
+    out: Path = Path("results"),
+    seeds: int = 3,
+    budget: str | None = None,
+    add: bool = False,
+    scale: Scale = MINIATURE,
+    tell: Tell = print,
+    progress: MakeProgress = silence,
+) -> list[Path]:
+    """Run an experiment, or all; the files of results.
+
+    Those by training come first and share the budget; what is only measured has none. Of ``all``, those whose
+    images are not given are left out, and it is told.
+
+    Args:
+        name: of :data:`covpool.reproduce.experiments.EXPERIMENTS`, or ``all``.
+        data: the folder tiny-imagenet-200.
+        runs: a folder for training runs.
+        out: the folder of results.
+        seeds: of every row that a claim rests on.
+        budget: of the time of training, as ``8h``.
+        add: to the results in ``out``: runs that they hold are not trained again.
+        scale: how large the training runs are.
+        tell: is told what is done, a line at a time.
+        progress: makes a listener for what is timed.
+    """
+    check_choice("experiment", name, (*EXPERIMENTS, ALL))
+    check_whole("seeds", seeds)
+    chosen = list(EXPERIMENTS.values()) if name == ALL else [EXPERIMENTS[name]]
+    for one in chosen:
+        if name != ALL and isinstance(one, Measurement) and one.run is None:
+            raise UsageError(_how(one))
+    training = [one for one in chosen if isinstance(one, Experiment)]
+    files: list[Path] = []
+    if training:
+        if data is None:
+            raise UsageError("give --data the folder tiny-imagenet-200, which has train, val and wnids.txt")
+        limit = None if budget is None else seconds_of(budget)
+        known = known_runs(TRAINED, out, scale) if add else {}
+        place = Place(data, runs, out, scale, known)
+        files += run_experiments(training, place, seeds=seeds, budget=limit, tell=tell, progress=progress)
+    for one in chosen:
+        if isinstance(one, Measurement):
+            if one.run is None:
+                tell(f"{one.name} is left out: {_how(one)}")
+                continue
+            one.run(out)
+            files += one.read(out / release())[1]
+    return files
+
+
+def _how(one: Measurement) -> str:
+    listed = "; ".join(one.commands)
+    return f"{one.name} is measured from a checkout: {listed}; covpool reproduce page reads the results"
+
+
+def draw(out: Path) -> list[Path]:
+    """Tables and figures of the experiments by training, anew, from the files of results of this version."""
+    return [
+        file
+        for experiment in TRAINED
+        for path in sorted((out / release()).glob(f"{experiment.name}--*.json"))
+        for file in render(experiment, path)
+    ]
+
+
+def write_page(out: Path, file: Path) -> Path:
+    """The page of results of this version."""
+    folder = out / release()
+    link = Path(os.path.relpath(folder, file.parent)).as_posix()
+    replace_file(file, page(folder, link).encode())
+    return file

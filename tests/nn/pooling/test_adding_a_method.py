@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from covpool.bench.methods.entries import chosen_entries
+from covpool.bench.layers import chosen_entries
 from covpool.nn import CovPool, methods
 from covpool.nn.pooling import METHODS
 from covpool.train.recipe_files import read_recipe

@@ -1,0 +1,1 @@
+"""Benchmarks of contenders against stated targets, run from a checkout: see README.md."""

@@ -1,0 +1,96 @@
+"""The committed results are what the code makes of them."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from covpool.cli.train import parse
+from covpool.provenance.machine import release
+from covpool.reproduce.claims import Experiment
+from covpool.reproduce.experiments import TRAINED
+from covpool.reproduce.networks import MINIATURE
+from covpool.reproduce.page import IMAGES, ROWS, FullSize, claims_page, page
+from covpool.reproduce.record import precision_differences, render
+from covpool.train.recipe_files import recipe_names
+
+RESULTS = Path(__file__).parents[2] / "results"
+
+
+@pytest.mark.parametrize("experiment", TRAINED, ids=lambda experiment: experiment.name)
+def test_experiments_follow_their_schema_and_can_be_drawn(experiment: Experiment, tmp_path: Path) -> None:
+    files = sorted(RESULTS.glob(f"*/{experiment.name}--*.json"))
+    if not files:
+        pytest.skip("there are no results beside the tests")
+    for file in files:
+        copy = tmp_path / file.name
+        shutil.copy(file, copy)
+        for made in render(experiment, copy):  # checks the schema
+            committed = file.with_suffix(made.suffix)
+            if made.suffix == ".png":  # matplotlib's versions differ in a pixel here and there
+                with Image.open(made) as new, Image.open(committed) as old:
+                    assert new.size == old.size
+            else:
+                assert made.read_text() == committed.read_text()
+
+
+def test_the_page_of_results_is_made_from_the_results() -> None:
+    committed = RESULTS.parent / "docs" / "results.md"
+    if not committed.exists():
+        pytest.skip("there are no pages beside the tests")
+    text = committed.read_text(encoding="utf-8")
+    assert text.startswith(claims_page(RESULTS / release(), f"../results/{release()}"))
+
+
+@pytest.mark.slow
+def test_the_page_has_the_hours_at_full_size() -> None:
+    committed = RESULTS.parent / "docs" / "results.md"
+    if not committed.exists():
+        pytest.skip("there are no pages beside the tests")
+    text = page(RESULTS / release(), f"../results/{release()}")
+    assert committed.read_text(encoding="utf-8") == text
+    assert f"| {resnet().row} | 60 | 38.4 |" in text
+
+
+def resnet() -> FullSize:
+    return next(row for row in ROWS if row.recipe == "resnet50-imagenet" and not row.changes)
+
+
+def test_networks_that_were_trained_in_two_precisions() -> None:
+    errors = []
+    for name in ("figure2", "approximation"):
+        files = sorted((RESULTS / release()).glob(f"{name}--*.json"))
+        if len(files) != 1:
+            pytest.skip("there is not one file of results beside the tests")
+        runs = json.loads(files[0].read_bytes())["runs"]
+        errors.append({run["label"]: run for run in runs if run["seed"] == 0})
+    coarse, fine = errors
+    assert {coarse[label]["precision"] for label in fine} == {"bfloat16"}
+    assert {run["precision"] for run in fine.values()} == {"float32"}
+    last = [[one[label]["epochs"][-1]["top1_error"] for label in fine] for one in errors]
+    expected = [after - before for before, after in zip(*last, strict=True)]
+    assert sorted(precision_differences(TRAINED, RESULTS, MINIATURE)) == pytest.approx(sorted(expected))
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.row)
+def test_commands_are_commands(row: FullSize) -> None:
+    words = shlex.split(row.command())
+    assert words[:6] == ["torchrun", "--nproc-per-node", "8", "-m", "covpool", "train"]
+    parse(words[6:])
+
+
+def test_every_recipe_for_imagenet_is_there() -> None:
+    assert {row.recipe for row in ROWS} == {name for name in recipe_names() if "imagenet" in name}
+
+
+def test_arithmetic() -> None:
+    row = resnet()
+    # 12.9 GFLOP forward by docs/scale.md, and twice that backward.
+    assert row.gigaflops == pytest.approx(3 * 12.86, rel=0.02)
+    rate = 8 * 312e12 * 0.1 / (row.gigaflops * 1e9)
+    assert row.hours() == pytest.approx(IMAGES * 60 / rate / 3600)
