@@ -31,6 +31,7 @@ def few_rows(experiment: Experiment) -> Experiment:
     return dataclasses.replace(experiment, rows=rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("experiment", TRAINED, ids=lambda experiment: experiment.name)
 def test_smallest_form(experiment: Experiment, tiny_imagenet: Path, tmp_path: Path) -> None:
     told: list[str] = []
@@ -58,6 +59,7 @@ def finished(runs: Path) -> list[Path]:
     return [path for path in runs.glob("*/summary.json") if json.loads(path.read_bytes())["finished"]]
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on(tiny_imagenet: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.reproduce.smallest", str(tiny_imagenet), str(tmp_path)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -86,7 +86,10 @@ def test_finished_features_are_reused(data: Path, bundle: Path, tmp_path: Path) 
     assert steps[-1] == 18
 
 
-@pytest.mark.parametrize(("between_saves", "resumed"), [(0.0, [12, 16, 18]), (1000.0, [4, 8, 12, 16, 18])])
+@pytest.mark.parametrize(
+    ("between_saves", "resumed"),
+    [(0.0, [12, 16, 18]), pytest.param(1000.0, [4, 8, 12, 16, 18], marks=pytest.mark.slow)],
+)
 def test_a_kill_costs_what_was_not_saved(
     data: Path, bundle: Path, between_saves: float, resumed: list[int], tmp_path: Path
 ) -> None:
