@@ -121,6 +121,7 @@ def test_the_side_is_chosen_anew_for_another_size() -> None:
             assert_close(a, b, relative=1e-5)
 
 
+@pytest.mark.slow
 def test_two_calls_in_one_graph() -> None:
     def function(x: Tensor) -> Tensor:
         one = isqrt_cov(x, side="positions", normalization="frobenius", backward="recompute")

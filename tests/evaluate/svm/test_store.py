@@ -193,6 +193,7 @@ def test_there_must_be_room_for_what_the_solver_keeps_too(
     make(tmp_path, bundle, data)
 
 
+@pytest.mark.slow
 def test_what_a_killed_solver_left_is_removed(data: Path, bundle: Path, tmp_path: Path) -> None:
     make(tmp_path, bundle, data)
     command = [sys.executable, "-m", "tests.evaluate.svm.dying_solver", str(tmp_path)]

@@ -139,7 +139,11 @@ def images_and_logits(resnet50: Weights) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize(
-    "form", [pytest.param(form, marks=pytest.mark.slow if "parallel" in form else ()) for form in FORMS]
+    "form",
+    [
+        pytest.param(form, marks=() if form in ("from scratch", "fine-tuned") else pytest.mark.slow)
+        for form in FORMS
+    ],
 )
 def test_every_form_of_a_resnet(
     save: Save, resnet50: Weights, images_and_logits: tuple[Tensor, Tensor], form: str

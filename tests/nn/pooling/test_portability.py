@@ -137,7 +137,7 @@ def test_exported_with_a_dynamic_batch(row: Row) -> None:
         assert_close(program(*inputs), pool(*inputs), relative=1e-5)
 
 
-@rows("mpn_cov", "mtp_lya")
+@rows("mtp_lya")
 def test_onnx_with_a_dynamic_batch(row: Row, tmp_path: Path) -> None:
     pool, (example, *others) = row.pool().eval(), batches()
     with as_the_page_says(row.onnx):
