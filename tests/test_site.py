@@ -66,6 +66,7 @@ def pages_of(site: Path) -> list[Path]:
     return [page for page in sorted(site.rglob("*.html")) if page.name != "404.html"]
 
 
+@pytest.mark.slow
 def test_every_link_and_anchor_is_there(site: Path) -> None:
     for page in pages_of(site):
         for link in parsed(page).links | parsed(page).loaded:
@@ -77,6 +78,7 @@ def test_every_link_and_anchor_is_there(site: Path) -> None:
                 assert anchor in parsed(target).anchors, f"{page.relative_to(site)} links to {link}"
 
 
+@pytest.mark.slow
 def test_every_page_can_be_reached_from_the_first(site: Path) -> None:
     first = (site / "index.html").resolve()
     reached, waiting = {first}, [first]
@@ -91,12 +93,14 @@ def test_every_page_can_be_reached_from_the_first(site: Path) -> None:
     assert len(reached) > 30
 
 
+@pytest.mark.slow
 def test_nothing_comes_from_a_server_of_others(site: Path) -> None:
     for page in pages_of(site):
         assert [address for address in parsed(page).loaded if re.match(r"(?:https?:)?//", address)] == []
         assert "https://fonts." not in page.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_measurements_come_along_as_pages(site: Path) -> None:
     text = (site / "choose_a_head.html").read_text(encoding="utf-8")
     assert 'href="results/0.1.0/fine_grained--xeon-amx-1c--cpu.html"' in text
@@ -104,6 +108,7 @@ def test_measurements_come_along_as_pages(site: Path) -> None:
     assert (site / "examples" / "serve.py").exists()
 
 
+@pytest.mark.slow
 def test_docstrings_are_turned_into_markdown(site: Path) -> None:
     text = (site / "api" / "functional.html").read_text(encoding="utf-8")
     assert "<math" in text

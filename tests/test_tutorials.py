@@ -56,6 +56,7 @@ def test_links(name: str) -> None:
                 assert (FOLDER / link).exists(), link
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", IMAGES)
 def test_it_runs_and_gives_what_is_stored(name: str, tmp_path: Path) -> None:
     images = IMAGES[name]

@@ -74,14 +74,14 @@ def test_predict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     monkeypatch.chdir(tmp_path)
     a_bundle(tmp_path / "bundle")
     picture = encode(photo((48, 40)), "JPEG")
-    for number in range(800):
+    for number in range(400):
         write(tmp_path / f"photos/{number:03d}.jpg", picture)
     command = "covpool predict bundle photos --workers 1 --rows-per-file 8 --batch-size 8"
     _, err = interrupted(command, "predictions/*.parquet")
     words = command_told(err)
     kept = {path: path.stat().st_mtime_ns for path in Path("predictions").glob("*.parquet")}
-    assert 0 < len(kept) < 100
+    assert 0 < len(kept) < 50
     assert main(words) == 0
-    assert capsys.readouterr().out.startswith("predictions: 800 rows in 100 files")
+    assert capsys.readouterr().out.startswith("predictions: 400 rows in 50 files")
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
-    assert sum(pq.read_metadata(path).num_rows for path in Path("predictions").glob("*.parquet")) == 800
+    assert sum(pq.read_metadata(path).num_rows for path in Path("predictions").glob("*.parquet")) == 400

@@ -38,6 +38,8 @@ LEFT = {
 }
 # They print what they have to say, or tell themselves where it is.
 PRINTED = {"plan", "doctor", "bench"}
+# They train, compile or trace; tests of their own guard them too.
+SLOW = {"bench", "diagnose", "doctor", "explain", "export", "lr-find", "probe", "reproduce", "svm", "train"}
 
 
 def example(verb: str) -> str:
@@ -86,7 +88,9 @@ def test_every_verb_has_an_example_of_one_line() -> None:
 @needs_sparrows
 @pytest.mark.usefixtures("_here")
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of torch.onnx, which a person sees as well
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize(
+    "verb", [pytest.param(verb, marks=pytest.mark.slow if verb in SLOW else ()) for verb in VERBS]
+)
 def test_pasted(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     provide(verb)
     covpool, *words = shlex.split(example(verb))

@@ -42,6 +42,7 @@ def test_as_a_person_runs_it(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert told[-1] == f"files and results: {out}"
 
 
+@pytest.mark.slow
 @needs_sparrows
 def test_a_refusal_is_a_sentence_and_leaves_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -288,6 +288,7 @@ def test_a_process() -> None:
     assert values["head"]["parameters"] == 1000 * 301
 
 
+@pytest.mark.slow
 def test_a_process_with_a_mistake() -> None:
     bad = process("-m", "covpool", "plan", "test_resnet", "--batch", "8")
     assert bad.returncode == 2

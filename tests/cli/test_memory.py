@@ -98,6 +98,7 @@ def test_freed_memory_is_found_again() -> None:
     assert faults_after(shell("eval", "--help")) < KEPT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "code",
     [
@@ -110,6 +111,7 @@ def test_the_c_library_is_left_alone(code: str) -> None:
     assert faults_after(code) > 20 * KEPT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "environment",
     [{"MALLOC_ARENA_MAX": "2"}, {"GLIBC_TUNABLES": "glibc.malloc.arena_max=2"}],

@@ -316,6 +316,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="Linux tells there what a process takes")
 def test_not_enough_memory(place: Path, tmp_path: Path) -> None:
     # Weights from the 4,095 numbers of a covariance to 20,000 hidden ones take 328 MB.

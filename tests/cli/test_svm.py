@@ -56,6 +56,7 @@ def no_gpu(folder: Path) -> list[tuple[list[str], str]]:
     )
 
 
+@pytest.mark.slow
 def test_two_processes_are_refused() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -163,8 +163,7 @@ def test_the_callers_random_numbers_are_left_alone(make: Make, workers: int) -> 
     assert state() == before
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize(("world_size", "workers"), [(1, 0), (2, 2), (3, 0)])
 def test_evaluation_sees_every_sample_once(make: Make, world_size: int, workers: int) -> None:
     images, _ = make()
     ids: list[int] = []

@@ -165,6 +165,7 @@ def under_load(server: Server, seconds: float) -> None:
     assert server.process.poll() is None
 
 
+@pytest.mark.slow
 def test_full_load(server: Server) -> None:
     under_load(server, 4)
 

@@ -38,6 +38,7 @@ EXACT: dict[str, dict[str, Any]] = {
     "joined": {"join": "gap"},
     "joined, of length one": {"join": "gap", "normalize": "l2"},
 }
+SIDES: tuple[Any, ...] = ("channels", "positions")
 BY_GRADIENT: dict[str, dict[str, Any]] = {
     "bcnn": {"pool": "bcnn"},
     "g2denet": {"pool": "g2denet"},
@@ -60,34 +61,35 @@ def made(backbone: str = "test_resnet", **options: Any) -> PooledClassifier:
     return model.eval()
 
 
-@pytest.mark.parametrize("backbone", ["test_resnet", "test_vit"])
-@pytest.mark.parametrize("side", ["channels", "positions"])
+@pytest.mark.parametrize("backbone", ["test_resnet", pytest.param("test_vit", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("options", EXACT.values(), ids=EXACT)
-def test_it_sums_to_the_logit(backbone: str, side: Any, options: dict[str, Any]) -> None:
+def test_it_sums_to_the_logit(backbone: str, options: dict[str, Any]) -> None:
     model = made(backbone, **options)
-    for image in torch.randn(4, 3, 160, 160):
+    for image in torch.randn(2, 3, 160, 160):
         with torch.no_grad():
             logits = model(image[None])[0]
-        for one in explain(model, image, [0, 3], side=side):
-            assert one.kind == "exact"
-            assert one.logit == pytest.approx(float(logits[one.label]), abs=1e-6)
-            assert gap(one) < 1e-4
+        for side in SIDES:
+            for one in explain(model, image, [0, 3], side=side):
+                assert one.kind == "exact", side
+                assert one.logit == pytest.approx(float(logits[one.label]), abs=1e-6), side
+                assert gap(one) < 1e-4, side
 
 
 @needs_sparrows
-@pytest.mark.parametrize("side", ["channels", "positions"])
-def test_two_hundred_images(side: Any) -> None:
+@pytest.mark.parametrize("count", [10, pytest.param(100, marks=pytest.mark.slow)])
+def test_photographs_and_noise(count: int) -> None:
     model = made()
     transform = evaluation_transform(Preprocessing.of(model.pretrained_cfg))
     images: ImageSet = open_splits(str(SPARROWS))["test"]
-    real = [transform(decode(images.read(i))) for i in range(0, len(images), len(images) // 100)][:100]
-    gaps = [
-        gap(one)
-        for image in (*real, *torch.randn(100, 3, 160, 160))
-        for one in explain(model, image, [1], side=side)
-    ]
-    assert len(gaps) == 200
-    assert max(gaps) < 1e-4
+    real = [transform(decode(images.read(i))) for i in range(0, len(images), len(images) // count)][:count]
+    for side in SIDES:
+        gaps = [
+            gap(one)
+            for image in (*real, *torch.randn(count, 3, 160, 160))
+            for one in explain(model, image, [1], side=side)
+        ]
+        assert len(gaps) == 2 * count
+        assert max(gaps) < 1e-4, side
 
 
 @pytest.mark.parametrize("options", BY_GRADIENT.values(), ids=BY_GRADIENT)

@@ -212,6 +212,7 @@ def test_a_file_that_takes_one_size_alone_is_found_out(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_svms_on_both_orders(birds: Path, tmp_path: Path) -> None:
     """A bundle of ``covpool svm``, with the average joined, and with the normalisation left to the caller."""
     torch.manual_seed(1)
@@ -229,6 +230,7 @@ def test_svms_on_both_orders(birds: Path, tmp_path: Path) -> None:
     assert onnx_runner(tmp_path / "new" / "model.onnx")(np.zeros((3, 3, 64, 64), np.float32)).shape == (3, 6)
 
 
+@pytest.mark.slow
 def test_a_transformer_keeps_its_size(birds: Path, tmp_path: Path) -> None:
     model = create_model("test_vit", dim=8, num_classes=6, image_size=64)
     save_model(model, tmp_path / "net", classes=CLASSES)

@@ -38,7 +38,7 @@ def make(backbone: str) -> tuple[PooledClassifier, Tensor]:
     return model, torch.randn(3, 3, 64, 64)
 
 
-@models("resnet10t")
+@models()
 def test_onnx_runtime(backbone: str, tmp_path: Path) -> None:
     model, images = make(backbone)
     others = [(images[:2],), (torch.randn(5, 3, 64, 64),)]

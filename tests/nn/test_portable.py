@@ -132,7 +132,7 @@ def test_exported_with_a_dynamic_batch(case: str) -> None:
 
 
 # On the channels side; the operator's own test is on the other.
-@cases("map")
+@cases()
 def test_onnx_with_a_dynamic_batch(case: str, tmp_path: Path) -> None:
     pool, (example, _) = make(case)
     others = [with_another_batch(example, batch) for batch in (1, 5)]

@@ -150,8 +150,15 @@ def test_fine_tuning_begins_where_a_recipe_for_imagenet_ends(name: str) -> None:
 FINE_TUNED = ("resnet50-birds", "resnet50-aircraft", "resnet50-cars-d128")  # the others are as on ImageNet
 
 
+FAST = ("alexnet-imagenet", "resnet50-imagenet", "vgg-d-imagenet", "resnet50-cars-d128", "modern", "finetune")
+
+
 @pytest.mark.parametrize(
-    "name", [*(name for name in PAPER if "imagenet" in name), *FINE_TUNED, "modern", "finetune"]
+    "name",
+    [
+        pytest.param(name, marks=() if name in FAST else pytest.mark.slow)
+        for name in [*(name for name in PAPER if "imagenet" in name), *FINE_TUNED, "modern", "finetune"]
+    ],
 )
 def test_networks_can_be_made(name: str) -> None:
     recipe = read_recipe(name)

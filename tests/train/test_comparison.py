@@ -18,6 +18,7 @@ RECIPE = read_recipe(
 )
 
 
+@pytest.mark.slow
 @needs_tiny10
 def test_both_are_trained_and_one_report_is_written(tmp_path: Path) -> None:
     made = compare(read_recipe(None, {**SMALL, "out": str(tmp_path)}))

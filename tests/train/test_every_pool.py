@@ -18,7 +18,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "cbp": {"features": 64},
     "moment_probing": {"width": 28},
 }
-FAST = ("mpn_cov", "cbp", "dropcov", "moment_probing")  # eigenvalues, buffers, chance, parameters
+FAST = ("mpn_cov", "moment_probing")  # eigenvalues, parameters
 
 
 @needs_tiny10

@@ -116,13 +116,17 @@ def test_another_recipe_does_not_go_on_with_a_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"model.pool": "gap"},
-        {"data.balance": "weights"},
-        {"data.balance": "sampling"},
-        {"loop.accumulate": 3},
+        {"data.balance": "sampling", "loop.accumulate": 3},
         {"loop.precision": "bfloat16", "loop.channels_last": True},
-        {"optimizer.name": "sgd", "schedule.kind": "exponential"},
         {"data.val_fraction": 0, "data.path": str(TINY10 / "train")},
+        *(
+            pytest.param(changes, marks=pytest.mark.slow)
+            for changes in (
+                {"model.pool": "gap"},
+                {"data.balance": "weights"},
+                {"optimizer.name": "sgd", "schedule.kind": "exponential"},
+            )
+        ),
     ],
     ids=lambda changes: "-".join(map(str, changes)),
 )

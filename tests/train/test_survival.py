@@ -53,6 +53,7 @@ def test_each_sample_comes_once_in_an_epoch(undisturbed: Path) -> None:
     assert batches[0] != batches[BATCHES]
 
 
+@pytest.mark.slow
 def test_stopped_twice_in_an_epoch_it_ends_as_if_it_never_was(undisturbed: Path, tmp_path: Path) -> None:
     record, run = folder(tmp_path, "record"), tmp_path / "run"
     recipe = {**DATA, "out": str(run)}
@@ -71,6 +72,7 @@ def test_stopped_twice_in_an_epoch_it_ends_as_if_it_never_was(undisturbed: Path,
     assert predictions(run) == predictions(undisturbed / "run")
 
 
+@pytest.mark.slow
 def test_stopped_in_either_stage_it_ends_as_if_it_never_was(tmp_path: Path) -> None:
     recipe = {**DATA, "schedule.head_first": 0.5}
     whole, parts = folder(tmp_path, "whole"), folder(tmp_path, "parts")
@@ -88,7 +90,7 @@ def predictions(run: Path) -> str:
     return (run / "predictions.csv").read_text()
 
 
-@pytest.mark.parametrize("layout", ["folder", "shards"])
+@pytest.mark.parametrize("layout", ["folder", pytest.param("shards", marks=pytest.mark.slow)])
 def test_on_another_number_of_processes_the_batches_stay(tmp_path: Path, layout: str) -> None:
     recipe = {**DATA, "out": str(tmp_path / "run")}
     if layout == "shards":
@@ -123,7 +125,7 @@ def shards(path: Path) -> str:
     return str(path / "shards")
 
 
-@pytest.mark.parametrize("killed", [0, 1])
+@pytest.mark.parametrize("killed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_killed_under_torchrun_it_ends_as_if_it_never_was(
     undisturbed: Path, tmp_path: Path, killed: int
 ) -> None:
@@ -180,6 +182,7 @@ def test_a_nan_never_reaches_the_weights(tmp_path: Path) -> None:
     assert json.loads((run / "summary.json").read_bytes())["skipped_steps"] == 2
 
 
+@pytest.mark.slow
 def test_too_many_nans_stop_the_run(tmp_path: Path) -> None:
     record, run = folder(tmp_path, "record"), tmp_path / "run"
     plan = {"recipe": {**DATA, "out": str(run), "loop.max_skips": 1}, "nan": [[1, 3], [0, 5]]}

@@ -170,6 +170,7 @@ def test_two_at_a_time_are_refused(out: Path, bundle: Path, data: Path) -> None:
     assert infer(bundle, data, out, Predict(), FILES, RUNNING).new_files == 0
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_no_half_file(tmp_path: Path, bundle: Path, data: Path) -> None:
     """The system refuses to make a file longer, as it does on a full disk."""
     command = [sys.executable, "-m", "covpool", "embed", bundle, data, "--workers", "0"]

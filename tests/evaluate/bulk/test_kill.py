@@ -46,8 +46,8 @@ def kill_after(process: subprocess.Popen[bytes], out: Path, new: int) -> None:
 
 @pytest.mark.parametrize(
     ("count", "rows_per_file", "moments"),
-    [(2000, 50, (1, 5, 3)), pytest.param(100_000, 1024, (1, 30, 20), marks=pytest.mark.slow)],
-    ids=["2000", "100000"],
+    [(600, 20, (1, 5, 3)), pytest.param(20_000, 256, (1, 30, 20), marks=pytest.mark.slow)],
+    ids=["600", "20000"],
 )
 def test_three_kills(
     tmp_path: Path, bundle: Path, count: int, rows_per_file: int, moments: tuple[int, ...]

@@ -29,6 +29,7 @@ FILES = Files(rows_per_file=20)
 
 # Ray leaves files and sockets to the end of the process.
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -119,7 +120,6 @@ def test_the_predictor_by_itself_is_a_function_for_map_batches(bundle: Path, dat
     assert [row["error"] for row in rows] == expected["error"].tolist()
 
 
-@pytest.mark.slow
 def test_what_cannot_be_written_is_told_in_a_sentence(tmp_path: Path, bundle: Path, data: Path) -> None:
     from covpool.inference.ray_engine import run_ray
 

@@ -104,12 +104,14 @@ def shapes_of(model: Any) -> Shapes:
     return Shapes((48, 4, 4) if model.config.pool != "gap" else None, 256, None)
 
 
+@pytest.mark.slow
 def test_results_do_not_depend_on_the_cache(probed: Any, birds: Path, tmp_path: Path) -> None:
     fresh = probe(str(birds), OPTIONS, out=tmp_path / "out", cache=tmp_path / "cache")
     for ours, theirs in zip(fresh.record["rows"], probed.record["rows"], strict=True):
         assert (ours["val"], ours["test"]) == (theirs["val"], theirs["test"])
 
 
+@pytest.mark.slow
 def test_class_token_and_its_joins(birds: Path, tmp_path: Path) -> None:
     heads = ("cls", "isqrt_cov+cls", "moment_probing+cls", "gap+cls")
     options = dataclasses.replace(

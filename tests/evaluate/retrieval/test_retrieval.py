@@ -64,7 +64,7 @@ def test_metrics_on_photographs_are_those_of_an_oracle(
     assert json.loads((done.folder / "results.json").read_text()) == json.loads(json.dumps(done.results))
 
 
-@pytest.mark.parametrize("gallery", ["Test", "testing+test"])
+@pytest.mark.parametrize("gallery", ["testing+test", pytest.param("Test", marks=pytest.mark.slow)])
 def test_the_queries_under_another_name_are_the_queries(
     bundle: Path, birds: Path, tmp_path: Path, gallery: str
 ) -> None:
@@ -76,7 +76,7 @@ def test_the_queries_under_another_name_are_the_queries(
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("engine", ["exact", "faiss"])
-@pytest.mark.parametrize("gallery", ["train+test", "Test + train"])
+@pytest.mark.parametrize("gallery", ["Test + train", pytest.param("train+test", marks=pytest.mark.slow)])
 def test_no_query_finds_itself_in_a_gallery_that_has_it(
     bundle: Path, birds: Path, tmp_path: Path, gallery: str, engine: Any
 ) -> None:
@@ -104,6 +104,7 @@ def test_no_query_finds_itself_in_a_gallery_that_has_it(
     assert done.results["gallery"]["split"] == gallery
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_faiss_gives_the_same_but_no_map(bundle: Path, birds: Path, tmp_path: Path) -> None:
     pytest.importorskip("faiss")

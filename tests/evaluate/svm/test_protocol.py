@@ -54,7 +54,16 @@ def by_hand(new: PooledClassifier, report: SVMReport, data: Path) -> list[NDArra
     return [svm.decision_function(features.double().numpy()) for features in both]
 
 
-@pytest.mark.parametrize("options", [{}, {"join": "gap"}, {"rank": 5}, {"head": "mlp", "hidden": (12,)}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"join": "gap"},
+        *(
+            pytest.param(options, marks=pytest.mark.slow)
+            for options in ({}, {"rank": 5}, {"head": "mlp", "hidden": (12,)})
+        ),
+    ],
+)
 def test_the_new_bundle_gives_the_scores_of_linear_svc(
     options: dict[str, Any], data: Path, tmp_path: Path
 ) -> None:
@@ -152,6 +161,7 @@ def test_a_network_without_a_classifier_and_images_without_a_test(data: Path, tm
     assert fit_svm(bundle, data / "train", tmp_path / "other").accuracy is None
 
 
+@pytest.mark.slow
 def test_bfloat16_is_near_float32(data: Path, tmp_path: Path) -> None:
     bundle = a_bundle(tmp_path / "net")
     for precision in ("float32", "bfloat16"):

@@ -86,7 +86,10 @@ def test_finished_features_are_reused(data: Path, bundle: Path, tmp_path: Path) 
     assert steps[-1] == 18
 
 
-@pytest.mark.parametrize(("between_saves", "resumed"), [(0.0, [12, 16, 18]), (1000.0, [4, 8, 12, 16, 18])])
+@pytest.mark.parametrize(
+    ("between_saves", "resumed"),
+    [(0.0, [12, 16, 18]), pytest.param(1000.0, [4, 8, 12, 16, 18], marks=pytest.mark.slow)],
+)
 def test_a_kill_costs_what_was_not_saved(
     data: Path, bundle: Path, between_saves: float, resumed: list[int], tmp_path: Path
 ) -> None:
@@ -190,6 +193,7 @@ def test_there_must_be_room_for_what_the_solver_keeps_too(
     make(tmp_path, bundle, data)
 
 
+@pytest.mark.slow
 def test_what_a_killed_solver_left_is_removed(data: Path, bundle: Path, tmp_path: Path) -> None:
     make(tmp_path, bundle, data)
     command = [sys.executable, "-m", "tests.evaluate.svm.dying_solver", str(tmp_path)]

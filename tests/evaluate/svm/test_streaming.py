@@ -56,6 +56,7 @@ def test_features_that_are_not_finite_are_refused(number: float, tmp_path: Path)
         solve_streaming(problem, tmp_path)
 
 
+@pytest.mark.slow
 def test_memory_stays_as_rows_grow_tenfold(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.evaluate.svm.growing", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -12,7 +12,7 @@ import covpool
 from covpool.models import PooledClassifier
 from tests.models.backbones.architectures import ARCHITECTURES, FAMILIES, Architecture
 
-ALEXNET = Architecture("alexnet", 256, size=127, stride=19, fast=True)
+ALEXNET = Architecture("alexnet", 256, size=127, stride=19)
 
 parametrized = pytest.mark.parametrize(
     "architecture",

@@ -38,6 +38,13 @@ CONFIGS = {
 }
 
 
+# A plan takes seconds; of those left to the slow tests, each part is in one of the others.
+FAST = ("resnet18", "vit", "low rank", "hidden layers", "joined class token")
+every_config = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in CONFIGS]
+)
+
+
 @cache
 def planned(name: str, precision: Any = "float32") -> Plan:
     return plan(CONFIGS[name], batch_size=BATCH, precision=precision)
@@ -108,7 +115,7 @@ class Uncounted(TorchDispatchMode):
         return 2 * query.numel() * query.shape[-2]
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@every_config
 def test_parameters_are_those_of_the_model(name: str) -> None:
     costs, model = planned(name), built(name)
     assert costs.backbone.parameters == parameters(model.backbone)
@@ -125,7 +132,9 @@ def test_parameters_of_the_papers_resnet50(resnet50: Plan) -> None:
     assert resnet50.pooling.parameters == 2048 * 256 + 2 * 256
 
 
-@pytest.mark.parametrize("name", ["resnet18", "vit", "low rank", "first order"])
+@pytest.mark.parametrize(
+    "name", ["resnet18", "vit", "low rank", pytest.param("first order", marks=pytest.mark.slow)]
+)
 def test_flops_are_those_of_torchs_counter(name: str) -> None:
     costs, model = planned(name), built(name)
     with FlopCounterMode(display=False) as counter, Uncounted() as uncounted:
@@ -182,13 +191,20 @@ def test_the_gradient_of_the_images_is_not_computed() -> None:
     assert costs.backward_flops == 2 * costs.forward_flops - first_layer
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@every_config
 def test_bytes_kept_are_those_of_a_real_step(name: str) -> None:
     assert planned(name).total.copy_bytes == 0
     assert planned(name).total.activation_bytes == bytes_kept(built(name), torch.float32)
 
 
-@pytest.mark.parametrize("name", ["resnet18", "vit", "low rank", "joined class token"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "resnet18",
+        "low rank",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("vit", "joined class token")),
+    ],
+)
 def test_bytes_kept_are_those_of_a_real_step_under_autocast(name: str) -> None:
     costs, model = planned(name, "bfloat16").total, built(name)
     real = bytes_kept(model, torch.bfloat16)
@@ -197,7 +213,9 @@ def test_bytes_kept_are_those_of_a_real_step_under_autocast(name: str) -> None:
     assert costs.copy_bytes + costs.activation_bytes == real - sum(2 * 2 * n.num_features for n in norms)
 
 
-@pytest.mark.parametrize("name", ["resnet18", "joined average", "joined class token"])
+@pytest.mark.parametrize(
+    "name", ["resnet18", "joined class token", pytest.param("joined average", marks=pytest.mark.slow)]
+)
 def test_every_part_is_measured_as_on_real_tensors(name: str) -> None:
     costs, real = planned(name), measure(built(name), BATCH, "float32")
     parts = {"backbone": costs.backbone, "pooling": costs.pooling, "head": costs.head}

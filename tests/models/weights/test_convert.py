@@ -94,6 +94,7 @@ def with_prefix(weights: Weights, part: str = "") -> Weights:
     }
 
 
+@pytest.mark.slow
 def test_released_resnet50_of_a_thousand_classes(save: Save) -> None:
     weights = resnet_weights(R50, classes=1000, dim=256)
     assert len(weights) == 326
@@ -106,9 +107,8 @@ def test_released_resnet50_of_a_thousand_classes(save: Save) -> None:
     assert_close(logits_of(model, x), resnet_logits(double(weights), x))
 
 
-@pytest.mark.parametrize(
-    ("blocks", "name"), [(R101, "resnet101"), pytest.param(R152, "resnet152", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("blocks", "name"), [(R101, "resnet101"), (R152, "resnet152")])
 def test_depth_is_counted(save: Save, blocks: tuple[int, ...], name: str) -> None:
     weights = resnet_weights(blocks, classes=4, dim=8)
     model = convert_checkpoint(save(weights))
@@ -138,7 +138,13 @@ def images_and_logits(resnet50: Weights) -> tuple[Tensor, Tensor]:
     return x, resnet_logits(double(resnet50), x)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    "form",
+    [
+        pytest.param(form, marks=() if form in ("from scratch", "fine-tuned") else pytest.mark.slow)
+        for form in FORMS
+    ],
+)
 def test_every_form_of_a_resnet(
     save: Save, resnet50: Weights, images_and_logits: tuple[Tensor, Tensor], form: str
 ) -> None:
@@ -185,6 +191,7 @@ def test_vgg_fine_tuned_has_one_linear_layer(save: Save, vgg: Weights, dim: int 
     assert_close(logits_of(model, x), vgg_logits(double(weights), x))
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_released_vgg_of_a_thousand_classes(save: Save) -> None:
     weights = vgg_weights(classes=1000, dim=256, hidden=4096)

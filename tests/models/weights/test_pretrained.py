@@ -77,6 +77,7 @@ def lite0_accuracy(pool: str, train: Photos, test: Photos, **options: Any) -> fl
     return svm_accuracy(vectors[0], train.species, vectors[1], test.species)
 
 
+@pytest.mark.slow
 def test_lite0_tells_some_sparrows_apart(report: Any) -> None:
     model = lite(num_classes=0, image_size=160)
     train, test = (photos(split, model, species=6, each=10) for split in ("train", "test"))
@@ -109,9 +110,8 @@ def test_imgsim_tells_all_sparrows_apart(report: Any) -> None:
     assert min(accuracy.values()) > 2.5 * test.chance  # its similarity is not one of species
 
 
-@pytest.mark.parametrize(
-    "size", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [0, 1, 2])
 def test_lite_with_its_own_classifier_sees_birds(size: int, report: Any) -> None:
     weights = read_state_dict(lite_file(size))
     theirs = timm.create_model(f"tf_efficientnet_lite{size}").eval()

@@ -21,7 +21,9 @@ from tests.train.report.runs import labelled, write_run
 
 
 @needs_sparrows
-@pytest.mark.parametrize(("pool", "kind"), [("isqrt_cov", "exact"), ("bcnn", "gradient")])
+@pytest.mark.parametrize(
+    ("pool", "kind"), [("isqrt_cov", "exact"), pytest.param("bcnn", "gradient", marks=pytest.mark.slow)]
+)
 def test_the_report_shows_where_it_looks(tmp_path: Path, pool: str, kind: str) -> None:
     images = open_splits(str(SPARROWS))["test"]
     folder = write_run(tmp_path / "run", images.classes, labelled(images))
@@ -40,6 +42,7 @@ def test_the_report_shows_where_it_looks(tmp_path: Path, pool: str, kind: str) -
     assert ("By gradient: an approximation" in page) == (kind == "gradient")
 
 
+@pytest.mark.slow
 @needs_sparrows
 def test_without_a_model_there_are_no_maps(tmp_path: Path) -> None:
     images = open_splits(str(SPARROWS))["test"]
