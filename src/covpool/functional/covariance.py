@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from covpool.functional.arguments import check_features, check_weights
-from covpool.functional.centring import centre, normalized_weights, without_outliers
+from covpool.functional.centering import center, normalized_weights, without_outliers
 from covpool.functional.differentiable import at_least_float32, autocast_off
 
 
@@ -59,7 +59,7 @@ def covariance(x: Tensor, *, weights: Tensor | None = None) -> Tensor:
         check_weights(weights, x)
     with autocast_off(x):
         x_BCn, weights_Bn = as_batch(x, weights)
-        m_BCn, s = centre(x_BCn, weights_Bn)
+        m_BCn, s = center(x_BCn, weights_Bn)
         sigma_BCC = torch.bmm(m_BCn, m_BCn.mT) * (s * s)
         return sigma_BCC.reshape(*x.shape[:-1], x.shape[-2])
 

@@ -1,4 +1,4 @@
-"""iSQRT-COV: features to their normalised covariance, in one differentiable operator."""
+"""iSQRT-COV: features to their normalized covariance, in one differentiable operator."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch.autograd import Function
 
 from covpool.functional import isqrt_sides as sides
 from covpool.functional.arguments import check_choice, check_features, check_steps, check_weights
-from covpool.functional.centring import centre
+from covpool.functional.centering import center
 from covpool.functional.covariance import as_batch
 from covpool.functional.differentiable import autocast_off, needs_graph
 from covpool.functional.matrix_sqrt import BACKWARDS, Backward
-from covpool.functional.newton_schulz import Iterates
+from covpool.functional.newton_schulz import STEPS, Iterates
 from covpool.functional.normalization import (
     COMPENSATIONS,
     NORMALIZATIONS,
@@ -30,7 +30,7 @@ COMPUTE_DTYPES = (None, torch.bfloat16)
 def isqrt_cov(
     x: Tensor,
     *,
-    steps: int = 5,
+    steps: int = STEPS,
     normalization: Normalization = "trace",
     compensation: Compensation = "matched",
     weights: Tensor | None = None,
@@ -52,10 +52,10 @@ def isqrt_cov(
         weights: ``(..., n)``, a bool mask or numbers >= 0, divided by their sum. Positions of weight
             zero may hold anything, NaN included.
         side: ``"channels"``, ``"positions"``, or ``"auto"`` for the one with fewer multiplications.
-        backward: ``"saved"`` keeps the iterates for the gradient, ``"recompute"`` only the centred
+        backward: ``"saved"`` keeps the iterates for the gradient, ``"recompute"`` only the centered
             features.
         compute_dtype: ``torch.bfloat16`` runs the iteration and its gradient in bfloat16, about 1 % off;
-            centring, norm and compensation stay in float32. No global precision flag is read or changed.
+            centering, norm and compensation stay in float32. No global precision flag is read or changed.
 
     Returns:
         ``(..., C, C)``, symmetric to rounding, in float32 for half-precision input. Zero, with zero gradient,
@@ -81,7 +81,7 @@ def isqrt_cov(
             side = cheaper_side(x.shape[-2], _to_choose_by(x.shape[-1]), steps)
         dtype = compute_dtype or x_BCn.dtype
         options = sides.Options(steps, normalization, compensation, side == "positions", dtype)
-        m_BCn, s = centre(x_BCn, weights_Bn)
+        m_BCn, s = center(x_BCn, weights_Bn)
         if torch.is_grad_enabled() and m_BCn.requires_grad:
             # A Function with a jvp cannot be traced by torch.compile; the same one without it can.
             function = _IsqrtCov if torch.compiler.is_compiling() else _IsqrtCovWithJvp

@@ -1,14 +1,14 @@
 """The iteration on either side of the features: C×C or n×n, value, gradient and tangent.
 
-With M the centred features ``(B, C, n)`` and t the norm of ``M Mᵀ``, put ``A = M Mᵀ/t`` (C×C) and
+With M the centered features ``(B, C, n)`` and t the norm of ``M Mᵀ``, put ``A = M Mᵀ/t`` (C×C) and
 ``G = Mᵀ M/t`` (n×n). Every iterate is a polynomial, so
 
 .. math::  Y_K(A) = A Z_K(A) = M Z_K(G) M^T / t ,
 
 and the same result comes from whichever matrix is smaller. Both have the same trace and the same
-Frobenius norm, so both normalisations work on both sides.
+Frobenius norm, so both normalizations work on both sides.
 
-What both return is ``C = s · t^p · Y_K``: s undoes the scale taken out by centring, p = ½ is the paper's
+What both return is ``C = s · t^p · Y_K``: s undoes the scale taken out by centering, p = ½ is the paper's
 post-compensation (p = 0 and s = 1 without it).
 
 Products besides the iteration's: channels 1 + 1 (value + gradient), positions 3 + 4.
@@ -69,7 +69,7 @@ class Value(NamedTuple):
 
 
 def value(m: Tensor, s: Tensor, options: Options, keep: bool = False) -> Value:
-    """The iteration on centred features m, ``(B, C, n)``; ``keep``: a gradient will want the iterates."""
+    """The iteration on centered features m, ``(B, C, n)``; ``keep``: a gradient will want the iterates."""
     x = m.to(options.dtype)
     gram = torch.bmm(x.mT, x) if options.positions else torch.bmm(x, x.mT)
     gram = gram.to(m.dtype)

@@ -11,6 +11,7 @@ from torch.autograd import Function
 from covpool.functional.arguments import check_choice, check_square, check_steps
 from covpool.functional.differentiable import at_least_float32, autocast_off, needs_graph
 from covpool.functional.newton_schulz import (
+    STEPS,
     Iterates,
     newton_schulz,
     newton_schulz_backward,
@@ -37,7 +38,7 @@ BACKWARDS = ("saved", "recompute")
 def matrix_sqrt(
     a: Tensor,
     *,
-    steps: int = 5,
+    steps: int = STEPS,
     normalization: Normalization = "trace",
     compensation: Compensation = "matched",
     backward: Backward = "saved",
@@ -78,7 +79,7 @@ def matrix_sqrt(
 def inverse_matrix_sqrt(
     a: Tensor,
     *,
-    steps: int = 5,
+    steps: int = STEPS,
     normalization: Normalization = "trace",
     compensation: Compensation = "matched",
     backward: Backward = "saved",

@@ -28,6 +28,9 @@ from torch import Tensor
 
 from covpool.functional.differentiable import buffers
 
+# The number of iterations that the paper recommends, and the default everywhere.
+STEPS = 5
+
 
 @dataclass(frozen=True)
 class Iterates:

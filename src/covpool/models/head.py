@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 class Head(nn.Module):
-    """Hidden layers (or none), normalisation (or none), dropout, classifier.
+    """Hidden layers (or none), normalization (or none), dropout, classifier.
 
     The vector of a covariance is long, d(d+1)/2 numbers, so a dense classifier costs as much as a
     backbone at a thousand classes, and a bottleneck is the way to many more:

@@ -37,4 +37,6 @@ METHODS: dict[str, type[Method]] = {
     "cholesky": Cholesky,
 }
 
-__all__ = ["METHODS", "Method"]
+DEFAULT_METHOD = "isqrt_cov"
+
+__all__ = ["DEFAULT_METHOD", "METHODS", "Method"]

@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from covpool.functional.arguments import check_choice, check_not_negative, check_steps, check_whole
-from covpool.functional.centring import without_outliers
+from covpool.functional.centering import without_outliers
 from covpool.functional.covariance import second_moment
 from covpool.functional.differentiable import at_least_float32
 from covpool.functional.matrix_root import RootBackward, RootForward, RootOptions, matrix_root
@@ -81,7 +81,7 @@ class ImprovedBcnnOptions:
 
 
 class ImprovedBcnn(Method):
-    r"""The root of the second moment, its signed elementwise root, and :math:`\ell_2` normalisation.
+    r"""The root of the second moment, its signed elementwise root, and :math:`\ell_2` normalization.
 
     .. math::
         P = \tfrac1n X X^T, \qquad v = \operatorname{sign}(P^{1/2}) \sqrt{|P^{1/2}|}, \qquad v / \|v\|_2

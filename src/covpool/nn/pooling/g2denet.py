@@ -19,6 +19,7 @@ from covpool.functional.covariance import as_batch, mean, second_moment
 from covpool.functional.differentiable import autocast_off
 from covpool.functional.eigen import matrix_power
 from covpool.functional.matrix_sqrt import matrix_sqrt
+from covpool.functional.newton_schulz import STEPS
 from covpool.functional.triu import triu_vec
 from covpool.nn.pooling.method import Method
 
@@ -38,7 +39,7 @@ class G2DeNetOptions:
 
     beta: float = 1.0
     root: Root = "svd"
-    steps: int = 5
+    steps: int = STEPS
 
     def __post_init__(self) -> None:
         check_positive("beta", self.beta)

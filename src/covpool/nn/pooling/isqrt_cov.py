@@ -8,12 +8,13 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from covpool.functional import polar_express
 from covpool.functional.arguments import check_choice, check_steps
 from covpool.functional.covariance import covariance
 from covpool.functional.isqrt_cov import COMPUTE_DTYPES, SIDES, Side, isqrt_cov
 from covpool.functional.matrix_sqrt import BACKWARDS, Backward
+from covpool.functional.newton_schulz import STEPS
 from covpool.functional.normalization import COMPENSATIONS, NORMALIZATIONS, Normalization
-from covpool.functional.polar_express import check_lower, optimal_polynomials, root_by_polynomials
 from covpool.functional.triu import triu_vec
 from covpool.nn.pooling.method import Method
 
@@ -27,7 +28,7 @@ class IsqrtCovOptions:
             Table 4: none, and a BatchNorm on the vector in its place.
     """
 
-    steps: int = 5
+    steps: int = STEPS
     normalization: Normalization = "trace"
     compensation: Literal["matched", "none", "batchnorm"] = "matched"
     side: Side = "auto"
@@ -96,12 +97,12 @@ class PolarExpressOptions:
         lower: the square root of the smallest eigenvalue, over the Frobenius norm, that they are made for.
     """
 
-    steps: int = 5
-    lower: float = 1e-2
+    steps: int = polar_express.STEPS
+    lower: float = polar_express.LOWER
 
     def __post_init__(self) -> None:
         check_steps(self.steps)
-        check_lower(self.lower)
+        polar_express.check_lower(self.lower)
 
 
 class PolarExpress(Method):
@@ -120,8 +121,8 @@ class PolarExpress(Method):
 
     def __init__(self, channels: int, **options: Any) -> None:
         super().__init__(channels, **options)
-        self.polynomials = optimal_polynomials(self.options.lower, self.options.steps)
+        self.polynomials = polar_express.optimal_polynomials(self.options.lower, self.options.steps)
 
     def forward(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
         """Pool x ``(B, C, n)``, with weights ``(B, n)`` or none."""
-        return triu_vec(root_by_polynomials(covariance(x, weights=weights), self.polynomials))
+        return triu_vec(polar_express.root_by_polynomials(covariance(x, weights=weights), self.polynomials))

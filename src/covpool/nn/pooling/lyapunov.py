@@ -85,7 +85,7 @@ class MpaLya(Method):
     :mod:`covpool.functional.matrix_root` for the quotient and :mod:`covpool.functional.matrix_root` for the
     gradient. Two things differ from the paper: the quotient is one that is zero at zero, so that zero
     eigenvalues stay zero, and the gradient between range and null space is whole. Cost at degree 5 and 8
-    steps: 4 products and a Cholesky factorisation with its two triangular solutions forward, 42 products
+    steps: 4 products and a Cholesky factorization with its two triangular solutions forward, 42 products
     backward, beside the covariance. The gradient is an approximation by
     nature: that of the exact root, at the approximate one, by finitely many steps.
     """

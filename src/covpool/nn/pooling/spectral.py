@@ -64,7 +64,7 @@ POST_NORMALIZATIONS = ("none", "spectral", "frobenius")
 
 @dataclass(frozen=True)
 class MpnCovOptions:
-    """How the eigenvalues are normalised.
+    """How the eigenvalues are normalized.
 
     Attributes:
         power: α, their exponent; ½ is the paper's best.

@@ -50,11 +50,11 @@ FLAT_ULPS = 4
 OUTLIER_SPREADS = 1000
 
 
-def centre(x: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+def center(x: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return ``(m, s)`` with ``m mᵀ · s²`` the (weighted) covariance of ``x``."""
     if weights is None:
         if x.requires_grad and torch.is_grad_enabled():
-            m, s, _ = _centring_function().apply(x)  # type: ignore[no-untyped-call]
+            m, s, _ = _centering_function().apply(x)  # type: ignore[no-untyped-call]
         else:
             m, s, _ = _uniform(x)
         return m, s / x.shape[-1] ** 0.5
@@ -84,7 +84,7 @@ def _scale(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
     return reciprocal_or_zero(s).masked_fill(flat, 0.0), s
 
 
-class _Centring(Function):
+class _Centering(Function):
     """x to (m, s, scale). Linear in x, so its gradient and its tangent are the same map."""
 
     generate_vmap_rule = True
@@ -113,10 +113,10 @@ class _Centring(Function):
         return (grad - mean) * scale
 
 
-class _CentringWithJvp(_Centring):
+class _CenteringWithJvp(_Centering):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor, Tensor]) -> None:
-        _Centring.setup_context(ctx, inputs, output)
+        _Centering.setup_context(ctx, inputs, output)
         ctx.save_for_forward(output[2])
 
     @staticmethod
@@ -125,9 +125,9 @@ class _CentringWithJvp(_Centring):
         return (tangent - tangent.mean(-1, keepdim=True)) * scale, None, None
 
 
-def _centring_function() -> type[_Centring]:
+def _centering_function() -> type[_Centering]:
     # A Function with a jvp cannot be traced by torch.compile; the same one without it can.
-    return _Centring if torch.compiler.is_compiling() else _CentringWithJvp
+    return _Centering if torch.compiler.is_compiling() else _CenteringWithJvp
 
 
 def _weighted(x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
