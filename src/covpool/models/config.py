@@ -11,7 +11,7 @@ import torch
 from covpool.errors import UsageError, UsageTypeError
 from covpool.functional.arguments import check_choice, check_whole
 from covpool.nn import methods
-from covpool.nn.pooling import METHODS
+from covpool.nn.pooling import DEFAULT_METHOD, METHODS
 
 Dim = int | Literal["auto"] | None
 Features = Literal["stage", "head"]
@@ -60,7 +60,7 @@ class ModelConfig:
 
     backbone: str
     num_classes: int = 1000
-    pool: str = "isqrt_cov"
+    pool: str = DEFAULT_METHOD
     dim: Dim = "auto"
     keep_resolution: bool | None = None
     features: Features | None = None

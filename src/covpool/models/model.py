@@ -16,9 +16,7 @@ from covpool.models.backbone import Backbone
 from covpool.models.config import CLASS_TOKEN, ModelConfig
 from covpool.models.head import Head, unit
 from covpool.nn import CovPool
-
-# Wider backbones are reduced to this many channels: the paper's choice.
-REDUCED = 256
+from covpool.nn.reduction import DIM
 
 
 class PooledClassifier(nn.Module):
@@ -224,14 +222,15 @@ class ClassToken(nn.Module):
 def _dim(config: ModelConfig, channels: int) -> int | None:
     if config.dim != "auto":
         return config.dim
-    return REDUCED if channels > REDUCED and config.reduces else None
+    return DIM if channels > DIM and config.reduces else None
 
 
 def _pool(config: ModelConfig, backbone: Backbone) -> CovPool:
     options = dict(config.pool_options)
     if isinstance(name := options.get("compute_dtype"), str):  # as JSON has it
         options["compute_dtype"] = getattr(torch, name, name)
-    options.setdefault("reduction", "linear" if backbone.format.tokens else "convolution")
+    if options.get("reduction", "auto") == "auto":
+        options["reduction"] = "linear" if backbone.format.tokens else "convolution"
     assert config.dim != "auto"
     return CovPool(
         backbone.format.channels, config.pool, dim=config.dim, layout=backbone.format.layout, **options
