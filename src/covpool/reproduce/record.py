@@ -12,8 +12,8 @@ from typing import Any
 
 from covpool.drawing import png
 from covpool.durable import replace_file
+from covpool.models.card import versions
 from covpool.models.strict_json import plain_json
-from covpool.models.tensors import versions
 from covpool.provenance import results as origin
 from covpool.provenance.results import results_path
 from covpool.reproduce.claims import Claim, Judgement, errors

@@ -15,7 +15,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from covpool.models.tensors import versions
+from covpool.models.card import versions
 from covpool.provenance.machine import describe_machine, describe_source, machine_name
 from covpool.reproduce.spectra.curves import CURVES, NOT_OF_EIGENVALUES
 from covpool.reproduce.spectra.real import SIZES, photographs, real
