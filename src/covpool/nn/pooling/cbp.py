@@ -87,7 +87,7 @@ class Cbp(Method):
         return self.options.features
 
     def forward(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Pool x ``(B, C, n)``, with weights ``(B, n)`` or none."""
+        """Pool x ``(B, C, n)``, with optional weights ``(B, n)``."""
         x = at_least_float32(x)
         if weights is not None:
             x = without_outliers(x, weights)

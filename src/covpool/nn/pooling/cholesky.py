@@ -49,7 +49,7 @@ class Cholesky(Method):
     options: CholeskyOptions
 
     def forward(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Pool x ``(B, C, n)``, with weights ``(B, n)`` or none."""
+        """Pool x ``(B, C, n)``, with optional weights ``(B, n)``."""
         l_BCC = cholesky_factor(x, weights, self.options.eps)
         with autocast_off(l_BCC):
             logarithms = 2.0 * l_BCC.diagonal(dim1=-2, dim2=-1).log()

@@ -68,7 +68,7 @@ class G2DeNet(Method):
         return (self.channels + 1) * (self.channels + 2) // 2
 
     def forward(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Pool x ``(B, C, n)``, with weights ``(B, n)`` or none."""
+        """Pool x ``(B, C, n)``, with optional weights ``(B, n)``."""
         embedded = gaussian_embedding(x, weights, self.options.beta)
         if self.options.root == "svd":
             return triu_vec(matrix_power(embedded, 0.5))

@@ -88,7 +88,7 @@ class MomentProbing(Method):
         return (self.options.heads - 1) * side**2
 
     def forward(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Pool x ``(B, C, n)``, with weights ``(B, n)`` or none."""
+        """Pool x ``(B, C, n)``, with optional weights ``(B, n)``."""
         x_BCn = at_least_float32(x)
         if weights is not None:
             x_BCn = without_outliers(x_BCn, weights)
