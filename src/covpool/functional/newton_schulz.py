@@ -1,16 +1,13 @@
 r"""The coupled Newton-Schulz iteration: value, gradient and tangent, on plain tensors.
 
-==============================  =============================  ==========================================
-equation of the paper           function                       test in tests/functional/test_newton_schulz.py
-==============================  =============================  ==========================================
-Eqn. (2), the iteration         :func:`newton_schulz`          ``test_equation_2``
-Eqn. (6), gradient of a step    :func:`newton_schulz_backward` ``test_equations_6_and_7``
-Eqn. (7), gradient of A         :func:`newton_schulz_backward` ``test_equations_6_and_7``
-not in the paper: the tangent   :func:`newton_schulz_jvp`      ``test_tangent``
-==============================  =============================  ==========================================
+Equations of the iSQRT-COV paper, and their tests in ``tests/functional/test_newton_schulz.py``:
 
-The tests compare with the equations as printed, in ``tests/functional/paper.py``, and those with autograd
-(``test_the_equations_are_the_gradient``). The paper's N, the number of steps, is K here.
+- Eqn. (2), the iteration: :func:`newton_schulz`, ``test_equation_2``.
+- Eqns. (6) and (7), the gradient: :func:`newton_schulz_backward`, ``test_equations_6_and_7``.
+- Not in the paper, the tangent: :func:`newton_schulz_jvp`, ``test_tangent``.
+
+The tests compare with the equations as printed (``tests/functional/paper.py``), and these with
+autograd (``test_the_equations_are_the_gradient``). The paper's N, the number of steps, is K here.
 
 Eqn. (2), from ``Y_0 = A`` and ``Z_0 = I``:
 

@@ -25,8 +25,7 @@ class IsqrtCovOptions:
 
     Attributes:
         compensation: ``"matched"`` (the paper's), ``"none"``, or ``"batchnorm"``: a BatchNorm on the vector
-        in
-            place of the compensation, as in the paper's Table 4.
+            in place of the compensation, as in the paper's Table 4.
     """
 
     steps: int = STEPS
