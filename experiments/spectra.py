@@ -31,7 +31,7 @@ from covpool.durable import replace_file
 from covpool.explain.diagnosis import medians, rounded, summed_up, without_rounding
 from covpool.functional import covariance, triu_unvec
 from covpool.models import PooledClassifier, create_model
-from covpool.models.tensors import versions
+from covpool.models.card import versions
 from covpool.nn import CovPool
 from covpool.provenance.machine import describe_machine, describe_source, machine_name
 from experiments.spectra_picture import BINS_PER_DECADE, draw

@@ -82,11 +82,11 @@ def complaint(command: str, capsys: pytest.CaptureFixture[str]) -> str:
         ),
         (
             "eval model.pt birds",
-            "bundle 'model.pt': there is no such folder, but a file: give the folder bundle of a run",
+            "bundle 'model.pt': this is a file, not a folder: pass the folder bundle of a run",
         ),
         (
             "eval empty birds",
-            "bundle 'empty': there is no covpool.json in it: give the folder bundle of a run",
+            "bundle 'empty': there is no covpool.json in it: pass the folder bundle of a run",
         ),
         (
             "predict runs/birds birds",
@@ -166,7 +166,7 @@ def test_a_sentence_that_says_what_to_do(
 @pytest.mark.parametrize(
     ("command", "part"),
     [
-        ("eval damaged birds", "model.safetensors is cut short, 20000 bytes of "),
+        ("eval damaged birds", "model.safetensors is truncated, 20000 bytes instead of "),
         ("train --data birds --pool isqrtcov", "got 'isqrtcov': did you mean 'isqrt_cov'?"),
         (
             "train --data birds --recipe wrong_key.yaml",

@@ -156,7 +156,9 @@ def test_float64_stays_float64() -> None:
 def test_autocast_gives_float32_and_finite_gradients(
     shape: tuple[int, ...], compensation: str, mask: bool
 ) -> None:
-    pool, x = CovPool(C, dim=D, compensation=compensation), torch.randn(shape, requires_grad=True)
+    layout = "channels_last" if len(shape) == 3 else "channels_first"
+    pool = CovPool(C, dim=D, layout=layout, compensation=compensation)
+    x = torch.randn(shape, requires_grad=True)
     weights = torch.rand(B, 15) > 0.3 if mask else None
     with torch.autocast("cpu", torch.bfloat16):
         y = copy.deepcopy(pool)(x, weights)

@@ -28,14 +28,14 @@ LAYOUTS = [
 @pytest.mark.parametrize("dim", [None, 5])
 @pytest.mark.parametrize(("layout", "shape"), LAYOUTS)
 def test_shape_of_the_result(layout: str, shape: tuple[int, ...], dim: int | None) -> None:
-    pool = CovPool(C, dim=dim, layout=layout)
+    pool = CovPool(C, dim=dim, layout=layout, reduction="linear" if len(shape) == 3 else "convolution")
     d = dim or C
     assert pool(torch.randn(shape)).shape == (B, d * (d + 1) // 2)
     assert pool.out_features == d * (d + 1) // 2
 
 
 def test_the_tokens_of_the_design() -> None:
-    assert CovPool(768, dim=64)(torch.randn(2, 196, 768)).shape == (2, 2080)
+    assert CovPool(768, dim=64, layout="channels_last")(torch.randn(2, 196, 768)).shape == (2, 2080)
 
 
 @pytest.mark.parametrize(
@@ -103,16 +103,16 @@ def test_the_method_receives_a_view(layout: str, make) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "stride"),
+    ("layout", "make", "stride"),
     [
-        (lambda: torch.randn(B, 15, C), (15 * 5, 1, 5)),
-        (lambda: torch.randn(B, C, 3, 5).to(memory_format=torch.channels_last), (15 * 5, 1, 5)),
-        (lambda: torch.randn(B, C, 3, 5), (15 * 5, 15, 1)),
+        ("channels_last", lambda: torch.randn(B, 15, C), (15 * 5, 1, 5)),
+        ("auto", lambda: torch.randn(B, C, 3, 5).to(memory_format=torch.channels_last), (15 * 5, 1, 5)),
+        ("auto", lambda: torch.randn(B, C, 3, 5), (15 * 5, 15, 1)),
     ],
     ids=["tokens", "channels_last_memory", "map"],
 )
-def test_memory_stays_in_its_order_through_the_reduction(make, stride: tuple[int, ...]) -> None:
-    pool, received = CovPool(C, dim=5), []
+def test_memory_stays_in_its_order_through_the_reduction(layout: str, make, stride: tuple[int, ...]) -> None:
+    pool, received = CovPool(C, dim=5, layout=layout), []
     pool.pooling.register_forward_pre_hook(lambda _, args: received.append(args[0]))
     pool(make())
     assert received[0].stride() == stride
@@ -149,8 +149,8 @@ def test_weights_follow_the_order_of_the_positions() -> None:
         ("auto", (B, 3, 5, C), r'dimension 1 .*pass layout="channels_last"'),
         ("auto", (B, C, 15), r'dimension 2 .*pass layout="channels_first"'),
         ("channels_last", (B, C, 3, 5), r'dimension 3 .*pass layout="channels_first"'),
-        ("auto", (B, 7, 3, 5), "make the layer with in_channels=7"),
-        ("auto", (B, 15, 7), "make the layer with in_channels=7"),
+        ("auto", (B, 7, 3, 5), "create the layer with in_channels=7"),
+        ("auto", (B, 15, 7), "create the layer with in_channels=7"),
     ],
 )
 def test_wrong_shapes_are_refused_with_the_fix(layout: str, shape: tuple[int, ...], message: str) -> None:

@@ -28,7 +28,7 @@ pytestmark = [
 CASES = {
     "map": ({"dim": D}, ((3, C, 4, 5), (6, C, 4, 5)), False),
     "masked map": ({"dim": D}, ((3, C, 4, 5), (6, C, 4, 5)), True),
-    "tokens": ({"dim": D}, ((3, 20, C), (5, 18, C)), False),
+    "tokens": ({"dim": D, "layout": "channels_last"}, ((3, 20, C), (5, 18, C)), False),
     "positions side": ({"dim": None, "side": "positions"}, ((3, C, 2, 4), (6, C, 5, 2)), False),
     "batchnorm": ({"dim": D, "compensation": "batchnorm"}, ((3, C, 4, 5), (6, C, 4, 5)), False),
     "swin, linear": (

@@ -31,7 +31,7 @@ METHOD_OPTIONS: dict[str, dict[str, Any]] = {
 CASES = {
     "map": ((7, 4, 5), 7, {"dim": 4}),
     "map without reduction": ((7, 2, 2), 7, {"dim": None, "backward": "recompute"}),
-    "tokens, reduction auto": ((9, 7), 7, {"dim": 4}),
+    "tokens, reduction auto": ((9, 7), 7, {"dim": 4, "layout": "channels_last"}),
     "tokens, reduction linear": ((9, 7), 7, {"dim": 4, "reduction": "linear", "side": "positions"}),
 }
 # Every method.

@@ -58,7 +58,7 @@ def run(arguments: Arguments) -> Converted:
 
 def text(result: Converted) -> str:
     """Two lines."""
-    from covpool.models.plan import human
+    from covpool.wording import human
 
     channels = "all" if result.dim is None else str(result.dim)
     return (

@@ -115,7 +115,7 @@ def run(arguments: Arguments) -> Result:
 def text(result: Result) -> str:
     """A table, and where the best head is."""
     from covpool.evaluate.probe.record import table_cells
-    from covpool.models.plan import aligned
+    from covpool.wording import aligned
 
     best = f"best where it was chosen: {result.best}, in {result.folder}/bundle" if result.best else ""
     left_out = {split: count for split, count in result.record["images_left_out"].items() if count}

@@ -11,8 +11,8 @@ from covpool.data.shards.reader import fingerprint
 from covpool.durable import LOCK, check_outside, replace_file, sync_folder
 from covpool.errors import UsageError
 from covpool.models.bundle import read_card
+from covpool.models.card import versions
 from covpool.models.strict_json import plain_json
-from covpool.models.tensors import versions
 from covpool.processes import Processes
 from covpool.provenance import results as origin
 

@@ -1,7 +1,7 @@
 r"""A pooled matrix as places: :math:`C = M K M^T`, with a column of M for each position.
 
 A method whose matrix is a function of the covariance has this form: :math:`f(\Sigma) = M\,g(M^TM)\,M^T` for
-centred features M. K tells how much two places count together; with :math:`L = M K`,
+centered features M. K tells how much two places count together; with :math:`L = M K`,
 
 .. math::  \langle W, C \rangle = \sum_p m_p^T W \, l_p ,
 
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from covpool.errors import UsageError
 from covpool.functional import isqrt_sides as sides
-from covpool.functional.centring import centre
+from covpool.functional.centering import center
 from covpool.functional.eigen import spectrum
 from covpool.functional.isqrt_cov import cheaper_side
 from covpool.functional.newton_schulz import newton_schulz
@@ -73,7 +73,7 @@ def factors(method: Method, x: Tensor, side: Side = "auto") -> Factors:
         side: ``"positions"`` for K too, ``"channels"`` without it, ``"auto"`` for the cheaper one.
     """
     x = x.to(torch.promote_types(x.dtype, torch.float32))
-    m, s = centre(x, None)
+    m, s = center(x, None)
     if isinstance(method, IsqrtCov):
         return _iterated(m, s, method, side)
     if isinstance(method, Cov):

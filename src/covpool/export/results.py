@@ -21,9 +21,8 @@ from covpool.evaluate.results import FILE, Results, describe_images, prepare_fol
 from covpool.export.graph import INPUT, OUTPUT, Traced
 from covpool.export.options import FORMATS, Job
 from covpool.export.parity import TOLERANCES, Latency, Parity
-from covpool.models.card import Card
+from covpool.models.card import Card, versions
 from covpool.models.strict_json import plain_json
-from covpool.models.tensors import versions
 from covpool.provenance import results as origin
 from covpool.wording import counted
 

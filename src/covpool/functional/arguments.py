@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from covpool.errors import UsageError, UsageTypeError
+from covpool.functional.newton_schulz import STEPS
 
 
 def check_choice(name: str, value: object, choices: Collection[object]) -> None:
@@ -57,7 +58,7 @@ def _number(name: str, value: object) -> float:
 def check_steps(steps: object) -> None:
     """Raise unless ``steps`` is a whole number of at least one."""
     if isinstance(steps, int) and steps < 1:
-        raise UsageError(f"steps must be at least 1 (the paper uses 5); got {steps}")
+        raise UsageError(f"steps must be at least 1 (the paper uses {STEPS}); got {steps}")
     check_whole("steps", steps)
 
 

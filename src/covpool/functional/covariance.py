@@ -6,17 +6,17 @@ import torch
 from torch import Tensor
 
 from covpool.functional.arguments import check_features, check_weights
-from covpool.functional.centring import centre, normalized_weights, without_outliers
+from covpool.functional.centering import center, normalized_weights, without_outliers
 from covpool.functional.differentiable import at_least_float32, autocast_off
 
 
 def mean(x: Tensor, weights: Tensor | None = None) -> Tensor:
-    r"""The mean over positions, :math:`\tfrac1n \sum_p x_p`, or :math:`\sum_p w_p x_p` with weights.
+    r"""Return the mean over positions, :math:`\tfrac1n \sum_p x_p`, or :math:`\sum_p w_p x_p` with weights.
 
     Args:
         x: features ``(B, C, n)``.
-        weights: ``(B, n)``, a bool mask or numbers >= 0, divided by their sum. Positions of weight zero may
-            hold anything, NaN included.
+        weights: ``(B, n)``, boolean or non-negative, divided by their sum. Positions of weight zero may
+            contain anything, including NaN.
 
     Returns:
         ``(B, C)``, in float32 for half-precision input.
@@ -25,12 +25,12 @@ def mean(x: Tensor, weights: Tensor | None = None) -> Tensor:
     if weights is None:
         return x_BCn.mean(-1)
     w_B1n = normalized_weights(weights, x_BCn.dtype).unsqueeze(1)
-    # Not a product of matrices: autocast would take that to half precision.
+    # Not a matrix product, which autocast would run in half precision.
     return (without_outliers(x_BCn, weights) * w_B1n).sum(-1)
 
 
 def covariance(x: Tensor, *, weights: Tensor | None = None) -> Tensor:
-    r"""Covariance of n features of C channels.
+    r"""Return the covariance of n features of C channels.
 
     .. math::
         \Sigma = X \bar I X^T, \qquad \bar I = \tfrac1n (I - \tfrac1n \mathbf 1)
@@ -41,12 +41,12 @@ def covariance(x: Tensor, *, weights: Tensor | None = None) -> Tensor:
 
     Args:
         x: features ``(..., C, n)``: channels, then positions.
-        weights: ``(..., n)``, a bool mask or numbers >= 0. Positions of weight zero may hold anything,
-            NaN included.
+        weights: ``(..., n)``, boolean or non-negative. Positions of weight zero may contain anything,
+            including NaN.
 
     Returns:
-        ``(..., C, C)``, in float32 for half-precision input. Channels that are constant to within
-        rounding give exact zeros.
+        ``(..., C, C)``, in float32 for half-precision input. Channels that are constant to
+        within rounding give exact zeros.
 
     Example:
         >>> x = torch.tensor([[1.0, 3.0], [2.0, 2.0]])
@@ -59,20 +59,20 @@ def covariance(x: Tensor, *, weights: Tensor | None = None) -> Tensor:
         check_weights(weights, x)
     with autocast_off(x):
         x_BCn, weights_Bn = as_batch(x, weights)
-        m_BCn, s = centre(x_BCn, weights_Bn)
+        m_BCn, s = center(x_BCn, weights_Bn)
         sigma_BCC = torch.bmm(m_BCn, m_BCn.mT) * (s * s)
         return sigma_BCC.reshape(*x.shape[:-1], x.shape[-2])
 
 
 def as_batch(x: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """All leading dimensions as one, in float32 at least: ``(B, C, n)`` and ``(B, n)``."""
+    """Merge all leading dimensions, in float32 at least: ``(B, C, n)`` and ``(B, n)``."""
     x = at_least_float32(x)
     x_BCn = x.reshape(-1, *x.shape[-2:]) if x.ndim != 3 else x
     return x_BCn, None if weights is None else weights.reshape(-1, weights.shape[-1])
 
 
 def second_moment(x: Tensor, *, weights: Tensor | None = None) -> Tensor:
-    r"""Mean outer product of n features of C channels.
+    r"""Return the mean outer product of n features of C channels.
 
     .. math::
         P = \tfrac1n X X^T = \Sigma + \mu \mu^T
@@ -81,8 +81,8 @@ def second_moment(x: Tensor, *, weights: Tensor | None = None) -> Tensor:
 
     Args:
         x: features ``(..., C, n)``: channels, then positions.
-        weights: ``(..., n)``, a bool mask or numbers >= 0. Positions of weight zero may hold anything,
-            NaN included.
+        weights: ``(..., n)``, boolean or non-negative. Positions of weight zero may contain anything,
+            including NaN.
 
     Returns:
         ``(..., C, C)``, in float32 for half-precision input.

@@ -1,4 +1,4 @@
-"""Helpers of differentiable operators: autocast, graph needs, once-differentiable functions."""
+"""Tools for differentiable operators: precision, second derivatives, reuse of memory."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ from torch.autograd import Function, forward_ad
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """Half precision becomes float32; float32 and float64 pass through untouched."""
+    """Convert half precision to float32; leave float32 and float64 as they are."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def autocast_off(x: Tensor) -> AbstractContextManager[object]:
-    """Inside, every product runs in the dtype of its operands, whatever autocast says outside.
+    """Return a context in which every product runs in the dtype of its operands.
 
-    ``torch.amp.custom_fwd`` would be the usual tool; it does not work with ``setup_context``.
+    ``torch.amp.custom_fwd`` does not work with ``setup_context``.
     """
-    if x.device.type == "meta":  # shapes alone: there is nothing to cast, and autocast does not know it
+    if x.device.type == "meta":  # autocast does not support it
         return nullcontext()
     return torch.autocast(x.device.type, enabled=False)
 
 
 def needs_graph(*tensors: Tensor) -> bool:
-    """Whether someone will differentiate what is being computed inside a backward or a jvp.
+    """Return whether the result of a backward or a jvp will be differentiated again.
 
-    Saved iterates carry no derivative of their own. Reusing them then would give second derivatives
-    that are wrong without an error, so they must be computed anew from tensors that do carry one.
+    Saved iterates carry no derivative. Reusing them would give wrong second derivatives without an error, so
+    they must be computed again from tensors that carry one.
     """
     return torch.is_grad_enabled() or any(map(_is_dual, tensors))
 
 
 def once_differentiable(gradient: Tensor, *sources: Tensor) -> Tensor:
-    """A gradient made of tensors that carry no derivative; differentiating it again raises.
+    """Return the gradient so that differentiating it again raises.
 
-    torch's decorator of this name looks at the upstream gradient alone, and where that is a constant lets
-    a second derivative pass with this part of it missing.
+    torch's decorator of this name checks the upstream gradient only. If that is a constant, a second
+    derivative passes with this part missing.
 
     Args:
-        gradient: what a backward is about to return.
-        sources: tensors that do carry a derivative, and that it depends on.
+        gradient: the result of a backward, computed from tensors that carry no derivative.
+        sources: the tensors with a derivative that it depends on.
     """
     if not needs_graph(gradient, *sources):
         return gradient
@@ -71,9 +71,9 @@ class _Refusal(Function):
 
 
 def may_overwrite(*tensors: Tensor) -> bool:
-    """Whether temporaries may be reused in place: eager mode, nobody recording, no vmap, no tangents.
+    """Return whether temporaries may be overwritten: eager mode, no autograd, no vmap, no tangents.
 
-    Fresh memory is what the elementwise passes between two products spend most of their time on.
+    Elementwise passes between two products spend most of their time on new memory.
     """
     if torch.compiler.is_compiling() or torch.is_grad_enabled():
         return False
@@ -85,15 +85,15 @@ def _is_dual(tensor: Tensor) -> bool:
 
 
 def _is_batched(tensor: Tensor) -> bool:
-    # There is no public way to ask whether a tensor is wrapped by vmap; these are what torch asks.
+    # torch has no public test for a tensor inside vmap; these are its internal ones.
     functorch = torch._C._functorch
     return functorch.is_functorch_wrapped_tensor(tensor) or functorch.is_legacy_batchedtensor(tensor)
 
 
 def buffers(like: Tensor, count: int) -> Iterator[Tensor | None]:
-    """``count`` tensors shaped as ``like`` for ``out=``, out of one allocation; None where forbidden.
+    """Yield ``count`` tensors shaped as ``like`` for ``out=``, from one allocation; None where not allowed.
 
-    One allocation, because a process pays for every fresh page once more at each training step.
+    Many allocations would cost new memory pages at every training step.
     """
     if not may_overwrite(like):
         return repeat(None)

@@ -1,4 +1,4 @@
-"""iSQRT-COV: features to their normalised covariance, in one differentiable operator."""
+"""iSQRT-COV: the square root of the covariance of features, in one differentiable operator."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch.autograd import Function
 
 from covpool.functional import isqrt_sides as sides
 from covpool.functional.arguments import check_choice, check_features, check_steps, check_weights
-from covpool.functional.centring import centre
+from covpool.functional.centering import center
 from covpool.functional.covariance import as_batch
 from covpool.functional.differentiable import autocast_off, needs_graph
 from covpool.functional.matrix_sqrt import BACKWARDS, Backward
-from covpool.functional.newton_schulz import Iterates
+from covpool.functional.newton_schulz import STEPS, Iterates
 from covpool.functional.normalization import (
     COMPENSATIONS,
     NORMALIZATIONS,
@@ -30,7 +30,7 @@ COMPUTE_DTYPES = (None, torch.bfloat16)
 def isqrt_cov(
     x: Tensor,
     *,
-    steps: int = 5,
+    steps: int = STEPS,
     normalization: Normalization = "trace",
     compensation: Compensation = "matched",
     weights: Tensor | None = None,
@@ -40,22 +40,22 @@ def isqrt_cov(
 ) -> Tensor:
     r"""Square root of the covariance of features by Newton-Schulz iteration (iSQRT-COV).
 
-    The paper's whole meta-layer, :math:`C = \sqrt t \, Y_K(\Sigma/t)` with
-    :math:`\Sigma = X \bar I X^T`: :func:`matrix_sqrt` of :func:`covariance`, computed on the smaller of
-    the C×C covariance and the n×n Gram matrix, to the same result.
+    This is the paper's meta-layer, :math:`C = \sqrt t \, Y_K(\Sigma/t)` with
+    :math:`\Sigma = X \bar I X^T`: :func:`matrix_sqrt` of :func:`covariance`. It runs on the smaller of the
+    C×C covariance and the n×n Gram matrix, to the same result.
 
     Args:
         x: features ``(..., C, n)``: channels, then positions.
         steps: K, the number of iterations (the paper's N).
         normalization: ``"trace"`` or ``"frobenius"``.
         compensation: ``"matched"`` (the paper's √t) or ``"none"``.
-        weights: ``(..., n)``, a bool mask or numbers >= 0, divided by their sum. Positions of weight
-            zero may hold anything, NaN included.
+        weights: ``(..., n)``, boolean or non-negative, divided by their sum. Positions of weight zero may
+            contain anything, including NaN.
         side: ``"channels"``, ``"positions"``, or ``"auto"`` for the one with fewer multiplications.
-        backward: ``"saved"`` keeps the iterates for the gradient, ``"recompute"`` only the centred
-            features.
-        compute_dtype: ``torch.bfloat16`` runs the iteration and its gradient in bfloat16, about 1 % off;
-            centring, norm and compensation stay in float32. No global precision flag is read or changed.
+        backward: ``"saved"`` saves the iterates for backward, ``"recompute"`` only the centered features.
+        compute_dtype: ``torch.bfloat16`` runs the iteration and its gradient in bfloat16, with an error of
+            about 1 %. Centering, norm and compensation stay in float32. Global precision flags have no
+            effect.
 
     Returns:
         ``(..., C, C)``, symmetric to rounding, in float32 for half-precision input. Zero, with zero gradient,
@@ -81,7 +81,7 @@ def isqrt_cov(
             side = cheaper_side(x.shape[-2], _to_choose_by(x.shape[-1]), steps)
         dtype = compute_dtype or x_BCn.dtype
         options = sides.Options(steps, normalization, compensation, side == "positions", dtype)
-        m_BCn, s = centre(x_BCn, weights_Bn)
+        m_BCn, s = center(x_BCn, weights_Bn)
         if torch.is_grad_enabled() and m_BCn.requires_grad:
             # A Function with a jvp cannot be traced by torch.compile; the same one without it can.
             function = _IsqrtCov if torch.compiler.is_compiling() else _IsqrtCovWithJvp
@@ -94,7 +94,7 @@ def isqrt_cov(
 
 
 def cheaper_side(channels: int, positions: int, steps: int) -> Literal["channels", "positions"]:
-    """The side with fewer multiplications in value and gradient together."""
+    """Return the side with fewer multiplications in value and gradient together."""
     c, n = channels, positions
     iteration = 7 * steps - 7
     if steps == 1:  # Y_1 = ½A(3I − A) takes a product each way, Z_1 = ½(3I − A) none
@@ -105,9 +105,9 @@ def cheaper_side(channels: int, positions: int, steps: int) -> Literal["channels
 
 
 def _to_choose_by(positions: int) -> int:
-    """The number of positions; of one that torch.export is to leave open, the example's.
+    """Return the number of positions; for a dynamic dimension of torch.export, that of the example input.
 
-    To compare the open one would close it to all numbers for which the other side is cheaper.
+    Comparing the dynamic dimension would restrict the exported program to one side.
     """
     if torch.compiler.is_exporting() and isinstance(positions, torch.SymInt):
         return int(positions.node.hint)
@@ -115,7 +115,7 @@ def _to_choose_by(positions: int) -> int:
 
 
 class _IsqrtCov(Function):
-    """m to C; what the gradient needs rides along as outputs that carry no gradient."""
+    """m to C. The tensors that backward needs are further outputs without a gradient."""
 
     generate_vmap_rule = True
 
@@ -169,7 +169,7 @@ class _IsqrtCovWithJvp(_IsqrtCov):
 
 
 def _kept(output: tuple[Tensor, ...], options: sides.Options, save: bool) -> tuple[Tensor, ...]:
-    """What to save. The positions side does not need C again, so C is not held for it."""
+    """Return the tensors to save. The positions side does not need C, so it does not save it."""
     if not save:
         return ()
     return output[1:] if options.positions else output

@@ -1,17 +1,17 @@
 """The iteration on either side of the features: C×C or n×n, value, gradient and tangent.
 
-With M the centred features ``(B, C, n)`` and t the norm of ``M Mᵀ``, put ``A = M Mᵀ/t`` (C×C) and
+Let M be the centered features ``(B, C, n)``, t the norm of ``M Mᵀ``, ``A = M Mᵀ/t`` (C×C) and
 ``G = Mᵀ M/t`` (n×n). Every iterate is a polynomial, so
 
 .. math::  Y_K(A) = A Z_K(A) = M Z_K(G) M^T / t ,
 
-and the same result comes from whichever matrix is smaller. Both have the same trace and the same
-Frobenius norm, so both normalisations work on both sides.
+and the smaller matrix gives the same result. Both have the same trace and the same Frobenius norm, so both
+normalizations work on both sides.
 
-What both return is ``C = s · t^p · Y_K``: s undoes the scale taken out by centring, p = ½ is the paper's
-post-compensation (p = 0 and s = 1 without it).
+Both sides return ``C = s · t^p · Y_K``. The factor s undoes the scale that centering removed. The exponent
+p = ½ is the paper's post-compensation; without it, p = 0 and s = 1.
 
-Products besides the iteration's: channels 1 + 1 (value + gradient), positions 3 + 4.
+Products in addition to the iteration's: channels 1 + 1 (value + gradient), positions 3 + 4.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from covpool.functional.normalization import (
 
 
 class Options(NamedTuple):
-    """How to pool; ``dtype`` is that of the products."""
+    """Options of the operator; ``dtype`` is the dtype of the products."""
 
     steps: int
     normalization: Normalization
@@ -56,10 +56,10 @@ class Options(NamedTuple):
 
 
 class Value(NamedTuple):
-    """All but the result: what it is made from, and what its derivatives need.
+    """The tensors that the result and its derivatives are computed from.
 
-    ``kernel`` is C itself on the channels side, and the scaled ``Z_K`` with ``C = M kernel Mᵀ`` on
-    the positions side; ``factor`` is what it was multiplied by.
+    ``kernel`` is C on the channels side. On the positions side it is the scaled ``Z_K`` with
+    ``C = M kernel Mᵀ``. ``factor`` is its scale.
     """
 
     t: Tensor
@@ -69,7 +69,7 @@ class Value(NamedTuple):
 
 
 def value(m: Tensor, s: Tensor, options: Options, keep: bool = False) -> Value:
-    """The iteration on centred features m, ``(B, C, n)``; ``keep``: a gradient will want the iterates."""
+    """Run the iteration on centered features m, ``(B, C, n)``; ``keep`` saves the iterates for backward."""
     x = m.to(options.dtype)
     gram = torch.bmm(x.mT, x) if options.positions else torch.bmm(x, x.mT)
     gram = gram.to(m.dtype)
@@ -87,7 +87,7 @@ def value(m: Tensor, s: Tensor, options: Options, keep: bool = False) -> Value:
 
 
 def result(m: Tensor, value: Value, options: Options) -> Tensor:
-    """C itself: two products more on the positions side."""
+    """Return C: 2 more products on the positions side."""
     if not options.positions:
         return value.kernel
     x = m.to(options.dtype)
@@ -101,7 +101,7 @@ def _factor(t: Tensor, s: Tensor, options: Options) -> Tensor:
 
 
 def value_backward(grad: Tensor, m: Tensor, value: Value, options: Options) -> Tensor:
-    """Gradient with respect to m."""
+    """Return the gradient with respect to m: Eqns. (5) to (10), and (11) up to centering."""
     x = m.to(options.dtype)
     g = (grad + grad.mT).to(options.dtype)  # twice the symmetric part
     if options.positions:
@@ -134,7 +134,7 @@ def _gram_backward(grad_a: Tensor, inner: Tensor, power: float, value: Value, op
 
 
 def value_jvp(tangent: Tensor, m: Tensor, value: Value, options: Options) -> Tensor:
-    """Directional derivative of C along a tangent of m."""
+    """Return the directional derivative of C along a tangent of m."""
     x, dx = m.to(options.dtype), tangent.to(options.dtype)
     half = torch.bmm(x.mT, dx) if options.positions else torch.bmm(dx, x.mT)
     half = half.to(m.dtype)

@@ -1,4 +1,10 @@
-"""Matrix roots by rational and Taylor approximations, with gradients by the Lyapunov equation."""
+r"""Matrix square roots by several methods, with the gradient by the Lyapunov equation.
+
+The gradient X of the root Y of A solves :math:`Y X + X Y = G`, with G the gradient of Y (T.-Y. Lin, S. Maji,
+BMVC 2017). The Taylor and Padé approximants and the iterative solver are those of Y. Song, N. Sebe, W. Wang,
+ICLR 2022. Two things differ: the approximants are zero at zero, and the gradient between range and null space
+is complete.
+"""
 
 from __future__ import annotations
 
@@ -15,78 +21,20 @@ from covpool.functional.eigen import matrix_power, rank_tolerance, reciprocal_of
 from covpool.functional.newton_schulz import newton_schulz
 from covpool.functional.normalization import largest_entry, norm_of, reciprocal_or_zero, root_or_zero
 
-
-def solve_by_eigenvalues(root: Tensor, grad: Tensor) -> Tensor:
-    """X of ``Y X + X Y = G`` for a positive semi-definite Y and a symmetric G."""
-    of_root = spectrum(root)
-    # What is rounding of zero in A = Y² is the square root of that in Y.
-    largest = of_root.values[:, -1:]
-    null = of_root.values <= rank_tolerance(root) ** 0.5 * largest
-    coefficients = reciprocal_of_sums(of_root.values.masked_fill(null, 0.0))
-    return of_root.hadamard(coefficients, grad)
-
-
-def solve_by_iteration(root: Tensor, grad: Tensor, steps: int) -> Tensor:
-    """The same by ``steps`` steps of products alone."""
-    unit = reciprocal_or_zero(largest_entry(root))  # no square of an entry may overflow
-    root = root * unit
-    squared = torch.bmm(root, root)
-    scale = reciprocal_or_zero(root_or_zero(norm_of(squared, "frobenius")))
-    b, b_squared, c = root * scale, squared * scale.square(), grad * scale
-    for k in range(steps):
-        half = 1.5 * c - torch.bmm(c, b_squared)
-        c = 0.5 * (half + half.mT + torch.bmm(torch.bmm(b, c), b))
-        b = 1.5 * b - 0.5 * torch.bmm(b, b_squared)
-        if k < steps - 1:
-            b_squared = torch.bmm(b, b)
-    return (c - 0.5 * torch.bmm(torch.bmm(b, c), b)) * unit
-
-
-def taylor_root(a: Tensor, degree: int) -> Tensor:
-    """The polynomial of this degree in A."""
-    identity = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
-    z = identity - a
-    total = _coefficient(degree - 1) * identity.expand_as(a)
-    for k in reversed(range(degree - 1)):
-        total = torch.bmm(total, z) + _coefficient(k) * identity
-    return torch.bmm(a, total)
-
-
-def pade_root(a: Tensor, degree: int) -> Tensor:
-    """The quotient of two polynomials of this degree in A."""
-    order = 2 * degree
-    identity = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
-    upper, lower, power = order * a, identity.expand_as(a), a
-    for j in range(1, degree + 1):
-        lower = lower + math.comb(order, 2 * j) * power
-        if j < degree:
-            power = torch.bmm(power, a)
-            upper = upper + math.comb(order, 2 * j + 1) * power
-    # Without a check: a matrix with NaN must not stop the others of its batch.
-    factor, _ = torch.linalg.cholesky_ex(lower)
-    root = torch.cholesky_solve(upper, factor)
-    return (root + root.mT) * 0.5
-
-
-def _coefficient(k: int) -> float:
-    """Of ``z^k`` in ``(1 − z)^(−½)``."""
-    return float(math.comb(2 * k, k) / 4**k)
-
-
 RootForward = Literal["svd", "newton_schulz", "pade", "taylor"]
 RootBackward = Literal["svd", "lyapunov", "lyapunov_iteration"]
 
 
 class RootOptions(NamedTuple):
-    """How value and gradient are computed.
+    """The methods for value and gradient.
 
     Attributes:
         forward: ``"svd"``, ``"newton_schulz"``, ``"pade"`` or ``"taylor"``. The singular value decomposition
             of a positive semi-definite matrix is its eigendecomposition, computed as such.
-        order: steps of the iteration, or the degree of the polynomials.
-        backward: ``"svd"`` takes the eigenvalues of the matrix, ``"lyapunov"`` those of its root,
-            ``"lyapunov_iteration"`` none.
-        backward_steps: of the iteration.
+        backward: ``"svd"`` uses the eigenvalues of the matrix, ``"lyapunov"`` those of its root,
+            ``"lyapunov_iteration"`` only products.
+        order: number of steps of the iteration, or degree of the polynomials.
+        backward_steps: number of steps of ``"lyapunov_iteration"``.
     """
 
     forward: RootForward
@@ -96,10 +44,10 @@ class RootOptions(NamedTuple):
 
 
 def matrix_root(a: Tensor, options: RootOptions) -> Tensor:
-    """The root of positive semi-definite ``(..., m, m)``; zero for zero. It can be differentiated once."""
+    """Return the root of positive semi-definite ``(..., m, m)``; zero for zero. Differentiable once."""
     check_square("a", a)
     if options.forward == "svd" and options.backward != "lyapunov_iteration":
-        # The eigenvalues of the value serve the gradient too, and give both equations the same solution.
+        # The gradient reuses the eigenvalues of the value; both equations then have the same solution.
         return matrix_power(a, 0.5)
     with autocast_off(a):
         a_Bmm = at_least_float32(a).reshape(-1, *a.shape[-2:])
@@ -111,7 +59,7 @@ def _value(a: Tensor, options: RootOptions) -> Tensor:
     if options.forward == "svd":
         of_a = spectrum(a)
         return of_a.assemble(of_a.values.sqrt())
-    # Each matrix is divided by its own norm: one norm for a batch would make images depend on each other.
+    # Each matrix has its own norm: one norm per batch would make images depend on each other.
     unit = largest_entry(a)
     a = a * reciprocal_or_zero(unit)
     t = norm_of(a, "frobenius")
@@ -151,5 +99,62 @@ class _MatrixRoot(Function):
         grad = (grads[0] + grads[0].mT) * 0.5
         with autocast_off(a):
             gradient = _gradient(a, root, grad, ctx.options)
-        # It is not the gradient of the computed value, so its own would mean nothing.
+        # It is not the gradient of the computed value, so a second derivative would be meaningless.
         return once_differentiable(gradient, a, grad), None
+
+
+def solve_by_eigenvalues(root: Tensor, grad: Tensor) -> Tensor:
+    """Solve ``Y X + X Y = G`` for X, with a positive semi-definite Y and a symmetric G."""
+    of_root = spectrum(root)
+    # Rounding errors of zero in A = Y² are their square roots in Y.
+    largest = of_root.values[:, -1:]
+    null = of_root.values <= rank_tolerance(root) ** 0.5 * largest
+    coefficients = reciprocal_of_sums(of_root.values.masked_fill(null, 0.0))
+    return of_root.hadamard(coefficients, grad)
+
+
+def solve_by_iteration(root: Tensor, grad: Tensor, steps: int) -> Tensor:
+    """Solve the same equation by ``steps`` iterations of products only."""
+    unit = reciprocal_or_zero(largest_entry(root))  # no square of an entry may overflow
+    root = root * unit
+    squared = torch.bmm(root, root)
+    scale = reciprocal_or_zero(root_or_zero(norm_of(squared, "frobenius")))
+    b, b_squared, c = root * scale, squared * scale.square(), grad * scale
+    for k in range(steps):
+        half = 1.5 * c - torch.bmm(c, b_squared)
+        c = 0.5 * (half + half.mT + torch.bmm(torch.bmm(b, c), b))
+        b = 1.5 * b - 0.5 * torch.bmm(b, b_squared)
+        if k < steps - 1:
+            b_squared = torch.bmm(b, b)
+    return (c - 0.5 * torch.bmm(torch.bmm(b, c), b)) * unit
+
+
+def taylor_root(a: Tensor, degree: int) -> Tensor:
+    """Return the Taylor polynomial of this degree in A: A times that of (1 − z)^(−½), z = 1 − A."""
+    identity = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
+    z = identity - a
+    total = _coefficient(degree - 1) * identity.expand_as(a)
+    for k in reversed(range(degree - 1)):
+        total = torch.bmm(total, z) + _coefficient(k) * identity
+    return torch.bmm(a, total)
+
+
+def pade_root(a: Tensor, degree: int) -> Tensor:
+    """Return the quotient of two polynomials of this degree in A, zero at zero."""
+    order = 2 * degree
+    identity = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
+    upper, lower, power = order * a, identity.expand_as(a), a
+    for j in range(1, degree + 1):
+        lower = lower + math.comb(order, 2 * j) * power
+        if j < degree:
+            power = torch.bmm(power, a)
+            upper = upper + math.comb(order, 2 * j + 1) * power
+    # cholesky_ex does not raise: a matrix with NaN must not stop the others of its batch.
+    factor, _ = torch.linalg.cholesky_ex(lower)
+    root = torch.cholesky_solve(upper, factor)
+    return (root + root.mT) * 0.5
+
+
+def _coefficient(k: int) -> float:
+    """Return the coefficient of ``z^k`` in ``(1 − z)^(−½)``."""
+    return float(math.comb(2 * k, k) / 4**k)

@@ -1,4 +1,4 @@
-"""The square root of positive semi-definite matrices and its inverse, by products alone."""
+"""The square root of positive semi-definite matrices and its inverse, by matrix products only."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch.autograd import Function
 from covpool.functional.arguments import check_choice, check_square, check_steps
 from covpool.functional.differentiable import at_least_float32, autocast_off, needs_graph
 from covpool.functional.newton_schulz import (
+    STEPS,
     Iterates,
     newton_schulz,
     newton_schulz_backward,
@@ -37,12 +38,12 @@ BACKWARDS = ("saved", "recompute")
 def matrix_sqrt(
     a: Tensor,
     *,
-    steps: int = 5,
+    steps: int = STEPS,
     normalization: Normalization = "trace",
     compensation: Compensation = "matched",
     backward: Backward = "saved",
 ) -> Tensor:
-    r"""Square root of positive semi-definite matrices by coupled Newton-Schulz iteration.
+    r"""Return the square root of positive semi-definite matrices by coupled Newton-Schulz iteration.
 
     The three layers of the paper, Eqns. (3), (2) and (4), with t the trace or the Frobenius norm:
 
@@ -52,16 +53,16 @@ def matrix_sqrt(
         Z_{k} = \tfrac12 (3I - Z_{k-1} Y_{k-1}) Z_{k-1} \\
         C &= \sqrt t \, Y_K
 
-    A function of symmetric matrices: it acts on ½(a + aᵀ) and its gradient is symmetric. At 5 steps
-    it takes 12 products forward and 16 backward.
+    It acts on ½(a + aᵀ), so its gradient is symmetric. At 5 steps it takes 12 products forward and 16
+    backward.
 
     Args:
         a: ``(..., m, m)``, positive semi-definite. A zero matrix gives zero, with zero gradient.
         steps: K, the number of iterations (the paper's N). Accuracy grows with it.
         normalization: ``"trace"`` or ``"frobenius"``.
         compensation: ``"matched"`` multiplies by √t; ``"none"`` returns the root of a/t.
-        backward: ``"saved"`` keeps the iterates for the gradient; ``"recompute"`` keeps only ``a``
-            and runs the iteration again.
+        backward: ``"saved"`` saves the iterates for backward; ``"recompute"`` saves only ``a`` and runs the
+            iteration again.
 
     Returns:
         ``(..., m, m)``, in float32 for half-precision input.
@@ -78,15 +79,15 @@ def matrix_sqrt(
 def inverse_matrix_sqrt(
     a: Tensor,
     *,
-    steps: int = 5,
+    steps: int = STEPS,
     normalization: Normalization = "trace",
     compensation: Compensation = "matched",
     backward: Backward = "saved",
 ) -> Tensor:
-    r"""Inverse square root of positive definite matrices by the same iteration: :math:`Z_K/\sqrt t`.
+    r"""Return the inverse square root of positive definite matrices: :math:`Z_K/\sqrt t` of the iteration.
 
-    See :func:`matrix_sqrt` for the equations and arguments. On the null space of a singular matrix
-    the result grows as 1.5^K instead of being infinite; the zero matrix gives zero.
+    See :func:`matrix_sqrt` for the equations and arguments. On the null space of a singular matrix the result
+    grows as 1.5^K instead of being infinite. The zero matrix gives zero.
 
     Example:
         >>> a = torch.diag(torch.tensor([4.0, 1.0]))
@@ -137,9 +138,9 @@ class _Value(NamedTuple):
 
 
 def _value(a: Tensor, options: _Options, keep: bool = False) -> _Value:
-    """The specification, in plain operations."""
-    # The largest entry is taken out first and put back, so that no square overflows; the
-    # result does not depend on it, hence it is a constant of the derivative.
+    """Compute Eqns. (3), (2) and (4)."""
+    # Dividing by the largest entry prevents overflow. The result does not depend on it, so it is a constant
+    # of the derivative.
     scale = largest_entry(a)
     symmetric = (a + a.mT) * (0.5 * reciprocal_or_zero(scale))
     t = norm_of(symmetric, options.normalization)
@@ -161,7 +162,7 @@ def _compensation(t: Tensor, scale: Tensor, options: _Options) -> Tensor:
 
 
 class _MatrixRoot(Function):
-    """``a`` to its root; what the gradient needs rides along as outputs that carry no gradient."""
+    """``a`` to its root. The tensors that backward needs are further outputs without a gradient."""
 
     generate_vmap_rule = True
 

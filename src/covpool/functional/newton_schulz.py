@@ -1,20 +1,29 @@
 r"""The coupled Newton-Schulz iteration: value, gradient and tangent, on plain tensors.
 
-This file is section 3.2 (Eqn. 2) and section 3.3 (Eqns. 6-7) of the iSQRT-COV paper. Nothing here
-knows about autograd: :mod:`covpool.functional.matrix_sqrt` and
-:mod:`covpool.functional.isqrt_cov` wrap it. The paper's N, the number of steps, is K here.
+Equations of the iSQRT-COV paper, and their tests in ``tests/functional/test_newton_schulz.py``:
 
-The iteration, from ``Y_0 = A`` and ``Z_0 = I``:
+- Eqn. (2), the iteration: :func:`newton_schulz`, ``test_equation_2``.
+- Eqns. (6) and (7), the gradient: :func:`newton_schulz_backward`, ``test_equations_6_and_7``.
+- Not in the paper, the tangent: :func:`newton_schulz_jvp`, ``test_tangent``.
+
+The tests compare with the equations as printed (``tests/functional/paper.py``), and these with
+autograd (``test_the_equations_are_the_gradient``). The paper's N, the number of steps, is K here.
+
+Eqn. (2), from ``Y_0 = A`` and ``Z_0 = I``:
 
 .. math::
     T_k = \tfrac12 (3I - Z_k Y_k), \qquad Y_{k+1} = Y_k T_k, \qquad Z_{k+1} = T_k Z_k .
 
 ``Y_K`` tends to :math:`A^{1/2}` and ``Z_K`` to :math:`A^{-1/2}` on the range of A.
 
-Letters: B batch, m the size of the matrices. Every tensor named here is ``(B, m, m)`` and symmetric;
-every iterate is a polynomial in A, so all of them commute, which is what makes the gradient lean.
+Every tensor is ``(B, m, m)`` and symmetric. Every iterate is a polynomial in A, so all of them commute: the
+gradient needs fewer products than Eqn. (6) as printed.
 
-Products (K >= 2), the whole cost: value ``3K - 3``, gradient ``4K - 4``, tangent ``7K - 7``.
+Cost in matrix products for K >= 2: value ``3K - 3``, gradient ``4K - 4``, tangent ``7K - 7``
+(``tests/functional/test_products.py``).
+
+This file does not use autograd: :mod:`covpool.functional.matrix_sqrt` and
+:mod:`covpool.functional.isqrt_cov` wrap these functions for it.
 """
 
 from __future__ import annotations
@@ -28,12 +37,15 @@ from torch import Tensor
 
 from covpool.functional.differentiable import buffers
 
+# The number of iterations that the paper recommends, and the default everywhere.
+STEPS = 5
+
 
 @dataclass(frozen=True)
 class Iterates:
-    """What the value leaves behind for the gradient: ``Y_0 .. Y_{K-1}`` and ``Z_2 .. Z_{K-1}``.
+    """The iterates that the gradient needs: ``Y_0 .. Y_{K-1}`` and ``Z_2 .. Z_{K-1}``.
 
-    ``Z_0`` is I, and ``Z_1 = ½(3I − Y_0)`` is cheaper to make again than to keep.
+    ``Z_0`` is I, and ``Z_1 = ½(3I − Y_0)`` is cheaper to compute again than to save.
     """
 
     ys: tuple[Tensor, ...]
@@ -41,17 +53,17 @@ class Iterates:
 
     @property
     def flat(self) -> tuple[Tensor, ...]:
-        """All of them in one tuple, the way autograd stores tensors."""
+        """All iterates in one tuple, as autograd saves tensors."""
         return (*self.ys, *self.zs)
 
     @classmethod
     def from_flat(cls, tensors: tuple[Tensor, ...]) -> Iterates:
-        """Undo :attr:`flat`: K tensors ``Y`` come first, then K - 2 tensors ``Z`` (none for K = 1)."""
+        """Undo :attr:`flat`: first K tensors ``Y``, then K - 2 tensors ``Z`` (none for K = 1)."""
         steps = max(1, (len(tensors) + 2) // 2)
         return cls(tensors[:steps], tensors[steps:])
 
     def pairs(self) -> list[tuple[Tensor, Tensor]]:
-        """``(Y_k, Z_k)`` for k = 1 .. K-1."""
+        """Return ``(Y_k, Z_k)`` for k = 1 .. K-1."""
         if len(self.ys) == 1:
             return []
         return list(zip(self.ys[1:], (_half_three_minus_first(self.ys[0]), *self.zs), strict=True))
@@ -62,9 +74,8 @@ def newton_schulz(
 ) -> tuple[Tensor, Iterates]:
     """Run Eqn. (2) and return ``Y_K`` (or ``Z_K`` for ``inverse``) with the iterates before it.
 
-    The first step needs one product instead of three because ``Z_0 = I``, the last two because only
-    one of the pair is asked for. ``keep`` says that the iterates will be: they then share one
-    allocation.
+    The first step takes one product instead of three, because ``Z_0 = I``. The last step takes two, because
+    only ``Y_K`` or ``Z_K`` is needed. With ``keep`` the iterates share one allocation.
     """
     out = buffers(a, 2 * steps - 3) if keep and steps > 1 else repeat(None)
     t = _half_three_minus_first(a)
@@ -86,24 +97,22 @@ def newton_schulz(
 
 
 def newton_schulz_backward(grad: Tensor, iterates: Iterates, inverse: bool = False) -> Tensor:
-    r"""Gradient with respect to A, given the symmetric gradient of ``Y_K`` (or of ``Z_K``).
+    r"""Return the gradient with respect to A, given the symmetric gradient of ``Y_K`` (or of ``Z_K``).
 
-    With ``G`` and ``H`` the gradients of ``Y_{k+1}`` and ``Z_{k+1}``, Eqn. (6) reads, because Y and Z
-    commute,
+    Let ``G`` and ``H`` be the gradients of ``Y_{k+1}`` and ``Z_{k+1}``. Because Y and Z commute, Eqn. (6) is
 
     .. math::
         G' &= \tfrac12 (3G - GYZ - ZYG - ZHZ) \\
         H' &= \tfrac12 (3H - HZY - YZH - YGY) .
 
-    Both are symmetric, so each is ``N + Nᵀ`` of one half of its terms, and the halves share their
-    inner products: with ``E = YG`` and ``F = HZ``,
+    Both are symmetric, so each is ``N + Nᵀ`` of one half of its terms. The halves share two products,
+    ``E = YG`` and ``F = HZ``:
 
     .. math::
         G' = N_G + N_G^T, \quad N_G = \tfrac34 G - \tfrac12 Z (E + \tfrac12 F), \qquad
         H' = N_H + N_H^T, \quad N_H = \tfrac34 H - \tfrac12 (F + \tfrac12 E) Y .
 
-    Four products a step where Eqn. (6) written out takes ten. ``grad`` is consumed: it may be
-    overwritten.
+    This takes 4 products per step; Eqn. (6) as printed takes 10. ``grad`` may be overwritten.
     """
     a, pairs = iterates.ys[0], iterates.pairs()
     if not pairs:
@@ -123,7 +132,7 @@ def newton_schulz_backward(grad: Tensor, iterates: Iterates, inverse: bool = Fal
 
 
 def newton_schulz_jvp(tangent: Tensor, iterates: Iterates, inverse: bool = False) -> Tensor:
-    """Directional derivative of ``Y_K`` (or ``Z_K``) along a symmetric ``tangent`` of A."""
+    """Return the directional derivative of ``Y_K`` (or ``Z_K``) along a symmetric ``tangent`` of A."""
     y, dy = iterates.ys[0], tangent
     t, dt = _half_three_minus_first(y), tangent * -0.5
     z, dz = t, dt
@@ -142,9 +151,9 @@ def newton_schulz_jvp(tangent: Tensor, iterates: Iterates, inverse: bool = False
 def _backward_last(
     grad: Tensor, y: Tensor, z: Tensor, inverse: bool, out: Iterator[Tensor | None]
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Eqn. (6) at k = K, where one of the two incoming gradients is zero: three products.
+    """Compute Eqn. (6) for the last step, where one of the two incoming gradients is zero: 3 products.
 
-    Returns G, H and two tensors that are free to be overwritten.
+    Returns G, H and two tensors that may be overwritten.
     """
     inner_out, one_sided_out, symmetric_out = next(out), next(out), next(out)
     if inverse:
@@ -159,13 +168,13 @@ def _backward_last(
 
 
 def _symmetric_sum(g: Tensor, x: Tensor, y: Tensor, out: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """``N + Nᵀ`` with ``N = ¾g − ½xy``, and the memory of g, which is free afterwards."""
+    """Return ``N + Nᵀ`` with ``N = ¾g − ½xy``, and the memory of g, which is free afterwards."""
     n = accumulate(g, x, y, beta=0.75, alpha=-0.5, overwrite=out is not None)
     return torch.add(n, n.mT, out=out), None if out is None else n
 
 
 def _backward_first(g: Tensor, h: Tensor | None, a: Tensor, reuse: bool) -> Tensor:
-    """Eqn. (7), the gradient of A itself: one product."""
+    """Compute Eqn. (7), the gradient of A: 1 product."""
     if h is None:
         n = torch.baddbmm(g, g, a, beta=0.75, alpha=-0.5)
     else:
@@ -175,30 +184,30 @@ def _backward_first(g: Tensor, h: Tensor | None, a: Tensor, reuse: bool) -> Tens
 
 
 def _half_three_minus_first(a: Tensor) -> Tensor:
-    """½(3I − A): ``T_0``, which is also ``Z_1``."""
+    """Return ½(3I − A): ``T_0``, which is also ``Z_1``."""
     return _plus_identity(a * -0.5, 1.5)
 
 
 def _half_three_minus(z: Tensor, y: Tensor, out: Tensor | None = None) -> Tensor:
-    """½(3I − ZY): ``T_k``. The factor rides on the product, so only the diagonal is touched again."""
+    """Return ½(3I − ZY): ``T_k``. The product includes the factor ½; then only the diagonal changes."""
     return _plus_identity(_scaled_product(z, y, -0.5, out=out), 1.5)
 
 
 def _plus_identity(t: Tensor, value: float) -> Tensor:
-    """``t + value · I``, in t itself: it is consumed."""
-    if torch.compiler.is_exporting():  # what is written through a view does not decompose for ONNX
+    """Return ``t + value · I``; t is overwritten."""
+    if torch.compiler.is_exporting():  # the ONNX exporter cannot write through a view
         return t + value * torch.eye(t.shape[-1], dtype=t.dtype, device=t.device)
     t.diagonal(dim1=-2, dim2=-1).add_(value)
     return t
 
 
 def _scaled_product(x: Tensor, y: Tensor, alpha: float, out: Tensor | None = None) -> Tensor:
-    """``alpha · xy`` in one product and no elementwise pass (``beta=0`` ignores the first operand)."""
+    """Return ``alpha · xy`` without an elementwise pass (``beta=0`` ignores the first operand)."""
     return torch.baddbmm(x.new_zeros(()), x, y, beta=0, alpha=alpha, out=out)
 
 
 def accumulate(total: Tensor, x: Tensor, y: Tensor, *, beta: float, alpha: float, overwrite: bool) -> Tensor:
-    """``beta · total + alpha · xy``, into ``total`` itself where that is allowed."""
+    """Return ``beta · total + alpha · xy``; ``overwrite`` allows to write it into ``total``."""
     if overwrite:
         return total.baddbmm_(x, y, beta=beta, alpha=alpha)
     return torch.baddbmm(total, x, y, beta=beta, alpha=alpha)

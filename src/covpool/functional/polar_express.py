@@ -38,6 +38,9 @@ from covpool.functional.arguments import check_square, check_steps
 from covpool.functional.differentiable import at_least_float32, autocast_off
 from covpool.functional.normalization import largest_entry, norm_of, reciprocal_or_zero, root_or_zero
 
+# The defaults: the number of polynomials, and the smallest √λ that they are made for.
+STEPS, LOWER = 5, 1e-2
+
 
 class OddQuintic(NamedTuple):
     """``a x + b x³ + c x⁵``."""
@@ -51,7 +54,7 @@ class OddQuintic(NamedTuple):
         return x * (self.a + x * x * (self.b + x * x * self.c))
 
 
-def polar_express_sqrt(a: Tensor, *, steps: int = 5, lower: float = 1e-2) -> Tensor:
+def polar_express_sqrt(a: Tensor, *, steps: int = STEPS, lower: float = LOWER) -> Tensor:
     r"""Square root of positive semi-definite matrices by ``steps`` optimal polynomials.
 
     Args:

@@ -1,12 +1,12 @@
 """Backbones of timm with covariance pooling and a classifier, and their files on disk.
 
-Importing this room registers the paper's networks with timm.
+Importing this package registers the paper's networks with timm.
 """
 
 from covpool.errors import BundleError, CheckpointError, KeepResolutionError, UnsupportedBackboneError
 from covpool.models.bundle import load_model, read_card, save_model
 from covpool.models.config import ModelConfig
-from covpool.models.create import build_model, create_model
+from covpool.models.create import build_model, create_model, parameter_groups
 from covpool.models.model import PooledClassifier
 from covpool.models.paper import (
     isqrt_cov_alexnet,
@@ -14,7 +14,6 @@ from covpool.models.paper import (
     isqrt_cov_resnet101,
     isqrt_cov_vgg16_bn,
 )
-from covpool.models.parameter_groups import parameter_groups
 
 __all__ = [
     "BundleError",

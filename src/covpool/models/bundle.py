@@ -1,41 +1,47 @@
-"""Save and load bundles: a folder with weights and a card."""
+"""Save and load bundles: a folder with the weights, ``model.safetensors``, and a card, ``covpool.json``.
+
+A bundle may come from a stranger. Loading it must not run code, read or fetch other files, or exhaust the
+memory before its size is checked, and it must not load damaged weights silently. So the card is checked
+first, its network is built without memory, the weights must have the size and the hash of the card, and only
+then is the network built. A kill while saving leaves the old bundle or the new one.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import os
-import stat
 from collections.abc import Iterator, Mapping, Sequence
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
-import timm
 import timm.data
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from covpool.durable import read_folder, replace_folder, write_file
 from covpool.errors import BundleError, UsageTypeError
-from covpool.models.card import CARD, MAX_BYTES, WEIGHTS, Card, read_fields, write_card
+from covpool.models.card import CARD, MAX_BYTES, WEIGHTS, Card, read_fields, versions, write_card
 from covpool.models.create import build_model
 from covpool.models.model import PooledClassifier
-from covpool.models.strict_json import reason
-from covpool.models.tensors import (
-    check_tensors,
-    computed_dtypes,
-    explaining,
-    fill,
-    planned_tensors,
-    tensors_of,
-    versions,
-)
+from covpool.models.strict_json import printable, reason, shown
+from covpool.nn.reduction import drop_unused_norm
 
 __all__ = ["BundleError", "Card", "load_model", "read_card", "save_model"]
 
-MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
+# The limits of a stranger's network. Building the largest network of timm takes 60 thousand calls of torch.
+MAX_CALLS = 250_000
+# Buffers that are computed, not saved, take 2 MB in the networks of timm.
+MAX_COMPUTED_BYTES = 2**30
+# The header of a weights file: the limit of safetensors itself.
+MAX_HEADER_BYTES = 100_000_000
+FLOATS = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+}
 
 
 def save_model(
@@ -46,24 +52,23 @@ def save_model(
     metrics: Mapping[str, Any] | None = None,
     recipe: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Save a model as a bundle: all that is needed to use it, to know what it is and how it was made.
+    """Save a model as a bundle.
 
-    Every parameter and buffer keeps its bits and its dtype. Which parameters are frozen is not kept. A
-    bundle that is already there is replaced as a whole, once the new one is on the disk: a kill or a full
-    disk leaves the old one.
+    Every parameter and buffer keeps its bits and its dtype. Which parameters are frozen is not saved. An
+    existing bundle is replaced once the new one is on the disk: a kill or a full disk leaves the old one.
 
     Args:
         model: from :func:`covpool.create_model`.
-        folder: a new or an empty folder, or a bundle, which is replaced.
-        classes: the classes' names, in the order of the logits; ``None`` for the model's own ``classes``.
-        metrics: what was measured: numbers, strings, lists and dicts. NaN and infinities become ``null``.
-        recipe: how it was trained, likewise.
+        folder: a new or empty folder, or a bundle to replace.
+        classes: names of the classes, in the order of the logits; ``None`` for the model's own ``classes``.
+        metrics: measurements: numbers, strings, lists and dicts. NaN and infinities become ``null``.
+        recipe: training settings, of the same types.
 
     Returns:
         The folder.
 
     Raises:
-        BundleError: the folder holds something else, or the model is not what its ``config`` says.
+        BundleError: the folder has other files, or the model differs from its ``config``.
 
     Example:
         >>> import tempfile
@@ -76,105 +81,91 @@ def save_model(
     """
     if not isinstance(model, PooledClassifier):
         raise UsageTypeError(
-            f"model must be one of covpool.create_model; got {type(model).__name__}: "
-            "pass the model itself where it is wrapped (DDP: model.module, torch.compile: model._orig_mod)"
+            f"model must come from covpool.create_model; got {type(model).__name__}: "
+            "pass the wrapped model itself (DDP: model.module, torch.compile: model._orig_mod)"
         )
     if isinstance(classes, str) or not all(isinstance(name, str) for name in classes or ()):
         raise UsageTypeError("classes must be a list of strings, one for each class")
     check_replaceable(folder)
     with _naming(folder):
-        tensors = tensors_of(model)
+        tensors = _tensors_of(model)
         weights = safetensors.torch.save(tensors, metadata={"format": "pt"})
         classes = model.classes if classes is None else classes
-        card = _card_of(model, classes, metrics or {}, recipe or {}, weights)
+        card = _card_of(model, weights, classes=classes, metrics=metrics or {}, recipe=recipe or {})
         text = write_card(card)
-        _check_described(tensors, card)
+        try:
+            _check_tensors(tensors, _planned_tensors(card))
+        except BundleError as error:
+            raise BundleError(
+                f"the model changed after it was created, and would not load: {error}"
+            ) from error
     with replace_folder(folder) as new:
         write_file(new / WEIGHTS, weights)
         write_file(new / CARD, text)
     return Path(folder)
 
 
-def check_replaceable(folder: str | Path) -> None:
-    """Raise where :func:`save_model` would not write: before hours of work.
-
-    Raises:
-        BundleError: likewise.
-    """
-    with _naming(folder):
-        read_folder(folder, _check_replaceable)
-
-
-def check_savable(model: PooledClassifier) -> None:
-    """Raise where :func:`save_model` would refuse what the model is made of: before hours of training.
-
-    Raises:
-        BundleError: likewise.
-    """
-    write_card(_card_of(model, model.classes, {}, {}, b""))
-
-
-def _card_of(
-    model: PooledClassifier,
-    classes: Sequence[str] | None,
-    metrics: Mapping[str, Any],
-    recipe: Mapping[str, Any],
-    weights: bytes,
-) -> Card:
-    return Card(
-        config=model.config,
-        classes=None if classes is None else tuple(classes),
-        preprocessing=timm.data.resolve_model_data_config(model),
-        metrics=dict(metrics),
-        recipe=dict(recipe),
-        versions=versions(),
-        sha256=hashlib.sha256(weights).hexdigest(),
-        bytes=len(weights),
-        buffer_dtypes=computed_dtypes(model),
-    )
-
-
 def load_model(folder: str | Path, *, device: str | torch.device = "cpu") -> PooledClassifier:
-    """Load a bundle: the model in evaluation mode, with its weights, classes' names and preprocessing.
+    """Load a bundle: the model in evaluation mode, with its weights, class names and preprocessing.
 
-    The weights are read once, into memory, and hashed and used there, so that nobody can exchange them
-    between the check and the use. For a moment that takes twice the memory of the model. Random numbers
-    drawn later are those that would have been drawn without loading.
+    Loading takes twice the memory of the model for a moment, and draws no random numbers.
 
     Args:
-        folder: where :func:`save_model` put it, or where it was downloaded to.
-        device: where the model is to be.
+        folder: the bundle.
+        device: device of the model.
 
     Raises:
-        BundleError: the bundle is refused, or there is none; the message says why.
+        BundleError: there is no bundle, or it is refused; the message says why.
     """
     with _naming(folder), torch.random.fork_rng(devices=[]):
         card, tensors = read_folder(folder, _read)
-        with explaining(card), torch.device("cpu"):
+        with _explaining(card), torch.device("cpu"):
             model = build_model(card.config)
-        fill(model, tensors, card)
+            _fill(model, tensors, card)
     model.classes = card.classes
-    # What it was trained with, even if another timm has other defaults for this backbone.
+    # The preprocessing of training, even if another timm has other defaults for this backbone.
     model.pretrained_cfg.update(card.preprocessing)
     return model.eval().to(device)
 
 
 def read_card(folder: str | Path) -> Card:
-    """What a bundle says of itself, once both of its files have proved whole; no network is built.
+    """Read the card of a bundle and check the hashes of both files; no network is built.
 
     Raises:
-        BundleError: the bundle is refused, or there is none; the message says why.
+        BundleError: there is no bundle, or it is refused; the message says why.
     """
 
     def read(path: Path) -> Card:
-        card = _card(path)
-        with _open(path, WEIGHTS) as file:
-            _check_size(file, card)
+        with _open_weights(path) as (card, file):
             _check_sha256(hashlib.file_digest(file, "sha256").hexdigest(), card)
-        return card
+            return card
 
     with _naming(folder):
         return read_folder(folder, read)
+
+
+def check_replaceable(folder: str | Path) -> None:
+    """Raise BundleError where :func:`save_model` would not write: before hours of work.
+
+    The folder must not exist, be empty, or be a bundle without other files: its content is replaced.
+    """
+
+    def check(path: Path) -> None:
+        if path.exists() and not path.is_dir():
+            raise BundleError("a file of this name exists")
+        found = {file.name for file in path.iterdir()} if path.exists() else set()
+        if others := sorted(found - {CARD, WEIGHTS} if CARD in found else found):
+            raise BundleError(
+                f"the folder holds other things, such as {others[0]!r}: save to a new or an empty one"
+            )
+
+    with _naming(folder):
+        read_folder(folder, check)
+
+
+def check_savable(model: PooledClassifier) -> None:
+    """Raise BundleError where :func:`save_model` would refuse the model: before hours of training."""
+    write_card(_card_of(model, b"", classes=model.classes, metrics={}, recipe={}))
 
 
 @contextlib.contextmanager
@@ -186,102 +177,171 @@ def _naming(folder: str | Path) -> Iterator[None]:
         raise BundleError(f"bundle {str(folder)!r}: {error}") from error.__cause__
 
 
+def _card_of(model: PooledClassifier, weights: bytes, **given: Any) -> Card:
+    return Card(
+        config=model.config,
+        preprocessing=timm.data.resolve_model_data_config(model),
+        versions=versions(),
+        sha256=hashlib.sha256(weights).hexdigest(),
+        bytes=len(weights),
+        buffer_dtypes=_computed_dtypes(model),
+        **given,
+    )
+
+
 def _read(folder: Path) -> tuple[Card, dict[str, Tensor]]:
-    card = _card(folder)
-    with _open(folder, WEIGHTS) as file:
-        _check_size(file, card)
-        plan = planned_tensors(card)
-        # A huge file of zeros takes no room in an archive or on a disk, but would in memory.
+    with _open_weights(folder) as (card, file):
+        plan = _planned_tensors(card)
+        # A huge file of zeros takes no space on a disk, but would in memory.
         if card.bytes > MAX_HEADER_BYTES + sum(8 * tensor.numel() for tensor in plan.values()):
-            raise BundleError(f"{WEIGHTS} is far larger than the network its card describes")
+            raise BundleError(f"{WEIGHTS} is far larger than the network of its card")
         data = file.read(card.bytes)
     _check_sha256(hashlib.sha256(data).hexdigest(), card)
     try:
         tensors = safetensors.torch.load(data)
     except Exception as error:
         raise BundleError(f"{WEIGHTS} is not a safetensors file: {reason(error)}") from error
-    check_tensors(tensors, plan)
+    if "pool.reduction.norm.weight" not in plan:
+        drop_unused_norm(tensors, "pool.reduction.")
+    _check_tensors(tensors, plan)
     return card, tensors
 
 
-def _card(folder: Path) -> Card:
-    with _open(folder, CARD) as file:
-        data = file.read(MAX_BYTES + 1)
-    try:
-        return read_fields(data)
-    except RecursionError as error:
-        raise BundleError(f"{CARD} has lists within lists without end") from error
-
-
 @contextlib.contextmanager
-def _open(folder: Path, name: str) -> Iterator[BufferedReader]:
-    """A file of a bundle. Links are followed, for the caches of model hubs are made of them.
+def _open_weights(folder: Path) -> Iterator[tuple[Card, BufferedReader]]:
+    """Open the weights of a bundle after checking its card, and that they have the size of the card."""
+    with _open(folder, CARD) as file:
+        card = read_fields(file.read(MAX_BYTES + 1))
+    with _open(folder, WEIGHTS) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size != card.bytes:
+            what = "is truncated" if size < card.bytes else "belongs to another card"
+            raise BundleError(
+                f"{WEIGHTS} {what}, {size} bytes instead of {card.bytes}: copy both files again"
+            )
+        yield card, file
 
-    A link leads to nothing that its maker did not have: what is read must have the hash of the card, and no
-    message quotes it. But it must not lead to a device or a pipe, which never end.
+
+def _open(folder: Path, name: str) -> BufferedReader:
+    """Open a file of a bundle. Links are followed: the caches of model hubs consist of them.
+
+    A link cannot reveal a file: its content must have the hash of the card, and no message quotes it.
     """
+    path = folder / name
     if not folder.is_dir():
-        what = "there is no such folder, but a file" if folder.exists() else "there is no such folder"
+        what = "this is a file, not a folder" if folder.exists() else "there is no such folder"
         raise BundleError(f"{what}: {_meant(folder.parent)}")
+    if not path.exists():
+        raise BundleError(f"there is no {name} in it: {_meant(folder)}")
+    if not path.is_file():  # a device or a pipe, which never end
+        raise BundleError(f"its {name} is not a file")
     try:
-        descriptor = os.open(
-            folder / name, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-        )
-    except FileNotFoundError as error:
-        raise BundleError(f"there is no {name} in it: {_meant(folder)}") from error
+        return path.open("rb")
     except OSError as error:
         raise BundleError(f"its {name} cannot be opened: {error.strerror}") from error
-    with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise BundleError(f"its {name} is not a file")
-        yield file
 
 
 def _meant(run: Path) -> str:
-    """What to give in place of the folder of a run or of a comparison, whose runs are in folders of it."""
+    """Suggest the bundles in the folder of a run or of a comparison."""
     inside = [run / "bundle", *sorted(run.glob("*/bundle"))]
     found = [str(path) for path in inside if (path / CARD).exists()]
-    return f"did you mean {' or '.join(found[:2])}?" if found else "give the folder bundle of a run"
-
-
-def _check_size(file: BufferedReader, card: Card) -> None:
-    size = os.fstat(file.fileno()).st_size
-    if size < card.bytes:
-        raise BundleError(f"{WEIGHTS} is cut short, {size} bytes of {card.bytes}: copy it anew")
-    if size > card.bytes:
-        raise BundleError(
-            f"{WEIGHTS} has {size} bytes, {card.bytes} by its card: the two files do not belong together"
-        )
+    return f"did you mean {' or '.join(found[:2])}?" if found else "pass the folder bundle of a run"
 
 
 def _check_sha256(found: str, card: Card) -> None:
     if found != card.sha256:
         raise BundleError(
-            f"{WEIGHTS} is damaged or not the one of this card (its hash differs): copy both anew"
+            f"{WEIGHTS} is damaged or belongs to another card (its hash differs): copy both again"
         )
 
 
-def _check_described(tensors: Mapping[str, Tensor], card: Card) -> None:
+class _FewCalls(TorchFunctionMode):
+    """Raise when a network has more layers than any of timm: even without memory, each takes time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls += 1
+        if self.calls > MAX_CALLS:
+            raise BundleError("its card describes a network of more layers than any network of timm has")
+        return func(*args, **(kwargs or {}))
+
+
+def _planned_tensors(card: Card) -> dict[str, Tensor]:
+    """Return the tensors that the weights file should have, on the meta device."""
+    with _explaining(card), torch.random.fork_rng(devices=[]), torch.device("meta"), _FewCalls():
+        model = build_model(card.config)
+    computed = sum(buffer.numel() * buffer.itemsize for _, buffer in _computed_buffers(model))
+    if computed > MAX_COMPUTED_BYTES:
+        raise BundleError(f"its network needs {computed / 2**30:.1f} GiB in addition to its weights")
+    state: dict[str, Tensor] = model.state_dict()
+    return state
+
+
+@contextlib.contextmanager
+def _explaining(card: Card) -> Iterator[None]:
+    """Turn every error of building a stranger's network into a BundleError."""
     try:
-        check_tensors(tensors, planned_tensors(card))
-    except BundleError as error:
-        raise BundleError(
-            f"the model was changed after it was made, and could not be loaded: {error}"
-        ) from error
+        yield
+    except BundleError:
+        raise
+    except Exception as error:
+        there, here = (
+            ", ".join(f"{k} {v}" for k, v in sorted(x.items())) for x in (card.versions, versions())
+        )
+        hint = "" if there == here else f" (saved with {printable(there)}; here are {here})"
+        raise BundleError(f"its network cannot be built: {reason(error)}{hint}") from error
 
 
-def _check_replaceable(folder: Path) -> None:
-    """Raise unless there is nothing, or a bundle and nothing else: what is replaced is gone."""
-    if not folder.exists():
-        return
-    if not folder.is_dir():
-        raise BundleError("there is a file of this name")
-    found = {path.name for path in folder.iterdir()}
-    if others := sorted(found - {CARD, WEIGHTS}):
-        raise BundleError(
-            f"the folder holds other things, such as {others[0]!r}: save to a new or an empty one"
-        )
-    if found and CARD not in found:
-        raise BundleError(
-            f"the folder holds {WEIGHTS} of something that is no bundle: save to a new or an empty one"
-        )
+def _check_tensors(tensors: Mapping[str, Tensor], plan: Mapping[str, Tensor]) -> None:
+    """Raise unless the weights are those of the network: the same names, shapes and kinds of numbers."""
+    for name in sorted(plan.keys() | tensors.keys()):
+        found, wanted = _described(tensors.get(name)), _described(plan.get(name))
+        if found != wanted:
+            raise BundleError(f"{shown(name)} is {found} in its weights, {wanted} in the network of its card")
+
+
+def _described(tensor: Tensor | None) -> str:
+    if tensor is None:
+        return "missing"
+    kind = "float" if tensor.dtype in FLOATS.values() else str(tensor.dtype).removeprefix("torch.")
+    return f"{kind} {tuple(tensor.shape)}"
+
+
+def _fill(model: PooledClassifier, tensors: dict[str, Tensor], card: Card) -> None:
+    """Copy the saved tensors into a new network, in their dtypes. Copies keep weights shared that were."""
+    for name, own in model.state_dict(keep_vars=True).items():
+        own.data = own.data.to(tensors[name].dtype)
+    for name, buffer in _computed_buffers(model):
+        if name in card.buffer_dtypes and buffer.is_floating_point():
+            buffer.data = buffer.data.to(FLOATS[card.buffer_dtypes[name]])
+    model.load_state_dict(tensors)
+
+
+def _tensors_of(model: PooledClassifier) -> dict[str, Tensor]:
+    """Return the tensors to save, each contiguous, on the CPU, and in its own memory."""
+    result, seen = {}, set()
+    for name, tensor in model.state_dict().items():
+        if type(tensor) is not Tensor or tensor.is_meta or tensor.layout != torch.strided:
+            raise BundleError(
+                f"{name!r} is not an ordinary tensor: gather or convert the weights before saving"
+            )
+        plain = tensor.detach().cpu().contiguous()
+        storage = plain.untyped_storage().data_ptr()
+        result[name] = plain.clone() if storage in seen else plain
+        seen.add(storage)
+    return result
+
+
+def _computed_buffers(model: PooledClassifier) -> list[tuple[str, Tensor]]:
+    """Return the buffers that the network computes when it is built, which are not in its state."""
+    state = model.state_dict().keys()
+    return [(name, buffer) for name, buffer in model.named_buffers() if name not in state]
+
+
+def _computed_dtypes(model: PooledClassifier) -> dict[str, str]:
+    """Return the dtypes of computed buffers where not float32: casting the model casts them too."""
+    names = {dtype: name for name, dtype in FLOATS.items() if dtype != torch.float32}
+    return {name: names[b.dtype] for name, b in _computed_buffers(model) if b.dtype in names}

@@ -1,4 +1,4 @@
-"""What a model is made of: one dataclass, from the caller's arguments to the file on disk and back."""
+"""The configuration of a model, as arguments, in memory and in JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from covpool.errors import UsageError, UsageTypeError
 from covpool.functional.arguments import check_choice, check_whole
 from covpool.nn import methods
-from covpool.nn.pooling import METHODS
+from covpool.nn.pooling import DEFAULT_METHOD, METHODS
 
 Dim = int | Literal["auto"] | None
 Features = Literal["stage", "head"]
@@ -19,48 +19,48 @@ HeadKind = Literal["linear", "mlp"]
 Join = Literal["cls", "gap"]
 Normalize = Literal["l2"]
 
-# In the place of a pooling method: no pooling, but the token that a transformer has for the whole image.
+# In place of a pooling method: the class token of a transformer.
 CLASS_TOKEN = "cls"
-# Of the paper's AlexNet and VGG.
+# The hidden layers of the paper's AlexNet and VGG.
 HIDDEN = (4096, 4096)
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The arguments of :func:`covpool.create_model` that shape a network; all of it goes into JSON.
+    """The arguments of :func:`covpool.create_model` that define a network. All values fit into JSON.
 
-    A built model's ``config`` has the choices that were left open (``None`` and ``"auto"``) filled in.
+    The ``config`` of a built model has the chosen values in place of ``None`` and ``"auto"``.
 
     Attributes:
         backbone: a name of timm, or ``"alexnet"``.
         num_classes: 0 for no classifier.
         pool: a method of :func:`covpool.nn.methods`, or ``"cls"`` for a transformer's class token.
-        dim: channels after the reduction; ``None`` for no reduction; ``"auto"``: 256 where the backbone has
-            more than 256, none where it has fewer, nor before a first-order method or one that projects the
-            channels itself (``moment_probing``).
-        keep_resolution: leave out the last halving of the resolution; ``None``: where the architecture
-            allows it, and the method is second-order.
-        features: ``"stage"`` for those before the channels' expansion of EfficientNet, MobileNet and
-            their like, ``"head"`` for those after it; ``None``: before it for a second-order method.
+        dim: channels after the reduction; ``None`` for no reduction. ``"auto"`` is 256 if the backbone has
+            more channels, else ``None``; always ``None`` for a first-order method and for one that projects
+            the channels itself (``moment_probing``).
+        keep_resolution: skip the last halving of the resolution. ``None``: if the architecture allows it and
+            the method is second-order.
+        features: features before (``"stage"``) or after (``"head"``) the channel expansion of EfficientNet,
+            MobileNet and similar networks. ``None``: before it for a second-order method.
         head: ``"linear"``, or ``"mlp"`` with ``hidden`` layers.
-        rank: of the bottleneck before a linear classifier, ``None`` for none.
+        rank: rank of a bottleneck before a linear classifier, ``None`` for none.
         hidden: widths of the hidden layers of ``head="mlp"``.
         hidden_batchnorm: BatchNorm after each hidden layer.
         drop_rate: dropout before the classifier and after hidden layers.
-        join: add first-order logits, of the class token or of the average. The average is the first-order
-            twin's: after the expansion, where there is one.
-        normalize: ``"l2"`` divides what the classifier receives by its norm; with ``join``, each part by its
-            own. ``None`` leaves it as it is.
-        image_size: the side of the images, ``None`` for the backbone's own.
-        pool_options: of the method and of :class:`covpool.nn.CovPool`.
-        backbone_options: for timm's ``create_model``.
-        preprocessing: what differs from the backbone's own ``mean``, ``std``, ``interpolation``, ``crop_pct``
-            and ``crop_mode``.
+        join: add first-order logits, from the class token (``"cls"``) or from average pooling (``"gap"``),
+            after the expansion if there is one.
+        normalize: ``"l2"`` divides the input of the classifier by its norm; with ``join``, each part by its
+            own norm.
+        image_size: image size (pixels), ``None`` for the backbone's default.
+        pool_options: options of the method and of :class:`covpool.nn.CovPool`.
+        backbone_options: options of timm's ``create_model``.
+        preprocessing: ``mean``, ``std``, ``interpolation``, ``crop_pct`` and ``crop_mode`` that differ from
+            those of the backbone.
     """
 
     backbone: str
     num_classes: int = 1000
-    pool: str = "isqrt_cov"
+    pool: str = DEFAULT_METHOD
     dim: Dim = "auto"
     keep_resolution: bool | None = None
     features: Features | None = None
@@ -90,7 +90,7 @@ class ModelConfig:
         if self.rank is not None and self.head == "mlp":
             raise UsageError('rank is a bottleneck before a linear classifier: with head="mlp" use hidden=')
         object.__setattr__(self, "hidden", tuple(self.hidden))  # JSON and command lines bring lists
-        # And dtypes go into it by their names.
+        # JSON has the names of dtypes.
         options = {
             key: str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
             for key, value in self.pool_options.items()
@@ -121,21 +121,21 @@ class ModelConfig:
 
     @property
     def is_second_order(self) -> bool:
-        """Whether what is pooled are products of channels."""
+        """Whether the method pools products of channels."""
         return self.pool != CLASS_TOKEN and METHODS[self.pool].order > 1
 
     @property
     def reduces(self) -> bool:
-        """Whether the channels want fewer before they are pooled, and the method does not see to it."""
+        """Whether ``dim="auto"`` adds a reduction: second-order methods that do not project the channels."""
         return self.is_second_order and not METHODS[self.pool].reduces
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON takes it."""
+        """Return the configuration for JSON."""
         return {**dataclasses.asdict(self), "hidden": list(self.hidden)}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> ModelConfig:
-        """The inverse of :meth:`to_dict`; an unknown name is an error."""
+        """Undo :meth:`to_dict`; an unknown name raises an error."""
         known = {f.name for f in dataclasses.fields(cls)}
         if unknown := sorted(values.keys() - known):
             raise UsageError(f"a model has no {', '.join(unknown)}; it has {', '.join(sorted(known))}")

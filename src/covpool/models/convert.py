@@ -13,12 +13,13 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor
 
 from covpool.errors import CheckpointError
+from covpool.functional.newton_schulz import STEPS
 from covpool.models.config import ModelConfig
 from covpool.models.create import build_model
 from covpool.models.model import PooledClassifier
 from covpool.models.weights import load_strictly, read_checkpoint, rename, tensors_in
 
-# Their preprocessing is torchvision's: shorter side 256, centre 224. timm's for the same names is another.
+# Their preprocessing is torchvision's: shorter side 256, center 224. timm's for the same names is another.
 PREPROCESSING = {
     "mean": list(IMAGENET_DEFAULT_MEAN),
     "std": list(IMAGENET_DEFAULT_STD),
@@ -65,7 +66,7 @@ RESNETS = {(3, 4, 6, 3): "resnet50", (3, 4, 23, 3): "resnet101", (3, 8, 36, 3): 
 VGGS = {8: "vgg11", 10: "vgg13", 13: "vgg16", 16: "vgg19"}
 
 
-def convert_checkpoint(path: str | Path, *, steps: int = 5) -> PooledClassifier:
+def convert_checkpoint(path: str | Path, *, steps: int = STEPS) -> PooledClassifier:
     """Read a checkpoint of fast-MPN-COV, the authors' code, into a model that gives the same logits.
 
     These are read: their released ResNet-50, ResNet-101 and VGG-D, and what their ``main.py`` writes in

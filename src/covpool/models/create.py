@@ -1,22 +1,26 @@
-"""One line from a backbone's name to a second-order model."""
+"""Create models from the name of a backbone, and group their parameters for an optimizer."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
+
+from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 
 from covpool.errors import UsageError
 from covpool.models.backbone import make_backbone
 from covpool.models.config import HIDDEN, Dim, Features, HeadKind, Join, ModelConfig, Normalize
 from covpool.models.model import PooledClassifier
 from covpool.models.weights import KeyMap
+from covpool.nn.pooling import DEFAULT_METHOD
 
 
 def create_model(
     backbone: str,
-    pool: str = "isqrt_cov",
+    pool: str = DEFAULT_METHOD,
     dim: Dim = "auto",
     num_classes: int = 1000,
     pretrained: bool = False,
@@ -38,40 +42,38 @@ def create_model(
     backbone_options: Mapping[str, Any] | None = None,
     preprocessing: Mapping[str, Any] | None = None,
 ) -> PooledClassifier:
-    """Make any backbone of timm, CNN or transformer, second-order.
+    """Create a model: any timm backbone, CNN or transformer, with covariance pooling and a classifier.
 
     Args:
         backbone: a name of timm (``timm.list_models()``), or ``"alexnet"``, the paper's.
-        pool: a method of :func:`covpool.nn.methods`; ``"gap"`` makes the first-order twin: timm's backbone as
-            it is, the average of its features, a linear classifier. ``"cls"`` takes a transformer's class
-            token instead.
-        dim: channels after the 1x1 reduction; ``None`` for no reduction; ``"auto"``: 256, the paper's, where
-            the backbone has more, and no reduction where it has not, or where the method projects the
-            channels itself.
-        num_classes: 0 for no classifier: the model then gives the pooled vector.
+        pool: a method of :func:`covpool.nn.methods`. ``"gap"`` is the average-pooling baseline: timm's
+            backbone unchanged, with a linear classifier. ``"cls"`` uses a transformer's class token.
+        dim: channels after the 1x1 reduction; ``None`` for no reduction. ``"auto"``: the paper's 256 if the
+            backbone has more channels and the method does not project them itself, else no reduction.
+        num_classes: number of classes; 0 for no classifier: the model then returns the pooled vector.
         pretrained: load timm's weights of the backbone.
         checkpoint_path: a file with weights of the backbone, ``.safetensors`` or ``.pth``.
         key_map: how the file's names become timm's; see
             :func:`covpool.models.weights.load_backbone`.
-        keep_resolution: the last stage at stride 1, as in the paper: 14×14 instead of 7×7 positions at 224.
-            ``None``: where the architecture allows it (where not, the log says why); ``True`` raises there.
-        features: where a backbone expands its channels just before pooling (EfficientNet, MobileNet), take
-            the features before (``"stage"``) or after it (``"head"``). ``None``: before it for covariances.
+        keep_resolution: run the last stage at stride 1, as in the paper: 14×14 instead of 7×7 positions at
+            224 pixels. ``None``: if the architecture allows it (else the log says why). ``True`` raises if
+            not.
+        features: features before (``"stage"``) or after (``"head"``) the channel expansion of EfficientNet,
+            MobileNet and similar networks. ``None``: before it for covariances.
         head: ``"linear"``, or ``"mlp"``, with ``hidden`` layers before the classifier.
         rank: a bottleneck before a linear classifier, for many classes.
         hidden: widths of the hidden layers of ``head="mlp"``.
         hidden_batchnorm: BatchNorm after each of them.
         drop_rate: dropout before the classifier and after hidden layers.
-        join: add to the second-order logits those of the class token (``"cls"``) or of the average that the
-            first-order twin has (``"gap"``).
-        normalize: ``"l2"`` divides what the classifier receives by its norm, as linear SVMs want it; with
-            ``join`` each of the two parts by its own.
-        image_size: the side of the images, ``None`` for the backbone's own. A transformer is built for it.
-        freeze: ``"backbone"`` trains pooling and classifier alone.
-        pool_options: of the method, such as ``{"steps": 3}``, and of :class:`covpool.nn.CovPool`.
-        backbone_options: for ``timm.create_model``, such as ``{"drop_path_rate": 0.1}``.
-        preprocessing: what differs from the backbone's own ``mean``, ``std``, ``interpolation``, ``crop_pct``
-            and ``crop_mode``.
+        join: add first-order logits, from the class token (``"cls"``) or from average pooling (``"gap"``).
+        normalize: ``"l2"`` divides the input of the classifier by its norm, for linear SVMs; with ``join``,
+            each of the two parts by its own norm.
+        image_size: image size (pixels), ``None`` for the backbone's default. Transformers are built for it.
+        freeze: ``"backbone"`` trains only the pooling and the classifier.
+        pool_options: options of the method, such as ``{"steps": 3}``, and of :class:`covpool.nn.CovPool`.
+        backbone_options: options of ``timm.create_model``, such as ``{"drop_path_rate": 0.1}``.
+        preprocessing: ``mean``, ``std``, ``interpolation``, ``crop_pct`` and ``crop_mode`` that differ from
+            those of the backbone.
 
     Example:
         >>> model = create_model("resnet10t", dim=64, num_classes=200)
@@ -114,11 +116,11 @@ def build_model(
     checkpoint_path: str | Path | None = None,
     key_map: KeyMap = None,
 ) -> PooledClassifier:
-    """:func:`create_model` from a :class:`~covpool.models.config.ModelConfig`."""
+    """Create a model from a :class:`~covpool.models.config.ModelConfig`; see :func:`create_model`."""
     if key_map is not None and checkpoint_path is None:
         raise UsageError("key_map says how to read a file: pass checkpoint_path= too")
     second_order = config.is_second_order
-    # The first-order twin has timm's backbone as it is: its stride, its expansion.
+    # The average-pooling baseline keeps the stride and the expansion of timm's backbone.
     features: Features = config.features or ("stage" if second_order else "head")
     keep = config.keep_resolution if second_order or config.keep_resolution is not None else False
     made = make_backbone(
@@ -133,3 +135,57 @@ def build_model(
         key_map=key_map,
     )
     return PooledClassifier(dataclasses.replace(config, features=features), made)
+
+
+def parameter_groups(
+    model: PooledClassifier,
+    lr: float,
+    *,
+    weight_decay: float = 0.0,
+    classifier_factor: float = 5.0,
+    layer_decay: float | None = None,
+    decay_norms: bool = True,
+) -> list[dict[str, Any]]:
+    """Return parameter groups for a torch optimizer, each with its ``lr`` and ``weight_decay``.
+
+    Schedulers of torch and timm start from the ``lr`` of each group, so the ratios stay. Frozen parameters
+    are omitted.
+
+    Args:
+        model: the model.
+        lr: learning rate of the pooling and of the last layers of the backbone.
+        weight_decay: weight decay of all parameters that ``decay_norms`` and the backbone's authors do not
+            exempt.
+        classifier_factor: learning rate of the classifier and its hidden layers, relative to ``lr``. The
+            paper fine-tunes with 5; use 1 to train from scratch.
+        layer_decay: learning rate of each backbone layer relative to the next (0.75 is usual for
+            transformers); ``None`` for one learning rate.
+        decay_norms: apply weight decay to norms and biases, as the paper does. Recipes with AdamW do not.
+
+    Example:
+        >>> model = covpool.create_model("resnet10t", dim=32, num_classes=10)
+        >>> [(group["lr"], len(group["params"])) for group in parameter_groups(model, 0.01)]
+        [(0.01, 45), (0.05, 2)]
+    """
+    exempt = model.no_weight_decay()
+    if layer_decay is None:
+        found = param_groups_weight_decay(
+            model, weight_decay, weight_decay_exclude_1d=not decay_norms, no_weight_decay_list=exempt
+        )
+    else:
+        found = param_groups_layer_decay(
+            model,
+            weight_decay,
+            no_weight_decay_list=exempt,
+            weight_decay_exclude_1d=not decay_norms,
+            layer_decay=layer_decay,
+        )
+    first_order = [] if model.first_order is None else model.first_order.parameters()
+    classifier = {id(parameter) for parameter in chain(model.head.parameters(), first_order)}
+    # Merge groups of equal learning rate and weight decay: optimizers work group by group.
+    groups: dict[tuple[float, float], list[Any]] = {}
+    for group in found:
+        for parameter in group["params"]:
+            factor = classifier_factor if id(parameter) in classifier else group.get("lr_scale", 1.0)
+            groups.setdefault((lr * factor, group["weight_decay"]), []).append(parameter)
+    return [{"params": p, "lr": rate, "weight_decay": decay} for (rate, decay), p in groups.items()]

@@ -162,7 +162,7 @@ PRECISIONS: dict[Precision, torch.dtype] = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-# Numbers that the optimiser keeps for each parameter: a momentum; two moments.
+# Numbers that the optimizer keeps for each parameter: a momentum; two moments.
 STATES: dict[Optimizer, int] = {"sgd": 1, "adamw": 2}
 
 
@@ -174,7 +174,7 @@ class Footprint:
         parameters: how many.
         parameter_bytes: theirs.
         gradient_bytes: of the parameters that are trained.
-        optimizer_bytes: of the optimiser's state.
+        optimizer_bytes: of the optimizer's state.
         copy_bytes: of the parameters' copies in half precision that autocast makes and autograd keeps.
         activation_bytes: of all else that autograd keeps from the forward pass for the backward.
         forward_flops: of a batch; a multiplication with its addition counts as two.
@@ -260,7 +260,7 @@ def parts_of(model: PooledClassifier) -> dict[Part, list[nn.Module]]:
 
 
 def state_of(modules: list[nn.Module], optimizer: Optimizer) -> dict[str, int]:
-    """Parameters, and the bytes of them, of their gradients and of the optimiser's state."""
+    """Parameters, and the bytes of them, of their gradients and of the optimizer's state."""
     parameters = [parameter for module in modules for parameter in module.parameters()]
     trained = sum(parameter.nbytes for parameter in parameters if parameter.requires_grad)
     return {

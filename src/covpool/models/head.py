@@ -1,4 +1,4 @@
-"""From the pooled vector to the logits: linear, low-rank, or with hidden layers."""
+"""The classifier on the pooled vector: linear, low-rank, or with hidden layers."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 
 class Head(nn.Module):
-    """Hidden layers (or none), normalisation (or none), dropout, classifier.
+    """Optional hidden layers, optional normalization, dropout, classifier.
 
-    The vector of a covariance is long, d(d+1)/2 numbers, so a dense classifier costs as much as a
-    backbone at a thousand classes, and a bottleneck is the way to many more:
+    The pooled vector is long, d(d+1)/2 values. At 1,000 classes a dense classifier has as many parameters as
+    a backbone. A bottleneck makes more classes possible:
 
     ============================ =========================================
     ``Head(v, k)``               dense: v·k weights
@@ -28,8 +28,8 @@ class Head(nn.Module):
         rank: r, or ``None``.
         hidden: widths of hidden layers; the paper's AlexNet and VGG have (4096, 4096).
         batchnorm: BatchNorm after each hidden layer.
-        drop_rate: dropout after each hidden layer, or on the vector itself where there is none.
-        normalize: ``"l2"`` for a classifier of the vector's direction alone: what it receives has length one.
+        drop_rate: dropout after each hidden layer, or on the vector if there is none.
+        normalize: ``"l2"`` divides the input of the classifier by its norm.
 
     Shapes:
         ``(B, in_features)`` to ``(B, num_classes)``; ``(B, hidden_size)`` with ``pre_logits=True``.
@@ -50,7 +50,7 @@ class Head(nn.Module):
         self.classifier: nn.Module
         self.in_features = in_features
         if rank is not None:
-            # No ReLU and no bias: still a linear map of the vector, of rank r.
+            # Without ReLU and bias it is a linear map of rank r.
             self.hidden = nn.Sequential(nn.Linear(in_features, rank, bias=False))
         else:
             self.hidden = _hidden_layers(in_features, hidden, batchnorm, drop_rate)
@@ -60,7 +60,7 @@ class Head(nn.Module):
         self.reset_classifier(num_classes, like=torch.empty(0))
 
     def reset_classifier(self, num_classes: int, like: Tensor) -> None:
-        """A new classifier, or none for 0, of the device and dtype of ``like``; hidden layers stay."""
+        """Replace the classifier (0 classes for none), on the device and in the dtype of ``like``."""
         self.classifier = (
             nn.Linear(self.hidden_size, num_classes, device=like.device, dtype=like.dtype)
             if num_classes
@@ -68,7 +68,7 @@ class Head(nn.Module):
         )
 
     def forward(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """Classify; with ``pre_logits``, what the classifier would have received."""
+        """Return the logits, or the input of the classifier with ``pre_logits``."""
         first = self.hidden[0] if len(self.hidden) else self.classifier
         if isinstance(first, nn.Linear):
             x = x.to(first.weight.dtype)  # a model cast to half precision still pools in float32
@@ -80,7 +80,7 @@ class Head(nn.Module):
 
 
 def unit(x: Tensor) -> Tensor:
-    """Each row divided by its norm; a row of zeros stays one. The norm is taken in float32 at least."""
+    """Divide each row by its norm, computed in float32 at least; rows of zeros stay zero."""
     full = x.to(torch.promote_types(x.dtype, torch.float32))
     return F.normalize(full, dim=1).to(x.dtype)
 

@@ -16,30 +16,28 @@ from covpool.models.backbone import Backbone
 from covpool.models.config import CLASS_TOKEN, ModelConfig
 from covpool.models.head import Head, unit
 from covpool.nn import CovPool
-
-# Wider backbones are reduced to this many channels: the paper's choice.
-REDUCED = 256
+from covpool.nn.reduction import DIM
 
 
 class PooledClassifier(nn.Module):
     """A backbone's features, pooled by one of covpool's methods, and classified.
 
-    Made by :func:`covpool.create_model`. Of timm's interface it has ``forward_features``,
-    ``forward_head``, ``reset_classifier``, ``get_classifier``, ``num_classes``, ``num_features``,
-    ``head_hidden_size``, ``pretrained_cfg``, ``no_weight_decay`` and ``set_grad_checkpointing``, so
-    that timm's own tools (``timm.data.resolve_model_data_config``, ``timm.optim``) take it.
+    :func:`covpool.create_model` creates it. It has timm's ``forward_features``, ``forward_head``,
+    ``reset_classifier``, ``get_classifier``, ``num_classes``, ``num_features``, ``head_hidden_size``,
+    ``pretrained_cfg``, ``no_weight_decay`` and ``set_grad_checkpointing``, so timm's tools
+    (``timm.data.resolve_model_data_config``, ``timm.optim``) work with it.
 
     Attributes:
-        config: how it was made, with the choices left open filled in.
-        backbone: timm's network, without its own pooling and classifier.
-        format: how the backbone's features are to be read.
-        pool: the :class:`covpool.nn.CovPool`, or the :class:`ClassToken` in its place.
+        config: the configuration, with the chosen values in place of ``None`` and ``"auto"``.
+        backbone: timm's network, without its pooling and classifier.
+        format: the format of the backbone's features.
+        pool: the :class:`covpool.nn.CovPool`, or a :class:`ClassToken`.
         head: the :class:`~covpool.models.head.Head` on the pooled vector.
         first_order: with ``join``, the linear classifier whose logits are added to the head's.
-        expansion: with ``join="gap"``, what the backbone has between its features and their average.
-        classes: the classes' names, where known.
-        keep_statistics: whether the backbone's BatchNorms go by the statistics they came with in training
-            too; their weights learn nevertheless. For fine-tuning with small batches.
+        expansion: with ``join="gap"``, the layers of the backbone between its features and average pooling.
+        classes: the names of the classes, if known.
+        keep_statistics: whether the backbone's BatchNorms use their stored statistics in training, too; their
+            weights still learn. Use it to fine-tune with small batches.
     """
 
     backbone: Any  # torch's types do not know timm's interface
@@ -81,7 +79,7 @@ class PooledClassifier(nn.Module):
         return vector
 
     def forward_first_order(self, features: Tensor) -> Tensor | None:
-        """Features to the vector ``(B, expanded_channels)`` of ``join``; ``None`` where nothing is joined."""
+        """Features to the first-order vector ``(B, expanded_channels)``; ``None`` without ``join``."""
         if self.config.join is None:
             return None
         if self.config.join == "cls":
@@ -89,7 +87,7 @@ class PooledClassifier(nn.Module):
         return self.format.average(features if self.expansion is None else self.expansion(features))
 
     def classify(self, vector: Tensor, first: Tensor | None, pre_logits: bool = False) -> Tensor:
-        """The pooled vector, and the joined one, to logits or to what the classifiers receive."""
+        """The pooled vector and the first-order vector to logits, or to the input of the classifiers."""
         if first is None or self.first_order is None:
             logits: Tensor = self.head(vector, pre_logits)
             return logits
@@ -100,7 +98,7 @@ class PooledClassifier(nn.Module):
         return self.head(vector) + self.first_order(self.head.drop(first))  # type: ignore[no-any-return]
 
     def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
-        """Features to logits, or to what the classifier receives (and the joined one, behind it)."""
+        """Features to logits, or to the input of the classifiers with ``pre_logits``."""
         return self.classify(self.forward_pool(features), self.forward_first_order(features), pre_logits)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -108,13 +106,13 @@ class PooledClassifier(nn.Module):
         return self.forward_head(self.forward_features(x))
 
     def get_classifier(self) -> nn.Module | tuple[nn.Module, nn.Module]:
-        """The layer that gives the logits; with ``join`` the second-order and the first-order one."""
+        """Return the classifier; with ``join`` the second-order and the first-order classifier."""
         if self.first_order is None:
             return self.head.classifier
         return self.head.classifier, self.first_order
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """A new classifier for other classes; 0 for none. The pooling stays what it is."""
+        """Replace the classifier; 0 classes for none. The pooling stays."""
         if global_pool is not None:
             raise UsageError(f"the pooling is {self.config.pool}: make a new model with pool={global_pool!r}")
         check_whole("num_classes", num_classes, at_least=0)
@@ -126,19 +124,19 @@ class PooledClassifier(nn.Module):
         self.classes = None
 
     def freeze(self, part: Literal["backbone"]) -> None:
-        """Train the rest alone: no gradient for ``part``, and its BatchNorms stay in evaluation mode."""
+        """Freeze ``part``: it gets no gradient, and its BatchNorms stay in evaluation mode."""
         check_choice("freeze", part, ("backbone",))
         for frozen in self.backbone_parts():
             frozen.requires_grad_(False)
         self.train(self.training)
 
     def unfreeze(self) -> None:
-        """Train all of it."""
+        """Train all parameters."""
         self.requires_grad_(True)
         self.train(self.training)
 
     def train(self, mode: bool = True) -> PooledClassifier:
-        """As ever, but a backbone without a parameter to train stays in evaluation mode."""
+        """Set the mode; a frozen backbone stays in evaluation mode."""
         super().train(mode)
         if not any(parameter.requires_grad for parameter in self.backbone.parameters()):
             for frozen in self.backbone_parts():
@@ -150,13 +148,13 @@ class PooledClassifier(nn.Module):
         return self
 
     def backbone_parts(self) -> list[nn.Module]:
-        """The backbone, and its expansion where that is kept apart."""
+        """Return the backbone, and its expansion if that is separate."""
         return [self.backbone] if self.expansion is None else [self.backbone, self.expansion]
 
     def group_matcher(self, coarse: bool = False) -> Any:
-        """The backbone's layers in order, by patterns of names, as timm's layer-wise decay asks for them.
+        """Return patterns of the backbone's layer names in order, for timm's layer-wise decay.
 
-        What no pattern matches, pooling and classifier, comes last.
+        Pooling and classifier match no pattern and come last.
         """
         if not hasattr(self.backbone, "group_matcher"):
             raise UsageError(f"{self.config.backbone} does not tell its layers apart: leave layer_decay=None")
@@ -166,12 +164,12 @@ class PooledClassifier(nn.Module):
         return {stage: _prefixed(pattern) for stage, pattern in matcher.items()}
 
     def no_weight_decay(self) -> set[str]:
-        """The names of parameters that the backbone's authors train without weight decay."""
+        """Return the names of parameters that the backbone's authors train without weight decay."""
         names = self.backbone.no_weight_decay() if hasattr(self.backbone, "no_weight_decay") else ()
         return {f"backbone.{name}" for name in names}
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Recompute the backbone's activations in the backward pass, where it can."""
+        """Recompute the backbone's activations in the backward pass."""
         if not hasattr(self.backbone, "set_grad_checkpointing"):
             raise UsageError(f"{self.config.backbone} cannot checkpoint its activations")
         self.backbone.set_grad_checkpointing(enable)
@@ -190,7 +188,7 @@ class PooledClassifier(nn.Module):
         return nn.Linear(wanted, num_classes, bias=False, device=like.device, dtype=like.dtype)
 
     def _own_pretrained_cfg(self) -> dict[str, Any]:
-        """The backbone's, with the names that changed and the preprocessing that was asked for."""
+        """Return the backbone's, with the new names of layers and the configured preprocessing."""
         cfg = dict(self.backbone.pretrained_cfg)
         first = cfg.get("first_conv") or ()
         first = (first,) if isinstance(first, str) else first
@@ -210,7 +208,7 @@ class PooledClassifier(nn.Module):
 
 
 class ClassToken(nn.Module):
-    """The class token of features ``(B, n, C)``, in the place of a pooling."""
+    """The class token of features ``(B, n, C)``, in place of a pooling method."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -224,14 +222,15 @@ class ClassToken(nn.Module):
 def _dim(config: ModelConfig, channels: int) -> int | None:
     if config.dim != "auto":
         return config.dim
-    return REDUCED if channels > REDUCED and config.reduces else None
+    return DIM if channels > DIM and config.reduces else None
 
 
 def _pool(config: ModelConfig, backbone: Backbone) -> CovPool:
     options = dict(config.pool_options)
     if isinstance(name := options.get("compute_dtype"), str):  # as JSON has it
         options["compute_dtype"] = getattr(torch, name, name)
-    options.setdefault("reduction", "linear" if backbone.format.tokens else "convolution")
+    if options.get("reduction", "auto") == "auto":
+        options["reduction"] = "linear" if backbone.format.tokens else "convolution"
     assert config.dim != "auto"
     return CovPool(
         backbone.format.channels, config.pool, dim=config.dim, layout=backbone.format.layout, **options
@@ -255,7 +254,7 @@ def _order(matcher: Any, name: str) -> Any:
 
 
 def _prefixed(pattern: Any) -> Any:
-    """A pattern of a backbone's names, or a list of (pattern, order), as one of ours."""
+    """Prefix a pattern of a backbone's names, or a list of (pattern, order), with ``backbone``."""
     if pattern is None:
         return None
     if isinstance(pattern, str):

@@ -11,6 +11,7 @@ from covpool.errors import UsageError
 from covpool.models.convert import PREPROCESSING
 from covpool.models.create import create_model
 from covpool.models.model import PooledClassifier
+from covpool.nn.reduction import DIM
 
 
 @register_model
@@ -60,5 +61,5 @@ def _create(
         **theirs,
         **options.pop("backbone_options", {}),
     }
-    settings = {"dim": 256, "keep_resolution": True, "preprocessing": PREPROCESSING, **network, **options}
+    settings = {"dim": DIM, "keep_resolution": True, "preprocessing": PREPROCESSING, **network, **options}
     return create_model(backbone, **settings)

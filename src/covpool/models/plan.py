@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
 from textwrap import fill
 from typing import Literal
@@ -27,6 +26,7 @@ from covpool.models.footprint import (
     state_of,
 )
 from covpool.models.model import PooledClassifier
+from covpool.wording import aligned, human
 
 Recommendation = Literal["dense", "low rank or narrow", "class-sharded"]
 # The most classes for which a dense head, and for which a low-rank or narrow one, is recommended.
@@ -44,7 +44,7 @@ class HeadChoice:
         exists: whether covpool has it; a class-sharded head is planned.
         parameters: how many, on a GPU.
         parameter_bytes: theirs.
-        state_bytes: of parameters, gradients and the optimiser's state together.
+        state_bytes: of parameters, gradients and the optimizer's state together.
     """
 
     name: str
@@ -196,7 +196,6 @@ def _head(
 
 
 COLUMNS = 100
-PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 NOTES = (
     "Activations are what autograd keeps for the backward pass. Temporaries come on top of what must fit. "
     "A multiplication with its addition is two FLOPs."
@@ -228,30 +227,6 @@ def advice(plan: Plan) -> str:
         f"Recommended past {LOW_RANK_CLASSES:,} classes: a class-sharded head, where every GPU holds a share "
         f"of the classes. It is planned: covpool does not have it yet. Until then, {low_rank}, grows least."
     )
-
-
-def human(number: float, unit: str = "") -> str:
-    """Three digits and a prefix.
-
-    Example:
-        >>> human(56_929_832), human(16.54e9, "B"), human(999_999, "B"), human(7, "B")
-        ('56.9 M', '16.5 GB', '1.00 MB', '7 B')
-    """
-    power = 0
-    while number >= 999.5 and power < len(PREFIXES) - 1:
-        number, power = number / 1000, power + 1
-    decimals = 0 if not power or number >= 99.95 else 1 if number >= 9.995 else 2
-    return f"{number:.{decimals}f} {PREFIXES[power]}{unit}".rstrip()
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Columns two spaces apart, the first to the left, the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for first, *others in rows:
-        cells = [first.ljust(widths[0]), *(c.rjust(w) for c, w in zip(others, widths[1:], strict=True))]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
 
 
 def _heading(plan: Plan) -> str:

@@ -83,7 +83,7 @@ def unused_parts(network: nn.Module, used: Container[int]) -> list[str]:
 def norm_before_pooling(network: nn.Module) -> None:
     """Put the LayerNorm that some transformers have after their average (BEiT, EVA) before it.
 
-    Its weights fit there, and a covariance wants features that are normalised as other transformers' are.
+    Its weights fit there, and a covariance wants features that are normalized as other transformers' are.
     """
     norm, after = getattr(network, "norm", None), getattr(network, "fc_norm", None)
     if isinstance(norm, nn.Identity) and after is not None and any(True for _ in after.parameters()):

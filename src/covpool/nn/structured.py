@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from covpool.errors import UsageError
 from covpool.functional.arguments import check_choice, check_floating, check_square, check_steps
 from covpool.functional.differentiable import at_least_float32, autocast_off
-from covpool.functional.newton_schulz import newton_schulz
+from covpool.functional.newton_schulz import STEPS, newton_schulz
 from covpool.functional.normalization import (
     NORMALIZATIONS,
     Normalization,
@@ -68,7 +68,7 @@ class NewtonSchulz(nn.Module):
     Returns :math:`Y_K \approx A^{1/2}`. It acts on ½(A + Aᵀ), so its gradient is symmetric.
     """
 
-    def __init__(self, steps: int = 5) -> None:
+    def __init__(self, steps: int = STEPS) -> None:
         super().__init__()
         check_steps(steps)
         self.steps = steps
@@ -87,7 +87,7 @@ class NewtonSchulz(nn.Module):
 
 
 class PostCompensation(nn.Module):
-    r"""Eqn. (4): :math:`C = \sqrt t \, Y_K`, which undoes the pre-normalisation.
+    r"""Eqn. (4): :math:`C = \sqrt t \, Y_K`, which undoes the pre-normalization.
 
     Where t is zero, so are C and every gradient.
     """

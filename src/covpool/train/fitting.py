@@ -12,8 +12,8 @@ from covpool.data.image_set import ImageSet
 from covpool.durable import check_outside
 from covpool.errors import Interrupted, UsageError
 from covpool.models.bundle import load_model, read_card, save_model
+from covpool.models.card import versions
 from covpool.models.model import PooledClassifier
-from covpool.models.tensors import versions
 from covpool.processes import Processes, Signals, caught_signals, joined_processes
 from covpool.provenance.machine import describe_machine, describe_source, machine_name
 from covpool.train.metrics import NAMES

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
+from covpool.models.create import parameter_groups
 from covpool.models.model import PooledClassifier
-from covpool.models.parameter_groups import parameter_groups
 from covpool.train.recipe import OptimizerOptions, ScheduleOptions
 
 # Of the cycle in which the head learns alone, the part in which the rate rises.

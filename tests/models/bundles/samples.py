@@ -1,18 +1,23 @@
-"""Bundles for the tests of bundles, and the ways to tamper with one."""
+"""Bundles for the tests of bundles, ways to tamper with one, and checks that it is refused."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import safetensors.torch
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from covpool.errors import BundleError
 from covpool.models import PooledClassifier, create_model
+from covpool.models.bundle import load_model, read_card
 from covpool.models.card import card_hash
 
 CLASSES = ("Jay", "Zaunkönig", "鷦鷯")
@@ -61,3 +66,43 @@ def edit_weights(folder: Path, edit: Callable[[dict[str, Tensor]], object]) -> N
     tensors = safetensors.torch.load_file(folder / "model.safetensors")
     edit(tensors)
     put_weights(folder, safetensors.torch.save(tensors))
+
+
+def assert_refused(folder: Path, reason: str) -> None:
+    for read in (load_model, read_card):
+        with pytest.raises(BundleError, match=reason) as caught:
+            read(folder)
+        message = str(caught.value)
+        assert message.startswith(f"bundle {str(folder)!r}: ")
+        assert message.isprintable()
+        assert len(message) < 1000
+
+
+def assert_not_loaded(folder: Path, reason: str) -> None:
+    """What only the network can tell; the card in itself is in order."""
+    read_card(folder)
+    with pytest.raises(BundleError, match=reason):
+        load_model(folder)
+
+
+def assert_same(found: nn.Module, wanted: nn.Module) -> None:
+    assert all_tensors(found).keys() == all_tensors(wanted).keys()
+    for name, tensor in all_tensors(wanted).items():
+        other = all_tensors(found)[name]
+        assert other.dtype == tensor.dtype, name
+        assert torch.equal(bits(other), bits(tensor)), name
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """To compare by: zeros have a sign, and NaN is not equal to itself."""
+    return tensor.detach().flatten().contiguous().view(torch.uint8)
+
+
+@contextmanager
+def limited(kind: int, limit: int) -> Iterator[None]:
+    before = resource.getrlimit(kind)
+    resource.setrlimit(kind, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(kind, before)

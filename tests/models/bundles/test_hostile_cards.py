@@ -18,10 +18,17 @@ import torch
 from covpool.errors import BundleError
 from covpool.models import bundle as bundle_module
 from covpool.models import card as card_module
-from covpool.models import tensors as tensors_module
 from covpool.models.bundle import load_model, save_model
-from tests.models.bundles.judging import assert_not_loaded, assert_refused, limited
-from tests.models.bundles.samples import edit_card, edit_weights, put_weights, trained
+from tests.models.bundles.samples import (
+    CLASSES,
+    assert_not_loaded,
+    assert_refused,
+    edit_card,
+    edit_weights,
+    limited,
+    put_weights,
+    trained,
+)
 
 
 def set_config(**values: Any) -> Callable[[dict[str, Any]], object]:
@@ -31,33 +38,28 @@ def set_config(**values: Any) -> Callable[[dict[str, Any]], object]:
 @pytest.mark.parametrize(
     ("edit", "reason"),
     [
-        (lambda f: f["classes"].append("fourth"), "it names 4 classes, but its model has 3"),
-        (lambda f: f.update(classes=[1, 2, 3]), r"'classes' of covpool.json is \[1, 2, 3\], not list\[str\]"),
-        (lambda f: f.update(extra=1), "covpool.json has a field 'extra', which this covpool"),
+        (lambda f: f["classes"].append("fourth"), "it must name 3 classes; got 4"),
+        (lambda f: f.update(classes=[1, 2, 3]), r"it must name 3 classes; got 3: \[1, 2, 3\]"),
         (lambda f: f.pop("metrics"), "covpool.json has no field 'metrics'"),
         (lambda f: f.update(metrics=[]), "'metrics' of covpool.json"),
-        (lambda f: f.update(versions={"torch": 2}), "'versions' of covpool.json"),
-        (
-            lambda f: f["weights"].update(file="../other.safetensors"),
-            "'file' of weights is '../other.safetensors'",
-        ),
-        (lambda f: f["weights"].update(file="/etc/passwd"), "'file' of weights is '/etc/passwd'"),
-        (lambda f: f["weights"].update(bytes=-1), "do not belong together"),
-        (lambda f: f["weights"].update(bytes=1.5), "'bytes' of weights is 1.5, not int"),
-        (lambda f: f["weights"].update(buffer_dtypes={"x": "int8"}), "'buffer_dtypes' of weights"),
+        (lambda f: f.update(versions="2"), "'versions' of covpool.json"),
+        (lambda f: f["weights"].update(bytes=-1), "belongs to another card"),
+        (lambda f: f["weights"].update(bytes=1.5), "'bytes' of weights has a wrong type; got 1.5"),
+        (lambda f: f["weights"].update(buffer_dtypes=["x"]), "'buffer_dtypes' of weights"),
         (lambda f: f["preprocessing"].update(input_size=[3, 10**9, 10**9]), "preprocessing has 1000000000"),
-        (lambda f: f["preprocessing"].update(input_size=[3, 0, 0]), "preprocessing has not three sizes"),
-        (lambda f: f["preprocessing"].update(std=[0.0, 0.0, 0.0]), "preprocessing has not three sizes"),
-        (lambda f: f["preprocessing"].update(interpolation="/etc/passwd"), "'/etc/passwd', which is no name"),
+        (lambda f: f["preprocessing"].pop("std"), "preprocessing has no field 'std'"),
+        (
+            lambda f: f["preprocessing"].update(interpolation="/etc/passwd"),
+            "'/etc/passwd', which is not",
+        ),
         (lambda f: f["config"].pop("backbone"), "config has no field 'backbone'"),
-        (set_config(num_classes="3"), "'num_classes' of config is '3', not int"),
-        (set_config(num_classes=True), "'num_classes' of config is True, not int"),
-        (set_config(dim=8.0), "'dim' of config is 8.0, not "),
-        (set_config(hidden="abc"), "'hidden' of config is 'abc'"),
+        (set_config(num_classes="3"), "its config is refused: num_classes must be an int; got str"),
+        (set_config(num_classes=True), "its config is refused: num_classes must be an int; got bool"),
+        (set_config(hidden="abc"), "its config is refused: every width of hidden must be an int"),
         (set_config(pool="rm -rf"), "its config is refused: pool must be one of"),
-        (set_config(head="svm"), "'head' of config is 'svm'"),
-        (set_config(quantum=True), "config has a field 'quantum'"),
-        (set_config(image_size=10**9), "image_size has 1000000000, but nothing in it can be above"),
+        (set_config(head="svm"), "its config is refused: head must be one of"),
+        (set_config(quantum=True), "its config is refused: a model has no quantum"),
+        (set_config(image_size=10**9), "image_size has 1000000000, but the largest value allowed"),
         (set_config(pool_options={"steps": 10**9}), "pool_options has 1000000000"),
         (set_config(backbone_options={"depth": 10**9}), "backbone_options has 1000000000"),
         (set_config(backbone_options={"depths": [1, [2, 10**9]]}), "backbone_options has 1000000000"),
@@ -76,8 +78,7 @@ def _nothing_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: object, **options: object) -> None:
         raise AssertionError("it should have been refused by now")
 
-    for module in (bundle_module, tensors_module):
-        monkeypatch.setattr(module, "build_model", refuse)
+    monkeypatch.setattr(bundle_module, "build_model", refuse)
 
 
 @pytest.mark.usefixtures("_nothing_is_built")
@@ -97,7 +98,7 @@ def _nothing_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_backbones_are_plain_names(backbone: str, bundle: Path) -> None:
     edit_card(bundle, set_config(backbone=backbone))
-    assert_refused(bundle, "is not the plain name of a network of timm")
+    assert_refused(bundle, "is not the plain name of a timm network")
 
 
 @pytest.mark.usefixtures("_nothing_is_built")
@@ -122,7 +123,15 @@ def test_backbones_are_plain_names(backbone: str, bundle: Path) -> None:
 )
 def test_options_that_read_or_fetch_are_refused(option: str, bundle: Path) -> None:
     edit_card(bundle, set_config(backbone_options={option: True}))
-    assert_refused(bundle, f"its backbone_options have '{option}', which no bundle may set")
+    assert_refused(bundle, f"its backbone_options have '{option}', which a bundle must not set")
+
+
+@pytest.mark.parametrize("name", ["../other.safetensors", "/etc/passwd"])
+def test_the_file_that_a_card_names_is_not_read(name: str, bundle: Path) -> None:
+    edit_card(bundle, lambda fields: fields["weights"].update(file=name))
+    assert load_model(bundle).classes == CLASSES
+    (bundle / "model.safetensors").unlink()
+    assert_refused(bundle, r"there is no model\.safetensors in it")
 
 
 def test_every_name_of_timm_is_plain() -> None:
@@ -154,6 +163,7 @@ def test_unknown_backbone_is_refused_with_the_versions(bundle: Path) -> None:
         {"head": "mlp", "hidden": [10**6, 10**6]},
         {"dim": -1},
         {"dim": 0},
+        {"dim": 8.0},
     ],
 )
 def test_enormous_networks_are_refused_without_being_built(config: dict[str, Any], bundle: Path) -> None:
@@ -165,26 +175,26 @@ def test_enormous_networks_are_refused_without_being_built(config: dict[str, Any
 
     edit_card(bundle, edit)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    start = time.monotonic()
+    start = time.process_time()
     with limited(resource.RLIMIT_AS, used + 2**28):
-        assert_not_loaded(bundle, "shape|cannot be built: (?!.*(allocate|memory))|not among its weights")
-    assert time.monotonic() - start < 10
+        assert_not_loaded(bundle, "in the network of its card|cannot be built: (?!.*(allocate|memory))")
+    assert time.process_time() - start < 10
 
 
 def test_endless_networks_are_refused(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensors_module, "MAX_CALLS", 5000)
+    monkeypatch.setattr(bundle_module, "MAX_CALLS", 5000)
     load_model(bundle)
     edit_card(bundle, set_config(head="mlp", hidden=[1] * 10**5))
-    start = time.monotonic()
+    start = time.process_time()
     assert_not_loaded(bundle, "more layers than any network of timm")
-    assert time.monotonic() - start < 5
+    assert time.process_time() - start < 5
 
 
 def test_computed_buffers_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"backbone_options": {"depth": 1}, "image_size": 56}
     folder = save_model(trained(backbone="eva02_tiny_patch14_224", **options), tmp_path / "model")
-    monkeypatch.setattr(tensors_module, "MAX_COMPUTED_BYTES", 1000)
-    assert_not_loaded(folder, "GiB beside its weights")
+    monkeypatch.setattr(bundle_module, "MAX_COMPUTED_BYTES", 1000)
+    assert_not_loaded(folder, "GiB in addition to its weights")
 
 
 def test_huge_hollow_weights_are_not_read(bundle: Path) -> None:
@@ -198,23 +208,23 @@ def test_huge_hollow_weights_are_not_read(bundle: Path) -> None:
 @pytest.mark.parametrize(
     ("edit", "reason"),
     [
-        (lambda t: t.update(extra=torch.zeros(1)), "its weights have 'extra', which is not in the network"),
+        (lambda t: t.update(extra=torch.zeros(1)), "'extra' is float .* missing in the network"),
         (
             lambda t: t.pop("head.classifier.bias"),
-            "has 'head.classifier.bias', which is not among its weights",
+            "'head.classifier.bias' is missing in its weights",
         ),
-        (lambda t: t.update(renamed=t.pop("head.classifier.bias")), "which is not among its weights"),
+        (lambda t: t.update(renamed=t.pop("head.classifier.bias")), "is missing in its weights"),
         (
             lambda t: t.update({"head.classifier.bias": torch.zeros(4)}),
-            r"has shape \(4,\) in its weights, \(3,\) in",
+            r"is float \(4,\) in its weights, float \(3,\) in",
         ),
         (
             lambda t: t.update({"head.classifier.bias": torch.zeros(3, dtype=torch.int32)}),
-            "is torch.int32 in its",
+            "is int32 .* in its",
         ),
         (
             lambda t: t.update({"head.classifier.bias": torch.zeros(3, dtype=torch.complex64)}),
-            "is torch.complex64",
+            "is complex64",
         ),
     ],
 )
@@ -230,7 +240,7 @@ def test_counter_cannot_become_a_fraction(tmp_path: Path) -> None:
     edit_weights(
         folder, lambda tensors: tensors.update({"backbone.bn1.num_batches_tracked": torch.tensor(1.0)})
     )
-    assert_not_loaded(folder, "is torch.float32 in its weights, torch.int64 in the network")
+    assert_not_loaded(folder, "is float .* in its weights, int64 .* in the network")
 
 
 def test_header_that_points_outside_its_data_is_refused(bundle: Path) -> None:

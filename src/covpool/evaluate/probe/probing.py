@@ -35,9 +35,9 @@ from covpool.models.bundle import save_model
 from covpool.models.config import ModelConfig
 from covpool.models.create import build_model
 from covpool.models.model import PooledClassifier
-from covpool.models.plan import human
 from covpool.processes import joined_processes
 from covpool.train.splits import check_classes, split_off
+from covpool.wording import human
 
 LOGGER = logging.getLogger("covpool")
 GIGABYTE = 1e9

@@ -25,8 +25,8 @@ from covpool.evaluate.svm.solvers import (
     solve_streaming,
 )
 from covpool.inference.store import VIEWS, CachedFeatures
+from covpool.models.create import parameter_groups
 from covpool.models.model import PooledClassifier
-from covpool.models.parameter_groups import parameter_groups
 
 EVALUATED_AT_ONCE = 256
 

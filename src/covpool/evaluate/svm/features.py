@@ -28,8 +28,8 @@ from covpool.inference.forward import Pass, channels_last
 from covpool.inference.store import Content, check_lasting
 from covpool.models.head import unit
 from covpool.models.model import PooledClassifier
-from covpool.models.plan import human
 from covpool.processes import Processes
+from covpool.wording import human
 
 Precision = Literal["float32", "bfloat16"]
 

@@ -34,9 +34,8 @@ from covpool.inference.store import read_content
 from covpool.models.bundle import check_replaceable, load_model, read_card, save_model
 from covpool.models.card import Card
 from covpool.models.model import PooledClassifier
-from covpool.models.plan import human
 from covpool.processes import Processes, joined_processes
-from covpool.wording import counted
+from covpool.wording import counted, human
 
 LOGGER = logging.getLogger("covpool")
 MAX_MEMORY = 8.0  # GB

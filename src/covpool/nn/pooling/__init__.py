@@ -1,7 +1,6 @@
-"""The pooling methods, a file each, and the one table that names them.
+"""The pooling methods and the table of their names.
 
-To add one: write a subclass of :class:`~covpool.nn.pooling.method.Method` in a file here and add its
-line to ``METHODS``.
+To add a method, write a subclass of :class:`~covpool.nn.pooling.method.Method` and add a line to ``METHODS``.
 """
 
 from covpool.nn.pooling.bcnn import Bcnn, ImprovedBcnn
@@ -37,4 +36,6 @@ METHODS: dict[str, type[Method]] = {
     "cholesky": Cholesky,
 }
 
-__all__ = ["METHODS", "Method"]
+DEFAULT_METHOD = "isqrt_cov"
+
+__all__ = ["DEFAULT_METHOD", "METHODS", "Method"]

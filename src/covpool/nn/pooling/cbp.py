@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from covpool.functional.arguments import check_choice, check_whole
-from covpool.functional.centring import normalized_weights, without_outliers
+from covpool.functional.centering import normalized_weights, without_outliers
 from covpool.functional.covariance import second_moment
 from covpool.functional.differentiable import at_least_float32, autocast_off
 from covpool.functional.normalization import in_units_of_largest, l2_normalized, signed_root
@@ -87,7 +87,7 @@ class Cbp(Method):
         return self.options.features
 
     def forward(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Pool x ``(B, C, n)``, with weights ``(B, n)`` or none."""
+        """Pool x ``(B, C, n)``, with optional weights ``(B, n)``."""
         x = at_least_float32(x)
         if weights is not None:
             x = without_outliers(x, weights)

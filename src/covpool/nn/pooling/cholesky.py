@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from covpool.functional.arguments import check_features, check_positive, check_weights
-from covpool.functional.centring import centre, without_outliers
+from covpool.functional.centering import center, without_outliers
 from covpool.functional.covariance import as_batch
 from covpool.functional.differentiable import autocast_off
 from covpool.functional.triu import triu_vec
@@ -40,7 +40,7 @@ class Cholesky(Method):
     with :math:`\lfloor L \rfloor` the part below the diagonal. Z. Chen, Y. Song, X. Wu, G. Liu, N. Sebe,
     "Understanding Matrix Function Normalizations in Covariance Pooling through the Lens of Riemannian
     Geometry", ICLR 2025 (Cho-TMLR). See :func:`cholesky_factor` for how L is computed. Cost: one orthogonal
-    triangularisation of (n+d)×d. It is not a function of eigenvalues, and depends on the order of the
+    triangularization of (n+d)×d. It is not a function of eigenvalues, and depends on the order of the
     channels; of a singular Σ the diagonal of L reaches down to √ε, in T to log ε.
     """
 
@@ -49,7 +49,7 @@ class Cholesky(Method):
     options: CholeskyOptions
 
     def forward(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Pool x ``(B, C, n)``, with weights ``(B, n)`` or none."""
+        """Pool x ``(B, C, n)``, with optional weights ``(B, n)``."""
         l_BCC = cholesky_factor(x, weights, self.options.eps)
         with autocast_off(l_BCC):
             logarithms = 2.0 * l_BCC.diagonal(dim1=-2, dim2=-1).log()
@@ -59,7 +59,7 @@ class Cholesky(Method):
 def cholesky_factor(x: Tensor, weights: Tensor | None, eps: float) -> Tensor:
     r"""L of :math:`\Sigma + \epsilon I`, ``(B, C, C)``, without forming Σ.
 
-    Of fewer positions than channels, a Σ in float32 has negative pivots, and its factorisation fails. The
+    Of fewer positions than channels, a Σ in float32 has negative pivots, and its factorization fails. The
     factor of :math:`[M, \sqrt\epsilon I]`, with :math:`\Sigma = M M^T`, has none: it is made triangular by
     reflections, :math:`[M, \sqrt\epsilon I]^T = Q L^T`. The price: the derivative with respect to a weight
     that is exactly zero, which goes through the root of the weight, is not to be relied on.
@@ -71,7 +71,7 @@ def cholesky_factor(x: Tensor, weights: Tensor | None, eps: float) -> Tensor:
         x_BCn, weights_Bn = as_batch(x, weights)
         if weights_Bn is not None:  # the logarithm of a small pivot would show even the trace of an outlier
             x_BCn = without_outliers(x_BCn, weights_Bn)
-        m_BCn, s = centre(x_BCn, weights_Bn)
+        m_BCn, s = center(x_BCn, weights_Bn)
         ridge_CC = torch.eye(m_BCn.shape[1], dtype=m_BCn.dtype, device=m_BCn.device) * eps**0.5
         tall = torch.cat([(m_BCn * s).mT, ridge_CC.expand(m_BCn.shape[0], -1, -1)], dim=1)
         _, upper = torch.linalg.qr(tall)

@@ -54,7 +54,7 @@ class DropCov(Method):
         self.attention = nn.Conv1d(1, 1, KERNEL, padding=KERNEL // 2, bias=False)
 
     def forward(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Pool x ``(B, C, n)``, with weights ``(B, n)`` or none."""
+        """Pool x ``(B, C, n)``, with optional weights ``(B, n)``."""
         sigma_BCC = covariance(x, weights=weights)
         if not self.training:
             return triu_vec(sigma_BCC)

@@ -19,6 +19,7 @@ from covpool.functional.covariance import as_batch, mean, second_moment
 from covpool.functional.differentiable import autocast_off
 from covpool.functional.eigen import matrix_power
 from covpool.functional.matrix_sqrt import matrix_sqrt
+from covpool.functional.newton_schulz import STEPS
 from covpool.functional.triu import triu_vec
 from covpool.nn.pooling.method import Method
 
@@ -38,7 +39,7 @@ class G2DeNetOptions:
 
     beta: float = 1.0
     root: Root = "svd"
-    steps: int = 5
+    steps: int = STEPS
 
     def __post_init__(self) -> None:
         check_positive("beta", self.beta)
@@ -67,7 +68,7 @@ class G2DeNet(Method):
         return (self.channels + 1) * (self.channels + 2) // 2
 
     def forward(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Pool x ``(B, C, n)``, with weights ``(B, n)`` or none."""
+        """Pool x ``(B, C, n)``, with optional weights ``(B, n)``."""
         embedded = gaussian_embedding(x, weights, self.options.beta)
         if self.options.root == "svd":
             return triu_vec(matrix_power(embedded, 0.5))

@@ -8,26 +8,27 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from covpool.functional import polar_express
 from covpool.functional.arguments import check_choice, check_steps
 from covpool.functional.covariance import covariance
 from covpool.functional.isqrt_cov import COMPUTE_DTYPES, SIDES, Side, isqrt_cov
 from covpool.functional.matrix_sqrt import BACKWARDS, Backward
+from covpool.functional.newton_schulz import STEPS
 from covpool.functional.normalization import COMPENSATIONS, NORMALIZATIONS, Normalization
-from covpool.functional.polar_express import check_lower, optimal_polynomials, root_by_polynomials
 from covpool.functional.triu import triu_vec
 from covpool.nn.pooling.method import Method
 
 
 @dataclass(frozen=True)
 class IsqrtCovOptions:
-    """Those of :func:`covpool.functional.isqrt_cov`, but for one more compensation.
+    """The options of :func:`covpool.functional.isqrt_cov`, with one more compensation.
 
     Attributes:
-        compensation: ``"matched"`` (the paper's), ``"none"``, or ``"batchnorm"``, that of the paper's
-            Table 4: none, and a BatchNorm on the vector in its place.
+        compensation: ``"matched"`` (the paper's), ``"none"``, or ``"batchnorm"``: a BatchNorm on the vector
+            in place of the compensation, as in the paper's Table 4.
     """
 
-    steps: int = 5
+    steps: int = STEPS
     normalization: Normalization = "trace"
     compensation: Literal["matched", "none", "batchnorm"] = "matched"
     side: Side = "auto"
@@ -44,12 +45,12 @@ class IsqrtCovOptions:
 
 
 class IsqrtCov(Method):
-    """Square root of the covariance by Newton-Schulz iteration, as a vector of d(d+1)/2 numbers.
+    """The square root of the covariance by Newton-Schulz iteration, as a vector of d(d+1)/2 values.
 
     P. Li, J. Xie, Q. Wang, Z. Gao, "Towards Faster Training of Global Covariance Pooling Networks by
     Iterative Matrix Square Root Normalization", CVPR 2018. See :func:`covpool.functional.isqrt_cov` for the
-    equations. Cost at 5 steps: 12 products forward, 16 backward, of matrices of the smaller side, beside
-    the covariance. Zero eigenvalues stay zero.
+    equations. Cost at 5 steps in addition to the covariance: 12 products of matrices of the smaller side
+    forward, 16 backward. Zero eigenvalues stay zero.
     """
 
     summary: ClassVar[str] = "matrix square root of the covariance by Newton-Schulz iteration (iSQRT-COV)"
@@ -62,7 +63,7 @@ class IsqrtCov(Method):
         self.norm = nn.BatchNorm1d(self.out_features) if batchnorm else None
 
     def forward(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Pool x ``(B, C, n)``, with weights ``(B, n)`` or none."""
+        """Pool x ``(B, C, n)``, with optional weights ``(B, n)``."""
         options = self.options
         c_BCC = isqrt_cov(
             x,
@@ -77,41 +78,41 @@ class IsqrtCov(Method):
         v = triu_vec(c_BCC)
         if self.norm is None:
             return v
-        # In a layer that was itself cast to half precision, BatchNorm wants its own dtype.
+        # In a layer cast to half precision, BatchNorm needs its own dtype.
         normalized: Tensor = self.norm(v.to(self.norm.weight.dtype))
         return normalized.to(v.dtype)
 
     def reset_parameters(self) -> None:
-        """BatchNorm as new, where there is one."""
+        """Reset BatchNorm, if there is one."""
         if self.norm is not None:
             self.norm.reset_parameters()
 
 
 @dataclass(frozen=True)
 class PolarExpressOptions:
-    """How many polynomials, and for which eigenvalues.
+    """The number of polynomials, and the eigenvalues they are made for.
 
     Attributes:
         steps: K, the number of polynomials.
         lower: the square root of the smallest eigenvalue, over the Frobenius norm, that they are made for.
     """
 
-    steps: int = 5
-    lower: float = 1e-2
+    steps: int = polar_express.STEPS
+    lower: float = polar_express.LOWER
 
     def __post_init__(self) -> None:
         check_steps(self.steps)
-        check_lower(self.lower)
+        polar_express.check_lower(self.lower)
 
 
 class PolarExpress(Method):
-    r"""The root of the covariance by a composition of optimal polynomials, as d(d+1)/2 numbers.
+    r"""The root of the covariance by a composition of optimal polynomials, as d(d+1)/2 values.
 
     N. Amsel, D. Persson, C. Musco, R. Gower, "The Polar Express: Optimal Matrix Sign Methods and Their
-    Application to the Muon Algorithm", 2025, brought to the square root in coupled form. See
+    Application to the Muon Algorithm", 2025, applied to the square root in coupled form. See
     :mod:`covpool.functional.polar_express` for the equations. Cost: ``4K - 3`` products forward (17 at 5
-    steps), twice that backward, beside the covariance. Zero eigenvalues stay zero, and those below the bound
-    come out too small.
+    steps), twice that backward, in addition to the covariance. Zero eigenvalues stay zero; those below the
+    bound become too small.
     """
 
     summary: ClassVar[str] = "square root of the covariance by optimal polynomials (Polar Express, coupled)"
@@ -120,8 +121,8 @@ class PolarExpress(Method):
 
     def __init__(self, channels: int, **options: Any) -> None:
         super().__init__(channels, **options)
-        self.polynomials = optimal_polynomials(self.options.lower, self.options.steps)
+        self.polynomials = polar_express.optimal_polynomials(self.options.lower, self.options.steps)
 
     def forward(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Pool x ``(B, C, n)``, with weights ``(B, n)`` or none."""
-        return triu_vec(root_by_polynomials(covariance(x, weights=weights), self.polynomials))
+        """Pool x ``(B, C, n)``, with optional weights ``(B, n)``."""
+        return triu_vec(polar_express.root_by_polynomials(covariance(x, weights=weights), self.polynomials))

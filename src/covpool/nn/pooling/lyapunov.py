@@ -17,11 +17,11 @@ from covpool.nn.pooling.method import Method
 
 @dataclass(frozen=True)
 class MtpLyaOptions:
-    """How far each approximation goes.
+    """The order of each approximation.
 
     Attributes:
-        degree: of the Taylor polynomial.
-        backward_steps: of the iteration for Lyapunov's equation.
+        degree: degree of the Taylor polynomial.
+        backward_steps: number of iterations for Lyapunov's equation.
     """
 
     degree: int = 11
@@ -33,14 +33,14 @@ class MtpLyaOptions:
 
 
 class MtpLya(Method):
-    r"""The root of the covariance by one polynomial, as a vector of d(d+1)/2 numbers.
+    r"""The root of the covariance by one polynomial, as a vector of d(d+1)/2 values.
 
     Y. Song, N. Sebe, W. Wang, "Fast Differentiable Matrix Square Root", ICLR 2022. See
-    :mod:`covpool.functional.matrix_root` for the polynomial and :mod:`covpool.functional.matrix_root` for the
-    gradient. Two things differ from the paper: the polynomial is one that is zero at zero, so that zero
-    eigenvalues stay zero, and the gradient between range and null space is whole. Cost at degree 11 and 8
-    steps: 11 products forward, 42 products backward, beside the covariance. The gradient is an approximation
-    by nature: that of the exact root, at the approximate one, by finitely many steps.
+    :mod:`covpool.functional.matrix_root` for the equations. Two things differ from the paper: the polynomial
+    is zero at zero, so that zero eigenvalues stay zero, and the gradient between range and null space is
+    complete. Cost at degree 11 and 8 steps in addition to the covariance: 11 products forward, 42 backward.
+    The gradient is approximate: the gradient of the exact root, evaluated at the approximate root by a few
+    iterations.
     """
 
     summary: ClassVar[str] = "square root by a Taylor polynomial, gradient by iterated Lyapunov (MTP-Lya)"
@@ -48,7 +48,7 @@ class MtpLya(Method):
     options: MtpLyaOptions
 
     def forward(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Pool x ``(B, C, n)``, with weights ``(B, n)`` or none."""
+        """Pool x ``(B, C, n)``, with optional weights ``(B, n)``."""
         how = RootOptions("taylor", "lyapunov_iteration", self.options.degree, self.options.backward_steps)
         return triu_vec(matrix_root(covariance(x, weights=weights), how))
 
@@ -58,11 +58,11 @@ HIGHEST_DEGREE = 10
 
 @dataclass(frozen=True)
 class MpaLyaOptions:
-    """How far each approximation goes.
+    """The order of each approximation.
 
     Attributes:
-        degree: of the two polynomials of the Padé approximant.
-        backward_steps: of the iteration for Lyapunov's equation.
+        degree: degree of the two polynomials of the Padé approximant.
+        backward_steps: number of iterations for Lyapunov's equation.
     """
 
     degree: int = 5
@@ -72,22 +72,21 @@ class MpaLyaOptions:
         check_whole("degree", self.degree)
         if self.degree > HIGHEST_DEGREE:
             raise UsageError(
-                f"degree must be at most {HIGHEST_DEGREE}, beyond which float32 has no digits for the "
-                f"polynomials' coefficients; got {self.degree}"
+                f"degree must be at most {HIGHEST_DEGREE}, because float32 cannot represent the "
+                f"coefficients beyond it; got {self.degree}"
             )
         check_whole("backward_steps", self.backward_steps)
 
 
 class MpaLya(Method):
-    r"""The root of the covariance by one quotient of polynomials, as a vector of d(d+1)/2 numbers.
+    r"""The root of the covariance by one quotient of polynomials, as a vector of d(d+1)/2 values.
 
     Y. Song, N. Sebe, W. Wang, "Fast Differentiable Matrix Square Root", ICLR 2022. See
-    :mod:`covpool.functional.matrix_root` for the quotient and :mod:`covpool.functional.matrix_root` for the
-    gradient. Two things differ from the paper: the quotient is one that is zero at zero, so that zero
-    eigenvalues stay zero, and the gradient between range and null space is whole. Cost at degree 5 and 8
-    steps: 4 products and a Cholesky factorisation with its two triangular solutions forward, 42 products
-    backward, beside the covariance. The gradient is an approximation by
-    nature: that of the exact root, at the approximate one, by finitely many steps.
+    :mod:`covpool.functional.matrix_root` for the equations. Two things differ from the paper: the quotient is
+    zero at zero, so that zero eigenvalues stay zero, and the gradient between range and null space is
+    complete. Cost at degree 5 and 8 steps in addition to the covariance: 4 products, a Cholesky factorization
+    and two triangular solves forward, 42 products backward. The gradient is approximate: the gradient of the
+    exact root, evaluated at the approximate root by a few iterations.
     """
 
     summary: ClassVar[str] = "square root by a Padé approximant, gradient by iterated Lyapunov (MPA-Lya)"
@@ -95,6 +94,6 @@ class MpaLya(Method):
     options: MpaLyaOptions
 
     def forward(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Pool x ``(B, C, n)``, with weights ``(B, n)`` or none."""
+        """Pool x ``(B, C, n)``, with optional weights ``(B, n)``."""
         how = RootOptions("pade", "lyapunov_iteration", self.options.degree, self.options.backward_steps)
         return triu_vec(matrix_root(covariance(x, weights=weights), how))

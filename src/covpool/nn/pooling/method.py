@@ -1,4 +1,4 @@
-"""The interface of a pooling method, and the two simplest ones: the average and the plain covariance."""
+"""The interface of a pooling method, and the two simplest: average pooling and the plain covariance."""
 
 from __future__ import annotations
 
@@ -17,17 +17,21 @@ class NoOptions:
 
 
 class Method(nn.Module):
-    """Features ``(B, C, n)`` to one vector an image, ``(B, out_features)``.
+    """Features ``(B, C, n)`` to one vector per image, ``(B, out_features)``.
 
-    A subclass sets ``summary``, a line for :func:`covpool.nn.methods`, and ``Options``, a frozen dataclass
-    that checks itself, with a default for every field; it gives positions of weight zero no say, whatever
-    they hold. ``out_features`` is d(d+1)/2, the upper triangle of a symmetric matrix, unless it says
-    otherwise. Layouts and the reduction are not its business. ``order`` is that of the moment it pools: a
-    model around a first-order method takes the backbone as it is. ``reduces`` says that the method projects
-    the channels itself: a model then puts no reduction before it unless it is asked for one.
+    A subclass implements ``forward``. Positions of weight zero must have no effect, even if they contain NaN.
+    :class:`covpool.nn.CovPool` handles the layout and the reduction.
+
+    Attributes:
+        summary: one line for :func:`covpool.nn.methods`.
+        Options: a frozen dataclass that checks its values, with a default for every field.
+        out_features: length of the vector; d(d+1)/2, the upper triangle of a symmetric matrix, by default.
+        order: the order of the pooled moment. A model with a first-order method uses timm's backbone
+            unchanged.
+        reduces: whether the method projects the channels itself. A model then adds no reduction by default.
 
     Args:
-        channels: d, the channels of the features.
+        channels: d, the number of channels of the features.
         **options: fields of ``Options``.
     """
 
@@ -44,23 +48,23 @@ class Method(nn.Module):
 
     @property
     def out_features(self) -> int:
-        """The length of the vector."""
+        """Return the length of the vector."""
         return self.channels * (self.channels + 1) // 2
 
     def forward(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Pool x ``(B, C, n)``, with weights ``(B, n)`` or none."""
+        """Pool x ``(B, C, n)``, with optional weights ``(B, n)``."""
         raise NotImplementedError
 
     def reset_parameters(self) -> None:
-        """Start again; a method without parameters has nothing to do."""
+        """Reset the parameters; by default there are none."""
 
     @classmethod
     def option_names(cls) -> tuple[str, ...]:
-        """The names of the options this method takes."""
+        """Return the names of the options."""
         return tuple(field.name for field in dataclasses.fields(cls.Options))
 
     def extra_repr(self) -> str:
-        """Every option and the size of the result."""
+        """Return every option and the length of the vector."""
         told = [f"{name}={getattr(self.options, name)!r}" for name in self.option_names()]
         return ", ".join([*told, f"out_features={self.out_features}"])
 
@@ -68,7 +72,7 @@ class Method(nn.Module):
 class Gap(Method):
     r"""The mean over positions, :math:`\tfrac1n \sum_p x_p`, or :math:`\sum_p w_p x_p` with weights.
 
-    What every image network ends with. It has no use for a reduction: make the layer with ``dim=None``.
+    The last layer of most image networks. It needs no reduction: create the layer with ``dim=None``.
     """
 
     summary: ClassVar[str] = "global average pooling, the first-order baseline"
@@ -76,24 +80,23 @@ class Gap(Method):
 
     @property
     def out_features(self) -> int:
-        """As many as there are channels."""
+        """Return the number of channels."""
         return self.channels
 
     def forward(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Average x ``(B, C, n)``, with weights ``(B, n)`` or none, in float32 at least."""
+        """Average x ``(B, C, n)``, with optional weights ``(B, n)``, in float32 at least."""
         return mean(x, weights)
 
 
 class Cov(Method):
-    r"""The covariance itself, :math:`\Sigma = X \bar I X^T`, as a vector of d(d+1)/2 numbers.
+    r"""The covariance itself, :math:`\Sigma = X \bar I X^T`, as a vector of d(d+1)/2 values.
 
-    What the normalisations of the other methods are measured against. See
-    :func:`covpool.functional.covariance`. Cost: one product of d×n by n×d forward, two backward. Zero
-    eigenvalues stay zero, and large ones stay as large as they are.
+    The baseline for the normalizations of the other methods. See :func:`covpool.functional.covariance`. Cost:
+    one product of d×n by n×d forward, two backward. All eigenvalues stay as they are.
     """
 
-    summary: ClassVar[str] = "the covariance without normalisation (Plain-COV)"
+    summary: ClassVar[str] = "the covariance without normalization (Plain-COV)"
 
     def forward(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Pool x ``(B, C, n)``, with weights ``(B, n)`` or none."""
+        """Pool x ``(B, C, n)``, with optional weights ``(B, n)``."""
         return triu_vec(covariance(x, weights=weights))

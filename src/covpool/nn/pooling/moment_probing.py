@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from covpool.errors import UsageError
 from covpool.functional.arguments import check_whole
-from covpool.functional.centring import centre, without_outliers
+from covpool.functional.centering import center, without_outliers
 from covpool.functional.differentiable import at_least_float32, autocast_off
 from covpool.functional.normalization import l2_normalized
 from covpool.nn.pooling.method import Method
@@ -43,7 +43,7 @@ class MomentProbingOptions:
 
 
 class MomentProbing(Method):
-    r"""Cross-covariances of neighbouring heads, made smaller by two convolutions: (heads − 1)·s² numbers.
+    r"""Cross-covariances of neighboring heads, made smaller by two convolutions: (heads − 1)·s² numbers.
 
     M. Gao, Q. Wang, Z. Lin, P. Zhu, Q. Hu, J. Zhou, "Tuning Pre-trained Model via Moment Probing",
     ICCV 2023: its multi-head convolutional cross-covariance. With :math:`Z_1 \dots Z_h` the heads, each
@@ -88,7 +88,7 @@ class MomentProbing(Method):
         return (self.options.heads - 1) * side**2
 
     def forward(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Pool x ``(B, C, n)``, with weights ``(B, n)`` or none."""
+        """Pool x ``(B, C, n)``, with optional weights ``(B, n)``."""
         x_BCn = at_least_float32(x)
         if weights is not None:
             x_BCn = without_outliers(x_BCn, weights)
@@ -99,7 +99,7 @@ class MomentProbing(Method):
             return y_BPss.flatten(1)
 
     def _heads(self, x_BCn: Tensor) -> Tensor:
-        """Projected, and normalised head by head, ``(B, width, n)``, in x's dtype whatever the layer's."""
+        """Projected, and normalized head by head, ``(B, width, n)``, in x's dtype whatever the layer's."""
         projection, norm, dtype = self.projection, self.norm, x_BCn.dtype
         z_Bnd = F.linear(x_BCn.mT, projection.weight.to(dtype), projection.bias.to(dtype))
         z_Bnhw = z_Bnd.unflatten(-1, (self.options.heads, -1))
@@ -117,7 +117,7 @@ class MomentProbing(Method):
 def cross_covariances(z_Bdn: Tensor, weights_Bn: Tensor | None, heads: int) -> Tensor:
     """Of each head with the next, with columns of unit length: ``(B, heads − 1, w, w)``."""
     # Divided by a number of the image that the columns' lengths undo.
-    m_Bdn, _ = centre(z_Bdn, weights_Bn)
+    m_Bdn, _ = center(z_Bdn, weights_Bn)
     m_Bhwn = m_Bdn.unflatten(1, (heads, -1))
     transposed_BPww = torch.matmul(m_Bhwn[:, 1:], m_Bhwn[:, :-1].mT)
     return l2_normalized(transposed_BPww).mT

@@ -26,7 +26,7 @@ from covpool.nn.pooling.method import Method
 
 @dataclass(frozen=True)
 class DeepO2POptions:
-    """What keeps the logarithm finite.
+    """The shift that keeps the logarithm finite.
 
     Attributes:
         eps: ε, added to every eigenvalue, in the unit of the squared features.
@@ -39,14 +39,14 @@ class DeepO2POptions:
 
 
 class DeepO2P(Method):
-    r"""The logarithm of the covariance, :math:`\log(\Sigma + \epsilon I)`, as d(d+1)/2 numbers.
+    r"""The logarithm of the covariance, :math:`\log(\Sigma + \epsilon I)`, as d(d+1)/2 values.
 
     C. Ionescu, O. Vantzos, C. Sminchisescu, "Matrix Backpropagation for Deep Networks with Structured
-    Layers", ICCV 2015, where it is of the second moment; here of the covariance, as the other methods are.
-    It flattens the manifold of covariances under the log-Euclidean metric. Cost: one eigendecomposition of
-    d×d and one product forward, four products backward, beside the covariance. Zero eigenvalues become log
-    ε, of all the largest in magnitude: they outweigh the signal, which is what the root of the later methods
-    avoids.
+    Layers", ICCV 2015. The paper uses the second moment; this class uses the covariance, like the other
+    methods. The logarithm flattens the manifold of covariances under the log-Euclidean metric. Cost in
+    addition to the covariance: one eigendecomposition of d×d and one product forward, four products backward.
+    Zero eigenvalues become log ε, the largest in magnitude, and outweigh the signal. The roots of later
+    methods avoid this.
     """
 
     summary: ClassVar[str] = "matrix logarithm of the covariance plus εI (DeepO2P)"
@@ -54,7 +54,7 @@ class DeepO2P(Method):
     options: DeepO2POptions
 
     def forward(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Pool x ``(B, C, n)``, with weights ``(B, n)`` or none."""
+        """Pool x ``(B, C, n)``, with optional weights ``(B, n)``."""
         return triu_vec(matrix_log(covariance(x, weights=weights), eps=self.options.eps))
 
 
@@ -64,12 +64,12 @@ POST_NORMALIZATIONS = ("none", "spectral", "frobenius")
 
 @dataclass(frozen=True)
 class MpnCovOptions:
-    """How the eigenvalues are normalised.
+    """The normalization of the eigenvalues.
 
     Attributes:
-        power: α, their exponent; ½ is the paper's best.
+        power: α, the exponent; ½ is the paper's best.
         post_normalization: ``"spectral"`` divides the result by its largest eigenvalue, ``"frobenius"`` by
-            its Frobenius norm; ``"none"``, the paper's best, leaves it.
+            its Frobenius norm; ``"none"`` is the paper's best.
     """
 
     power: float = 0.5
@@ -81,13 +81,13 @@ class MpnCovOptions:
 
 
 class MpnCov(Method):
-    r"""A power of the covariance, :math:`\Sigma^\alpha = U \Lambda^\alpha U^T`, as d(d+1)/2 numbers.
+    r"""A power of the covariance, :math:`\Sigma^\alpha = U \Lambda^\alpha U^T`, as d(d+1)/2 values.
 
     P. Li, J. Xie, Q. Wang, W. Zuo, "Is Second-order Information Helpful for Large-scale Visual
     Recognition?", ICCV 2017. See :mod:`covpool.functional.eigen` for the gradient, which is finite where
-    eigenvalues repeat or vanish. Cost: one eigendecomposition of d×d and one product forward, four products
-    backward, beside the covariance; a second decomposition for ``post_normalization="spectral"``. Zero
-    eigenvalues stay zero.
+    eigenvalues repeat or vanish. Cost in addition to the covariance: one eigendecomposition of d×d and one
+    product forward, four products backward; a second decomposition for ``post_normalization="spectral"``.
+    Zero eigenvalues stay zero.
     """
 
     summary: ClassVar[str] = "a power of the covariance, ½ by default, by eigendecomposition (MPN-COV)"
@@ -95,13 +95,13 @@ class MpnCov(Method):
     options: MpnCovOptions
 
     def forward(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Pool x ``(B, C, n)``, with weights ``(B, n)`` or none."""
+        """Pool x ``(B, C, n)``, with optional weights ``(B, n)``."""
         c_BCC = matrix_power(covariance(x, weights=weights), self.options.power)
         return triu_vec(post_normalized(c_BCC, self.options.post_normalization))
 
 
 def post_normalized(c_BCC: Tensor, normalization: PostNormalization) -> Tensor:
-    """``c`` divided by a norm of its own; zero for zero."""
+    """Return ``c`` divided by its norm; zero for zero."""
     if normalization == "none":
         return c_BCC
     with autocast_off(c_BCC):
@@ -113,7 +113,7 @@ def _divided_by_norm(c_BCC: Tensor, normalization: PostNormalization) -> Tensor:
     if normalization == "frobenius":
         norm = torch.linalg.matrix_norm(c_BCC, keepdim=True)
     else:
-        # The derivative of an eigenvalue is that of uᵀCu with its eigenvector u held still.
+        # The derivative of an eigenvalue is that of uᵀCu with a constant eigenvector u.
         u_BC1 = spectrum(c_BCC.detach()).vectors[..., -1:]
         norm = torch.bmm(torch.bmm(u_BC1.mT, c_BCC), u_BC1)
     return c_BCC * reciprocal_or_zero(norm)
@@ -121,10 +121,10 @@ def _divided_by_norm(c_BCC: Tensor, normalization: PostNormalization) -> Tensor:
 
 @dataclass(frozen=True)
 class PowerTmlrOptions:
-    """Which metric.
+    """The metric.
 
     Attributes:
-        power: θ of the power-Euclidean metric; ½ is that of the square root, and θ → 0 that of the logarithm.
+        power: θ of the power-Euclidean metric; ½ gives the square root, θ → 0 the logarithm.
     """
 
     power: float = 0.5
@@ -137,10 +137,10 @@ class PowerTmlr(Method):
     r"""The logarithmic map at I of the power-Euclidean metric, :math:`\tfrac1\theta(\Sigma^\theta - I)`.
 
     Z. Chen, Y. Song, X. Wu, G. Liu, N. Sebe, "Understanding Matrix Function Normalizations in Covariance
-    Pooling through the Lens of Riemannian Geometry", ICLR 2025. A linear classifier after it is one in the
-    tangent space at the identity. From :class:`~covpool.nn.pooling.spectral.MpnCov` it differs by a scale and
-    an offset, which a classifier with a bias can undo: what differs is where training starts and how fast it
-    goes. As a vector of d(d+1)/2 numbers. Cost: as MPN-COV. Zero eigenvalues become −1/θ.
+    Pooling through the Lens of Riemannian Geometry", ICLR 2025. A linear classifier on the result works in
+    the tangent space at the identity. The result differs from :class:`MpnCov` by a scale and an offset, which
+    a classifier with a bias can undo; the starting point and the speed of training differ. It has d(d+1)/2
+    values. Cost: as MPN-COV. Zero eigenvalues become −1/θ.
     """
 
     summary: ClassVar[str] = "tangent vector (Σ^θ − I)/θ of the power-Euclidean metric (Pow-TMLR)"
@@ -148,21 +148,21 @@ class PowerTmlr(Method):
     options: PowerTmlrOptions
 
     def forward(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Pool x ``(B, C, n)``, with weights ``(B, n)`` or none."""
+        """Pool x ``(B, C, n)``, with optional weights ``(B, n)``."""
         tangent = TangentOfPower(self.options.power)
         return triu_vec(function_of_matrix(covariance(x, weights=weights), tangent))
 
 
 @dataclass(frozen=True)
 class TangentOfPower(ScalarFunction):
-    """``(λ^θ − 1)/θ``, without the difference that would cost a small θ its digits."""
+    """``(λ^θ − 1)/θ``, without cancellation for a small θ."""
 
     power: float
 
     def value(self, eigenvalues: Tensor) -> Tensor:
-        """Of each; −1/θ at zero."""
+        """Return the value of each eigenvalue; −1/θ at zero."""
         return torch.expm1(self.power * eigenvalues.log()) / self.power
 
     def divided_differences(self, eigenvalues: Tensor) -> Tensor:
-        """Those of the power."""
+        """Return the divided differences of the power, divided by θ."""
         return Power(self.power).divided_differences(eigenvalues) / self.power

@@ -17,10 +17,10 @@ from covpool.nn.pooling.method import Method
 
 @dataclass(frozen=True)
 class SvdTaylorOptions:
-    """How far the series goes.
+    """The length of the series.
 
     Attributes:
-        degree: K of the polynomial.
+        degree: K, the degree of the polynomial.
     """
 
     degree: int = 100
@@ -30,22 +30,22 @@ class SvdTaylorOptions:
 
 
 class SvdTaylor(Method):
-    r"""The exact root of the covariance, with a gradient that stays small where eigenvalues come close.
+    r"""The exact root of the covariance, with a gradient that stays small for close eigenvalues.
 
     Y. Song, N. Sebe, W. Wang, "Why Approximate Matrix Square Root Outperforms Accurate SVD in Global
-    Covariance Pooling?", ICCV 2021. The gradient of a decomposition divides by differences of eigenvalues;
-    here
+    Covariance Pooling?", ICCV 2021. The gradient of a decomposition divides by differences of eigenvalues.
+    This method uses
 
     .. math::
         \frac{1}{\lambda_i - \lambda_j} \approx
             \frac{1}{\lambda_i} \sum_{k=0}^{K} \Big(\frac{\lambda_j}{\lambda_i}\Big)^k, \qquad
         \lambda_i > \lambda_j,
 
-    which in the gradient of the root (:mod:`covpool.functional.eigen`) multiplies each :math:`K_{ij}` by
-    :math:`1 - (\lambda_j/\lambda_i)^{K+1}`: right for eigenvalues that are apart, and zero for two that are
-    equal. By nature an approximation: the root itself has a finite gradient there, which
-    :class:`~covpool.nn.pooling.spectral.MpnCov` gives. As a vector of d(d+1)/2 numbers. Cost: as MPN-COV.
-    Zero eigenvalues stay zero.
+    In the gradient of the root (:mod:`covpool.functional.eigen`) this multiplies each :math:`K_{ij}` by
+    :math:`1 - (\lambda_j/\lambda_i)^{K+1}`: about 1 for distant eigenvalues, 0 for equal ones. So the
+    gradient is approximate. The exact gradient is finite, too: see
+    :class:`~covpool.nn.pooling.spectral.MpnCov`. The result has d(d+1)/2 values. Cost: as MPN-COV. Zero
+    eigenvalues stay zero.
     """
 
     summary: ClassVar[str] = "exact square root, gradient of the SVD by a Taylor polynomial (SVD-Taylor)"
@@ -53,47 +53,47 @@ class SvdTaylor(Method):
     options: SvdTaylorOptions
 
     def forward(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Pool x ``(B, C, n)``, with weights ``(B, n)`` or none."""
+        """Pool x ``(B, C, n)``, with optional weights ``(B, n)``."""
         root = RootWithTaylorGradient(self.options.degree)
         return triu_vec(function_of_matrix(covariance(x, weights=weights), root))
 
 
 @dataclass(frozen=True)
 class RootWithTaylorGradient(ScalarFunction):
-    """``√λ``, with the divided differences of a truncated series."""
+    """``√λ``, with divided differences by a truncated series."""
 
     degree: int
 
     def value(self, eigenvalues: Tensor) -> Tensor:
-        """The root."""
+        """Return the root."""
         return eigenvalues.sqrt()
 
     def divided_differences(self, eigenvalues: Tensor) -> Tensor:
-        """Those of the root, each times the part of the geometric series that is summed."""
+        """Return those of the root, each times the summed part of the geometric series."""
         exact = reciprocal_of_sums(eigenvalues.sqrt())
         approximate = exact * (1.0 - ratios(eigenvalues).pow(self.degree + 1))
         return with_diagonal_of(exact, approximate)
 
 
 def ratios(eigenvalues: Tensor) -> Tensor:
-    """The smaller of each pair over the larger; zero where both are zero."""
+    """Return the smaller of each pair divided by the larger; zero where both are zero."""
     rows, columns = eigenvalues.unsqueeze(-1), eigenvalues.unsqueeze(-2)
     larger = torch.maximum(rows, columns)
     return torch.minimum(rows, columns) / torch.where(larger == 0, 1.0, larger)
 
 
 def with_diagonal_of(diagonal: Tensor, rest: Tensor) -> Tensor:
-    """The gradient of the eigenvalues themselves divides by no difference, and stays as it is."""
+    """Return ``rest`` with another diagonal: the gradient of the eigenvalues needs no approximation."""
     identity = torch.eye(rest.shape[-1], dtype=torch.bool, device=rest.device)
     return torch.where(identity, diagonal, rest)
 
 
 @dataclass(frozen=True)
 class SvdPadeOptions:
-    """Where the quotient ends.
+    """The bound of the quotient.
 
     Attributes:
-        limit: the largest value of 1/(1 − r), the quotient of two eigenvalues' ratio r.
+        limit: the largest value of 1/(1 − r), where r is the ratio of two eigenvalues.
     """
 
     limit: float = 1e4
@@ -106,19 +106,19 @@ class SvdPade(Method):
     r"""The exact root of the covariance, with a gradient whose quotients are bounded.
 
     Y. Song, N. Sebe, W. Wang, "Why Approximate Matrix Square Root Outperforms Accurate SVD in Global
-    Covariance Pooling?", ICCV 2021. As :class:`~covpool.nn.pooling.svd.SvdTaylor`, with the Padé
-    approximant of the geometric series in place of its partial sum. That approximant, of every order with a
-    denominator, is :math:`1/(1 - r)` itself; the orders of 50 that the authors compute are of a singular
-    system, whose rounding keeps the quotient from its pole at r = 1, and infinities are cut. Said plainly,
+    Covariance Pooling?", ICCV 2021. Like :class:`SvdTaylor`, with the Padé approximant of the geometric
+    series in place of its partial sum. That approximant is :math:`1/(1 - r)` itself, for every order with a
+    denominator. The authors solve a singular system for order 50: its rounding keeps the quotient from its
+    pole at r = 1. This class bounds the quotient instead:
 
     .. math::
         \frac{1}{\lambda_i - \lambda_j} \approx
             \frac{1}{\lambda_i} \min\Big(\frac{1}{1 - r}, \text{limit}\Big), \qquad
         r = \frac{\lambda_j}{\lambda_i} < 1 .
 
-    The gradient is exact where eigenvalues differ by more than one part in ``limit``, too small where they
-    are closer, and for equal ones leaves the pair out: by nature an approximation. As a vector of d(d+1)/2
-    numbers. Cost: as MPN-COV. Zero eigenvalues stay zero.
+    The gradient is exact where eigenvalues differ by more than one part in ``limit``, and too small where
+    they are closer; equal pairs do not contribute. So the gradient is approximate. The result has d(d+1)/2
+    values. Cost: as MPN-COV. Zero eigenvalues stay zero.
     """
 
     summary: ClassVar[str] = "exact square root, gradient of the SVD by bounded quotients (SVD-Padé)"
@@ -126,23 +126,23 @@ class SvdPade(Method):
     options: SvdPadeOptions
 
     def forward(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Pool x ``(B, C, n)``, with weights ``(B, n)`` or none."""
+        """Pool x ``(B, C, n)``, with optional weights ``(B, n)``."""
         root = RootWithBoundedGradient(self.options.limit)
         return triu_vec(function_of_matrix(covariance(x, weights=weights), root))
 
 
 @dataclass(frozen=True)
 class RootWithBoundedGradient(ScalarFunction):
-    """``√λ``, with the divided differences of a quotient that is cut."""
+    """``√λ``, with divided differences by a bounded quotient."""
 
     limit: float
 
     def value(self, eigenvalues: Tensor) -> Tensor:
-        """The root."""
+        """Return the root."""
         return eigenvalues.sqrt()
 
     def divided_differences(self, eigenvalues: Tensor) -> Tensor:
-        """Those of the root, each times the part of 1/(1 − r) that is left."""
+        """Return those of the root, each times the kept part of 1/(1 − r)."""
         exact = reciprocal_of_sums(eigenvalues.sqrt())
         kept = ((1.0 - ratios(eigenvalues)) * self.limit).clamp(max=1.0)
         return with_diagonal_of(exact, exact * kept)
