@@ -10,7 +10,7 @@ import pytest
 from covpool.bench import Size, run_isqrt_cov
 from covpool.bench import isqrt_cov as suite
 from covpool.bench.results import SUITES, Results, read_results, schema, write_results
-from covpool.provenance import results as origin
+from covpool.provenance import origin
 from covpool.provenance.machine import release
 from tests.bench.conftest import EAGER, QUICK, TINY_SIZES
 

@@ -24,7 +24,7 @@ from covpool.bench.results import (
 )
 from covpool.bench.timing import MakeProgress, Schedule, silence, time_interleaved
 from covpool.errors import UsageError
-from covpool.provenance.results import results_path
+from covpool.provenance.origin import results_path
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import torch
 
 from covpool.durable import replace_file
 from covpool.errors import UsageError
-from covpool.provenance import results as origin
+from covpool.provenance import origin
 
 Results = origin.Results
 SUITES = ("isqrt_cov", "methods")

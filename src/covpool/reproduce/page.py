@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from covpool.provenance.results import results_file
+from covpool.provenance.origin import results_file
 from covpool.reproduce import full_size, precisions, record
 from covpool.reproduce.claims import CONFIDENCE, Results
 from covpool.reproduce.experiments import EXPERIMENTS, TRAINED

@@ -14,8 +14,8 @@ from covpool.drawing import png
 from covpool.durable import replace_file
 from covpool.models.strict_json import plain_json
 from covpool.models.tensors import versions
-from covpool.provenance import results as origin
-from covpool.provenance.results import results_path
+from covpool.provenance import origin
+from covpool.provenance.origin import results_path
 from covpool.reproduce.claims import Claim, Judgement, errors
 from covpool.reproduce.experiments.experiment import Experiment
 from covpool.reproduce.figures import empty_figure

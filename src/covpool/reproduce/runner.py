@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from covpool.bench.timing import MakeProgress, silence
-from covpool.provenance.results import results_path
+from covpool.provenance.origin import results_path
 from covpool.reproduce import record
 from covpool.reproduce.budget import affordable_seeds, estimated_seconds
 from covpool.reproduce.experiments.experiment import Experiment

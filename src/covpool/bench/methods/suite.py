@@ -15,7 +15,7 @@ from covpool.bench.results import Results, check_device, new_results, write_resu
 from covpool.bench.timing import MakeProgress, Schedule, silence
 from covpool.errors import UsageError
 from covpool.functional.arguments import check_choice, check_whole
-from covpool.provenance.results import results_path
+from covpool.provenance.origin import results_path
 
 SECTIONS = ("layers", "training")
 # AlexNet's and ResNet's.

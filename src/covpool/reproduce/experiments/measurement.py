@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from covpool.provenance.results import results_file
+from covpool.provenance.origin import results_file
 from covpool.reproduce.claims import Claim
 
 Results = dict[str, Any]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from covpool.errors import UsageError
-from covpool.provenance.results import new_results, results_path
+from covpool.provenance.origin import new_results, results_path
 from covpool.reproduce import fine_grained, fine_tuning
 from covpool.reproduce.claims import CONFIDENCE, Claim, Judgement, not_run
 from covpool.reproduce.experiments.measurement import Measurement, Results

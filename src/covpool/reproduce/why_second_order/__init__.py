@@ -14,7 +14,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from covpool.provenance.results import new_results
+from covpool.provenance.origin import new_results
 from covpool.reproduce.why_second_order.measuring import features, measure
 
 SIZE = 224
