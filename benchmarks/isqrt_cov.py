@@ -42,7 +42,7 @@ from covpool.bench.timing import MakeProgress, Schedule, rounded, silence, time_
 from covpool.cli.progress import Progress
 from covpool.durable import replace_file
 from covpool.functional import isqrt_cov
-from covpool.provenance.results import Results, check_schema, new_results, results_path
+from covpool.provenance.origin import Results, check_schema, new_results, results_path
 
 SUITE = "isqrt_cov"
 CONTENDERS = {

@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.isqrt_cov_table import TARGETS
 from covpool.bench.layers import Measure
-from covpool.provenance.results import Results
+from covpool.provenance.origin import Results
 
 # Contender, colour (distinguishable with any colour vision), and what the legend says.
 _BARS = {

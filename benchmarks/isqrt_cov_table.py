@@ -11,7 +11,7 @@ from typing import Any, Literal
 from covpool.bench.layers import MEASURES, MIB
 from covpool.bench.table import machine_words, source_words, table
 from covpool.bench.verdicts import number, with_quartiles
-from covpool.provenance.results import Results
+from covpool.provenance.origin import Results
 
 Quantity = Literal["speedup", "overhead", "cost", "memory"]
 

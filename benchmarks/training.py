@@ -33,7 +33,7 @@ from covpool.data.transforms import Augmentation, Preprocessing, training_transf
 from covpool.durable import replace_file
 from covpool.processes import Processes
 from covpool.provenance.machine import describe_machine, describe_source, describe_versions
-from covpool.provenance.results import results_path
+from covpool.provenance.origin import results_path
 from covpool.train.network import make_model
 from covpool.train.recipe import Recipe
 from covpool.train.recipe_files import read_recipe

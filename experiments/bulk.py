@@ -28,7 +28,7 @@ from covpool.inference.work import Decoder
 from covpool.models.config import ModelConfig
 from covpool.models.create import create_model
 from covpool.models.plan import plan
-from covpool.provenance.results import new_results
+from covpool.provenance.origin import new_results
 
 SIZES = (224, 448)
 PRECISIONS = ("float32", "bfloat16")

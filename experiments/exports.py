@@ -17,12 +17,13 @@ from typing import Any
 from covpool.durable import replace_file
 from covpool.evaluate.probe import ProbeOptions, probe
 from covpool.export import export_model
-from covpool.export.options import FORMATS, ExportOptions
+from covpool.export.export_options import ExportOptions
+from covpool.export.targets import TARGETS
 from experiments.fine_grained import OWN, PACKAGES, weights_file
 
 BACKBONES = ("lite0", "lite2", "similarity50")
 SIZE, EPOCHS = 224, 10
-EXPORT = ExportOptions(formats=tuple(FORMATS), compile=True)
+EXPORT = ExportOptions(formats=tuple(TARGETS), compile=True)
 
 
 def run(backbone: str, sets: Path, runs: Path) -> dict[str, Any]:

@@ -1,10 +1,13 @@
-"""Measure whether a network needs the positions that exact maps credit; compare with Grad-CAM and no map.
+"""Compare exact evidence maps with Grad-CAM and with orders that ignore the image, by deletion and insertion.
 
     python -m experiments.location_maps BUNDLE DATA results/VERSION/location_maps--MACHINE--cpu [IMAGES]
 
-BUNDLE is a trained bundle, DATA has images with a test split. The package ``grad-cam`` must be installed. See
-:mod:`covpool.explain.deletion` for the measurements: less is better for deletion, more for insertion. All
+BUNDLE is a trained bundle, DATA has images with a test split. The package ``grad-cam`` must be installed. All
 maps are of the predicted class, resized to the image in the same way.
+
+Deletion blurs positions, the highest first, and follows the probability of the class: a smaller area under
+the curve is better. Insertion restores positions of a blurred image: a larger area is better. V. Petsiuk,
+A. Das, K. Saenko, "RISE", BMVC 2018.
 """
 
 from __future__ import annotations
@@ -13,25 +16,29 @@ import json
 import math
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torchvision.transforms.v2.functional import gaussian_blur
 
 from covpool.data.decode import decode
 from covpool.data.transforms import Preprocessing, evaluation_transform
 from covpool.durable import replace_file
-from covpool.explain.deletion import areas, centre_first
 from covpool.explain.evidence import explain
+from covpool.explain.evidence_figures import resized
 from covpool.explain.explaining import some_images
-from covpool.explain.figures import resized
 from covpool.models.bundle import load_model, read_card
 from covpool.models.model import PooledClassifier
-from covpool.provenance.results import new_results
+from covpool.provenance.origin import new_results
 
 SEED, IMAGES = 0, 205
+# Fractions of the image at which the probability is measured, and the blur relative to the image size.
+SHARES = tuple(i / 10 for i in range(11))
+BLUR = 0.08
 EXACT, GRAD_CAM, CENTRE, RANDOM = "exact map", "Grad-CAM", "centre first", "random places"
 
 
@@ -54,6 +61,51 @@ def run(bundle: Path, data: Path, count: int) -> dict[str, Any]:
         "images": len(rows),
     }
     return {"experiment": "location_maps", **new_results(rooms, about, "cpu", SEED), "rows": rows}
+
+
+@dataclass(frozen=True)
+class Areas:
+    """Areas under the probability of a class against the fraction of the image, from 0 to 1."""
+
+    deletion: float
+    insertion: float
+
+
+def areas(
+    classify: Callable[[Tensor], Tensor], image: Tensor, label: int, orders: Mapping[str, Tensor]
+) -> dict[str, Areas]:
+    """Measure several maps of one image.
+
+    Args:
+        classify: maps preprocessed images ``(B, 3, H, W)`` to logits.
+        image: ``(3, H, W)``, preprocessed.
+        label: index of the class.
+        orders: maps ``(H, W)`` of the image's size; pixels with higher values come first.
+    """
+    blurred = _blurred(image)
+    found = {}
+    for name, order in orders.items():
+        rank = order.flatten().argsort(descending=True).argsort().reshape(image.shape[1:])
+        masks = torch.stack([rank < share * rank.numel() for share in SHARES])[:, None]
+        both = torch.cat([torch.where(masks, blurred, image), torch.where(masks, image, blurred)])
+        with torch.inference_mode():
+            likely = classify(both).float().softmax(1)[:, label]
+        deletion, insertion = (torch.trapezoid(part, dx=SHARES[1]) for part in likely.chunk(2))
+        found[name] = Areas(float(deletion), float(insertion))
+    return found
+
+
+def centre_first(height: int, width: int) -> Tensor:
+    """Return an order from the center outward: photographers center their subject."""
+    y = torch.linspace(-1, 1, height)[:, None]
+    x = torch.linspace(-1, 1, width)
+    return -(y * y + x * x)
+
+
+def _blurred(image: Tensor) -> Tensor:
+    size = 2 * round(BLUR * image.shape[-1] * 2) + 1
+    result: Tensor = gaussian_blur(image, [size, size], [BLUR * image.shape[-1]] * 2)
+    return result
 
 
 def _images(model: PooledClassifier, data: Path, count: int) -> Iterator[Tensor]:

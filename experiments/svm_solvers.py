@@ -25,7 +25,7 @@ from covpool.evaluate.probe.training import unit_vectors
 from covpool.evaluate.svm.solvers import LinearScores, Problem, RowFile, solve_in_memory, solve_streaming
 from covpool.models.bundle import load_model
 from covpool.models.create import build_model
-from covpool.provenance.results import new_results
+from covpool.provenance.origin import new_results
 from experiments.fine_grained import CASES, weights_file
 
 CASE = next(case for case in CASES if case.name == "cub-lite0-224")

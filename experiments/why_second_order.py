@@ -30,7 +30,7 @@ from covpool.data.transforms import Preprocessing, evaluation_transform
 from covpool.drawing import LIGHT, dress, new_figure, png
 from covpool.durable import replace_file
 from covpool.functional import covariance
-from covpool.provenance.results import new_results
+from covpool.provenance.origin import new_results
 from experiments.spectra import lite0
 
 SIZE = 224

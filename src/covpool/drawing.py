@@ -14,16 +14,16 @@ from matplotlib.figure import Figure
 
 @dataclass(frozen=True)
 class Theme:
-    """Colours; those of series can be told apart with any colour vision.
+    """Colors of figures; those of ``series`` are distinct with any color vision.
 
     Attributes:
-        paper: behind the figure.
-        ink: of the text.
-        faint: of lesser text and lines.
-        grid: of the lines across a plot.
-        series: of the lines of a plot, by their order.
-        right: the colour map of right answers.
-        wrong: the colour map of errors.
+        paper: background.
+        ink: text.
+        faint: secondary text and axes.
+        grid: grid lines.
+        series: lines of a plot, in order.
+        right: color map of correct predictions.
+        wrong: color map of errors.
     """
 
     paper: str
@@ -56,12 +56,12 @@ DARK = Theme(
 
 
 def new_figure(theme: Theme, width: float, height: float) -> Figure:
-    """An empty figure, in inches, which no other code knows of."""
+    """Return an empty figure; sizes are in inches."""
     return Figure(figsize=(width, height), layout="constrained", facecolor=theme.paper)
 
 
 def dress(axes: Axes, theme: Theme) -> None:
-    """Axes in the colours of the theme, with no more lines than help the eye."""
+    """Apply the theme to axes, and remove lines that do not help."""
     axes.set_facecolor(theme.paper)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(theme.faint)
@@ -71,13 +71,13 @@ def dress(axes: Axes, theme: Theme) -> None:
 
 
 def png(figure: Figure, dpi: int = 150) -> bytes:
-    """The figure as a file, the same for the same figure."""
+    """Return the figure as the bytes of a PNG file, equal for equal figures."""
     stream = io.BytesIO()
     figure.savefig(stream, format="png", dpi=dpi, metadata={"Software": None})
     return stream.getvalue()
 
 
-# For scripts that the first, which comes with matplotlib, does not have; those that a machine has are used.
+# The first comes with matplotlib; the others cover more scripts, and are used if they are installed.
 FAMILIES = (
     "DejaVu Sans",
     "Noto Sans CJK SC",
@@ -103,18 +103,18 @@ FAMILIES = (
 
 
 def text_style() -> dict[str, Any]:
-    """Options of a text that holds a name: a dollar sign in it is no formula."""
+    """Return the options of a text that contains a name, whose dollar signs are not formulas."""
     return {"family": list(_families()), "parse_math": False, "usetex": False}
 
 
 def drawn(name: str, instead: str, length: int) -> str:
-    r"""A name as a figure can show it.
+    r"""Return a name as a figure can show it.
 
     Args:
         name: any text.
-        instead: what is shown if no font of this machine has most of the name's characters.
-        length: of more characters, those in the middle are left out, since names of classes often begin
-            alike.
+        instead: text to show if the installed fonts lack most of the name's characters.
+        length: largest number of characters; longer names are cut in the middle, because class names often
+            start alike.
 
     Example:
         >>> drawn("Clay colored\nSparrow", "class 4", 12)

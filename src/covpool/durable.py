@@ -1,4 +1,12 @@
-"""Write files and folders so that a crash leaves the old version or the new one, and lock folders."""
+"""Write files and folders so that a crash leaves either the old or the new version, and lock folders.
+
+There are two kinds of locks, because neither does the other's work:
+
+- :func:`replace_file` and :func:`replace_folder` lock the parent folder itself with ``flock``, for a moment.
+  That leaves no lock file behind, and also keeps threads of one process apart.
+- :func:`held` locks a file in the folder with ``lockf``, for as long as a command runs. Worker processes do
+  not inherit this lock, so a worker that outlives a killed command does not keep it.
+"""
 
 from __future__ import annotations
 
@@ -20,24 +28,24 @@ T = TypeVar("T")
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write a new file, and return when it is on the disk."""
+    """Write a new file, and return once it is on the disk."""
     try:
         with path.open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        error.filename = error.filename or str(path)  # a full disk does not say which it is
+        error.filename = error.filename or str(path)  # the error of a full disk has no file name
         raise
 
 
 def replace_file(path: str | Path, data: bytes) -> None:
-    """Write a file, in place of one that may exist; whatever happens, one or the other is there, whole."""
+    """Write or replace a file; after a crash, either the old or the new version is there, complete."""
     path = Path(os.path.realpath(path))
     saving = path.with_name(f".{path.name}.covpool-saving")
     with _lock(path.parent):
         try:
-            saving.unlink(missing_ok=True)  # left by a process that was killed
+            saving.unlink(missing_ok=True)  # left by a killed process
             write_file(saving, data)
             os.replace(saving, path)
         finally:
@@ -47,9 +55,9 @@ def replace_file(path: str | Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def replace_folder(folder: str | Path) -> Iterator[Path]:
-    """A new folder to fill by :func:`write_file`, which takes the place of ``folder`` at the end of ``with``.
+    """Give a new folder to fill with :func:`write_file`; it replaces ``folder`` at the end of ``with``.
 
-    An exception leaves ``folder`` as it was. Of several processes that do this at once, the last wins.
+    An exception leaves ``folder`` as it was. If several processes do this at once, the last one wins.
 
     Example:
         >>> import tempfile
@@ -59,7 +67,7 @@ def replace_folder(folder: str | Path) -> Iterator[Path]:
         ...     Path(parent, "run", "note.txt").read_bytes()
         b'whole'
     """
-    folder = Path(os.path.realpath(folder))  # a link stays; what it leads to is replaced
+    folder = Path(os.path.realpath(folder))  # a link stays a link; its target is replaced
     folder.parent.mkdir(parents=True, exist_ok=True)
     saving = folder.with_name(f".{folder.name}.covpool-saving-{secrets.token_hex(4)}")
     with contextlib.ExitStack() as held:
@@ -77,11 +85,12 @@ def replace_folder(folder: str | Path) -> Iterator[Path]:
 
 
 def read_folder(folder: str | Path, read: Callable[[Path], T]) -> T:
-    """``read`` of the folder, wherever a kill left it, and again if it failed while the folder was replaced.
+    """Read a folder that :func:`replace_folder` writes, even after a crash or during a replacement.
 
     Args:
         folder: as given to :func:`replace_folder`.
-        read: takes the folder where it is, and raises if two files in it do not belong together.
+        read: reads the folder at the path it receives, and raises if its files do not belong together. It is
+            called again if the folder was replaced meanwhile.
     """
     while True:
         path, identity = _where(Path(folder))
@@ -93,8 +102,8 @@ def read_folder(folder: str | Path, read: Callable[[Path], T]) -> T:
 
 
 def sync_folder(folder: Path) -> None:
-    """Return when the names in a folder are on the disk."""
-    if sys.platform == "win32":  # which has no such thing
+    """Return once the file names in a folder are on the disk."""
+    if sys.platform == "win32":  # has no such call
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -104,25 +113,25 @@ def sync_folder(folder: Path) -> None:
 
 
 def _previous(folder: Path) -> Path:
-    """Where the old folder steps aside to."""
+    """Return the temporary name of the old folder during a replacement."""
     return folder.with_name(f".{folder.name}.covpool-previous")
 
 
 def _where(folder: Path) -> tuple[Path, tuple[int, int] | None]:
-    """The folder, in its place or stepped aside, and what tells it from a later one."""
+    """Return the current path of the folder, and an identity that changes when it is replaced."""
     previous = _previous(Path(os.path.realpath(folder)))
     path = folder if folder.exists() or not previous.exists() else previous
     try:
         status = path.stat()
     except OSError:
         return path, None
-    return path, (status.st_ino, status.st_mtime_ns)  # the number alone may be given anew
+    return path, (status.st_ino, status.st_mtime_ns)  # an inode number may be reused
 
 
 def _swap(folder: Path, saving: Path) -> None:
     try:
         if folder.exists():
-            shutil.copymode(folder, saving)  # what was private stays so
+            shutil.copymode(folder, saving)  # a private folder stays private
             os.rename(folder, _previous(folder))
         os.rename(saving, folder)
         sync_folder(folder.parent)
@@ -131,7 +140,7 @@ def _swap(folder: Path, saving: Path) -> None:
 
 
 def _put_back(folder: Path) -> None:
-    """The old folder to its place if that is empty, and away if not."""
+    """Restore the old folder if the new one is missing; delete it otherwise."""
     previous = _previous(folder)
     if folder.exists():
         shutil.rmtree(previous, ignore_errors=True)
@@ -140,7 +149,7 @@ def _put_back(folder: Path) -> None:
 
 
 def _clean_up(folder: Path) -> None:
-    """What processes that were killed have left."""
+    """Remove the leftovers of killed processes."""
     _put_back(folder)
     prefix = f".{folder.name}.covpool-saving-"
     for path in folder.parent.iterdir():
@@ -161,7 +170,7 @@ else:
 
     @contextlib.contextmanager
     def _lock(folder: Path) -> Iterator[None]:
-        """Keep other processes out; the system opens the lock of a process that dies."""
+        """Keep others out; the system releases the lock of a process that dies."""
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             with contextlib.suppress(OSError):  # a file system without locks
@@ -169,11 +178,11 @@ else:
             yield
         finally:
             with contextlib.suppress(OSError):
-                fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing is not enough if a forked child has it too
+                fcntl.flock(descriptor, fcntl.LOCK_UN)  # a forked child may keep the file open
             os.close(descriptor)
 
     def _is_abandoned(folder: Path) -> bool:
-        """Whether nobody holds its lock; where that cannot be known, it counts as held."""
+        """Return whether nobody holds the lock of a folder; if that is unknown, return false."""
         try:
             descriptor = os.open(folder, os.O_RDONLY)
         except OSError:
@@ -187,40 +196,34 @@ else:
         return True
 
 
-# The name of the lock's file, which stays.
+# The lock file of `held`, which is never deleted.
 LOCK = ".covpool-lock"
 
 
 @contextlib.contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Keep other processes from writing into a folder, by a lock that dies with this process.
+    """Keep other processes from writing into a folder until this one leaves ``with`` or dies.
 
-    The folder is made if it is not there. Processes that this one starts do not inherit the lock. Where there
-    are no locks, as on Windows and on some file systems, nobody is kept out.
+    The folder is created if it does not exist. Windows and some file systems have no such locks; there this
+    does nothing.
 
     Raises:
-        ValueError: if another process holds it.
+        UsageError: if another process holds the lock.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / LOCK, "wb") as file:
-        _lock_file(file.fileno(), folder)
+        if sys.platform != "win32":
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError) as error:
+                raise UsageError(f"another process is writing into {folder}: let it finish") from error
+            except OSError:  # a file system without locks
+                pass
         yield
 
 
-def _lock_file(descriptor: int, folder: Path) -> None:
-    if sys.platform == "win32":
-        return
-    try:
-        # By fcntl, not flock: a worker that outlives a killed process must not keep its lock.
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError) as error:
-        raise UsageError(f"another process is writing into {folder}: let it finish") from error
-    except OSError:  # a file system without locks
-        return
-
-
 def is_inside(path: str | Path, folder: str | Path) -> bool:
-    """Whether a local path lies in a local folder, links followed; there need not be anything at the path.
+    """Return whether a local path lies in a local folder, with links resolved; the path need not exist.
 
     Example:
         >>> is_inside("rows", "."), is_inside("../rows", "."), is_inside(".", ".")
@@ -230,13 +233,13 @@ def is_inside(path: str | Path, folder: str | Path) -> bool:
 
 
 def check_outside(path: str | Path, data: str | Path, what: str, option: str = "--out") -> None:
-    """Raise if a path lies in the folder of the images.
+    """Raise if a path to write to lies in the folder of the images.
 
     Args:
-        path: where something is to be written.
-        data: the images; a file or an address of a store holds nothing else.
-        what: would be written, in the plural.
-        option: of the path.
+        path: the path to write to.
+        data: the images: a folder, a file or a remote URL.
+        what: name of the output, in the plural.
+        option: the option that sets the path.
     """
     if is_inside(path, data):
         raise UsageError(f"{what} would go into the images themselves, as {path} is in {data}: give {option}")

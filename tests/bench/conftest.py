@@ -8,7 +8,7 @@ import pytest
 
 from covpool.bench import Schedule, Size, run_methods
 from covpool.bench.methods import read_results
-from covpool.provenance.results import Results
+from covpool.provenance.origin import Results
 
 TINY = Size("tiny", 16, 9, batch=4)
 QUICK = Schedule(rounds=2, warmup=1, sample_seconds=0.0)

@@ -31,7 +31,7 @@ from covpool.bench.steps import POOLS, Setting, _results, from_two_processes
 from covpool.bench.verdicts import LAYERS
 from covpool.nn.pooling import METHODS
 from covpool.processes import Processes
-from covpool.provenance.results import Results
+from covpool.provenance.origin import Results
 from tests.bench.conftest import QUICK, TINY
 
 

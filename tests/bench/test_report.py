@@ -13,7 +13,7 @@ from covpool.bench.methods import read_results
 from covpool.bench.plot import draw
 from covpool.bench.table import WHY_A_GPU_DIFFERS, aligned, markdown
 from covpool.bench.verdicts import verdicts
-from covpool.provenance.results import Results, check_schema
+from covpool.provenance.origin import Results, check_schema
 from tests.bench.made_up import results_of, size, steps
 
 RESULTS = Path(__file__).parents[2] / "results"

@@ -17,7 +17,7 @@ from benchmarks.isqrt_cov import CONTENDERS
 from covpool.bench.layers import MEASURES, Problem, Size, bytes_kept_for_backward
 from covpool.functional import isqrt_cov
 from covpool.functional.isqrt_cov import cheaper_side
-from covpool.provenance.results import Results
+from covpool.provenance.origin import Results
 
 TINY = Problem(Size("tiny", 16, 9, batch=2))
 WIDE = Problem(Size("wide", 4, 60, batch=2))

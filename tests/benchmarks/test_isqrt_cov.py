@@ -24,7 +24,7 @@ from benchmarks.isqrt_cov_plot import draw
 from benchmarks.isqrt_cov_table import TARGETS, Target, markdown
 from covpool.bench import SIZES, Size
 from covpool.provenance.machine import release
-from covpool.provenance.results import Results, schema
+from covpool.provenance.origin import Results, schema
 from tests.benchmarks.conftest import EAGER, QUICK, TINY_SIZES
 
 

@@ -15,7 +15,7 @@ import pytest
 from benchmarks.isqrt_cov import read_results
 from benchmarks.isqrt_cov_table import TARGETS, Target
 from covpool.provenance.machine import describe_machine
-from covpool.provenance.results import Results
+from covpool.provenance.origin import Results
 
 ROOT = Path(__file__).parents[2]
 ROUNDS = 15

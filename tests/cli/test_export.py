@@ -11,7 +11,9 @@ from torch import nn
 
 from covpool.cli.export import Arguments, Exported, text
 from covpool.cli.main import main
-from covpool.export.options import ExportOptions
+from covpool.export import exporting
+from covpool.export.export_options import ExportOptions, Job
+from covpool.export.graph import Traced
 from tests.data.pictures import needs_sparrows
 from tests.evaluate.birds import CLASSES, a_bundle, some_sparrows
 
@@ -33,12 +35,12 @@ def test_as_a_person_runs_it(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     found = json.loads(capsys.readouterr().out)
     assert found["results"] == json.loads((out / "results.json").read_text())
     told = text(Exported(**found)).splitlines()
-    assert told[0] == f"12 images of test, {len(CLASSES)} classes"
+    assert told[0] == f"12 images of the test split, {len(CLASSES)} classes"
     assert told[2].split() == ["same", "class", "largest", "difference", "MB", "p50,", "ms", "p99,", "ms"]
     assert told[3].split()[:3] == ["model.pt2", "100.00", "%"]
     assert told[4].startswith("torch eager")
-    assert told[6] == "the files take any number of images, of 64 pixels"
-    assert told[7].endswith("times are of one image on 1 thread")
+    assert told[6] == "the files accept any number of images, of 64 pixels"
+    assert told[7].endswith("p50 and p99: one image per call, 1 thread")
     assert told[-1] == f"files and results: {out}"
 
 
@@ -48,12 +50,11 @@ def test_a_refusal_is_a_sentence_and_leaves_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The graph is traced with other weights than the bundle has."""
-    from covpool.export import exporting
-    from covpool.export import formats as files
+    original = exporting.trace_model
 
-    def broken(job: files.Job, graph: files.ExportGraph) -> files.Traced:
+    def broken(job: Job) -> Traced:
         weight = job.model.head.classifier.weight
-        traced = files.trace_model(job, graph)
+        traced = original(job)
         traced.program.state_dict["model.head.classifier.weight"] = nn.Parameter(-weight.detach())
         return traced
 
@@ -65,11 +66,11 @@ def test_a_refusal_is_a_sentence_and_leaves_nothing(
     out, error = capsys.readouterr()
     assert out == ""
     (sentence,) = error.splitlines()
-    assert sentence.startswith("covpool export: model.pt2 and torch agree in the first class on ")
-    assert sentence.endswith("nothing was written (--force true keeps it)")
+    assert sentence.startswith("covpool export: model.pt2 predicts torch's top-1 class on ")
+    assert sentence.endswith("Nothing was written; --force true keeps the files.")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["birds", "net"]
     assert main([*words, "--force", "true"]) == 0
-    assert "kept all the same: model.pt2 and torch agree" in capsys.readouterr().out
+    assert "kept despite: model.pt2 predicts torch's top-1 class on" in capsys.readouterr().out
     assert (tmp_path / "new" / "model.pt2").exists()
 
 
@@ -77,7 +78,7 @@ def test_a_refusal_is_a_sentence_and_leaves_nothing(
     ("words", "sentence"),
     [
         ([], "where should the files go? give --out"),
-        (["--out", "new"], "files are compared with the bundle on your own images: give --data"),
+        (["--out", "new"], "the comparison with the bundle needs images: pass --data"),
         (["--out", "new", "--formats", "onnx,coreml"], "formats must be one of"),
     ],
 )

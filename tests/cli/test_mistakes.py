@@ -131,8 +131,7 @@ def complaint(command: str, capsys: pytest.CaptureFixture[str]) -> str:
         ),
         (
             "explain runs/birds/bundle torn/a/0.jpg",
-            "torn/a/0.jpg cannot be explained: none of its images can be read, of 1; covpool check tells "
-            "what is wrong with images",
+            "torn/a/0.jpg cannot be explained: none of its images is readable. Run covpool check to see why.",
         ),
         (
             "predict runs/birds/bundle birds --out birds",

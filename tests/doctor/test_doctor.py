@@ -20,7 +20,7 @@ from covpool.doctor.examination import Trial, _finding, examination_text
 @pytest.fixture
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the compiler, which takes longer than all the rest."""
-    monkeypatch.setattr(checks, "compiled", lambda device: "it works")
+    monkeypatch.setattr(checks, "compiled", lambda device: "works")
 
 
 @pytest.mark.usefixtures("_quick")
@@ -42,9 +42,9 @@ def test_a_failure_has_a_remedy_and_an_exit_code(
     lines = capsys.readouterr().out.splitlines()
     workers, disk = (line for line in lines if line.startswith("fail  "))
     assert workers.startswith("fail  worker processes  DataLoader timed out after 2 seconds")
-    assert workers.endswith("give --workers 0, or more shared memory: docker run --shm-size=8g")
+    assert workers.endswith("use --workers 0, or more shared memory: docker run --shm-size=8g")
     assert disk.startswith("fail  disk ")
-    assert disk.endswith("make room there, or set TMPDIR to a folder of another disk")
+    assert disk.endswith("free space there, or set TMPDIR to a folder on another disk")
     assert lines[-1] == "failed: worker processes, disk"
 
 
@@ -111,14 +111,14 @@ def test_text() -> None:
         "versions   python 3.12, torch 2.13",
         "processor  Z80, 1 core, 2 threads, 0.1 GiB, DEFAULT, no AMX",
         "devices    cpu",
-        "float32    products of precision high: TF32 is on",
+        "float32    matrix products of precision high: TF32 is on",
         "extras     data",
-        "           not models (timm): pip install 'covpool[models]'",
+        "           missing: models (timm): pip install 'covpool[models]'",
         "",
         "pass  disk    8 MB",
         "skip  images  PIL is gone: get it",
         "",
-        "all is well",
+        "no problems found",
     ]
 
 
@@ -132,7 +132,7 @@ class Blocker:
             raise ModuleNotFoundError(f"no {name}", name=name)
 sys.meta_path.insert(0, Blocker())
 from covpool.doctor import checks
-checks.compiled = lambda device: "it works"
+checks.compiled = lambda device: "works"
 from covpool.cli.main import main
 sys.exit(main(["doctor"]))
 """
@@ -155,5 +155,5 @@ def test_mistakes(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.slow
 def test_the_compiler() -> None:
-    assert checks.compiled("cpu") == "it works"
+    assert checks.compiled("cpu") == "works"
     assert examine().is_well

@@ -127,7 +127,7 @@ def test_a_class_token_has_no_place() -> None:
     (one,) = explain(model, torch.randn(3, 160, 160), [1])
     assert one.first_order is None
     assert gap(one) < 1e-4
-    with pytest.raises(ValueError, match="a class token is of no place in the image"):
+    with pytest.raises(ValueError, match="a class token has no position in the image"):
         explain(made("test_vit", pool="cls", dim=None), torch.randn(3, 160, 160), [1])
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,10 @@ from PIL import Image
 from covpool import create_model, load_model, save_model
 from covpool.cli.main import main
 from covpool.explain.evidence import Evidence, explain
-from covpool.explain.explaining import explain_images, explained
-from covpool.explain.figures import AGAINST, FOR, contrast, draw_sheet, overlay, strongest_pairs
+from covpool.explain.evidence_figures import AGAINST, FOR, contrast, draw_sheet, overlay, strongest_pairs
+from covpool.explain.explaining import explain_images, explained, some_images
 from tests.data.pictures import SPARROWS, needs_sparrows
+from tests.data.trees import plant
 
 
 @pytest.fixture(scope="module")
@@ -160,3 +162,12 @@ def test_numbers_that_make_no_sense(
 ) -> None:
     assert main(["explain", str(bundle), str(picture), option, value]) == 2
     assert option.strip("-") in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("limit", "shown"), [(1, 1), (3, 3), (24, 24), (45, 45), (100, 45)])
+def test_they_are_spread_over_the_classes(tmp_path: Path, limit: int, shown: int) -> None:
+    plant(tmp_path, *(f"{name}/{number:02d}.jpg" for name in "abc" for number in range(15)))
+    found = Counter(one.label for one in some_images(tmp_path, limit))
+    assert sum(found.values()) == shown
+    if limit >= 3:
+        assert set(found.values()) == {shown // 3}

@@ -6,24 +6,23 @@ from pathlib import Path
 import pytest
 from onnx import ModelProto
 
+from covpool.export.export_options import ExportOptions, Job, open_job
 from covpool.export.exporting import ExportReport, export_model, trace_model
-from covpool.export.formats import to_onnx
-from covpool.export.graph import ExportGraph, Traced
-from covpool.export.options import FORMATS, ExportOptions, Job, open_job
+from covpool.export.graph import Runner, Traced, to_onnx
+from covpool.export.targets import TARGETS
 from covpool.models import load_model, save_model
 from tests.data.pictures import SPARROWS
 from tests.evaluate.birds import a_bundle, some_sparrows
 
-OPTIONS = ExportOptions(formats=tuple(FORMATS), rounds=4, calibration=6, batch_size=4)
+OPTIONS = ExportOptions(formats=tuple(TARGETS), rounds=4, calibration=6, batch_size=4)
 RECIPE = {"protocol": "by hand", "epochs": 3}
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A small network in all of its forms: tracing takes long, so it is done once."""
+    """A small network, traced and converted once per session."""
 
     job: Job
-    graph: ExportGraph
     traced: Traced
     model: ModelProto
 
@@ -31,7 +30,7 @@ class Prepared:
 @pytest.fixture(scope="session")
 def birds(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not SPARROWS.is_dir():
-        pytest.skip("the sparrows are not beside the project")
+        pytest.skip("the sparrows data set is missing")
     return some_sparrows(tmp_path_factory.mktemp("birds"), train=2, test=2)
 
 
@@ -44,15 +43,20 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def prepared(bundle: Path, birds: Path) -> Prepared:
     job = open_job(bundle, birds, OPTIONS)
-    graph = ExportGraph(job.model, job.preprocessing)
-    traced = trace_model(job, graph)
-    return Prepared(job, graph, traced, to_onnx(traced))
+    traced = trace_model(job)
+    return Prepared(job, traced, to_onnx(traced))
 
 
 def reuse(monkeypatch: pytest.MonkeyPatch, prepared: Prepared, model: ModelProto | None = None) -> None:
-    """Export what is prepared, or another model in its place, instead of tracing anew."""
-    monkeypatch.setattr("covpool.export.exporting.trace_model", lambda job, graph: prepared.traced)
-    monkeypatch.setattr("covpool.export.formats.to_onnx", lambda traced: model or prepared.model)
+    """Export the prepared network, or another ONNX model in its place, without tracing it again."""
+    monkeypatch.setattr("covpool.export.exporting.trace_model", lambda job: prepared.traced)
+    monkeypatch.setattr("covpool.export.targets.to_onnx", lambda traced: model or prepared.model)
+
+
+@pytest.fixture(scope="session")
+def runners(exported: ExportReport) -> dict[str, Runner]:
+    """The exported files, loaded once."""
+    return {name: target.load(exported.folder / target.file) for name, target in TARGETS.items()}
 
 
 @pytest.fixture(scope="session")

@@ -1,17 +1,44 @@
+"""Tracing: preprocessing in the graph, dynamic sizes, and ten families of networks in ONNX Runtime."""
+
 from __future__ import annotations
+
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
 import covpool
 from covpool.data.transforms import Preprocessing, evaluation_transform, pixels_transform
-from covpool.export.graph import ExportGraph, example, may_have_free_size, trace
-from covpool.export.options import graph_input
+from covpool.export.graph import (
+    ExportGraph,
+    backbone_nodes,
+    example,
+    graph_input,
+    may_have_free_size,
+    torch_runner,
+    trace,
+)
+from covpool.export.targets import TARGETS, Exportable
 from tests.data.pictures import photo
 from tests.export.conftest import Prepared
 from tests.functional.tolerances import assert_close
+
+# A network of each family, and the side of its images.
+NETWORKS = {
+    "regnetx_002": 96,
+    "densenet121": 64,
+    "vgg11_bn": 64,
+    "mobilenetv3_small_050": 96,
+    "efficientnet_b0": 64,
+    "convnext_atto": 64,
+    "vit_tiny_patch16_224": 64,
+    "swin_tiny_patch4_window7_224": 224,
+    "repvgg_a0": 64,
+    "ghostnet_050": 96,
+}
 
 
 @pytest.mark.parametrize("mean", [(0.485, 0.456, 0.406), (0.5, 0.5, 0.5)])
@@ -58,3 +85,30 @@ def test_no_file_of_this_machine_is_named(prepared: Prepared) -> None:
     for module in prepared.traced.program.graph_module.modules():
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
             assert "stack_trace" not in node.meta
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backbone", NETWORKS)
+def test_logits_are_torchs(backbone: str, tmp_path: Path) -> None:
+    size = NETWORKS[backbone]
+    torch.manual_seed(0)
+    model = covpool.create_model(backbone, dim=16, num_classes=7, image_size=size)
+    model.train()
+    with torch.no_grad():  # statistics of BatchNorm that are not those it begins with
+        for _ in range(3):
+            model(2 * torch.randn(8, 3, size, size) + 1)
+    graph = ExportGraph(model.eval(), Preprocessing(size=size))
+    exportable = Exportable(trace(graph, size, free_size=False), lambda: [])
+    written = exportable.onnx
+    names = [node.name for node in written.graph.node]
+    assert len(names) == len(set(names))
+    assert 0 < len(backbone_nodes(written)) < len(names)
+    assert any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()) or (
+        backbone in ("convnext_atto", "vit_tiny_patch16_224", "swin_tiny_patch4_window7_224")
+    )
+    TARGETS["onnx"].write(exportable, tmp_path / "model.onnx", {})
+    run, own = TARGETS["onnx"].load(tmp_path / "model.onnx"), torch_runner(graph)
+    for batch in (1, 5):
+        images = example(graph, batch, size, size).numpy()
+        expected = own(images)
+        assert np.abs(run(images) - expected).max() <= 1e-4 * np.abs(expected).max()

@@ -19,7 +19,7 @@ from covpool.bench.timing import MakeProgress, Schedule, silence
 from covpool.durable import replace_file
 from covpool.errors import UsageError
 from covpool.functional.arguments import check_choice, check_whole
-from covpool.provenance.results import Results, check_schema, new_results, results_path
+from covpool.provenance.origin import Results, check_schema, new_results, results_path
 
 SUITE = "methods"
 SECTIONS = ("layers", "training")

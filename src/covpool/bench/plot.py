@@ -7,7 +7,7 @@ from typing import Any
 
 from covpool.bench.layers import MIB, REFERENCE
 from covpool.bench.verdicts import DECOMPOSITIONS, LAYERS, PAPER_SIZE, number, times_isqrt_cov
-from covpool.provenance.results import Results
+from covpool.provenance.origin import Results
 
 # Distinguishable with any colour vision.
 LAYER, DECOMPOSITION, PAPER = "#0072B2", "#999999", "#D55E00"

@@ -15,7 +15,7 @@ from covpool.bench.verdicts import (
     verdicts,
     with_quartiles,
 )
-from covpool.provenance.results import Results
+from covpool.provenance.origin import Results
 
 HOW_TO_READ = (
     "The times are those of a machine that others may share: what to read are the ratios. They are taken "

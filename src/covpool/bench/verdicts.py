@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from covpool.bench.layers import REFERENCE
-from covpool.provenance.results import Results
+from covpool.provenance.origin import Results
 
 
 class PaperLayer(NamedTuple):

@@ -83,6 +83,6 @@ def run(arguments: Arguments) -> Exported:
 
 def text(result: Exported) -> str:
     """A table, and where everything is."""
-    from covpool.export.results import results_table
+    from covpool.export.export_results import results_table
 
     return f"{results_table(result.results)}\n\nfiles and results: {result.folder}"

@@ -1,4 +1,4 @@
-"""Whether covpool works on this machine: what is installed, and a self-test of half a minute at most."""
+"""Check whether covpool works on this machine: installed packages, and a self-test of at most 30 seconds."""
 
 from covpool.doctor.checks import Finding
 from covpool.doctor.examination import Examination, examine

@@ -1,4 +1,4 @@
-"""The checks of the doctor: packages, devices, disks, and the mathematics."""
+"""The checks of ``covpool doctor``: packages, devices, disk and numerics."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from covpool.functional import covariance, isqrt_cov
 
 @dataclass(frozen=True)
 class Finding:
-    """What one test found.
+    """The result of one test.
 
     Attributes:
-        name: what was tested.
-        state: ``skip`` where a package that it needs is not there, or the machine lacks what nothing needs.
-        told: a figure, or what went wrong.
-        remedy: what to do about it, where something went wrong or is missing.
+        name: name of the test.
+        state: ``skip`` if a package is missing, or the machine lacks an optional feature.
+        told: a figure, or the error.
+        remedy: what to do about a failure or a missing package.
     """
 
     name: str
@@ -41,11 +41,11 @@ class Finding:
 
 
 class NotHereError(Exception):
-    """What a test needs is not on this machine, and covpool does without it.
+    """An optional package is missing.
 
     Args:
-        told: what is not here.
-        remedy: how to get it.
+        told: which one.
+        remedy: how to install it.
     """
 
     def __init__(self, told: str, remedy: str) -> None:
@@ -53,7 +53,7 @@ class NotHereError(Exception):
         self.remedy = remedy
 
 
-# Beside Python and covpool itself, those whose versions explain most of what people report.
+# Packages whose versions explain most bug reports.
 PACKAGES = (
     "torch",
     "torchvision",
@@ -65,18 +65,18 @@ PACKAGES = (
     "onnxruntime",
     "ray",
 )
-# They are for those who work on covpool, or nothing but the others together.
+# Extras for developers of covpool, and the union of the others.
 NOT_FOR_USERS = ("all", "dev")
 
 
 def versions() -> dict[str, str]:
-    """Of Python, covpool, and the packages that are there."""
+    """Return the versions of Python, covpool and the installed packages."""
     found = {"python": platform.python_version(), "covpool": __version__}
     return found | {name: version for name in PACKAGES if (version := _version(name)) is not None}
 
 
 def missing_by_extra() -> dict[str, tuple[str, ...]]:
-    """Of every extra, the packages that are not there; empty where covpool is on the path alone."""
+    """Return the missing packages of each extra; empty if covpool itself is not installed."""
     return {
         extra: tuple(sorted(name for name in names if _version(name) is None))
         for extra, names in sorted(_needed_by_extra().items())
@@ -85,7 +85,7 @@ def missing_by_extra() -> dict[str, tuple[str, ...]]:
 
 
 def _needed_by_extra() -> dict[str, set[str]]:
-    """The packages of every extra, as the metadata have them: those of extras that it brings among them."""
+    """Return the packages of each extra, from the metadata of covpool."""
     try:
         requirements = metadata.requires("covpool") or []
     except metadata.PackageNotFoundError:
@@ -105,61 +105,61 @@ def _version(name: str) -> str | None:
         return None
 
 
-# Relative, of the value in float64 and in float32; eigh and the iteration agree to their rounding.
+# Largest relative difference of isqrt_cov from eigh.
 LIMITS = {torch.float64: 1e-9, torch.float32: 1e-4}
-# So many that the iteration has come to its end.
+# Enough steps for the iteration to converge.
 STEPS = 30
-# Of the products that are timed, and how often: large enough that a GPU multiplies more than it waits.
+# Size and number of the timed products: large enough to keep a GPU busy.
 SIDE, ROUNDS = {"cpu": 384, "cuda": 4096}, 5
 
 
 def value(device: str) -> str:
-    """``isqrt_cov`` is the square root that eigenvalues give."""
+    """Compare ``isqrt_cov`` with the square root by eigendecomposition."""
     x = _features().to(device)
     expected = _root_by_eigenvalues(covariance(x))
     before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")  # TF32 is a choice, no fault
+    torch.set_float32_matmul_precision("highest")  # TF32 is a setting, not a fault
     try:
         errors = [_error(x, expected, dtype, limit) for dtype, limit in LIMITS.items()]
     finally:
         torch.set_float32_matmul_precision(before)
-    return f"{errors[0]:.0e} from eigh in float64, {errors[1]:.0e} in float32"
+    return f"differs by {errors[0]:.0e} from eigh in float64, {errors[1]:.0e} in float32"
 
 
 def gradient(device: str) -> str:
-    """Its gradient is that of finite differences."""
+    """Compare the gradient of ``isqrt_cov`` with finite differences."""
     x = _features()[:1, :3, :5].to(device).requires_grad_()
     torch.autograd.gradcheck(isqrt_cov, (x,))
-    return "as finite differences have it"
+    return "matches finite differences"
 
 
 def compiled(device: str) -> str:
-    """torch.compile makes a kernel; it needs a C++ compiler, or a GPU's."""
+    """Compile a kernel with torch.compile, which needs a C++ or GPU compiler."""
     from torch._inductor import config
 
     x = torch.ones(8, device=device)
     made = torch.compile(lambda y: (y + 1).sqrt() * 2)
-    # An earlier answer would hide that the compiler is gone; torch warns that it looks for none.
+    # A cached kernel would hide a missing compiler; torch warns that its caches are off.
     with config.patch(force_disable_caches=True), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = made(x)
     if not torch.allclose(found, (x + 1).sqrt() * 2):
-        raise ArithmeticError("what it compiles gives another result")
-    return "it works"
+        raise ArithmeticError("the compiled kernel gives a wrong result")
+    return "works"
 
 
 def half_precision(device: str) -> str:
-    """How long products take in bfloat16, beside float32."""
+    """Time matrix products in bfloat16 and float32."""
     ratio = _seconds(device, torch.bfloat16) / _seconds(device, torch.float32)
-    advice = "--precision bfloat16 is worth trying" if ratio < 0.8 else "float32 is the one to take"
-    return f"products in bfloat16 take {ratio:.2f} of the time of float32: {advice}"
+    advice = "try --precision bfloat16" if ratio < 0.8 else "use float32"
+    return f"matrix products in bfloat16 take {ratio:.2f} of the time in float32: {advice}"
 
 
 def _error(x: Tensor, expected: Tensor, dtype: torch.dtype, limit: float) -> float:
     found = isqrt_cov(x.to(dtype), steps=STEPS).double()
     error = float((found - expected).norm() / expected.norm())
     if not error < limit:
-        raise ArithmeticError(f"{error:.1e} from eigh in {str(dtype).removeprefix('torch.')}")
+        raise ArithmeticError(f"differs by {error:.1e} from eigh in {str(dtype).removeprefix('torch.')}")
     return error
 
 
@@ -175,29 +175,31 @@ def _root_by_eigenvalues(a: Tensor) -> Tensor:
 
 
 def _seconds(device: str, dtype: torch.dtype) -> float:
-    """Of a product, the least of several."""
+    """Return the shortest time of several products."""
     side = SIDE[device]
     a = torch.ones(8, side, side, dtype=dtype, device=device)
     taken = []
     for _ in range(ROUNDS):
         began = time.perf_counter()
-        (a @ a).sum().item()  # which waits for a GPU
+        (a @ a).sum().item()  # waits for the GPU
         taken.append(time.perf_counter() - began)
     return min(taken)
 
 
 WRITTEN = 8 * 2**20
-# Seconds that a worker has to answer.
+# Timeout of a worker, in seconds.
 PATIENCE = 15
 
 
 def training_step(device: str) -> str:
-    """A step of a tiny network lowers the loss on its batch."""
+    """Train a tiny network for two steps, which must lower its loss."""
     try:
+        import timm  # noqa: F401  # before covpool.models, so that the report names timm first
+
         from covpool.models import create_model
     except ModuleNotFoundError as error:
         raise NotHereError(f"{error.name} is not installed", "pip install 'covpool[models]'") from error
-    with torch.random.fork_rng():  # the caller's numbers go on as if nothing had been
+    with torch.random.fork_rng():  # keeps the caller's random state
         torch.manual_seed(0)
         model = create_model("test_resnet", dim=8, num_classes=2, image_size=64).to(device)
         images = torch.randn(4, 3, 64, 64).to(device)
@@ -211,12 +213,12 @@ def training_step(device: str) -> str:
         optimizer.step()
         losses.append(loss.item())
     if not losses[-1] < losses[0]:
-        raise ArithmeticError(f"the loss went from {losses[0]:.3f} to {losses[-1]:.3f}")
+        raise ArithmeticError(f"the loss rose from {losses[0]:.3f} to {losses[-1]:.3f}")
     return f"the loss fell from {losses[0]:.3f} to {losses[-1]:.3f} in two steps"
 
 
 def image() -> str:
-    """A JPEG is read as it was written."""
+    """Write and decode a JPEG."""
     try:
         from PIL import Image
 
@@ -228,20 +230,20 @@ def image() -> str:
     seen = decode(stream.getvalue())
     pixel = seen.getpixel((30, 20))
     if seen.size != (64, 48) or not isinstance(pixel, tuple) or abs(pixel[0] - 200) > 8:
-        raise UsageError(f"a JPEG of 64×48 became {seen.size} with a pixel {pixel}")
-    return "a JPEG came through"
+        raise UsageError(f"a JPEG of 64×48 pixels was decoded as {seen.size} with a pixel {pixel}")
+    return "JPEG decoding works"
 
 
 def workers() -> str:
-    """A process that loads images can hand them over; it needs shared memory, and a temporary file."""
+    """Load a batch in a worker process, which needs shared memory and a temporary file."""
     images = TensorDataset(torch.ones(4, 2**18))
-    # Without a limit a worker that cannot answer would be waited for without end.
+    # Without a timeout, a worker that hangs would block forever.
     batch = next(iter(DataLoader(images, batch_size=4, num_workers=1, timeout=PATIENCE)))[0]
-    return f"a batch of {batch.nbytes / 1e6:.0f} MB came from another process"
+    return f"a worker process delivered {batch.nbytes / 1e6:.0f} MB"
 
 
 def disk() -> str:
-    """A file reaches the disk."""
+    """Write a file to the disk."""
     with tempfile.TemporaryDirectory(prefix="covpool-") as folder:
         path = Path(folder) / "written"
         with path.open("wb") as file:
@@ -249,5 +251,5 @@ def disk() -> str:
             file.flush()
             os.fsync(file.fileno())
         if path.stat().st_size != WRITTEN:
-            raise OSError(f"{path} is not as long as what was written")
-    return f"{WRITTEN / 1e6:.0f} MB were written to {tempfile.gettempdir()}"
+            raise OSError(f"{path} is shorter than the data written")
+    return f"wrote {WRITTEN / 1e6:.0f} MB to {tempfile.gettempdir()}"

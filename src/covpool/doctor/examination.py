@@ -14,69 +14,21 @@ from covpool.doctor.checks import Finding, NotHereError, missing_by_extra, versi
 from covpool.provenance.machine import describe_machine
 from covpool.wording import counted
 
-
-def examination_text(found: Examination) -> str:
-    """What is here, a line for every test, and the verdict."""
-    rows = [("versions", ", ".join(f"{name} {version}" for name, version in found.versions.items()))]
-    rows += [("processor", _processor(found)), ("devices", ", ".join(found.devices))]
-    is_exact = found.float32_products == "highest"
-    rows += [
-        ("float32", f"products of precision {found.float32_products}: TF32 is {'off' if is_exact else 'on'}")
-    ]
-    whole = [extra for extra, missing in found.missing.items() if not missing]
-    rows += [("extras", ", ".join(whole) or "none")]
-    lines = [f"{name:<11}{value}" for name, value in rows]
-    lines += [
-        f"{'':<11}not {extra} ({', '.join(missing)}): pip install 'covpool[{extra}]'"
-        for extra, missing in found.missing.items()
-        if missing
-    ]
-    lines.append("")
-    width = max(len(finding.name) for finding in found.findings)
-    for finding in found.findings:
-        remedy = f": {finding.remedy}" if finding.remedy else ""
-        lines.append(f"{finding.state}  {finding.name.ljust(width)}  {finding.told}{remedy}")
-    return "\n".join([*lines, "", _verdict(found)])
-
-
-def _processor(found: Examination) -> str:
-    machine = found.machine
-    counts = [counted(machine["cores"], "core"), counted(machine["threads"], "thread")]
-    memory = [f"{machine['memory_gib']} GiB"] if machine["memory_gib"] else []
-    amx = "AMX" if "amx_tile" in machine["flags"] else "no AMX"
-    return ", ".join([machine["cpu"], *counts, *memory, machine["capability"], amx])
-
-
-def _verdict(found: Examination) -> str:
-    failed = [finding.name for finding in found.findings if finding.state == "fail"]
-    return f"failed: {', '.join(failed)}" if failed else "all is well"
-
-
 Progress = Callable[[int, int], None]
-
 REINSTALL = "reinstall torch, for this CPU and driver: https://pytorch.org/get-started"
-
-
-class Trial(NamedTuple):
-    """A test, and what to do where it fails; ``is_needed`` is false where covpool does without."""
-
-    name: str
-    run: Callable[[], str]
-    remedy: str
-    is_needed: bool = True
 
 
 @dataclass(frozen=True)
 class Examination:
-    """What was found.
+    """The result of an examination.
 
     Attributes:
-        versions: of Python, covpool and the packages that are there.
-        machine: as results name it.
-        devices: that torch can compute on.
-        float32_products: the precision that torch takes for them; ``highest`` is without TF32.
-        missing: of every extra, the packages that are not there.
-        findings: of the tests, in their order.
+        versions: of Python, covpool and the installed packages.
+        machine: description of the machine, as in results.
+        devices: devices of torch.
+        float32_products: torch's precision of float32 matrix products; ``highest`` is without TF32.
+        missing: missing packages of each extra.
+        findings: results of the tests.
     """
 
     versions: dict[str, str]
@@ -93,10 +45,10 @@ class Examination:
 
 
 def examine(progress: Progress = lambda done, total: None) -> Examination:
-    """Look at what is installed, and test it; nothing is downloaded.
+    """Examine the installed packages, and test them without downloads.
 
     Args:
-        progress: is told how many tests are done, and how many there are.
+        progress: called with the number of tests done, and the total.
 
     Example:
         >>> from covpool.doctor import examine
@@ -119,15 +71,59 @@ def examine(progress: Progress = lambda done, total: None) -> Examination:
     )
 
 
+def examination_text(found: Examination) -> str:
+    """Return the installed packages, a line per test, and the verdict as text."""
+    rows = [("versions", ", ".join(f"{name} {version}" for name, version in found.versions.items()))]
+    rows += [("processor", _processor(found)), ("devices", ", ".join(found.devices))]
+    tf32 = "off" if found.float32_products == "highest" else "on"
+    rows += [("float32", f"matrix products of precision {found.float32_products}: TF32 is {tf32}")]
+    whole = [extra for extra, missing in found.missing.items() if not missing]
+    rows += [("extras", ", ".join(whole) or "none")]
+    lines = [f"{name:<11}{value}" for name, value in rows]
+    lines += [
+        f"{'':<11}missing: {extra} ({', '.join(missing)}): pip install 'covpool[{extra}]'"
+        for extra, missing in found.missing.items()
+        if missing
+    ]
+    lines.append("")
+    width = max(len(finding.name) for finding in found.findings)
+    for finding in found.findings:
+        remedy = f": {finding.remedy}" if finding.remedy else ""
+        lines.append(f"{finding.state}  {finding.name.ljust(width)}  {finding.told}{remedy}")
+    return "\n".join([*lines, "", _verdict(found)])
+
+
+class Trial(NamedTuple):
+    """A test, and what to do if it fails; ``is_needed`` is false for optional features."""
+
+    name: str
+    run: Callable[[], str]
+    remedy: str
+    is_needed: bool = True
+
+
+def _processor(found: Examination) -> str:
+    machine = found.machine
+    counts = [counted(machine["cores"], "core"), counted(machine["threads"], "thread")]
+    memory = [f"{machine['memory_gib']} GiB"] if machine["memory_gib"] else []
+    amx = "AMX" if "amx_tile" in machine["flags"] else "no AMX"
+    return ", ".join([machine["cpu"], *counts, *memory, machine["capability"], amx])
+
+
+def _verdict(found: Examination) -> str:
+    failed = [finding.name for finding in found.findings if finding.state == "fail"]
+    return f"failed: {', '.join(failed)}" if failed else "no problems found"
+
+
 def _devices() -> tuple[str, ...]:
     try:
         return "cpu", *(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
-    except RuntimeError:  # its driver is out of order, as the tests have told
-        return "cpu", "a GPU that does not answer"
+    except RuntimeError:  # a broken driver, which the tests report
+        return "cpu", "a GPU that does not respond"
 
 
 def _tests(device: str) -> list[Trial]:
-    """On a GPU where there is one, because it is what training will take."""
+    """Test the GPU if there is one, because training uses it."""
     return [
         Trial(f"isqrt_cov on {device}", partial(checks.value, device), REINSTALL),
         Trial(f"gradient on {device}", partial(checks.gradient, device), REINSTALL),
@@ -135,7 +131,7 @@ def _tests(device: str) -> list[Trial]:
         Trial(
             "torch.compile",
             partial(checks.compiled, device),
-            "install a C++ compiler, such as g++, or go without: it is an option",
+            "install a C++ compiler such as g++, or do without: torch.compile is optional",
             is_needed=False,
         ),
         Trial(f"training on {device}", partial(checks.training_step, device), REINSTALL),
@@ -143,9 +139,9 @@ def _tests(device: str) -> list[Trial]:
         Trial(
             "worker processes",
             checks.workers,
-            "give --workers 0, or more shared memory: docker run --shm-size=8g",
+            "use --workers 0, or more shared memory: docker run --shm-size=8g",
         ),
-        Trial("disk", checks.disk, "make room there, or set TMPDIR to a folder of another disk"),
+        Trial("disk", checks.disk, "free space there, or set TMPDIR to a folder on another disk"),
     ]
 
 
@@ -154,6 +150,6 @@ def _finding(test: Trial) -> Finding:
         return Finding(test.name, "pass", test.run())
     except NotHereError as error:
         return Finding(test.name, "skip", str(error), error.remedy)
-    except Exception as error:  # whatever it is: to tell it is what this is for
+    except Exception as error:  # the purpose is to report any error
         lines = str(error).strip().splitlines() or [type(error).__name__]
         return Finding(test.name, "fail" if test.is_needed else "skip", lines[0], test.remedy)

@@ -14,7 +14,7 @@ from covpool.models.bundle import read_card
 from covpool.models.card import versions
 from covpool.models.strict_json import plain_json
 from covpool.processes import Processes
-from covpool.provenance import results as origin
+from covpool.provenance import origin
 
 Results = origin.Results
 PACKAGE = "covpool.evaluate"

@@ -1,4 +1,4 @@
-"""Why a network says what it says: exact maps over places, and what its covariances look like."""
+"""Explain predictions with exact evidence maps, and diagnose the covariances of a network."""
 
 from covpool.explain.evidence import Evidence, explain
 

@@ -37,76 +37,34 @@ from covpool.nn.pooling.svd import SvdPade, SvdTaylor
 from covpool.wording import counted
 
 Figures = dict[str, float | None]
-
-
-def summed_up(values: Tensor) -> Figures:
-    """Condition number over the part that is not zero, and effective rank.
-
-    The effective rank is the exponential of the entropy of the singular values over their sum: d if all are
-    equal, 1 if there is but one (O. Roy, M. Vetterli, "The Effective Rank", EUSIPCO 2007). Where values are
-    negative they pass through zero somewhere, and a condition number tells nothing.
-    """
-    sizes = without_rounding(values.abs())
-    nonzero = sizes[sizes > 0]
-    if not len(nonzero):
-        return {"condition": None, "effective_rank": 0.0}
-    share = nonzero / nonzero.sum()
-    negative = bool((values[sizes > 0] < 0).any())
-    return {
-        "condition": None if negative else rounded(float(nonzero.max() / nonzero.min())),
-        "effective_rank": rounded(math.exp(-float((share * share.log()).sum()))),
-    }
-
-
-def medians(rows: list[Figures]) -> Figures:
-    """Of each figure over all images; none where one image has none."""
-    columns = {key: [row[key] for row in rows] for key in rows[0]}
-    return {
-        key: None if None in column else rounded(statistics.median(value for value in column if value))
-        for key, column in columns.items()
-    }
-
-
-def without_rounding(values: Tensor) -> Tensor:
-    """Eigenvalues with those that are rounding beside the largest made zero.
-
-    By the usual bound, which leaves room for what a layer makes of the rounding it was given: in double
-    precision no eigenvalue of interest is near it.
-    """
-    tolerance = len(values) * torch.finfo(values.dtype).eps * float(values.max())
-    return values.masked_fill(values <= tolerance, 0.0)
-
-
-def rounded(number: float) -> float:
-    """Six digits; what double precision leaves of a zero, beside values of order one, is zero."""
-    return 0.0 if abs(number) < 1e-12 else float(f"{number:.6g}")
-
-
-# Methods whose vector is the triangle of a power of the covariance; of others, eigenvalues tell nothing.
+# Methods whose output is the triangle of a power of the covariance; other outputs have no eigenvalues.
 ROOTS = (Cov, IsqrtCov, MpaLya, MpnCov, MtpLya, PolarExpress, SvdPade, SvdTaylor)
-# A channel whose variance is below this part of the liveliest one's is constant.
+# A channel is constant if its variance, relative to the largest variance of a channel, is below this.
 CONSTANT = 1e-8
+# Thresholds of the warnings. A low rank gives no warning: fewer positions than channels are usual.
+MANY_CONSTANT, FEW_DIRECTIONS, FAR_FROM_A_ROOT, HARDLY_ANY = 0.1, 2.0, 0.5, 1e-7
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Medians over images, but for the share of constant channels.
+    """Properties of the covariances, as medians over images.
 
     Attributes:
-        images: how many there were.
-        method: of the pooling.
-        channels: d.
-        positions: n.
-        constant: the share of channels that are constant in every image.
-        condition: of the covariance, over its eigenvalues that are not zero.
-        effective_rank: of the covariance.
-        rank: eigenvalues of the covariance that are not zero.
-        condition_after: of the pooled matrix; ``None`` where it is no power of the covariance.
-        effective_rank_after: likewise.
-        spectrum: eigenvalues of the covariance over its trace, largest first.
-        spectrum_after: those of the pooled matrix over their sum.
-        residuals: of ``isqrt_cov``, ‖Y² - A‖ over ‖A‖ after each step; empty for other methods.
-        gradient_rms: of the loss at what the method receives, for labels that the network itself gives.
+        images: number of images.
+        method: pooling method.
+        channels: number of channels d.
+        positions: number of spatial positions n.
+        constant: fraction of channels that are constant in every image.
+        condition: condition number of the covariance, over its nonzero eigenvalues.
+        effective_rank: effective rank of the covariance.
+        rank: number of nonzero eigenvalues of the covariance.
+        condition_after: condition number of the pooled matrix; ``None`` if it is no power of the covariance.
+        effective_rank_after: effective rank of the pooled matrix, or ``None`` in the same case.
+        spectrum: eigenvalues of the covariance divided by their sum, largest first.
+        spectrum_after: eigenvalues of the pooled matrix divided by their sum.
+        residuals: ‖Y² - A‖ / ‖A‖ after each step of ``isqrt_cov``; empty for other methods.
+        gradient_rms: root mean square of the loss gradient at the input of the pooling, for the network's own
+            predictions as labels.
     """
 
     images: int
@@ -128,26 +86,26 @@ class Diagnosis:
 def diagnose(
     model: PooledClassifier, images: Iterable[Tensor], progress: Callable[[int], object] = lambda done: None
 ) -> Diagnosis:
-    """Look at the pooling of a network.
+    """Diagnose the covariance pooling of a network.
 
     Args:
-        model: of second order, with a classifier.
+        model: a model with covariance pooling and a classifier.
         images: each ``(3, H, W)``, preprocessed.
-        progress: told how many are done.
+        progress: called with the number of images done.
 
     Raises:
-        ValueError: if there is no covariance to look at.
+        UsageError: if the model has no covariance or no classifier, or there are no images.
     """
     if not isinstance(model.pool, CovPool) or model.pool.pooling.order != 2:
         raise UsageError(f"the pooling is {model.config.pool}: there is no covariance to diagnose")
     if not model.num_classes:
-        raise UsageError("the model has no classifier: there is no gradient to look at")
+        raise UsageError("the model has no classifier: the diagnosis needs one for its gradient")
     found = []
     for done, image in enumerate(images, 1):
         found.append(_look(model.eval(), image.to(next(model.parameters()).device)))
         progress(done)
     if not found:
-        raise UsageError("there is no image to diagnose by: covpool check tells what is wrong with images")
+        raise UsageError("there is no readable image to diagnose: run covpool check to see why")
     alive = torch.stack([one["alive"] for one in found]).any(0)
     after = [one["after"] for one in found if one["after"] is not None]
     first = found[0]
@@ -167,6 +125,135 @@ def diagnose(
         residuals=tuple(map(statistics.median, zip(*(one["residuals"] for one in found), strict=True))),
         gradient_rms=_median(one["gradient_rms"] for one in found),
     )
+
+
+def warnings(found: Diagnosis) -> list[str]:
+    """Return a sentence for each problem."""
+    said = []
+    if found.constant > MANY_CONSTANT:
+        dim = _power_of_two(found.channels * (1 - found.constant))
+        advice = (
+            f"; try dim={dim}" if 8 <= dim < found.channels else ": check the preprocessing and the weights"
+        )
+        said.append(f"{found.constant:.0%} of the channels are constant{advice}")
+    if found.effective_rank < FEW_DIRECTIONS:
+        said.append(
+            f"{found.effective_rank:.1f} of {found.channels} directions hold nearly all of the variance: the "
+            "features hardly differ between positions; check the images and the preprocessing"
+        )
+    if found.residuals and found.residuals[-1] > FAR_FROM_A_ROOT:
+        said.append(
+            f"after {len(found.residuals)} steps the result is far from a square root (residual "
+            f"{found.residuals[-1]:.2f}); try more steps"
+        )
+    if found.gradient_rms < HARDLY_ANY or math.isnan(found.gradient_rms):
+        said.append(
+            f"the gradient at the pooling is {found.gradient_rms:.0e}: the backbone would hardly learn; "
+            'check whether compensation is "none" or the network is certain of every image'
+        )
+    return said
+
+
+def diagnose_images(
+    bundle: str | Path,
+    data: str | Path,
+    out: str | Path,
+    *,
+    limit: int = 64,
+    progress: Callable[[int, int], object] = lambda done, total: None,
+) -> Diagnosis:
+    """Diagnose a bundle on some images, and write ``diagnosis.json`` and ``diagnosis.png`` to ``out``."""
+    check_whole("limit", limit)
+    model = load_model(bundle).eval()
+    transform = evaluation_transform(Preprocessing.of(model.pretrained_cfg))
+    files = list(some_images(data, limit))
+
+    def images() -> Iterator[Tensor]:
+        for file in files:
+            try:
+                yield transform(decode(file.content))
+            except BadImageError:
+                continue
+
+    found = diagnose(model, images(), lambda done: progress(done, len(files)))
+    out = Path(out)
+    out.mkdir(parents=True, exist_ok=True)
+    told = {**asdict(found), "warnings": warnings(found)}
+    replace_file(
+        out / "diagnosis.json", (json.dumps(plain_json("diagnosis", told), indent=1) + "\n").encode()
+    )
+    replace_file(out / "diagnosis.png", png(draw(found)))
+    return found
+
+
+def draw(found: Diagnosis) -> Figure:
+    """Draw the spectra, and the residuals if the method iterates."""
+    panels = 2 if found.residuals else 1
+    figure = new_figure(LIGHT, 3.8 * panels, 3.2)
+    left, *rest = figure.subplots(1, panels, squeeze=False)[0]
+    dress(left, LIGHT)
+    for values, color, name in (
+        (found.spectrum, LIGHT.series[0], "covariance"),
+        (found.spectrum_after, LIGHT.series[1], f"after {found.method}"),
+    ):
+        positive = [value for value in values if value > 1e-12]
+        if positive:
+            left.plot(range(1, len(positive) + 1), positive, color=color, linewidth=1.6, label=name)
+    left.set_yscale("log")
+    left.set_xlabel("eigenvalue, largest first", fontsize=9)
+    left.set_ylabel("fraction of their sum", fontsize=9)
+    left.legend(frameon=False, fontsize=8)
+    for right in rest:
+        dress(right, LIGHT)
+        right.plot(range(1, len(found.residuals) + 1), found.residuals, "o-", color=LIGHT.series[0])
+        right.set_yscale("log")
+        right.set_xticks(range(1, len(found.residuals) + 1))
+        right.set_xlabel("Newton-Schulz steps", fontsize=9)
+        right.set_ylabel("‖Y² − A‖ / ‖A‖", fontsize=9)
+    figure.suptitle(
+        f"{found.channels} channels, {found.positions} positions, {counted(found.images, 'image')}",
+        fontsize=10,
+    )
+    return figure
+
+
+def summed_up(values: Tensor) -> Figures:
+    """Return the condition number over nonzero eigenvalues, and the effective rank.
+
+    The effective rank is the exponential of the entropy of the normalized singular values: d if all are
+    equal, 1 if one is nonzero (O. Roy, M. Vetterli, "The Effective Rank", EUSIPCO 2007). With negative
+    eigenvalues the condition number is ``None``.
+    """
+    sizes = without_rounding(values.abs())
+    nonzero = sizes[sizes > 0]
+    if not len(nonzero):
+        return {"condition": None, "effective_rank": 0.0}
+    share = nonzero / nonzero.sum()
+    negative = bool((values[sizes > 0] < 0).any())
+    return {
+        "condition": None if negative else rounded(float(nonzero.max() / nonzero.min())),
+        "effective_rank": rounded(math.exp(-float((share * share.log()).sum()))),
+    }
+
+
+def medians(rows: list[Figures]) -> Figures:
+    """Return the median of each figure over all images; ``None`` if an image has none."""
+    columns = {key: [row[key] for row in rows] for key in rows[0]}
+    return {
+        key: None if None in column else rounded(statistics.median(value for value in column if value))
+        for key, column in columns.items()
+    }
+
+
+def without_rounding(values: Tensor) -> Tensor:
+    """Set eigenvalues to zero that are rounding error of the largest: below d · eps · largest."""
+    tolerance = len(values) * torch.finfo(values.dtype).eps * float(values.max())
+    return values.masked_fill(values <= tolerance, 0.0)
+
+
+def rounded(number: float) -> float:
+    """Round to six digits, and values below 1e-12 to zero."""
+    return 0.0 if abs(number) < 1e-12 else float(f"{number:.6g}")
 
 
 def _look(model: PooledClassifier, image: Tensor) -> dict[str, Any]:
@@ -191,7 +278,7 @@ def _look(model: PooledClassifier, image: Tensor) -> dict[str, Any]:
 
 
 def _at_the_pooling(model: PooledClassifier, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What the method receives ``(d, n)``, what it gives, and the gradient of the loss at the former."""
+    """Return the input ``(d, n)`` and the output of the pooling, and the loss gradient at its input."""
     with torch.enable_grad(), watched_pooling(model) as seen:
         features = model.forward_features(image[None]).detach().requires_grad_()
         logits = model.forward_head(features)
@@ -201,7 +288,7 @@ def _at_the_pooling(model: PooledClassifier, image: Tensor) -> tuple[Tensor, Ten
 
 
 def _largest(values: Tensor, rank: int) -> Tensor:
-    """As many as the covariance has: what a layer in float32 makes of its zeros is rounding."""
+    """Return the ``rank`` largest eigenvalues: the others are rounding errors of a float32 layer."""
     return values.sort(descending=True).values[: max(rank, 1)]
 
 
@@ -233,102 +320,6 @@ def _curve(spectra: list[Tensor]) -> tuple[float, ...]:
     return tuple(torch.stack(spectra).median(0).values.tolist()) if spectra else ()
 
 
-# Beyond these something is said. A low rank by itself is none of it: fewer positions than channels are usual.
-MANY_CONSTANT, FEW_DIRECTIONS, FAR_FROM_A_ROOT, HARDLY_ANY = 0.1, 2.0, 0.5, 1e-7
-
-
-def warnings(found: Diagnosis) -> list[str]:
-    """A sentence for each thing that is amiss; none if nothing is."""
-    said = []
-    if found.constant > MANY_CONSTANT:
-        dim = _power_of_two(found.channels * (1 - found.constant))
-        advice = (
-            f"; try dim={dim}"
-            if 8 <= dim < found.channels
-            else ": does the network get what it was made for?"
-        )
-        said.append(f"{found.constant:.0%} of the channels are constant{advice}")
-    if found.effective_rank < FEW_DIRECTIONS:
-        said.append(
-            f"{found.effective_rank:.1f} of {found.channels} directions hold nearly all of the variance: "
-            "features are much the same everywhere; is it a plain image, or the wrong preprocessing?"
-        )
-    if found.residuals and found.residuals[-1] > FAR_FROM_A_ROOT:
-        said.append(
-            f"after {len(found.residuals)} steps the result is far from a root (residual "
-            f"{found.residuals[-1]:.2f}); try more steps"
-        )
-    if found.gradient_rms < HARDLY_ANY or math.isnan(found.gradient_rms):
-        said.append(
-            f"the gradient at the pooling is {found.gradient_rms:.0e}: the backbone would hardly learn; is "
-            'compensation="none", or is the network sure of every image?'
-        )
-    return said
-
-
 def _power_of_two(channels: float) -> int:
-    """The largest that is not above."""
+    """Return the largest power of two that is not above ``channels``."""
     return int(2 ** math.floor(math.log2(max(channels, 1))))
-
-
-def draw(found: Diagnosis) -> Figure:
-    """Two panels; one where the method does not iterate."""
-    panels = 2 if found.residuals else 1
-    figure = new_figure(LIGHT, 3.8 * panels, 3.2)
-    left, *rest = figure.subplots(1, panels, squeeze=False)[0]
-    dress(left, LIGHT)
-    for values, colour, name in (
-        (found.spectrum, LIGHT.series[0], "covariance"),
-        (found.spectrum_after, LIGHT.series[1], f"after {found.method}"),
-    ):
-        positive = [value for value in values if value > 1e-12]
-        if positive:
-            left.plot(range(1, len(positive) + 1), positive, color=colour, linewidth=1.6, label=name)
-    left.set_yscale("log")
-    left.set_xlabel("eigenvalue, largest first", fontsize=9)
-    left.set_ylabel("share of their sum", fontsize=9)
-    left.legend(frameon=False, fontsize=8)
-    for right in rest:
-        dress(right, LIGHT)
-        right.plot(range(1, len(found.residuals) + 1), found.residuals, "o-", color=LIGHT.series[0])
-        right.set_yscale("log")
-        right.set_xticks(range(1, len(found.residuals) + 1))
-        right.set_xlabel("Newton-Schulz steps", fontsize=9)
-        right.set_ylabel("‖Y² − A‖ / ‖A‖", fontsize=9)
-    figure.suptitle(
-        f"{found.channels} channels, {found.positions} positions, {counted(found.images, 'image')}",
-        fontsize=10,
-    )
-    return figure
-
-
-def diagnose_images(
-    bundle: str | Path,
-    data: str | Path,
-    out: str | Path,
-    *,
-    limit: int = 64,
-    progress: Callable[[int, int], object] = lambda done, total: None,
-) -> Diagnosis:
-    """Diagnose a bundle by some images; ``diagnosis.json`` and ``diagnosis.png`` are in ``out``."""
-    check_whole("limit", limit)
-    model = load_model(bundle).eval()
-    transform = evaluation_transform(Preprocessing.of(model.pretrained_cfg))
-    files = list(some_images(data, limit))
-
-    def images() -> Iterator[Tensor]:
-        for file in files:
-            try:
-                yield transform(decode(file.content))
-            except BadImageError:
-                continue
-
-    found = diagnose(model, images(), lambda done: progress(done, len(files)))
-    out = Path(out)
-    out.mkdir(parents=True, exist_ok=True)
-    told = {**asdict(found), "warnings": warnings(found)}
-    replace_file(
-        out / "diagnosis.json", (json.dumps(plain_json("diagnosis", told), indent=1) + "\n").encode()
-    )
-    replace_file(out / "diagnosis.png", png(draw(found)))
-    return found

@@ -1,4 +1,4 @@
-"""Compute exact evidence maps: where in an image the evidence for a class is."""
+"""Compute evidence maps: how much each spatial position of an image adds to the logit of a class."""
 
 from __future__ import annotations
 
@@ -20,110 +20,25 @@ from covpool.models.model import PooledClassifier
 from covpool.nn.pooling.isqrt_cov import IsqrtCov
 from covpool.nn.pooling.method import Gap, Method
 
-
-@dataclass
-class Seen:
-    """Of the last batch.
-
-    Attributes:
-        received: features ``(B, d, n)``, after the reduction.
-        given: the vector ``(B, D)``.
-    """
-
-    received: Tensor = field(init=False)
-    given: Tensor = field(init=False)
-
-
-@contextmanager
-def watched_pooling(model: PooledClassifier) -> Iterator[Seen]:
-    """Within ``with``, note what goes through the method of a model that pools."""
-    seen = Seen()
-
-    def note(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
-        seen.received, seen.given = inputs[0], output
-
-    assert isinstance(model.pool.pooling, Method)
-    handle = model.pool.pooling.register_forward_hook(note)
-    try:
-        yield seen
-    finally:
-        handle.remove()
-
-
-@dataclass(frozen=True, eq=False)
-class LinearHead:
-    """Of one image.
-
-    Attributes:
-        weights: ``(classes, D)``, of the method's own vector.
-        bias: ``(classes,)``, all of the logit that no place adds.
-    """
-
-    weights: Tensor
-    bias: Tensor
-
-
-def is_linear(head: Head) -> bool:
-    """Whether logits are a linear function of the vector, up to its length."""
-    return all(isinstance(layer, nn.Linear) for layer in head.hidden) and isinstance(
-        head.classifier, nn.Linear
-    )
-
-
-def linear_head(model: PooledClassifier, raw: Tensor, classes: Tensor) -> LinearHead:
-    """For one image, whose vector straight from the method, before a BatchNorm, is ``raw``, ``(D,)``."""
-    assert isinstance(model.head.classifier, nn.Linear)
-    weights = model.head.classifier.weight[classes].to(raw.dtype)
-    bias = model.head.classifier.bias[classes].to(raw.dtype)
-    scale, shift = _folded(model.pool.pooling, raw)
-    pooled = raw * scale + shift
-    for layer in reversed(model.head.hidden):
-        assert isinstance(layer, nn.Linear)
-        weights = weights @ layer.weight.to(raw.dtype)
-    if model.head.normalize is not None:
-        received = pooled
-        for layer in model.head.hidden:
-            received = layer.weight.to(raw.dtype) @ received  # type: ignore[operator]
-        weights = weights / received.norm().clamp_min(1e-12)  # torch's own normalize has this floor
-    return LinearHead(weights * scale, bias + weights @ shift)
-
-
-def symmetric(weights: Tensor) -> Tensor:
-    """``(classes, d(d+1)/2)`` of an upper triangle to symmetric ``(classes, d, d)`` with ⟨W, C⟩ = ⟨w, v⟩."""
-    matrix = triu_unvec(weights)
-    return (matrix + torch.diag_embed(matrix.diagonal(dim1=-2, dim2=-1))) / 2
-
-
-def _folded(method: object, raw: Tensor) -> tuple[Tensor, Tensor]:
-    """Scale and shift of a BatchNorm in evaluation, or 1 and 0."""
-    if not isinstance(method, IsqrtCov) or method.norm is None:
-        return torch.ones_like(raw), torch.zeros_like(raw)
-    norm = method.norm
-    assert norm.running_var is not None
-    assert norm.running_mean is not None
-    scale = norm.weight / (norm.running_var + norm.eps).sqrt()
-    return scale.to(raw.dtype), (norm.bias - norm.running_mean * scale).to(raw.dtype)
-
-
 Kind = Literal["exact", "gradient"]
 
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """What speaks for a class, and where.
+    """The evidence for a class, by spatial position.
 
-    ``places.sum() + first_order.sum() + rest`` is the logit: to rounding where ``kind`` is exact.
+    ``places.sum() + first_order.sum() + rest`` is the logit, up to rounding if ``kind`` is exact.
 
     Attributes:
-        label: the class, by number.
-        logit: of the network.
-        kind: ``"exact"``, or ``"gradient"``: gradient times features, for methods and heads that are no sum
-            over places; then ``rest`` is what that leaves of the logit.
-        places: ``(h, w)``, what each place adds by the pooling.
-        first_order: ``(h, w)``, what each place adds by a joined average, after its own expansion; ``None``
-            where nothing is joined, or the class token is.
-        rest: what no place adds: the bias, and a joined class token.
-        pairs: ``(n, n)``, what each two places add together, where it was asked for and the map is exact.
+        label: index of the class.
+        logit: logit of the class.
+        kind: ``"exact"``, or ``"gradient"``: gradient times features, for methods and heads whose logit is
+            no sum over positions; ``rest`` is then the remainder of the logit.
+        places: ``(h, w)``, contribution of each position through the pooling.
+        first_order: ``(h, w)``, contribution of each position through a joined average; ``None`` if nothing
+            or the class token is joined.
+        rest: contribution of no position: the bias, and a joined class token.
+        pairs: ``(n, n)``, contribution of each pair of positions, if requested and the map is exact.
     """
 
     label: int
@@ -143,14 +58,14 @@ def explain(
     side: Side = "auto",
     pairs: bool = False,
 ) -> list[Evidence]:
-    """Maps of one image for some classes.
+    """Return the evidence maps of one image for some classes.
 
     Args:
-        model: with a classifier.
+        model: a model with a classifier.
         image: ``(3, H, W)``, preprocessed.
-        classes: by number.
-        side: of the iteration that the map is taken from; the result is the same to rounding.
-        pairs: also what each two places add together: n² numbers a class.
+        classes: indices of the classes.
+        side: side of the features to compute on; the results agree up to rounding.
+        pairs: also return the contribution of each pair of positions, n² values per class.
 
     Example:
         >>> from covpool import create_model
@@ -177,15 +92,113 @@ def explain_features(
     side: Side = "auto",
     pairs: bool = False,
 ) -> list[Evidence]:
-    """:func:`explain` from the features of one image, as a model in evaluation mode gave them."""
+    """Do :func:`explain` from the features of one image, computed in evaluation mode."""
     if not model.num_classes:
-        raise UsageError("the model has no classifier: there is no class to explain")
+        raise UsageError("the model has no classifier: add one with covpool train or covpool svm")
     if model.config.pool == CLASS_TOKEN and model.config.join is None:
-        raise UsageError("a class token is of no place in the image: explain a model that pools its places")
+        raise UsageError(
+            "a class token has no position in the image: explain a model that pools its positions"
+        )
     if _is_exact(model):
         with torch.no_grad():
             return _exact(model, features, classes, side, pairs)
     return [_by_gradient(model, features, label) for label in classes]
+
+
+def grid_of(model: PooledClassifier, features: Tensor) -> tuple[int, int]:
+    """Return rows and columns of the positions; tokens are assumed to cover a square image."""
+    x = model.format.positions(features)
+    if x.ndim == 4:
+        height, width = x.shape[2:] if model.format.layout == "channels_first" else x.shape[1:3]
+        return int(height), int(width)
+    side = math.isqrt(x.shape[1])
+    if side * side != x.shape[1]:
+        return 1, int(x.shape[1])
+    return side, side
+
+
+@dataclass
+class Seen:
+    """Input and output of the pooling in the last batch.
+
+    Attributes:
+        received: features ``(B, d, n)``, after the reduction.
+        given: pooled vectors ``(B, D)``.
+    """
+
+    received: Tensor = field(init=False)
+    given: Tensor = field(init=False)
+
+
+@contextmanager
+def watched_pooling(model: PooledClassifier) -> Iterator[Seen]:
+    """Record the input and output of the pooling method within ``with``."""
+    seen = Seen()
+
+    def note(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+        seen.received, seen.given = inputs[0], output
+
+    assert isinstance(model.pool.pooling, Method)
+    handle = model.pool.pooling.register_forward_hook(note)
+    try:
+        yield seen
+    finally:
+        handle.remove()
+
+
+@dataclass(frozen=True, eq=False)
+class LinearHead:
+    """A head as a linear function of the pooled vector of one image.
+
+    Attributes:
+        weights: ``(classes, D)``.
+        bias: ``(classes,)``.
+    """
+
+    weights: Tensor
+    bias: Tensor
+
+
+def linear_head(model: PooledClassifier, raw: Tensor, classes: Tensor) -> LinearHead:
+    """Return the linear head of one image with pooled vector ``raw``, ``(D,)``, before a BatchNorm."""
+    assert isinstance(model.head.classifier, nn.Linear)
+    weights = model.head.classifier.weight[classes].to(raw.dtype)
+    bias = model.head.classifier.bias[classes].to(raw.dtype)
+    scale, shift = _folded(model.pool.pooling, raw)
+    pooled = raw * scale + shift
+    for layer in reversed(model.head.hidden):
+        assert isinstance(layer, nn.Linear)
+        weights = weights @ layer.weight.to(raw.dtype)
+    if model.head.normalize is not None:
+        received = pooled
+        for layer in model.head.hidden:
+            received = layer.weight.to(raw.dtype) @ received  # type: ignore[operator]
+        weights = weights / received.norm().clamp_min(1e-12)  # the floor of torch.nn.functional.normalize
+    return LinearHead(weights * scale, bias + weights @ shift)
+
+
+def is_linear(head: Head) -> bool:
+    """Return whether the logits are linear in the pooled vector, up to its length."""
+    return all(isinstance(layer, nn.Linear) for layer in head.hidden) and isinstance(
+        head.classifier, nn.Linear
+    )
+
+
+def symmetric(weights: Tensor) -> Tensor:
+    """Convert weights ``(classes, d(d+1)/2)`` to symmetric ``(classes, d, d)`` with ⟨W, C⟩ = ⟨w, v⟩."""
+    matrix = triu_unvec(weights)
+    return (matrix + torch.diag_embed(matrix.diagonal(dim1=-2, dim2=-1))) / 2
+
+
+def _folded(method: object, raw: Tensor) -> tuple[Tensor, Tensor]:
+    """Return scale and shift of a BatchNorm in evaluation mode, or 1 and 0."""
+    if not isinstance(method, IsqrtCov) or method.norm is None:
+        return torch.ones_like(raw), torch.zeros_like(raw)
+    norm = method.norm
+    assert norm.running_var is not None
+    assert norm.running_mean is not None
+    scale = norm.weight / (norm.running_var + norm.eps).sqrt()
+    return scale.to(raw.dtype), (norm.bias - norm.running_mean * scale).to(raw.dtype)
 
 
 def _is_exact(model: PooledClassifier) -> bool:
@@ -220,7 +233,7 @@ def _exact(
 def _second_order(
     model: PooledClassifier, x: Tensor, classes: Tensor, side: Side, pairs: bool
 ) -> tuple[LinearHead, list[Tensor], list[Tensor | None]]:
-    """The classifier of this image, and for each class a map and pairs; an average has no pairs."""
+    """Return the linear head, and for each class a map and pairs; an average has no pairs."""
     if isinstance(model.pool.pooling, Gap):
         x_Cn = x[0].float()
         head = linear_head(model, x_Cn.mean(1), classes)
@@ -233,20 +246,8 @@ def _second_order(
     return head, [found.places(w)[0] for w in matrices], both
 
 
-def grid_of(model: PooledClassifier, features: Tensor) -> tuple[int, int]:
-    """Rows and columns of the positions; tokens are taken for those of a square image."""
-    x = model.format.positions(features)
-    if x.ndim == 4:
-        height, width = x.shape[2:] if model.format.layout == "channels_first" else x.shape[1:3]
-        return int(height), int(width)
-    side = math.isqrt(x.shape[1])
-    if side * side != x.shape[1]:
-        return 1, int(x.shape[1])
-    return side, side
-
-
 def _first_order(model: PooledClassifier, features: Tensor, classes: Tensor) -> tuple[Tensor | None, Tensor]:
-    """The joined part: maps of an average, ``(classes, h, w)``, and what has no place, ``(classes,)``."""
+    """Return the maps of a joined average, ``(classes, h, w)``, and the logits of a class token."""
     nothing = torch.zeros(len(classes), device=features.device)
     if model.first_order is None:
         return None, nothing
@@ -267,7 +268,7 @@ def _first_order(model: PooledClassifier, features: Tensor, classes: Tensor) -> 
 
 
 def _by_gradient(model: PooledClassifier, features: Tensor, label: int) -> Evidence:
-    """Gradient times features at the backbone's output, summed over channels."""
+    """Return gradient times features at the backbone's output, summed over channels."""
     features = features.detach().requires_grad_()
     with torch.enable_grad():
         logit = model.forward_head(features)[0, label]

@@ -1,4 +1,4 @@
-"""Explain the predictions of a bundle for some images of a data set."""
+"""Explain the predictions of a bundle on some images: figures, and maps as JSON."""
 
 from __future__ import annotations
 
@@ -21,57 +21,31 @@ from covpool.drawing import png
 from covpool.durable import replace_file
 from covpool.errors import BadImageError, UsageError
 from covpool.explain.evidence import Evidence, explain_features
-from covpool.explain.figures import Explained, draw_against, draw_classes, draw_pairs, draw_sheet, seen
+from covpool.explain.evidence_figures import (
+    Explained,
+    draw_against,
+    draw_classes,
+    draw_pairs,
+    draw_sheet,
+    seen,
+)
 from covpool.functional.arguments import check_whole, did_you_mean
 from covpool.models.bundle import load_model
 from covpool.models.model import PooledClassifier
-
-
-class SomeImage(NamedTuple):
-    """Its name, its class where that is known, and the bytes of its file."""
-
-    name: str
-    label: str | None
-    content: bytes
-
-
-def some_images(data: str | Path, limit: int) -> Iterator[SomeImage]:
-    """At most so many.
-
-    Args:
-        data: an image, a folder of images, or a collection as for ``covpool train``, whose last split is
-            taken: test where there is one.
-        limit: of images.
-    """
-    path = Path(data)
-    if path.is_file() and is_image(path.name):
-        yield SomeImage(path.name, None, path.read_bytes())
-        return
-    loose = sorted(one for one in path.iterdir() if is_image(one.name)) if path.is_dir() else []
-    # Beside folders of classes they are no part of the collection.
-    if loose and not any(True for _ in folders_with_images(path)):
-        yield from (SomeImage(one.name, None, one.read_bytes()) for one in loose[:limit])
-        return
-    images: ImageSet = list(open_splits(data).values())[-1]
-    # Spread over the set: a folder by class would show its first class alone.
-    shown = min(limit, len(images))
-    for i in (k * len(images) // shown for k in range(shown)):
-        yield SomeImage(images.name(i), images.classes[int(images.labels[i])], images.read(i))
-
 
 SHEET = 24
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """What was written.
+    """A summary of the written files.
 
     Attributes:
-        folder: with everything in it.
-        images: how many are explained.
-        bad: how many could not be read.
+        folder: folder of the files.
+        images: number of explained images.
+        bad: number of unreadable images.
         kind: ``exact``, or ``gradient``.
-        largest_gap: of all maps, how far their sums are from the logits, over the sum of what places add.
+        largest_gap: largest :func:`gap` of a map.
     """
 
     folder: Path
@@ -93,22 +67,21 @@ def explain_images(
     limit: int = SHEET,
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> Explanation:
-    """Explain an image, or the first few of a collection.
+    """Explain an image, or some images of a data set.
 
     Args:
-        bundle: the folder of a trained model.
-        data: an image, a folder of images, or a collection as for ``covpool train``, whose last split is
-            taken.
-        out: the folder for figures and ``maps.json``.
-        top: as many classes, the likeliest ones.
-        classes: these in their place, by name.
-        against: also draw why the likeliest class, and not this one, where that is another.
-        pairs: also draw which two places agree.
-        limit: of images.
-        progress: told how many are done, of how many.
+        bundle: folder of a trained model.
+        data: an image, a folder of images, or a data set as for ``covpool train``, whose last split is used.
+        out: folder for the figures and ``maps.json``.
+        top: number of top-k predictions to explain.
+        classes: names of classes to explain instead.
+        against: also draw why the predicted class, and not this one.
+        pairs: also draw the strongest pairs of positions.
+        limit: largest number of images.
+        progress: called with the number of images done, and the total.
 
     Raises:
-        ValueError: in a sentence, if a class or the images are not what they should be.
+        UsageError: if a class does not exist, or no image is readable.
     """
     check_whole("top", top)
     check_whole("limit", limit)
@@ -131,18 +104,13 @@ def explain_images(
         _draw(one, out / f"{number:03d}-{_short(Path(name).stem)}", rival, pairs)
         rows += [{"image": name, "class": names[found.label], **_numbers(found)} for found in one.found]
     if not made:
-        told = f"none of its images can be read, of {bad}" if bad else "there is no image in it"
-        raise UsageError(f"{data} cannot be explained: {told}; covpool check tells what is wrong with images")
+        found = "none of its images is readable" if bad else "it contains no image"
+        raise UsageError(f"{data} cannot be explained: {found}. Run covpool check to see why.")
     if len(made) > 1:
         replace_file(out / "sheet.png", png(draw_sheet(made)))
     replace_file(out / "maps.json", (json.dumps(rows, indent=1) + "\n").encode())
     gap = max(float(row["gap"]) for row in rows)  # type: ignore[arg-type]
     return Explanation(out, len(made), bad, made[0].found[0].kind, gap)
-
-
-def _short(name: str) -> str:
-    """Of a name as long as a file's may be, what leaves room for a number and an ending."""
-    return os.fsencode(name)[:100].decode("utf-8", "ignore")
 
 
 def explained(
@@ -156,7 +124,7 @@ def explained(
     top: int = 3,
     pairs: bool = False,
 ) -> Explained:
-    """One image with the maps of some classes, or of the likeliest, and of a rival."""
+    """Explain one image for some classes, or for its top-k predictions, and for a rival class."""
     preprocessing = Preprocessing.of(model.pretrained_cfg)
     image: Tensor = evaluation_transform(preprocessing)(decode(content))
     image = image.to(next(model.parameters()).device)
@@ -165,23 +133,60 @@ def explained(
         features = model.forward_features(image[None])
         likely = model.forward_head(features)[0].argsort(descending=True).tolist()
     chosen = list(classes) or likely[:top]
-    # One class against another is the likeliest against it.
+    # The rival is compared with the predicted class, so both are needed.
     extra = [] if rival is None else [one for one in (likely[0], rival) if one not in chosen]
     found = explain_features(model, features, [*chosen, *extra], pairs=pairs)
     return Explained(name, seen(image, preprocessing), tuple(found), class_names(model), likely[0], label)
 
 
+class SomeImage(NamedTuple):
+    """The name, the class if it is known, and the bytes of an image file."""
+
+    name: str
+    label: str | None
+    content: bytes
+
+
+def some_images(data: str | Path, limit: int) -> Iterator[SomeImage]:
+    """Read some images.
+
+    Args:
+        data: an image, a folder of images, or a data set as for ``covpool train``, whose last split is used:
+            test if it exists.
+        limit: largest number of images.
+    """
+    path = Path(data)
+    if path.is_file() and is_image(path.name):
+        yield SomeImage(path.name, None, path.read_bytes())
+        return
+    loose = sorted(one for one in path.iterdir() if is_image(one.name)) if path.is_dir() else []
+    # Images next to folders of classes are no part of the data set.
+    if loose and not any(True for _ in folders_with_images(path)):
+        yield from (SomeImage(one.name, None, one.read_bytes()) for one in loose[:limit])
+        return
+    images: ImageSet = list(open_splits(data).values())[-1]
+    # Spread over the set: the first images may all be of one class.
+    shown = min(limit, len(images))
+    for i in (k * len(images) // shown for k in range(shown)):
+        yield SomeImage(images.name(i), images.classes[int(images.labels[i])], images.read(i))
+
+
 def class_names(model: PooledClassifier) -> tuple[str, ...]:
-    """Those of the bundle, or numbers."""
+    """Return the class names of the bundle, or numbers."""
     return model.classes or tuple(str(i) for i in range(model.num_classes))
 
 
 def gap(one: Evidence) -> float:
-    """How far the sum of a map and the rest is from the logit, over what places add in absolute value."""
+    """Return the difference of a map's sum from the logit, relative to its absolute contributions."""
     parts = [one.places] + ([] if one.first_order is None else [one.first_order])
     total = sum(float(part.double().sum()) for part in parts) + one.rest
     size = sum(float(part.double().abs().sum()) for part in parts)
     return abs(total - one.logit) / (size or 1.0)
+
+
+def _short(name: str) -> str:
+    """Shorten a file name to 100 bytes, to leave room for a number and a suffix."""
+    return os.fsencode(name)[:100].decode("utf-8", "ignore")
 
 
 def _draw(one: Explained, beginning: Path, rival: int | None, pairs: bool) -> None:

@@ -1,11 +1,11 @@
-r"""A pooled matrix as places: :math:`C = M K M^T`, with a column of M for each position.
+r"""Factor a pooled matrix over positions: :math:`C = M K M^T`, with a column of M for each position.
 
 A method whose matrix is a function of the covariance has this form: :math:`f(\Sigma) = M\,g(M^TM)\,M^T` for
-centered features M. K tells how much two places count together; with :math:`L = M K`,
+centered features M. K weights each pair of positions; with :math:`L = M K`,
 
 .. math::  \langle W, C \rangle = \sum_p m_p^T W \, l_p ,
 
-a sum over places. L can be had from either side of the features, n×n or C×C, as in
+a sum over positions. L can be computed from either side of the features, n×n or C×C, as in
 :mod:`covpool.functional.isqrt_sides`: :math:`M\,Z(M^TM) = Z(MM^T)\,M`.
 
 Letters: B images, C channels, n positions.
@@ -36,12 +36,12 @@ EXACT = (Cov, IsqrtCov, MpnCov)
 
 @dataclass(frozen=True, eq=False)
 class Factors:
-    """Of a batch.
+    """The factors of a batch.
 
     Attributes:
         m: M, ``(B, C, n)``.
         l: L = M K, ``(B, C, n)``.
-        k: K, ``(B, n, n)``; ``None`` where L came from the side of the channels.
+        k: K, ``(B, n, n)``; ``None`` if L was computed from the channels.
     """
 
     m: Tensor
@@ -49,28 +49,28 @@ class Factors:
     k: Tensor | None
 
     def matrix(self) -> Tensor:
-        """C itself, ``(B, C, C)``."""
+        """Return C, ``(B, C, C)``."""
         c = torch.bmm(self.l, self.m.mT)
         return (c + c.mT) / 2
 
     def places(self, w: Tensor) -> Tensor:
-        """What each place adds to ⟨W, C⟩, for symmetric W ``(C, C)``: ``(B, n)``."""
+        """Return the contribution of each position to ⟨W, C⟩, for symmetric W ``(C, C)``: ``(B, n)``."""
         return ((w @ self.m) * self.l).sum(1)
 
     def pairs(self, w: Tensor) -> Tensor:
-        """What each two places add together, ``(B, n, n)``; its rows sum to :meth:`places`."""
+        """Return the contribution of each pair, ``(B, n, n)``; its rows sum to :meth:`places`."""
         if self.k is None:
-            raise UsageError('pairs of places need K: take the factors with side="positions"')
+            raise UsageError('pairs of positions need K: compute the factors with side="positions"')
         return torch.bmm(self.m.mT, w @ self.m) * self.k
 
 
 def factors(method: Method, x: Tensor, side: Side = "auto") -> Factors:
-    """Of features ``(B, C, n)`` at a method of ``EXACT``.
+    """Return the factors of a method in ``EXACT``.
 
     Args:
-        method: the pooling.
-        x: what it receives.
-        side: ``"positions"`` for K too, ``"channels"`` without it, ``"auto"`` for the cheaper one.
+        method: the pooling method.
+        x: its input, ``(B, C, n)``.
+        side: ``"positions"`` with K, ``"channels"`` without K, ``"auto"`` for the cheaper one.
     """
     x = x.to(torch.promote_types(x.dtype, torch.float32))
     m, s = center(x, None)
@@ -100,7 +100,7 @@ def _iterated(m: Tensor, s: Tensor, method: IsqrtCov, side: Side) -> Factors:
 
 
 def _decomposed(m: Tensor, method: MpnCov) -> Factors:
-    """A power α of the eigenvalues: K has those of MᵀM to the power α - 1, and zero where they are zero."""
+    """For a power α of the eigenvalues, K has those of MᵀM to the power α - 1, and keeps zeros."""
     found = spectrum(torch.bmm(m.mT, m))
     zero = found.values <= 0
     powers = found.values.masked_fill(zero, 1.0).pow(method.options.power - 1).masked_fill(zero, 0.0)

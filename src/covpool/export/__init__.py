@@ -1,8 +1,8 @@
-"""Trained networks for other engines: ONNX and torch.export, with a report on how far they agree."""
+"""Export trained networks to ONNX and torch.export, and compare each file with the model."""
 
 from covpool.errors import ExportRefusedError
+from covpool.export.export_options import ExportOptions
 from covpool.export.exporting import ExportReport, export_model
-from covpool.export.options import ExportOptions
-from covpool.export.results import read_metadata
+from covpool.export.targets import read_metadata
 
 __all__ = ["ExportOptions", "ExportRefusedError", "ExportReport", "export_model", "read_metadata"]

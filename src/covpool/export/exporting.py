@@ -3,127 +3,39 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from onnx import ModelProto
 
 from covpool.durable import replace_folder, write_file
 from covpool.errors import ExportRefusedError, UsageError
-from covpool.export.formats import onnx_runner, to_onnx, torch_file_runner, write_onnx, write_torch
-from covpool.export.graph import (
-    Array,
-    ExportGraph,
-    Runner,
-    Traced,
-    example,
-    may_have_free_size,
-    torch_runner,
-    trace,
-)
-from covpool.export.options import FORMATS, ExportOptions, Job, Progress, graph_input, normalized, open_job
-from covpool.export.parity import TOLERANCES, Latency, Parity, compare, measure_latency, objection
-from covpool.export.results import (
-    METADATA,
-    Results,
-    as_strings,
-    describe,
-    export_results,
-    prepare_export,
-    write_export_results,
-)
-from covpool.export.smaller import to_half, to_int8
-
-# Heights and widths that a graph of free size is tried on, over its own: a little larger, larger and not
-# square, smaller.
-OTHER = ((1.2, 1.2), (2.3, 1.5), (0.6, 0.8))
-
-
-def trace_model(job: Job, graph: ExportGraph) -> Traced:
-    """The graph, of free size where the backbone permits it, which is tried and not believed."""
-    size = job.preprocessing.size
-    traced = trace(graph, size, free_size=job.options.free_size and may_have_free_size(job.model))
-    if traced.has_free_size and not takes_other_sizes(job, graph, torch_runner(traced.program.module())):
-        traced = trace(graph, size, free_size=False)
-    return traced
-
-
-def write_files(
-    job: Job, traced: Traced, folder: Path, metadata: Mapping[str, str], progress: Progress
-) -> None:
-    """All files that are wanted."""
-    wanted = job.options.formats
-    written = to_onnx(traced) if any(name.startswith("onnx") for name in wanted) else None
-    for name in wanted:
-        path, precision = folder / FORMATS[name].file, FORMATS[name].precision
-        told = {**metadata, "precision": f'"{precision}"'}
-        if written is None or name == "torch":
-            write_torch(traced, path, told)
-        else:
-            write_onnx(_converted(job, written, precision, progress), path, told)
-
-
-def file_runners(job: Job, folder: Path) -> dict[str, Runner]:
-    """What runs each file, by format."""
-    return {
-        name: (torch_file_runner if name == "torch" else onnx_runner)(folder / FORMATS[name].file)
-        for name in job.options.formats
-    }
-
-
-def takes_other_sizes(job: Job, graph: ExportGraph, run: Runner) -> bool:
-    """Whether images of other sizes give what they give in the model."""
-    tolerance = TOLERANCES["float32"].relative
-    assert tolerance is not None
-    size = job.preprocessing.size
-    for height, width in OTHER:
-        images = example(graph, 1, round(height * size), round(width * size)).numpy()
-        try:
-            found = run(images)
-        except Exception:  # of whatever layer does not take the size
-            return False
-        if compare(torch_runner(graph)(images), found).relative > tolerance:
-            return False
-    return True
-
-
-def _converted(job: Job, model: ModelProto, precision: str, progress: Progress) -> ModelProto:
-    if precision == "float16":
-        return to_half(model)
-    if precision == "int8":
-        assert job.calibration is not None
-        pixels = job.source.pixels(job.calibration, job.preprocessing, progress)
-        takes_pixels = job.options.takes_pixels
-        return to_int8(
-            model, [graph_input(batch, job.preprocessing, takes_pixels=takes_pixels) for batch in pixels]
-        )
-    return model
-
+from covpool.evaluate.results import Results
+from covpool.export.export_options import ExportOptions, Job, Progress, open_job
+from covpool.export.export_results import METADATA, describe, prepare_export, write_export_results
+from covpool.export.graph import Array, Runner, Traced, example, may_have_free_size, torch_runner, trace
+from covpool.export.parity import Latency, Parity, compare, measure_latency
+from covpool.export.targets import TARGETS, Exportable
 
 EAGER, COMPILED = "torch eager", "torch.compile"
+# Heights and widths, relative to the image size, that a graph with dynamic size is tested on.
+OTHER_SIZES = ((1.2, 1.2), (2.3, 1.5), (0.6, 0.8))
 
 Progresses = Callable[[str], AbstractContextManager[Progress]]
 
 
-@contextmanager
-def silent(what: str) -> Iterator[Progress]:
-    """No progress bar."""
-    yield lambda done, total: None
-
-
 @dataclass(frozen=True, eq=False)
 class ExportReport:
-    """What was exported, and how it compares.
+    """The exported files, and how they compare with the model.
 
     Attributes:
-        folder: with the files, ``model.json`` on how to use them, and ``results.json``.
-        results: as in that file.
-        parity: of every file with torch, by format.
-        latency: of every file and of torch, by format or name.
+        folder: contains the files, ``model.json`` with their metadata, and ``results.json``.
+        results: the content of ``results.json``.
+        parity: agreement of each file with torch, by format.
+        latency: latency of each file and of torch, by format or name.
     """
 
     folder: Path
@@ -139,90 +51,119 @@ def export_model(
     data: str | Path | None = None,
     options: ExportOptions | None = None,
     force: bool = False,
-    progress: Progresses = silent,
+    progress: Progresses = lambda what: nullcontext(lambda done, total: None),
 ) -> ExportReport:
     """Export a bundle, and compare every file with the bundle on images.
 
-    Where a file is too far from the bundle nothing is kept: ``out`` stays as it was.
+    If a file differs too much from the bundle, nothing is written and ``out`` stays as it was.
 
     Args:
-        bundle: of a trained network, with a classifier.
-        out: a new folder, or that of an earlier export, which is replaced.
-        data: images of the bundle's classes; those that its recipe names if not given.
-        options: what to export, and how to compare.
-        force: keep files that are too far from the bundle.
-        progress: from what is counted to a context manager of something to call with done and total.
+        bundle: folder of a trained model with a classifier.
+        out: new folder, or the folder of an earlier export, which is replaced.
+        data: images of the bundle's classes (default: the data set in its recipe).
+        options: formats, and settings of the comparison.
+        force: keep files that differ too much from the bundle.
+        progress: maps a label to a context manager of a callable that receives done and total.
 
     Raises:
-        ExportRefusedError: a file is too far from the bundle.
-        ValueError: in a sentence, for what the caller can mend.
+        ExportRefusedError: a file differs too much from the bundle.
+        UsageError: bundle, images and options do not fit together.
     """
     options, out = options or ExportOptions(), Path(out)
     prepare_export(out)
     job = open_job(bundle, data, options)
-    graph = ExportGraph(job.model, job.preprocessing if options.takes_pixels else None)
     with progress("graphs traced") as bar:
-        bar(0, 1)  # which may take a minute
-        traced = trace_model(job, graph)
-    described = describe(job.card, traced, takes_pixels=options.takes_pixels)
+        bar(0, 1)  # tracing may take a minute
+        traced = trace_model(job)
+    described = describe(job, traced)
     with replace_folder(out) as folder:
-        with progress("images to fit int8 to") as bar:
-            write_files(job, traced, folder, as_strings(described), bar)
+        with progress("calibration images") as bar:
+            write_files(job, traced, folder, described, bar)
         write_file(folder / METADATA, (json.dumps(described, indent=2, ensure_ascii=False) + "\n").encode())
-        runners = file_runners(job, folder)
+        runners = {target.name: target.load(folder / target.file) for target in options.targets}
         with progress("images") as bar:
-            parity, one = _compared(job, runners, bar)
-        objections = _objections(parity)
+            parity, one = compare_files(job, runners, bar)
+        found = [TARGETS[name].objection(one_parity) for name, one_parity in parity.items()]
+        objections = [sentence for sentence in found if sentence is not None]
         if objections and not force:
-            raise ExportRefusedError(f"{objections[0]}: nothing was written (--force true keeps it)")
+            raise ExportRefusedError(f"{objections[0]}. Nothing was written; --force true keeps the files.")
         if traced.has_free_size and not force:
-            _check_sizes(job, graph, runners)
+            _check_sizes(job, runners)
+        runners[EAGER] = torch_runner(job.graph)
+        if options.compile:
+            runners[COMPILED] = torch_runner(torch.compile(job.graph))
         with progress("rounds") as bar:
-            latency = measure_latency(
-                {**runners, **_of_torch(graph, options)}, one, options.rounds, progress=bar
-            )
-        results = export_results(job, traced, folder, parity, latency, objections)
-        write_export_results(folder, results)
+            latency = measure_latency(runners, one, options.rounds, progress=bar)
+        results = write_export_results(job, traced, folder, parity, latency, objections)
     return ExportReport(out, results, parity, latency)
 
 
-def _check_sizes(job: Job, graph: ExportGraph, runners: Mapping[str, Runner]) -> None:
-    """Raise if a file takes other sizes by its word alone; the float32 ones, which the others come from."""
-    for name, run in runners.items():
-        file, precision = FORMATS[name]
-        if precision == "float32" and not takes_other_sizes(job, graph, run):
-            raise ExportRefusedError(
-                f"{file} is wrong for images of another size than its own: give --free-size false"
-            )
+def trace_model(job: Job) -> Traced:
+    """Trace the model, with dynamic image size if requested and if a test at other sizes passes."""
+    size = job.preprocessing.size
+    traced = trace(job.graph, size, free_size=job.options.free_size and may_have_free_size(job.model))
+    if traced.has_free_size and not takes_other_sizes(job, torch_runner(traced.program.module())):
+        traced = trace(job.graph, size, free_size=False)
+    return traced
 
 
-def _compared(job: Job, runners: Mapping[str, Runner], progress: Progress) -> tuple[dict[str, Parity], Array]:
-    """Every file beside torch, on all images; and the first image, as the files take it."""
+def write_files(
+    job: Job, traced: Traced, folder: Path, described: Mapping[str, object], progress: Progress
+) -> None:
+    """Write the file of every target, with its metadata as one JSON string per key."""
+
+    def calibration() -> list[Array]:
+        assert job.calibration is not None
+        return [images for _, images in job.batches(job.calibration, progress)]
+
+    model = Exportable(traced, calibration)
+    for target in job.options.targets:
+        metadata = {**described, "precision": target.precision}
+        strings = {name: json.dumps(value, ensure_ascii=False) for name, value in metadata.items()}
+        target.write(model, folder / target.file, strings)
+
+
+def compare_files(
+    job: Job, runners: Mapping[str, Runner], progress: Progress
+) -> tuple[dict[str, Parity], Array]:
+    """Compare every file with torch on all images; also return the first image, as the files receive it."""
     reference: list[Array] = []
     found: dict[str, list[Array]] = {name: [] for name in runners}
     own, one = torch_runner(job.model), None
-    for pixels in job.source.pixels(job.images, job.preprocessing, progress):
-        reference.append(own(normalized(pixels, job.preprocessing).numpy()))
-        images = graph_input(pixels, job.preprocessing, takes_pixels=job.options.takes_pixels)
+    for normalized, images in job.batches(job.images, progress):
+        reference.append(own(normalized))
         one = images[:1] if one is None else one
         for name, run in runners.items():
             found[name].append(run(images))
     if one is None:
-        raise UsageError(f"no image of {job.split} could be read: 'covpool check' tells why")
+        raise UsageError(f"no image of the split {job.split} is readable: run covpool check to see why")
     logits = np.concatenate(reference)
     if not np.isfinite(logits).all():
-        raise UsageError("the bundle's own logits are not finite on these images: train it anew")
+        raise UsageError("the logits of the bundle are not finite on these images: train it again")
     return {name: compare(logits, np.concatenate(parts)) for name, parts in found.items()}, one
 
 
-def _objections(parity: Mapping[str, Parity]) -> list[str]:
-    judged = [objection(*FORMATS[name], found) for name, found in parity.items()]
-    return [sentence for sentence in judged if sentence is not None]
+def takes_other_sizes(job: Job, run: Runner) -> bool:
+    """Return whether a runner gives the model's logits for images of other sizes."""
+    tolerance = TARGETS["torch"].tolerance.relative
+    assert tolerance is not None
+    size = job.preprocessing.size
+    for height, width in OTHER_SIZES:
+        images = example(job.graph, 1, round(height * size), round(width * size)).numpy()
+        try:
+            found = run(images)
+        except Exception:  # any layer may refuse the size, with any error
+            return False
+        if compare(torch_runner(job.graph)(images), found).relative > tolerance:
+            return False
+    return True
 
 
-def _of_torch(graph: ExportGraph, options: ExportOptions) -> dict[str, Runner]:
-    """What the files are timed against."""
-    runners = {EAGER: torch_runner(graph)}
-    if options.compile:
-        runners[COMPILED] = torch_runner(torch.compile(graph))
-    return runners
+def _check_sizes(job: Job, runners: Mapping[str, Runner]) -> None:
+    """Raise if a file is wrong at other sizes; the float32 files stand for those converted from them."""
+    for name, run in runners.items():
+        if TARGETS[name].precision == "float32" and not takes_other_sizes(job, run):
+            raise ExportRefusedError(
+                f"{TARGETS[name].file} is wrong for images of other sizes than {job.preprocessing.size} "
+                "pixels: use --free-size false"
+            )

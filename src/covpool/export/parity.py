@@ -1,4 +1,4 @@
-"""Compare an exported file with the model: agreement, verdict, latency."""
+"""Compare an exported file with the model: agreement and latency."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ import numpy as np
 from covpool.errors import UsageError
 from covpool.export.graph import Array, Runner
 
+WARMUP = 3
+
 
 @dataclass(frozen=True)
 class Parity:
-    """Two sets of logits beside each other.
+    """How far the logits of a file differ from torch's.
 
     Attributes:
-        images: how many were compared.
-        agreeing: of how many both have the same class first.
-        absolute: the largest difference of a logit; infinite where one is not a number.
-        relative: the same, as a part of torch's largest logit.
+        images: number of images compared.
+        agreeing: number of images with the same top-1 class.
+        absolute: largest absolute difference of a logit; infinite if a logit of the file is not finite.
+        relative: ``absolute`` divided by torch's largest absolute logit.
     """
 
     images: int
@@ -32,15 +34,32 @@ class Parity:
 
     @property
     def top1(self) -> float:
-        """The part of the images on which the first class is the same."""
+        """The fraction of images with the same top-1 class."""
         return self.agreeing / self.images
 
 
+@dataclass(frozen=True)
+class Tolerance:
+    """The smallest ``Parity.top1`` and the largest ``Parity.relative`` of a file; ``None`` for any."""
+
+    top1: float
+    relative: float | None
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Milliseconds per call: the median, the 99th percentile, and the number of calls."""
+
+    p50: float
+    p99: float
+    calls: int
+
+
 def compare(reference_BK: Array, found_BK: Array) -> Parity:
-    """Compare a file's logits with torch's, which are finite."""
+    """Compare the logits of a file with torch's, which must be finite."""
     if found_BK.shape != reference_BK.shape:
-        raise UsageError(f"logits have shape {found_BK.shape}, and torch's {reference_BK.shape}")
-    # In float64: the difference itself should not be rounded.
+        raise UsageError(f"the logits have shape {found_BK.shape}, torch's have {reference_BK.shape}")
+    # In float64, so that the difference is not rounded.
     found, reference = found_BK.astype(np.float64), reference_BK.astype(np.float64)
     finite = bool(np.isfinite(found).all())
     absolute = float(np.abs(found - reference).max()) if finite else float("inf")
@@ -51,54 +70,6 @@ def compare(reference_BK: Array, found_BK: Array) -> Parity:
     return Parity(len(reference), int(agreeing.sum()), absolute, relative)
 
 
-@dataclass(frozen=True)
-class Tolerance:
-    """What is asked of a file.
-
-    Attributes:
-        top1: the smallest part of the images on which the first class must be the same.
-        relative: the largest difference of a logit, as a part of the largest logit; ``None`` for any.
-    """
-
-    top1: float
-    relative: float | None
-
-
-TOLERANCES = {
-    "float32": Tolerance(top1=1.0, relative=1e-3),
-    "float16": Tolerance(top1=0.99, relative=None),
-    "int8": Tolerance(top1=0.97, relative=None),
-}
-
-
-def objection(file: str, precision: str, parity: Parity) -> str | None:
-    """What speaks against a file, in a sentence without an end; ``None`` if nothing does."""
-    tolerance = TOLERANCES[precision]
-    if parity.top1 < tolerance.top1:
-        return (
-            f"{file} and torch agree in the first class on {parity.agreeing} of {parity.images} images, "
-            f"{100 * parity.top1:.2f} %, below the {100 * tolerance.top1:g} % that {precision} must reach"
-        )
-    if tolerance.relative is not None and not parity.relative <= tolerance.relative:
-        return (
-            f"the logits of {file} differ from torch's by {parity.relative:.1e} of the largest, "
-            f"above the {tolerance.relative:g} that {precision} may"
-        )
-    return None
-
-
-WARMUP = 3
-
-
-@dataclass(frozen=True)
-class Latency:
-    """Milliseconds of a call: the median, and what 99 of 100 calls do not exceed."""
-
-    p50: float
-    p99: float
-    calls: int
-
-
 def measure_latency(
     runners: Mapping[str, Runner],
     images: Array,
@@ -106,7 +77,7 @@ def measure_latency(
     seed: int = 0,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Latency]:
-    """Time every runner on the same images, interleaved."""
+    """Time every runner on the same images, in a shuffled order in every round."""
     for run in runners.values():
         for _ in range(WARMUP):
             run(images)
@@ -128,7 +99,7 @@ def measure_latency(
 
 
 def _seconds(run: Runner, images: Array) -> float:
-    run(images)  # brings caches back from whichever ran before
+    run(images)  # refills the caches that the previous runner used
     start = time.perf_counter()
     run(images)
     return time.perf_counter() - start

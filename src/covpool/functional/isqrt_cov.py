@@ -105,12 +105,16 @@ def cheaper_side(channels: int, positions: int, steps: int) -> Literal["channels
 
 
 def _to_choose_by(positions: int) -> int:
-    """Return the number of positions; for a dynamic dimension of torch.export, that of the example input.
+    """Return the number of positions; of a dynamic size in torch.export, the example's.
 
-    Comparing the dynamic dimension would restrict the exported program to one side.
+    A comparison with the dynamic size would restrict it to sizes for which the same side is cheaper.
     """
     if torch.compiler.is_exporting() and isinstance(positions, torch.SymInt):
-        return int(positions.node.hint)
+        from torch.fx.experimental import symbolic_shapes
+
+        # New in torch 2.12; earlier releases have the attribute alone.
+        hint = getattr(symbolic_shapes, "guarding_hint_or_throw", lambda size: size.node.hint)
+        return int(hint(positions))
     return positions
 
 

@@ -1,1 +1,1 @@
-"""Where a result comes from: the code, the versions beneath it, and the machine."""
+"""Record the origin of a result: source code, versions and machine."""

@@ -16,35 +16,30 @@ import torch
 from covpool import __version__
 from covpool.errors import UsageError
 
-
-def release(version: str = __version__) -> str:
-    """The release a version leads to: ``0.2.0`` of ``0.2.0.dev7``, and of ``0.2.0`` itself.
-
-    Example:
-        >>> from covpool.provenance.machine import release
-        >>> release("0.2.0.dev7")
-        '0.2.0'
-    """
-    number = re.match(r"\d+(\.\d+)*", version)
-    if number is None:
-        raise UsageError(f"a version begins with its number; got {version!r}")
-    return number.group()
-
-
 PACKAGE = Path(__file__).resolve().parents[1]
+# Instruction sets that select the kernels of matrix products.
+_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16", "asimd", "sve")
+# Parts of CPU model names that do not distinguish CPUs.
+_NOISE_WORDS = re.compile(r"\((r|tm)\)|\b(intel|amd|cpu|processor|\d+-core)\b|@.*$|,.*$", re.IGNORECASE)
+_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "ONEDNN_DEFAULT_FPMATH_MODE",
+    "ONEDNN_MAX_CPU_ISA",
+    "LD_PRELOAD",
+)
 
 
 def describe_source(rooms: Sequence[str]) -> dict[str, Any]:
-    """The commit, whether the package differs from it, and a digest of the rooms that a result depends on.
+    """Return the commit, whether the code differs from it, and a digest of some subpackages.
 
-    The digest is what makes a resumed run safe: with uncommitted changes the commit stays the same while the
-    code does not.
+    The digest makes resuming a run safe: uncommitted changes alter the code but not the commit.
     """
     return {"commit": _commit(), "dirty": _dirty(), "digest": _digest(rooms)}
 
 
 def describe_versions() -> dict[str, Any]:
-    """Python, torch, covpool, the libraries behind torch's products, and its precision setting."""
+    """Return the versions of Python, torch, covpool and torch's BLAS, and torch's matmul precision."""
     blas = [line.strip("- ").strip() for line in torch.__config__.show().splitlines() if "MKL" in line]
     return {
         "python": platform.python_version(),
@@ -54,6 +49,48 @@ def describe_versions() -> dict[str, Any]:
         "blas": [line for line in blas if not line.startswith("Build settings")],
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
     }
+
+
+def describe_machine(device: str) -> dict[str, Any]:
+    """Return CPU, cores, threads, memory, instruction sets, and the GPU if it is the device."""
+    cpu = _proc_cpuinfo()
+    flags = set(cpu.get("flags", cpu.get("Features", "")).split())
+    return {
+        "cpu": cpu.get("model name") or platform.processor() or platform.machine(),
+        "cores": _cores(),
+        "threads": torch.get_num_threads(),
+        "memory_gib": _memory_gib(),
+        "flags": [flag for flag in _FLAGS if flag in flags],
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "system": platform.system(),
+        "gpu": torch.cuda.get_device_name() if device == "cuda" else None,
+        "environment": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
+    }
+
+
+def machine_name(machine: dict[str, Any]) -> str:
+    """Return a short name for file names: ``xeon-amx-2c``, or the name of the GPU."""
+    if machine["gpu"] is not None:
+        return _slug(machine["gpu"])
+    amx = ["amx"] if "amx_tile" in machine["flags"] else []
+    model = _slug(_NOISE_WORDS.sub(" ", machine["cpu"])) or _slug(machine["cpu"]) or "cpu"
+    # A machine limited to fewer threads than cores performs like a smaller one.
+    used = min(machine["cores"], machine["threads"])
+    return "-".join([model, *amx, f"{used}c"])
+
+
+def release(version: str = __version__) -> str:
+    """Return the release of a version: ``0.2.0`` for ``0.2.0.dev7`` and for ``0.2.0``.
+
+    Example:
+        >>> from covpool.provenance.machine import release
+        >>> release("0.2.0.dev7")
+        '0.2.0'
+    """
+    number = re.match(r"\d+(\.\d+)*", version)
+    if number is None:
+        raise UsageError(f"a version begins with a number; got {version!r}")
+    return number.group()
 
 
 def _commit() -> str | None:
@@ -84,53 +121,12 @@ def _digest(rooms: Sequence[str]) -> str:
     return digest.hexdigest()[:16]
 
 
-# Instruction sets that decide which kernels the products run on.
-_TELLING_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16", "asimd", "sve")
-# Words of a CPU's model name that tell nothing apart.
-_NOISE_WORDS = re.compile(r"\((r|tm)\)|\b(intel|amd|cpu|processor|\d+-core)\b|@.*$|,.*$", re.IGNORECASE)
-_TELLING_VARIABLES = (
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "ONEDNN_DEFAULT_FPMATH_MODE",
-    "ONEDNN_MAX_CPU_ISA",
-    "LD_PRELOAD",
-)
-
-
-def describe_machine(device: str) -> dict[str, Any]:
-    """CPU, cores and threads used, memory, instruction sets, and the GPU if that is the device."""
-    cpu = _proc_cpuinfo()
-    flags = set(cpu.get("flags", cpu.get("Features", "")).split())
-    return {
-        "cpu": cpu.get("model name") or platform.processor() or platform.machine(),
-        "cores": _cores(),
-        "threads": torch.get_num_threads(),
-        "memory_gib": _memory_gib(),
-        "flags": [flag for flag in _TELLING_FLAGS if flag in flags],
-        "capability": torch.backends.cpu.get_cpu_capability(),
-        "system": platform.system(),
-        "gpu": torch.cuda.get_device_name() if device == "cuda" else None,
-        "environment": {name: os.environ[name] for name in _TELLING_VARIABLES if name in os.environ},
-    }
-
-
-def machine_name(machine: dict[str, Any]) -> str:
-    """A short name for file names: ``xeon-amx-2c``, or the GPU's name."""
-    if machine["gpu"] is not None:
-        return _slug(machine["gpu"])
-    amx = ["amx"] if "amx_tile" in machine["flags"] else []
-    model = _slug(_NOISE_WORDS.sub(" ", machine["cpu"])) or _slug(machine["cpu"]) or "cpu"
-    # Held to fewer threads than it has cores, a machine is in effect a smaller one.
-    used = min(machine["cores"], machine["threads"])
-    return "-".join([model, *amx, f"{used}c"])
-
-
 def _slug(words: str) -> str:
     return "-".join(re.findall(r"[a-z0-9]+", words.lower()))
 
 
 def _cores() -> int:
-    """Cores this process may run on, which taskset and containers make fewer than the machine's."""
+    """Return the number of cores of this process, which taskset and containers may limit."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -145,7 +141,7 @@ def _memory_gib() -> float | None:
 
 
 def _proc_cpuinfo() -> dict[str, str]:
-    """The first processor of /proc/cpuinfo; empty where there is none."""
+    """Return the first processor of /proc/cpuinfo; empty if there is no such file."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from matplotlib.figure import Figure
 
-from covpool.provenance.results import results_file
+from covpool.provenance.origin import results_file
 from covpool.reproduce.networks import Configuration
 
 Results = dict[str, Any]

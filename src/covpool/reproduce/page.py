@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from covpool.models.plan import plan
-from covpool.provenance.results import results_file
+from covpool.provenance.origin import results_file
 from covpool.reproduce.claims import CONFIDENCE, Experiment, Measurement, Results
 from covpool.reproduce.experiments import EXPERIMENTS, TRAINED
 from covpool.reproduce.networks import MINIATURE

@@ -14,7 +14,7 @@ from covpool.durable import replace_file
 from covpool.errors import UsageError
 from covpool.functional.arguments import check_choice, check_whole
 from covpool.provenance.machine import release
-from covpool.provenance.results import results_path
+from covpool.provenance.origin import results_path
 from covpool.reproduce.claims import Experiment, Measurement
 from covpool.reproduce.experiments import EXPERIMENTS, TRAINED
 from covpool.reproduce.networks import MINIATURE, Configuration, Scale

@@ -11,7 +11,7 @@ from covpool.durable import replace_file, replace_folder, write_file
 from covpool.errors import UsageError
 from covpool.evaluate.results import FILE, write_results
 from covpool.models.strict_json import plain_json
-from covpool.provenance.results import new_results
+from covpool.provenance.origin import new_results
 
 PROTOCOL = "probe"
 ROOMS = ("functional", "nn", "models", "data", "evaluate")

@@ -19,60 +19,26 @@ from covpool.data.transforms import Preprocessing
 from covpool.drawing import LIGHT, drawn, new_figure, text_style
 from covpool.explain.evidence import Evidence
 
-# For and against: told apart with any colour vision, and on photographs.
+# Colors for and against a class: distinct with any color vision, and on photographs.
 FOR, AGAINST = (255, 122, 0), (0, 110, 255)
-# The most that colour covers, and the grey that the photograph is faded to: colours are the map's alone.
+# Largest opacity of the map, and contrast of the gray photograph below it.
 COVER, FADE = 0.75, 0.85
-
-
-def seen(image: Tensor, preprocessing: Preprocessing) -> Image.Image:
-    """A preprocessed image ``(3, H, W)`` as the picture that the network saw."""
-    mean, std = np.array(preprocessing.mean), np.array(preprocessing.std)
-    pixels = image.detach().cpu().numpy().transpose(1, 2, 0) * std + mean
-    return Image.fromarray((pixels.clip(0, 1) * 255).round().astype(np.uint8))
-
-
-def overlay(picture: Image.Image, places: Tensor, largest: float | None = None) -> Image.Image:
-    """The picture in grey under a map.
-
-    Args:
-        picture: what the network saw.
-        places: ``(h, w)``.
-        largest: the value, positive or negative, that is covered most; the map's own if not given. The same
-            for several maps makes them comparable.
-    """
-    map_hw: NDArray[np.float32] = places.detach().cpu().float().numpy()
-    largest = float(np.abs(map_hw).max()) if largest is None else largest
-    share = resized(map_hw / (largest or 1.0), picture.size).clip(-1, 1)
-    grey = np.asarray(picture.convert("L").convert("RGB"), dtype=np.float32)
-    base = 255 * (1 - FADE) + grey * FADE
-    colour = np.where(share[..., None] > 0, np.array(FOR), np.array(AGAINST))
-    cover = COVER * np.abs(share)[..., None]
-    return Image.fromarray((base * (1 - cover) + colour * cover).round().clip(0, 255).astype(np.uint8))
-
-
-def resized(map_hw: NDArray[Any], size: tuple[int, int]) -> NDArray[np.float32]:
-    """A map at the size of a picture, smooth between places; bicubic would overshoot."""
-    smooth = Image.fromarray(map_hw.astype(np.float32)).resize(size, Image.Resampling.BILINEAR)
-    return np.asarray(smooth, dtype=np.float32)
-
-
 SIDE, LETTERS, COLUMNS = 2.3, 26, 4
-# Pairs that are drawn of either sign, and places that they must be apart: neighbours see much the same.
+# Pairs drawn per sign, and their smallest distance in positions: neighbors have similar features.
 PAIRS, APART = 4, 2.0
 
 
 @dataclass(frozen=True, eq=False)
 class Explained:
-    """An image with its maps, the likeliest class first.
+    """An image with its evidence maps, the predicted class first.
 
     Attributes:
-        name: of the image.
-        picture: what the network saw.
+        name: name of the image.
+        picture: the preprocessed image.
         found: maps of some classes.
-        classes: the names of all.
-        predicted: the class that the network takes it for, by number.
-        label: the name of the right class, where it is known.
+        classes: names of all classes.
+        predicted: index of the predicted class.
+        label: name of the correct class, if it is known.
     """
 
     name: str
@@ -84,16 +50,16 @@ class Explained:
 
     @property
     def title(self) -> str:
-        """The image's name, as far as there is room."""
+        """The shortened name of the image."""
         return drawn(PurePosixPath(self.name).stem, "", LETTERS)
 
     def overlay(self, places: Tensor, largest: float | None = None) -> Image.Image:
-        """A map on the picture."""
+        """Draw a map over the picture."""
         return overlay(self.picture, places, largest)
 
 
 def draw_classes(explained: Explained) -> Figure:
-    """The image, and a map for each class; joined parts in a row of their own. One scale for all."""
+    """Draw the image and a map for each class on one scale, with joined averages in a second row."""
     joined = explained.found[0].first_order is not None
     figure, places = _panels(1 + len(explained.found), 2 if joined else 1)
     largest = _largest(
@@ -116,7 +82,7 @@ def draw_classes(explained: Explained) -> Figure:
 
 
 def draw_against(explained: Explained, this: Evidence, that: Evidence) -> Figure:
-    """Why this class and not that: what each place adds to the one more than to the other."""
+    """Draw why one class and not the other: the difference of their maps."""
     difference = contrast(this, that)
     figure, places = _panels(2, 1)
     names = [_named(explained.classes[one.label]) for one in (this, that)]
@@ -128,20 +94,12 @@ def draw_against(explained: Explained, this: Evidence, that: Evidence) -> Figure
     return figure
 
 
-def contrast(this: Evidence, that: Evidence) -> Tensor:
-    """The difference of two classes' maps, joined parts included."""
-    difference = this.places - that.places
-    if this.first_order is not None and that.first_order is not None:
-        difference = difference + this.first_order - that.first_order
-    return difference
-
-
 def draw_pairs(explained: Explained, one: Evidence) -> Figure:
-    """The places that add most together, as lines between them."""
+    """Draw the strongest pairs of positions as lines."""
     assert one.pairs is not None
     figure, places = _panels(2, 1)
     _show(places[0][0], explained.picture, explained.title, "")
-    title = f"{_named(explained.classes[one.label])}: pairs of places"
+    title = f"{_named(explained.classes[one.label])}: pairs of positions"
     _show(places[0][1], explained.overlay(one.places), title, "")
     rows, columns = one.places.shape
     width, height = explained.picture.size
@@ -150,31 +108,14 @@ def draw_pairs(explained: Explained, one: Evidence) -> Figure:
     for p, q, value in strongest:
         x = [(place % columns + 0.5) * width / columns for place in (p, q)]
         y = [(place // columns + 0.5) * height / rows for place in (p, q)]
-        colour = [part / 255 for part in (FOR if value > 0 else AGAINST)]
-        places[0][1].plot(x, y, "o-", color=colour, linewidth=1 + 3 * abs(value) / largest, markersize=4)
+        color = [part / 255 for part in (FOR if value > 0 else AGAINST)]
+        places[0][1].plot(x, y, "o-", color=color, linewidth=1 + 3 * abs(value) / largest, markersize=4)
     _legend(figure, one.kind)
     return figure
 
 
-def strongest_pairs(one: Evidence) -> list[tuple[int, int, float]]:
-    """Two places and what they add together, both ways: those that add most, then those that take most."""
-    assert one.pairs is not None
-    rows, columns = one.places.shape
-    n = rows * columns
-    y, x = torch.arange(n) // columns, torch.arange(n) % columns
-    distance = ((y[:, None] - y) ** 2 + (x[:, None] - x) ** 2).float().sqrt()
-    both = (one.pairs + one.pairs.T).cpu() * (
-        (distance >= APART) & (torch.arange(n)[:, None] < torch.arange(n))
-    )
-    order = both.flatten().argsort(descending=True).tolist()
-    chosen = [*order[:PAIRS], *reversed(order[-PAIRS:])]
-    return [
-        (i // n, i % n, float(both.flatten()[i])) for i in dict.fromkeys(chosen) if both.flatten()[i] != 0
-    ]
-
-
 def draw_sheet(explained: Sequence[Explained]) -> Figure:
-    """Many images, each beside the map of its first class: the likeliest, unless another was asked for."""
+    """Draw many images, each next to the map of its first class."""
     rows = -(-len(explained) // (COLUMNS // 2))
     figure, places = _panels(COLUMNS, rows)
     for axes in (axes for row in places for axes in row):
@@ -191,6 +132,63 @@ def draw_sheet(explained: Sequence[Explained]) -> Figure:
         _show(places[row][2 * pair + 1], one.overlay(first.places), words, f"{first.logit:.2f}")
     _legend(figure, explained[0].found[0].kind)
     return figure
+
+
+def overlay(picture: Image.Image, places: Tensor, largest: float | None = None) -> Image.Image:
+    """Draw a map over the gray picture.
+
+    Args:
+        picture: the preprocessed image.
+        places: ``(h, w)``.
+        largest: absolute value with the largest opacity (default: the map's own); the same value for several
+            maps makes them comparable.
+    """
+    map_hw: NDArray[np.float32] = places.detach().cpu().float().numpy()
+    largest = float(np.abs(map_hw).max()) if largest is None else largest
+    share = resized(map_hw / (largest or 1.0), picture.size).clip(-1, 1)
+    gray = np.asarray(picture.convert("L").convert("RGB"), dtype=np.float32)
+    base = 255 * (1 - FADE) + gray * FADE
+    color = np.where(share[..., None] > 0, np.array(FOR), np.array(AGAINST))
+    cover = COVER * np.abs(share)[..., None]
+    return Image.fromarray((base * (1 - cover) + color * cover).round().clip(0, 255).astype(np.uint8))
+
+
+def contrast(this: Evidence, that: Evidence) -> Tensor:
+    """Return the difference of the maps of two classes, including joined averages."""
+    difference = this.places - that.places
+    if this.first_order is not None and that.first_order is not None:
+        difference = difference + this.first_order - that.first_order
+    return difference
+
+
+def strongest_pairs(one: Evidence) -> list[tuple[int, int, float]]:
+    """Return pairs of positions and their contributions: the most positive, then the most negative."""
+    assert one.pairs is not None
+    rows, columns = one.places.shape
+    n = rows * columns
+    y, x = torch.arange(n) // columns, torch.arange(n) % columns
+    distance = ((y[:, None] - y) ** 2 + (x[:, None] - x) ** 2).float().sqrt()
+    both = (one.pairs + one.pairs.T).cpu() * (
+        (distance >= APART) & (torch.arange(n)[:, None] < torch.arange(n))
+    )
+    order = both.flatten().argsort(descending=True).tolist()
+    chosen = [*order[:PAIRS], *reversed(order[-PAIRS:])]
+    return [
+        (i // n, i % n, float(both.flatten()[i])) for i in dict.fromkeys(chosen) if both.flatten()[i] != 0
+    ]
+
+
+def resized(map_hw: NDArray[Any], size: tuple[int, int]) -> NDArray[np.float32]:
+    """Resize a map to the size of a picture, bilinearly: bicubic would overshoot."""
+    smooth = Image.fromarray(map_hw.astype(np.float32)).resize(size, Image.Resampling.BILINEAR)
+    return np.asarray(smooth, dtype=np.float32)
+
+
+def seen(image: Tensor, preprocessing: Preprocessing) -> Image.Image:
+    """Convert a preprocessed image ``(3, H, W)`` to a picture."""
+    mean, std = np.array(preprocessing.mean), np.array(preprocessing.std)
+    pixels = image.detach().cpu().numpy().transpose(1, 2, 0) * std + mean
+    return Image.fromarray((pixels.clip(0, 1) * 255).round().astype(np.uint8))
 
 
 def _panels(columns: int, rows: int) -> tuple[Figure, list[list[Axes]]]:
@@ -213,7 +211,7 @@ def _largest(maps: Sequence[Tensor]) -> float:
 
 
 def _named(name: str) -> str:
-    return drawn(name, "(no font for its name)", LETTERS)
+    return drawn(name, "(name not displayable)", LETTERS)
 
 
 def _part(one: Evidence) -> str:
@@ -221,6 +219,6 @@ def _part(one: Evidence) -> str:
 
 
 def _legend(figure: Figure, kind: str) -> None:
-    how = "exact: places and rest sum to the logit" if kind == "exact" else "by gradient: an approximation"
-    text = f"orange speaks for the class, blue against it; {how}"
+    how = "exact: map and rest sum to the logit" if kind == "exact" else "by gradient: an approximation"
+    text = f"orange supports the class, blue opposes it; {how}"
     figure.supxlabel(text, fontsize=7.5, color=LIGHT.faint)

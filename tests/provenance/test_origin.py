@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from covpool.provenance.results import new_results, results_file, results_path
+from covpool.provenance.origin import new_results, results_file, results_path
 
 
 def test_a_development_version_writes_to_the_release_it_leads_to(tmp_path: Path) -> None:

@@ -19,14 +19,18 @@ from covpool.provenance.machine import (
 )
 
 Results = dict[str, Any]
-# Of its schemas, what all results have.
+# The package with the schema of what all results have in common.
 ORIGIN = "covpool.provenance"
 
 
 def new_results(rooms: Sequence[str], arguments: dict[str, Any], device: str, seed: int | None) -> Results:
-    """Which code was run how, on what; ``rooms`` are those of the package that the numbers depend on.
+    """Return the entries that all results have: code, arguments, versions and machine.
 
-    ``seed`` is ``None`` where nothing comes by chance.
+    Args:
+        rooms: subpackages of covpool that the results depend on.
+        arguments: of the command or function.
+        device: ``cpu`` or ``cuda``.
+        seed: random seed; ``None`` if nothing is random.
     """
     return {
         "schema_version": 1,
@@ -41,20 +45,20 @@ def new_results(rooms: Sequence[str], arguments: dict[str, Any], device: str, se
 
 
 def schema(package: str, name: str) -> dict[str, Any]:
-    """A JSON schema that is part of a package of ours."""
+    """Load a JSON schema of a subpackage of covpool."""
     file = resources.files(package).joinpath("schemas", f"{name}.json")
     loaded: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     return loaded
 
 
 def check_schema(results: Results, package: str, name: str) -> None:
-    """Raise if results do not follow a schema; needs jsonschema, and passes without it.
+    """Raise if results do not follow a schema; without jsonschema installed, do nothing.
 
-    Schemas refer to others of their package, and to ``origin.json``, by the names of their files.
+    Schemas refer to others of their package, and to ``origin.json``, by file name.
     """
     if find_spec("jsonschema") is None:
         return
-    referencing = import_module("referencing")  # which jsonschema brings along
+    referencing = import_module("referencing")  # a dependency of jsonschema
     others = [
         (file.name, referencing.Resource.from_contents(json.loads(file.read_text(encoding="utf-8"))))
         for place in (ORIGIN, package)
@@ -65,11 +69,11 @@ def check_schema(results: Results, package: str, name: str) -> None:
 
 
 def results_path(out: str | Path, name: str, results: Results) -> Path:
-    """Of results that begin as :func:`covpool.provenance.results.new_results` has it."""
+    """Return the file of results: in a folder per release, named by machine and device."""
     file = f"{name}--{machine_name(results['machine'])}--{results['device']}.json"
     return Path(out) / release(str(results["versions"]["covpool"])) / file
 
 
 def results_file(folder: Path, name: str) -> Path | None:
-    """What a page shows of a release: of several machines' files the first by name, ``None`` without any."""
+    """Return the results file that a page shows: the first by name, or ``None`` if there is none."""
     return min(folder.glob(f"{name}--*.json"), default=None)

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
-from covpool import create_model
+from covpool import create_model, save_model
+from covpool.cli.main import main
 from covpool.explain.diagnosis import Diagnosis, diagnose, summed_up, warnings
 from covpool.functional import covariance
 from covpool.models.model import PooledClassifier
@@ -97,7 +101,7 @@ def test_channels_that_are_all_constant() -> None:
     found = diagnose(model, images(1))
     assert (found.constant, found.effective_rank) == (1.0, 0.0)
     assert warnings(found)[0] == (
-        "100% of the channels are constant: does the network get what it was made for?"
+        "100% of the channels are constant: check the preprocessing and the weights"
     )
 
 
@@ -107,7 +111,7 @@ def test_a_model_without_classifier() -> None:
 
 
 def test_no_images() -> None:
-    with pytest.raises(ValueError, match="no image to diagnose by"):
+    with pytest.raises(ValueError, match="no readable image to diagnose"):
         diagnose(made(), [])
 
 
@@ -124,7 +128,7 @@ def test_words(healthy: Diagnosis) -> None:
     cases: dict[str, tuple[str, Any]] = {
         "41% of the channels are constant; try dim=128": ("constant", 0.41),
         "1.2 of 256 directions": ("effective_rank", 1.2),
-        "after 2 steps the result is far from a root (residual 0.90); try more steps": (
+        "after 2 steps the result is far from a square root (residual 0.90); try more steps": (
             "residuals",
             (1.0, 0.9),
         ),
@@ -134,3 +138,22 @@ def test_words(healthy: Diagnosis) -> None:
     for sentence, (name, value) in cases.items():
         (said,) = warnings(dataclasses.replace(wide, **{name: value}))
         assert said.startswith(sentence)
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.manual_seed(0)
+    save_model(create_model("test_resnet", dim=8, num_classes=3), tmp_path / "bundle")
+    (tmp_path / "images").mkdir()
+    for i in range(3):
+        noise = torch.randint(0, 256, (64, 64, 3), dtype=torch.uint8).numpy()
+        Image.fromarray(noise).save(tmp_path / "images" / f"{i}.png")
+    (tmp_path / "images" / "bad.png").write_bytes(b"\x89PNG and no more")
+    words = [str(tmp_path / "bundle"), str(tmp_path / "images"), "--out", str(tmp_path / "out")]
+    assert main(["diagnose", *words]) == 0
+    said = capsys.readouterr().out
+    assert "isqrt_cov, 8 channels, 100 positions" in said
+    assert "of 3 images" in said
+    found = json.loads((tmp_path / "out" / "diagnosis.json").read_text())
+    assert found["images"] == 3
+    assert len(found["spectrum"]) == 8
+    assert (tmp_path / "out" / "diagnosis.png").read_bytes()[:4] == b"\x89PNG"

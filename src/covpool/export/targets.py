@@ -1,0 +1,215 @@
+"""The export targets: one class per file format, which writes, loads and runs its file.
+
+To add a target, write a subclass of :class:`Target` and add it to ``TARGETS``.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import warnings
+import zipfile
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import onnx
+import torch
+from google.protobuf.message import DecodeError
+from onnx import ModelProto
+
+from covpool.durable import write_file
+from covpool.errors import UsageError
+from covpool.export.graph import INPUT, OUTPUT, Array, Runner, Traced, onnx_session, to_onnx, torch_runner
+from covpool.export.onnx_precision import to_float16, to_int8
+from covpool.export.parity import Parity, Tolerance
+
+# The size limit of a protobuf message.
+MAX_BYTES = 2**31 - 1
+
+
+@dataclass(frozen=True, eq=False)
+class Exportable:
+    """The input of :meth:`Target.write`.
+
+    Attributes:
+        traced: the graph.
+        calibration: reads batches of training images, as the graph receives them.
+    """
+
+    traced: Traced
+    calibration: Callable[[], Sequence[Array]]
+
+    @cached_property
+    def onnx(self) -> ModelProto:
+        """The graph in ONNX, converted once."""
+        return to_onnx(self.traced)
+
+
+class Target(ABC):
+    """A file format.
+
+    Attributes:
+        name: in ``--formats`` and in results.
+        file: the name of the exported file.
+        precision: of the backbone.
+        tolerance: how far the file may differ from the model.
+        needs_calibration: whether writing the file needs training images.
+    """
+
+    name: ClassVar[str]
+    file: ClassVar[str]
+    precision: ClassVar[str]
+    tolerance: ClassVar[Tolerance]
+    needs_calibration: ClassVar[bool] = False
+
+    @abstractmethod
+    def write(self, model: Exportable, path: Path, metadata: Mapping[str, str]) -> None:
+        """Write the file with its metadata."""
+
+    @abstractmethod
+    def load(self, path: Path) -> Runner:
+        """Load the file, and return a function that runs it on images."""
+
+    @abstractmethod
+    def read_metadata(self, path: Path) -> dict[str, str]:
+        """Return the metadata in the file."""
+
+    def objection(self, parity: Parity) -> str | None:
+        """Say how the file exceeds its tolerance; ``None`` if it does not."""
+        if parity.top1 < self.tolerance.top1:
+            return (
+                f"{self.file} predicts torch's top-1 class on {parity.agreeing} of {parity.images} images "
+                f"({100 * parity.top1:.2f} %); {self.precision} requires {100 * self.tolerance.top1:g} %"
+            )
+        if self.tolerance.relative is not None and not parity.relative <= self.tolerance.relative:
+            return (
+                f"the logits of {self.file} differ from torch's by {parity.relative:.1e} of the largest "
+                f"logit; {self.precision} allows {self.tolerance.relative:g}"
+            )
+        return None
+
+
+class Onnx(Target):
+    """ONNX in float32, run by ONNX Runtime."""
+
+    name, file, precision = "onnx", "model.onnx", "float32"
+    tolerance = Tolerance(top1=1.0, relative=1e-3)
+
+    def convert(self, model: Exportable) -> ModelProto:
+        """Return the graph in the precision of the file."""
+        return model.onnx
+
+    def write(self, model: Exportable, path: Path, metadata: Mapping[str, str]) -> None:
+        """Write the graph, without the file names that its nodes carry; raise if it is too large for ONNX."""
+        written = ModelProto()
+        written.CopyFrom(self.convert(model))
+        for node in written.graph.node:
+            del node.metadata_props[:]
+        onnx.helper.set_model_props(written, dict(metadata))
+        if (size := written.ByteSize()) > MAX_BYTES:
+            raise UsageError(
+                f"{path.name} would have {size / 1e9:.1f} GB; an ONNX file holds at most 2.1 GB. "
+                "Use --formats torch."
+            )
+        write_file(path, written.SerializeToString())
+
+    def load(self, path: Path) -> Runner:
+        """Run the file with ONNX Runtime."""
+        session = onnx_session(path)
+
+        def run(images: Array) -> Array:
+            (logits,) = session.run([OUTPUT], {INPUT: np.ascontiguousarray(images)})
+            return np.asarray(logits)
+
+        return run
+
+    def read_metadata(self, path: Path) -> dict[str, str]:
+        """Return the metadata of the ONNX model."""
+        try:
+            model = onnx.load(path, load_external_data=False)
+        except DecodeError as error:
+            raise UsageError(f"{path} is not an ONNX file") from error
+        return {entry.key: entry.value for entry in model.metadata_props}
+
+
+class OnnxFloat16(Onnx):
+    """ONNX with the backbone in float16."""
+
+    name, file, precision = "onnx-float16", "model-float16.onnx", "float16"
+    tolerance = Tolerance(top1=0.99, relative=None)
+
+    def convert(self, model: Exportable) -> ModelProto:
+        """Return the graph with the backbone in float16."""
+        return to_float16(model.onnx)
+
+
+class OnnxInt8(Onnx):
+    """ONNX with most of the backbone in int8."""
+
+    name, file, precision = "onnx-int8", "model-int8.onnx", "int8"
+    tolerance = Tolerance(top1=0.97, relative=None)
+    needs_calibration = True
+
+    def convert(self, model: Exportable) -> ModelProto:
+        """Return the graph with the backbone in int8."""
+        return to_int8(model.onnx, model.calibration())
+
+
+class TorchExport(Target):
+    """torch.export in float32, run by torch."""
+
+    name, file, precision = "torch", "model.pt2", "float32"
+    tolerance = Tolerance(top1=1.0, relative=1e-3)
+
+    def write(self, model: Exportable, path: Path, metadata: Mapping[str, str]) -> None:
+        """Write the program; each metadata entry is an extra file."""
+        buffer = io.BytesIO()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about channels-last weights, which are saved correctly
+            torch.export.save(model.traced.program, buffer, extra_files=dict(metadata))
+        write_file(path, buffer.getvalue())
+
+    def load(self, path: Path) -> Runner:
+        """Run the file with torch."""
+        return torch_runner(torch.export.load(path).module())
+
+    def read_metadata(self, path: Path) -> dict[str, str]:
+        """Return the extra files, without loading the program."""
+        try:
+            with zipfile.ZipFile(path) as archive:
+                names = [name for name in archive.namelist() if "/extra/" in name]
+                return {name.partition("/extra/")[2]: archive.read(name).decode() for name in names}
+        except zipfile.BadZipFile as error:
+            raise UsageError(f"{path} is not a torch.export file") from error
+
+
+TARGETS: dict[str, Target] = {
+    target.name: target
+    for target in (
+        Onnx(),
+        OnnxFloat16(),
+        OnnxInt8(),
+        TorchExport(),
+    )
+}
+
+
+def read_metadata(path: str | Path) -> dict[str, Any]:
+    """Return the metadata of an exported file: classes, preprocessing, input, output and more.
+
+    Raises:
+        UsageError: if covpool did not export the file.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(2, "No such file", str(path))
+    same_suffix = (target for target in TARGETS.values() if Path(target.file).suffix == path.suffix)
+    found = next(same_suffix, TARGETS["onnx"]).read_metadata(path)
+    if not found.get("covpool"):
+        raise UsageError(f"{path} was not exported by covpool: it has no metadata on classes")
+    return {name: json.loads(text) for name, text in found.items()}
