@@ -3,8 +3,8 @@
 # Annotations are not postponed here: jsonargparse would import what is for type checkers to evaluate them.
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
 
+from covpool.data.layouts import Layout
 from covpool.errors import UsageError
 
 REPORT = "problems.csv"
@@ -29,7 +29,7 @@ class Arguments:
 
     data: str
     out: Path | None = None
-    layout: Literal["auto", "csv", "cub", "aircraft", "cars", "folder", "shards"] = "auto"
+    layout: Layout = "auto"
     workers: int | None = None
 
 

@@ -4,6 +4,8 @@
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from covpool.data.layouts import Layout
+
 EXAMPLE = "covpool eval runs/birds/bundle birds --out runs/birds/evaluation"
 
 
@@ -33,7 +35,7 @@ class Arguments:
     data: str
     out: str = "evaluation"
     split: str = "test"
-    layout: Literal["auto", "csv", "cub", "aircraft", "cars", "folder", "shards"] = "auto"
+    layout: Layout = "auto"
     views: Literal["one", "flip", "ten-crop"] = "one"
     batch_size: int = 64
     workers: int = 2

@@ -4,6 +4,8 @@
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from covpool.data.layouts import Layout
+
 EXAMPLE = "covpool retrieve runs/birds/bundle birds --out runs/birds/retrieval"
 
 
@@ -39,7 +41,7 @@ class Arguments:
     out: str = "retrieval"
     split: str = "test"
     gallery: str | None = None
-    layout: Literal["auto", "csv", "cub", "aircraft", "cars", "folder", "shards"] = "auto"
+    layout: Layout = "auto"
     at: tuple[int, ...] = (1, 2, 4, 8)
     engine: Literal["exact", "faiss"] = "exact"
     batch_size: int = 64

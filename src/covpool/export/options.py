@@ -13,7 +13,6 @@ from torch import Tensor
 
 from covpool.data.image_set import ImageSet
 from covpool.data.loader import EvaluationLoader
-from covpool.data.shards.reader import ShardSet
 from covpool.data.sources import splits
 from covpool.data.transforms import Preprocessing, normalize_transform, pixels_transform
 from covpool.errors import UsageError
@@ -119,7 +118,7 @@ class Source:
         images = open_split(model, self.path, split, self.layout)
         if count >= len(images):
             return images
-        return sample(images.some(count, seed) if isinstance(images, ShardSet) else images, count, seed)
+        return sample(images.some(count, seed), count, seed)
 
     def pixels(self, images: ImageSet, preprocessing: Preprocessing, progress: Progress) -> Iterator[Tensor]:
         """Batches ``(B, 3, size, size)`` in uint8; what cannot be read is left out."""

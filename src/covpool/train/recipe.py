@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
+from covpool.data.layouts import Layout
 from covpool.data.transforms import Augmentation
 from covpool.errors import UsageError
 from covpool.functional.arguments import check_choice, check_whole
@@ -37,7 +38,7 @@ class DataOptions:
     """
 
     path: str = ""
-    layout: Literal["auto", "csv", "cub", "aircraft", "cars", "folder", "shards"] = "auto"
+    layout: Layout = "auto"
     val_fraction: float = 0.1
     limit: int | None = None
     balance: Literal["none", "weights", "sampling"] = "none"
