@@ -21,7 +21,8 @@ class Arguments:
 
     Attributes:
         data: a folder of classes, with or without train, val and test; a CSV of path,label; CUB-200-2011,
-            FGVC-Aircraft or Stanford Cars as their authors ship them; or shards.
+            FGVC-Aircraft or Stanford Cars as their authors ship them; Parquet files of image and
+            label; or shards.
         out: the CSV, ``problems.csv`` in the current folder if not given.
         layout: of the data; ``auto`` finds it out.
         workers: threads that read images; as many as there are cores if not given.

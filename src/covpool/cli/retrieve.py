@@ -21,7 +21,8 @@ class Arguments:
     Attributes:
         bundle: a folder of covpool train or covpool convert.
         data: a folder of classes, with or without train, val and test; a CSV of path,label; CUB-200-2011,
-            FGVC-Aircraft or Stanford Cars as their authors ship them; or shards.
+            FGVC-Aircraft or Stanford Cars as their authors ship them; Parquet files of image and
+            label; or shards.
         out: a new folder for the results, or that of an earlier search.
         split: of the queries: train, val or test, or several joined by a plus.
         gallery: the split that is searched, or several joined by a plus; if not given that of the queries.

@@ -139,7 +139,8 @@ def open_data(options: DataOptions, seed: int) -> Splits:
         if train.group_sizes() is not None:
             raise UsageError(
                 f"{options.path} has no val, and shards cannot be divided: pass --val-fraction to 'covpool "
-                "shard', or --data.val-fraction 0 here to keep the last epoch instead of the best"
+                "shard', name some Parquet files validation-*.parquet, or pass --data.val-fraction 0 here to "
+                "keep the last epoch instead of the best"
             )
         train, val = _set_aside(train, options.val_fraction, seed)
     if options.limit is not None:
@@ -156,7 +157,9 @@ def joined(train: ImageSet, val: ImageSet) -> ImageSet:
         ValueError: if they are shards.
     """
     if train.group_sizes() is not None or val.group_sizes() is not None:
-        raise UsageError("refit needs train and val together, and shards cannot be joined: write them as one")
+        raise UsageError(
+            "refit needs train and val together; shards and Parquet files cannot be joined: write them as one"
+        )
     return Joined((train, val))
 
 
@@ -165,7 +168,9 @@ def make_order(images: ImageSet, options: DataOptions, batch_size: int, seed: in
     sizes = images.group_sizes()
     if options.balance == "sampling":
         if sizes is not None:
-            raise UsageError("shards are read in a row, so classes cannot be drawn: use --balance weights")
+            raise UsageError(
+                "shards and Parquet files are read in order, not drawn by class: use --balance weights"
+            )
         return BalancedOrder(np.asarray(images.labels), batch_size, seed)
     if sizes is not None:
         return ShardOrder(sizes, batch_size, seed, options.window)
