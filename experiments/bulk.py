@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from covpool.data.order import permutation
-from covpool.data.sources.inputs import open_input
+from covpool.data.sources import open_unlabeled
 from covpool.data.transforms import Preprocessing
 from covpool.device import autocast
 from covpool.durable import replace_file
@@ -70,7 +70,7 @@ def run(photos: Path) -> dict[str, Any]:
 
 
 def _some_files(photos: Path) -> list[bytes]:
-    images = open_input(photos)
+    images = open_unlabeled(photos)
     return [images.read(i) for i in permutation(len(images), "photographs", SEED)[:PHOTOS].tolist()]
 
 

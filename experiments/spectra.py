@@ -174,7 +174,7 @@ def photographs(data: Path, weights: Path, size: int) -> Iterator[Tensor]:
     model = lite0(weights, size)
     transform = evaluation_transform(Preprocessing.of(model.pretrained_cfg))
     images = open_images(data, "test")
-    labels = [int(images.labels[i]) for i in range(len(images))]
+    labels = [images.label(i) for i in range(len(images))]
     for label in sorted(set(labels)):
         picture = transform(decode(images.read(labels.index(label))))
         yield model.forward_features(picture.unsqueeze(0)).flatten(2).double()

@@ -67,7 +67,7 @@ def features(data: Path, split: str, weights: Path, size: int) -> Features:
     images = open_images(data, split)
     numbers = range(len(images))
     maps = [model.forward_features(transform(decode(images.read(i)))[None]) for i in numbers]
-    labels = torch.tensor([int(images.labels[i]) for i in numbers])
+    labels = torch.tensor([images.label(i) for i in numbers])
     return Features(torch.cat(maps).flatten(2), labels, tuple(map(images.name, numbers)), images.classes)
 
 

@@ -19,8 +19,8 @@ from covpool.cli.check import Arguments
 from covpool.cli.main import main
 from covpool.data import look as collection
 from covpool.data.check import REMEDIES, check
+from covpool.data.layouts import SOURCES, UNLABELED
 from covpool.data.look import Look
-from covpool.data.sources.layouts import LAYOUTS, SHARDS
 from tests.data.pictures import RED, jpeg
 from tests.data.trees import digests, plant, write
 
@@ -40,7 +40,7 @@ def test_options_are_those_of_the_library() -> None:
     parameters = inspect.signature(check).parameters
     example = Arguments("set")
     assert (example.layout, example.workers) == (parameters["layout"].default, parameters["workers"].default)
-    assert set(get_args(get_type_hints(Arguments)["layout"])) == {"auto", *LAYOUTS, SHARDS}
+    assert set(get_args(get_type_hints(Arguments)["layout"])) == {"auto", *SOURCES} - set(UNLABELED)
 
 
 def test_as_a_person_runs_it(messy: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,7 +121,7 @@ def test_no_report_goes_into_the_data_unasked(
         ([".", "--out", "none/problems.csv"], "none is no folder that a report could go into"),
         (
             ["SET", "--layout", "zip"],
-            "--layout takes auto, csv, cub, aircraft, cars, folder or shards; got zip",
+            "--layout takes auto, csv, shards, cub, aircraft, cars, parquet or folder; got zip",
         ),
         (["SET", "--workers", "0"], "workers must be at least 1; got 0"),
     ],
@@ -146,7 +146,7 @@ def test_names_that_are_no_text(messy: Path, capsys: pytest.CaptureFixture[str])
 def test_ctrl_c(messy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     looked = []
 
-    def slowly(images: Any, i: int) -> Look:
+    def slowly(images: Any, i: int, lock: object) -> Look:
         looked.append(i)
         if len(looked) == 3:
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)

@@ -10,9 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from covpool.data.image_set import BaseSet
+
 
 @dataclass(frozen=True)
-class MemoryImages:
+class MemoryImages(BaseSet):
     """Bytes by name, with labels."""
 
     classes: tuple[str, ...]

@@ -310,7 +310,7 @@ def test_an_error_in_a_thread_is_raised_and_the_rest_is_not_looked_at(
 ) -> None:
     looked = []
 
-    def fail(images: object, i: int) -> object:
+    def fail(images: object, i: int, lock: object) -> object:
         looked.append(i)
         if len(looked) > 1:
             time.sleep(0.5)  # meanwhile the error of the first is met

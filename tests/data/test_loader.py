@@ -22,6 +22,7 @@ from covpool.data.sources import open_images
 from covpool.data.transforms import Augmentation, Preprocessing, evaluation_transform, training_transform
 from covpool.errors import DataError
 from tests.data.memory_images import MemoryImages, memory_images
+from tests.data.parquet_files import write_parquet
 from tests.data.pictures import SPARROWS, jpeg, needs_sparrows
 
 # Three workers on a machine of two cores are what is tested.
@@ -36,20 +37,26 @@ STEPS = COUNT // BATCH
 Make = Callable[[], tuple[ImageSet, Order]]
 
 
-@pytest.fixture(params=["folder", "shards", "balanced"])
+@pytest.fixture(params=["folder", "shards", "parquet", "balanced"])
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
     """A set and its order, anew at each call, as in a new process."""
     if request.param == "folder":
         return lambda: (memory_images(COUNT), FolderOrder(COUNT, BATCH, seed=3))
     if request.param == "balanced":
         return lambda: (memory_images(COUNT), BalancedOrder(memory_images(COUNT).labels, BATCH, seed=3))
-    write_shards(memory_images(COUNT), tmp_path / "shards", shard_bytes=6_000)
+    if request.param == "parquet":
+        path = write_parquet(memory_images(COUNT), tmp_path / "train.parquet")
+    else:
+        path = tmp_path / "shards"
+        write_shards(memory_images(COUNT), path, shard_bytes=6_000)
 
-    def shards() -> tuple[ImageSet, Order]:
-        images = open_shards(tmp_path / "shards")
-        return images, ShardOrder(images.index.counts, BATCH, seed=3, window=3)
+    def grouped() -> tuple[ImageSet, Order]:
+        images = open_images(path)
+        sizes = images.group_sizes()
+        assert sizes is not None
+        return images, ShardOrder(sizes, BATCH, seed=3, window=3)
 
-    return shards
+    return grouped
 
 
 def loader(make: Make, **options: Any) -> TrainingLoader:

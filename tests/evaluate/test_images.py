@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from covpool.data.shards.reader import fingerprint
 from covpool.data.sources import open_images
 from covpool.inference.forward import open_split
 from covpool.models import create_model
@@ -38,8 +37,8 @@ def test_labels_are_the_models(tmp_path: Path, known: tuple[str, ...]) -> None:
     assert [images.name(i) for i in range(len(images))] == ["test/jay/a.jpg", "test/wren/a.jpg"]
     assert images.read(1) == (tmp_path / "test/wren/a.jpg").read_bytes()
     plain = open_images(tmp_path, "test")
-    assert len({fingerprint(plain), fingerprint(images)}) == 2
-    assert fingerprint(images) == fingerprint(open_split(a_model(*known), str(tmp_path), "test"))
+    assert len({plain.fingerprint(), images.fingerprint()}) == 2
+    assert images.fingerprint() == open_split(a_model(*known), str(tmp_path), "test").fingerprint()
 
 
 def test_other_classes_are_told(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from covpool import create_model, save_model
-from covpool.reproduce import location_maps
+from experiments import location_maps
 from experiments.location_maps import areas, centre_first
 from tests.data.pictures import SPARROWS, needs_sparrows
 

@@ -3,8 +3,8 @@
 # Annotations are not postponed here: jsonargparse would import what is for type checkers to evaluate them.
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
 
+from covpool.data.layouts import Layout
 from covpool.errors import UsageError
 
 REPORT = "problems.csv"
@@ -21,7 +21,8 @@ class Arguments:
 
     Attributes:
         data: a folder of classes, with or without train, val and test; a CSV of path,label; CUB-200-2011,
-            FGVC-Aircraft or Stanford Cars as their authors ship them; or shards.
+            FGVC-Aircraft or Stanford Cars as their authors ship them; Parquet files of image and
+            label; or shards.
         out: the CSV, ``problems.csv`` in the current folder if not given.
         layout: of the data; ``auto`` finds it out.
         workers: threads that read images; as many as there are cores if not given.
@@ -29,7 +30,7 @@ class Arguments:
 
     data: str
     out: Path | None = None
-    layout: Literal["auto", "csv", "cub", "aircraft", "cars", "folder", "shards"] = "auto"
+    layout: Layout = "auto"
     workers: int | None = None
 
 

@@ -4,6 +4,8 @@
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from covpool.data.layouts import Layout
+
 EXAMPLE = "covpool eval runs/birds/bundle birds --out runs/birds/evaluation"
 
 
@@ -17,7 +19,8 @@ class Arguments:
     Attributes:
         bundle: a folder of covpool train or covpool convert.
         data: a folder of classes, with or without train, val and test; a CSV of path,label; CUB-200-2011,
-            FGVC-Aircraft or Stanford Cars as their authors ship them; or shards.
+            FGVC-Aircraft or Stanford Cars as their authors ship them; Parquet files of image and
+            label; or shards.
         out: a new folder for the results, or that of an earlier evaluation.
         split: train, val or test, or several joined by a plus.
         layout: of the data; ``auto`` finds it out.
@@ -33,7 +36,7 @@ class Arguments:
     data: str
     out: str = "evaluation"
     split: str = "test"
-    layout: Literal["auto", "csv", "cub", "aircraft", "cars", "folder", "shards"] = "auto"
+    layout: Layout = "auto"
     views: Literal["one", "flip", "ten-crop"] = "one"
     batch_size: int = 64
     workers: int = 2

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from covpool.data.layouts import Layout
 from covpool.errors import UsageError
 
 EXAMPLE = "covpool export runs/birds/bundle --data birds --out runs/birds/exported"
@@ -43,7 +44,7 @@ class Arguments:
     preprocessing: Literal["inside", "beside"] = "inside"
     free_size: bool = True
     split: str | None = None
-    layout: Literal["auto", "csv", "cub", "aircraft", "cars", "folder", "shards"] = "auto"
+    layout: Layout = "auto"
     images: int = 1000
     calibration: int = 128
     rounds: int = 100

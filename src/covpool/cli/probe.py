@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from covpool.data.layouts import Layout
+
 EXAMPLE = "covpool probe birds --model lcnet_050 --weights lcnet_050.pth --seeds 1"
 
 
@@ -68,7 +70,7 @@ class Arguments:
     out: Path = Path("probe")
     cache: Path = Path("probe-cache")
     max_cache: float = 20.0
-    layout: Literal["auto", "csv", "cub", "aircraft", "cars", "folder", "shards"] = "auto"
+    layout: Layout = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
 
 

@@ -4,6 +4,8 @@
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from covpool.data.layouts import Layout
+
 EXAMPLE = "covpool retrieve runs/birds/bundle birds --out runs/birds/retrieval"
 
 
@@ -19,7 +21,8 @@ class Arguments:
     Attributes:
         bundle: a folder of covpool train or covpool convert.
         data: a folder of classes, with or without train, val and test; a CSV of path,label; CUB-200-2011,
-            FGVC-Aircraft or Stanford Cars as their authors ship them; or shards.
+            FGVC-Aircraft or Stanford Cars as their authors ship them; Parquet files of image and
+            label; or shards.
         out: a new folder for the results, or that of an earlier search.
         split: of the queries: train, val or test, or several joined by a plus.
         gallery: the split that is searched, or several joined by a plus; if not given that of the queries.
@@ -39,7 +42,7 @@ class Arguments:
     out: str = "retrieval"
     split: str = "test"
     gallery: str | None = None
-    layout: Literal["auto", "csv", "cub", "aircraft", "cars", "folder", "shards"] = "auto"
+    layout: Layout = "auto"
     at: tuple[int, ...] = (1, 2, 4, 8)
     engine: Literal["exact", "faiss"] = "exact"
     batch_size: int = 64

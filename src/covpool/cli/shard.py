@@ -5,14 +5,15 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
+from covpool.data.layouts import Layout
 from covpool.errors import UsageError
 
 if TYPE_CHECKING:
     from covpool.data.image_set import ImageSet
     from covpool.data.shards.index import ShardIndex
-    from covpool.data.sources.listing import Split
+    from covpool.data.sources import Split
 
 EXAMPLE = "covpool shard birds --out birds-shards"
 
@@ -43,7 +44,7 @@ class Arguments:
     out: str | None = None
     index: bool = False
     classes: Path | None = None
-    layout: Literal["auto", "csv", "cub", "aircraft", "cars", "folder"] = "auto"
+    layout: Layout = "auto"
     megabytes: int = 256
     seed: int = 0
     val_fraction: float = 0.0

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from covpool.data.layouts import Layout
 from covpool.errors import UsageError
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class Arguments:
     data: str
     out: Path | None = None
     split: str = "train"
-    layout: Literal["auto", "csv", "cub", "aircraft", "cars", "folder", "shards"] = "auto"
+    layout: Layout = "auto"
     features: Path | None = None
     c: float = 1.0
     calibrate: bool = False

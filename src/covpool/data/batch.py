@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import torch
 from PIL import Image
@@ -19,14 +19,6 @@ Transform = Callable[[Image.Image], Tensor]
 
 # Others that are tried in place of a bad image, the first half of them near it.
 ATTEMPTS = 16
-
-
-@runtime_checkable
-class HasNear(Protocol):
-    """A set whose samples lie together."""
-
-    def near(self, i: int) -> range:
-        """The samples that are read most cheaply after this one."""
 
 
 class BadImage(NamedTuple):
@@ -113,7 +105,7 @@ class BatchDataset(Dataset[Batch | Failure]):
             picture = self._picture(i, bad)
             if picture is not None:
                 with torch_seeded("augmentation", self.seed, *draw):
-                    return self.transform(picture), int(self.images.labels[i])
+                    return self.transform(picture), self.images.label(i)
             if not self.replace:
                 return None
         raise DataError(
@@ -133,10 +125,8 @@ class BatchDataset(Dataset[Batch | Failure]):
         return None
 
     def _substitute(self, draw: Draw, attempt: int) -> int:
-        """Another sample, by chance but always the same; of the same shard first, which is at hand."""
-        among = range(len(self.images))
-        if attempt <= ATTEMPTS // 2 and isinstance(self.images, HasNear):
-            among = self.images.near(draw.id)
+        """Return another sample, chosen by the seed; the first attempts stay in the same group."""
+        among = self.images.near(draw.id) if attempt <= ATTEMPTS // 2 else range(len(self.images))
         return among[number("replacement", self.seed, draw.epoch, draw.id, attempt) % len(among)]
 
     def _no_images(self) -> Tensor:

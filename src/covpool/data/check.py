@@ -15,9 +15,9 @@ from pathlib import Path
 from covpool.data.decode import BEGINNING, EXTENSIONS, format_of
 from covpool.data.image_set import ENCODING, ERRORS, ImageSet, class_counts
 from covpool.data.look import Collection, Problem, Progress
-from covpool.data.sources.folder import is_image, is_visible, split_folders
-from covpool.data.sources.layouts import layout_of, read_splits
-from covpool.data.sources.listing import Split
+from covpool.data.remote import is_image, is_visible
+from covpool.data.sources import Split, layout_of, read_splits
+from covpool.data.sources.folder import split_folders
 from covpool.durable import replace_file
 from covpool.errors import UsageError
 from covpool.wording import counted

@@ -5,17 +5,16 @@ from __future__ import annotations
 import functools
 import io
 import re
-from typing import Any, Literal
+import threading
 
 import numpy as np
 from PIL import ExifTags, Image, ImageCms, ImageFile, UnidentifiedImageError
+
+# Imported here, or Pillow would import all its readers to find them.
 from PIL import TiffImagePlugin as _TiffImagePlugin  # noqa: F401
 from PIL import WebPImagePlugin as _WebPImagePlugin  # noqa: F401
 
 from covpool.errors import BadImageError
-
-Reason = Literal["unreadable", "truncated", "too large", "format"]
-
 
 # What is read, and by which names its files go. The first is what to rename a file to.
 EXTENSIONS = {
@@ -64,45 +63,30 @@ def format_of(data: bytes) -> str | None:
     return next((name for name, pattern in _COMPILED.items() if pattern.match(beginning)), None)
 
 
-NAME = "covpool_strict"
-# It decodes a whole file at once, and raises in any case.
-STRICT_ALREADY = ("libtiff",)
+class _StrictLoading:
+    """While in use by any thread, Pillow raises for damaged files, whatever another library told it.
 
-
-def make_strict(image: ImageFile.ImageFile) -> None:
-    """Have an image that is not loaded yet raise when its loading fails."""
-    image.tile = [
-        tile if tile[0] in STRICT_ALREADY else tile._replace(codec_name=NAME, args=(tile[0], tile[3]))
-        for tile in image.tile
-    ]
-
-
-class StrictDecoder:
-    """Another decoder of Pillow, whose errors are exceptions.
-
-    Args:
-        mode: of the image.
-        name: of the other decoder.
-        args: for it.
-        extra: for it, too.
+    ``ImageFile.LOAD_TRUNCATED_IMAGES`` has its former value again after the last thread leaves.
     """
 
-    def __init__(self, mode: str, name: str, args: Any, *extra: Any) -> None:
-        self._decoder = Image._getdecoder(mode, name, args, extra)
-        self.pulls_fd = self._decoder.pulls_fd
-        self.setimage, self.cleanup = self._decoder.setimage, self._decoder.cleanup
-        self.setfd = getattr(self._decoder, "setfd", None)
+    def __init__(self) -> None:
+        self._lock, self._users, self._before = threading.Lock(), 0, False
 
-    def decode(self, data: bytes) -> tuple[int, int]:
-        """As the other one."""
-        consumed, error = self._decoder.decode(data)
-        if error < 0:
-            raise OSError(f"decoder error {error}")
-        return consumed, error
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._users:
+                self._before = ImageFile.LOAD_TRUNCATED_IMAGES
+                ImageFile.LOAD_TRUNCATED_IMAGES = False
+            self._users += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                ImageFile.LOAD_TRUNCATED_IMAGES = self._before
 
 
-Image.register_decoder(NAME, StrictDecoder)  # type: ignore[arg-type]  # it has all that Pillow uses
-
+_STRICT = _StrictLoading()
 
 WHITE = (255, 255, 255)
 KINDS = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB")
@@ -180,11 +164,6 @@ def _to_srgb(profile: bytes, mode: str) -> ImageCms.ImageCmsTransform | None:
     )
 
 
-# TIFF and WebP are imported here, or Pillow would import all its readers to find them.
-
-
-__all__ = ["BadImageError", "decode"]
-
 # A longer image, brought to a usual shorter side, would take gigabytes.
 MAX_PROPORTION = 100
 UPRIGHT = {
@@ -215,8 +194,9 @@ def decode(data: bytes) -> Image.Image:
     image_format = _format(data)
     stream = _Stream(data)
     try:
-        image = _load(stream, image_format)
-        rgb = _upright(to_rgb(image), image)
+        with _STRICT:
+            image = _load(stream, image_format)
+            rgb = _upright(to_rgb(image), image)
     except (BadImageError, MemoryError):
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -249,10 +229,7 @@ def _load(stream: _Stream, image_format: str) -> Image.Image:
     pixels, limit = image.width * image.height, Image.MAX_IMAGE_PIXELS
     if limit is not None and pixels > limit:
         raise BadImageError("too large", f"it has {pixels:,} pixels, and Pillow's limit is {limit:,}")
-    if ImageFile.LOAD_TRUNCATED_IMAGES:
-        make_strict(image)
     image.load()
-    # Pillow may have been told to fill up what is missing.
     if stream.is_exhausted:
         raise _truncated(image_format)
     return image

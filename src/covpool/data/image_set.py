@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,18 +14,18 @@ from numpy.typing import NDArray
 
 from covpool.errors import BadImageError
 
-# Names of files need not be UTF-8: what is not goes into a str and comes out of it unharmed.
+# File names need not be UTF-8. With these, any name becomes a str and the same bytes again.
 ENCODING, ERRORS = "utf-8", "surrogateescape"
 
 
 class Names(Sequence[str]):
-    """A sequence of names, kept as one run of bytes and the numbers where each name ends.
+    """A sequence of names, stored as one byte string and the offset where each name ends.
 
-    A list of strings takes up to twice the memory. And forked processes that only read it would copy all of
-    it in time, since Python counts the references to each string in the string.
+    A list of strings takes up to twice the memory. Forked processes would also copy such a list when they
+    read it, because Python stores a reference count in each string.
 
     Args:
-        names: the names, in order; they are consumed as they come.
+        names: the names, in order; an iterator is consumed.
 
     Example:
         >>> names = Names(f"{i}.jpg" for i in range(1000))
@@ -55,7 +56,7 @@ class Names(Sequence[str]):
         return self.joined[start : self.ends[index]].decode(ENCODING, ERRORS)
 
     def take(self, indices: Iterable[int]) -> Names:
-        """The names at some places."""
+        """Return the names at some indices."""
         return Names(self[int(index)] for index in indices)
 
     def _slice(self, places: range) -> Names:
@@ -76,53 +77,136 @@ class Names(Sequence[str]):
             yield len(self.joined)
 
 
-# A photograph at Pillow's limit of pixels, uncompressed and with 16 bits a colour, is half of this.
+# Twice the bytes of a photograph at Pillow's pixel limit, uncompressed, with 16 bits per color.
 MAX_FILE_BYTES = 1 << 30
 
 
 class Labels(Protocol):
-    """The class of each image, by number: an array, or something that looks it up."""
+    """The class of each image, by number: an array, or an object that looks labels up."""
 
     def __len__(self) -> int:
-        """As many as there are images."""
+        """Return the number of images."""
 
     def __getitem__(self, i: int, /) -> SupportsInt:
-        """The class of an image."""
+        """Return the class of an image."""
+
+
+class Group(NamedTuple):
+    """Consecutive images that one process should read.
+
+    Attributes:
+        name: of the file that holds them; empty for images in files of their own.
+        images: the number of images.
+    """
+
+    name: str
+    images: int
 
 
 @runtime_checkable
 class ImageSet(Protocol):
-    """Images with labels, by number from 0: files on a disk, or samples in shards."""
+    """Images by number from 0, with or without labels. :class:`BaseSet` has most of the methods."""
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The name of each class."""
+        """The name of each class; empty if the images have no labels."""
 
     @property
-    def labels(self) -> Labels:
-        """The class of each image, by number. ``numpy.asarray`` makes an array of it."""
+    def labels(self) -> Labels | None:
+        """The class of each image, for ``numpy.asarray``; ``None`` if the images have no labels."""
 
     def __len__(self) -> int:
-        """How many images there are."""
+        """Return the number of images."""
 
     def name(self, i: int) -> str:
-        """What tells an image from the others, and is the same on every machine, as its path in the set."""
-
-    def read(self, i: int) -> bytes:
-        """The bytes of an image's file.
+        """Return the id of an image, which is the same on every machine, for example its path in the set.
 
         Raises:
-            OSError: where the file cannot be read.
-            BadImageError: where what is there cannot be an image.
+            OSError: if the name is stored in a file that cannot be read.
         """
+
+    def label(self, i: int) -> int:
+        """Return the class of an image by number; -1 if the images have no labels."""
+
+    def read(self, i: int) -> bytes:
+        """Return the bytes of an image file.
+
+        Raises:
+            OSError: if this image cannot be read.
+            BadImageError: if the bytes cannot be an image.
+            ShardError: if no further image can be read.
+        """
+
+    def group_sizes(self) -> Sequence[int] | None:
+        """Return the number of images in each shard or row group; ``None`` if images are files of their own.
+
+        Sets with groups are read group by group: they cannot be joined, divided or drawn from at random.
+        """
+
+    def near(self, i: int) -> range:
+        """Return the images in the same group, which are cheap to read after this one."""
+
+    def some(self, count: int, seed: int) -> ImageSet:
+        """Return a set of a few groups, chosen by the seed, with at least ``count`` images."""
+
+    def groups(self, rows: int) -> Iterable[Group]:
+        """Return the units of bulk inference, in order, of about ``rows`` images; larger ones are divided."""
+
+    def fingerprint(self) -> str:
+        """Return a hash of classes, labels and names, which is equal for copies of a data set."""
+
+    def stamp(self) -> str:
+        """Return a hash of names, sizes and dates, which changes when a file of this copy does."""
+
+
+class BaseSet:
+    """Default methods of an :class:`ImageSet` whose images are files of their own."""
+
+    def label(self: ImageSet, i: int) -> int:
+        """Return the class of an image by number; -1 if the images have no labels."""
+        return -1 if self.labels is None else int(self.labels[i])
+
+    def group_sizes(self) -> Sequence[int] | None:
+        """Return ``None``: there are no groups."""
+        return None
+
+    def near(self: ImageSet, i: int) -> range:
+        """Return all images."""
+        return range(len(self))
+
+    def some(self: ImageSet, count: int, seed: int) -> ImageSet:
+        """Return the set itself."""
+        return self
+
+    def groups(self: ImageSet, rows: int) -> Iterable[Group]:
+        """Return one group."""
+        return [Group("", len(self))]
+
+    def fingerprint(self: ImageSet) -> str:
+        """Return a hash of classes, labels and names."""
+        labels = b"" if self.labels is None else np.asarray(self.labels, dtype=np.int64).tobytes()
+        names = (self.name(i).encode(ENCODING, ERRORS) + b"\0" for i in range(len(self)))
+        return digest_of(self.classes, labels, *names)
+
+    def stamp(self: ImageSet) -> str:
+        """Return the fingerprint."""
+        return self.fingerprint()
+
+
+def digest_of(classes: tuple[str, ...], *parts: bytes) -> str:
+    """Return the fingerprint of a set with these classes and contents."""
+    digest = hashlib.sha256(repr(classes).encode(ENCODING, ERRORS))
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
 
 
 def read_file(path: str) -> bytes:
-    """The bytes of a file that should be an image.
+    """Return the bytes of a file that should be an image.
 
     Raises:
-        OSError: where it cannot be read.
-        BadImageError: where it is far too large to be one.
+        OSError: if it cannot be read.
+        BadImageError: if it is much too large for an image.
     """
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -132,13 +216,13 @@ def read_file(path: str) -> bytes:
 
 
 @dataclass(frozen=True, eq=False)
-class ImageFiles:
-    """Images in files.
+class ImageFiles(BaseSet):
+    """Labeled images in files.
 
     Attributes:
         root: the folder that the names start from.
         classes: the name of each class.
-        names: a path for each image, by slashes, from ``root`` or from the root of the disk.
+        names: a path for each image, with slashes, relative to ``root`` or absolute.
         labels: the class of each image.
     """
 
@@ -151,17 +235,17 @@ class ImageFiles:
         return len(self.names)
 
     def name(self, i: int) -> str:
-        """The path of an image."""
+        """Return the path of an image."""
         return self.names[i]
 
     def read(self, i: int) -> bytes:
-        """The bytes of an image."""
+        """Return the bytes of an image."""
         return read_file(os.path.join(self.root, self.names[i]))
 
 
 @dataclass(frozen=True, eq=False)
-class Subset:
-    """Some images of a set.
+class Subset(BaseSet):
+    """Some images of a labeled set.
 
     Attributes:
         images: the set.
@@ -178,27 +262,31 @@ class Subset:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Those of the whole set, also where none of their images is among these."""
+        """All classes of the set, including those without an image in the subset."""
         return self.images.classes
 
     def __len__(self) -> int:
         return len(self.indices)
 
     def name(self, i: int) -> str:
-        """As in the whole set."""
+        """Return the name in the set."""
         return self.images.name(int(self.indices[i]))
 
     def read(self, i: int) -> bytes:
-        """As in the whole set."""
+        """Return the bytes of an image."""
         return self.images.read(int(self.indices[i]))
+
+    def fingerprint(self) -> str:
+        """Return a hash of the set's fingerprint and the indices."""
+        return digest_of(self.classes, self.images.fingerprint().encode() + self.indices.tobytes())
 
 
 @dataclass(frozen=True, eq=False)
-class Joined:
-    """Several sets as one, in a row.
+class Joined(BaseSet):
+    """Several labeled sets in sequence.
 
     Attributes:
-        sets: of the same classes.
+        sets: the sets, which have the same classes.
     """
 
     sets: tuple[ImageSet, ...]
@@ -210,21 +298,25 @@ class Joined:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Those of each."""
+        """The classes of each set."""
         return self.sets[0].classes
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def name(self, i: int) -> str:
-        """As in its own set."""
+        """Return the name in its own set."""
         images, place = self._find(i)
         return images.name(place)
 
     def read(self, i: int) -> bytes:
-        """As in its own set."""
+        """Return the bytes of an image."""
         images, place = self._find(i)
         return images.read(place)
+
+    def fingerprint(self) -> str:
+        """Return a hash of the sets' fingerprints."""
+        return digest_of(self.classes, "".join(images.fingerprint() for images in self.sets).encode())
 
     def _find(self, i: int) -> tuple[ImageSet, int]:
         for images in self.sets:
@@ -235,12 +327,12 @@ class Joined:
 
 
 @dataclass(frozen=True, eq=False)
-class Relabelled:
-    """A set with its labels among other classes.
+class Relabelled(BaseSet):
+    """A labeled set whose labels refer to another list of classes.
 
     Attributes:
         images: the set.
-        classes: all of its own, and perhaps others, in any order.
+        classes: all classes of the set, and perhaps others, in any order.
     """
 
     images: ImageSet
@@ -256,56 +348,18 @@ class Relabelled:
         return len(self.images)
 
     def name(self, i: int) -> str:
-        """As in the set."""
+        """Return the name in the set."""
         return self.images.name(i)
 
     def read(self, i: int) -> bytes:
-        """As in the set."""
+        """Return the bytes of an image."""
         return self.images.read(i)
+
+    def fingerprint(self) -> str:
+        """Return a hash of the classes and the set's fingerprint."""
+        return digest_of(self.classes, self.images.fingerprint().encode())
 
 
 def class_counts(images: ImageSet) -> NDArray[np.int64]:
-    """How many images each class has."""
+    """Return the number of images of each class."""
     return np.bincount(np.asarray(images.labels, dtype=np.int64), minlength=len(images.classes))
-
-
-class UnlabelledImages(Protocol):
-    """Images by number from 0. Of those in shards the list of shards is kept, never one of images."""
-
-    def __len__(self) -> int:
-        """How many there are."""
-
-    def name(self, i: int) -> str:
-        """What tells an image from the others: its id in the rows.
-
-        Raises:
-            OSError: where the file that it is in with others cannot be read.
-            ShardError: likewise.
-        """
-
-    def read(self, i: int) -> bytes:
-        """The bytes of an image's file.
-
-        Raises:
-            OSError: where this image cannot be read.
-            BadImageError: where what is there cannot be an image.
-            ShardError: where nothing can be read any more.
-        """
-
-    def groups(self, rows: int) -> Iterable[Group]:
-        """What is best read by one process, in the order of the images; larger ones than ``rows`` are cut."""
-
-    def fingerprint(self) -> str:
-        """Tells these images from others, without reading them."""
-
-
-class Group(NamedTuple):
-    """Images in a row.
-
-    Attributes:
-        name: of the file that they are in; none for images in files of their own.
-        images: how many.
-    """
-
-    name: str
-    images: int

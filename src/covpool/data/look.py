@@ -8,6 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import numpy as np
@@ -15,10 +16,11 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from covpool.data.decode import EXTENSIONS, FORMAT_OF, decode, format_of
-from covpool.data.image_set import ImageFiles, ImageSet, Labels
-from covpool.data.sources.listing import Split
+from covpool.data.image_set import ImageFiles, ImageSet
+from covpool.data.sources import Split
 from covpool.errors import BadImageError
 
+NO_LOCK: AbstractContextManager[object] = nullcontext()
 DIGEST_BYTES = 16
 SAMPLES = (16, 16)
 # Of 255. Grey of 12 bits in files of 16 comes to less, and so does a photograph with the cap on.
@@ -41,10 +43,11 @@ class Look(NamedTuple):
     samples: bytes = b""
 
 
-def look(images: ImageSet, i: int) -> Look:
-    """Read an image, decode all of it, and compare it with its name."""
+def look(images: ImageSet, i: int, lock: AbstractContextManager[object] = NO_LOCK) -> Look:
+    """Read an image with the lock held, decode all of it, and compare it with its name."""
     try:
-        data = images.read(i)
+        with lock:
+            data, name = images.read(i), images.name(i)
         picture = decode(data)
     except BadImageError as error:
         return Look(error.reason, str(error))
@@ -54,7 +57,7 @@ def look(images: ImageSet, i: int) -> Look:
         return Look("unreadable", error.strerror or str(error))
     content = hashlib.sha256(data).digest()[:DIGEST_BYTES]
     samples = picture.resize(SAMPLES, Image.Resampling.NEAREST)
-    problem = _darkness(picture) or _name_problem(images.name(i), data)
+    problem = _darkness(picture) or _name_problem(name, data)
     return Look(*problem, content, _digest(picture, samples))
 
 
@@ -149,8 +152,9 @@ class Collection:
     """
 
     def __init__(self, sets: Mapping[Split, ImageSet]) -> None:
-        # Files can be read by many threads at once; of other sets that is not known.
-        self.sets = [s if isinstance(s, ImageFiles) else _OneAtATime(s) for s in sets.values()]
+        self.sets = list(sets.values())
+        # Many threads can read files at once; other sets are read by one thread at a time.
+        self.locks = [NO_LOCK if isinstance(s, ImageFiles) else threading.RLock() for s in self.sets]
         self.ends: NDArray[np.int64] = np.cumsum([len(images) for images in self.sets])
         total = int(self.ends[-1])
         self.content = np.zeros((total, DIGEST_BYTES), dtype=np.uint8)
@@ -165,8 +169,9 @@ class Collection:
 
     def name(self, number: int) -> str:
         """Its path."""
-        _, images, i = self.find(number)
-        return images.name(i)
+        split, images, i = self.find(number)
+        with self.locks[split]:
+            return images.name(i)
 
     def look_at_all(self, workers: int, progress: Progress | None) -> Iterator[Problem]:
         """Look at every image, and keep the digests of the good ones."""
@@ -188,7 +193,7 @@ class Collection:
                 pool.shutdown(cancel_futures=True)
 
     def _look(self, numbers: range) -> list[Look]:
-        return [look(images, i) for _, images, i in map(self.find, numbers)]
+        return [look(images, i, self.locks[split]) for split, images, i in map(self.find, numbers)]
 
     def _keep(
         self, numbers: range, looks: Future[list[Look]], progress: Progress | None
@@ -222,7 +227,7 @@ class Collection:
         ] = {}  # of each split and label; of a placeholder there are thousands
         for number in numbers:
             split, images, i = self.find(number)
-            label = int(images.labels[i])
+            label = images.label(i)
             if first:
                 yield self._copy(number, split, label, first)
             first.setdefault((split, label), number)
@@ -237,29 +242,3 @@ class Collection:
                 problem, other = "two labels", another
         equal = "bytes" if np.array_equal(self.content[number], self.content[other]) else "pixels"
         return Problem(self.name(number), problem, f"it has the {equal} of {self.name(other)}")
-
-
-class _OneAtATime:
-    """A set that only one thread reads at a time."""
-
-    def __init__(self, images: ImageSet) -> None:
-        self._images, self._lock = images, threading.Lock()
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        return self._images.classes
-
-    @property
-    def labels(self) -> Labels:
-        return self._images.labels
-
-    def __len__(self) -> int:
-        return len(self._images)
-
-    def name(self, i: int) -> str:
-        with self._lock:
-            return self._images.name(i)
-
-    def read(self, i: int) -> bytes:
-        with self._lock:
-            return self._images.read(i)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import operator
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
@@ -36,6 +38,13 @@ def permutation(n: int, what: str, *key: int) -> NDArray[np.int64]:
     """The numbers from 0 to n - 1 in random order: sorted by a random number for each."""
     # A stable sort, so that even two equal random numbers leave nothing open.
     return np.argsort(numbers(n, what, *key), kind="stable").astype(np.int64, copy=False)
+
+
+def some_groups(sizes: Sequence[int], count: int, seed: int) -> list[int]:
+    """Return a few groups by number, chosen by the seed, that have at least ``count`` samples together."""
+    order = permutation(len(sizes), "some shards", seed).tolist()
+    ends = list(accumulate(sizes[i] for i in order))
+    return sorted(order[: bisect_right(ends, count - 1) + 1])
 
 
 @contextmanager
@@ -218,13 +227,13 @@ KEPT = 2
 
 
 class ShardOrder:
-    """The two-level order of shards.
+    """The two-level order of shards or row groups.
 
     Args:
-        counts: the samples in each shard; the samples are numbered from shard to shard.
-        batch_size: of a global batch.
+        counts: the number of samples in each shard; the samples are numbered from shard to shard.
+        batch_size: the size of a global batch.
         seed: of the order.
-        window: shards in a window. More of them mix better and need more of the cache.
+        window: the number of shards in a window. A larger window mixes better and needs more cache or memory.
     """
 
     repeats = False

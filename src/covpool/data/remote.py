@@ -1,23 +1,21 @@
-"""Open files by path or URL, on disk or in object storage, and tell passing errors from lasting ones."""
+"""List and read files by path or URL, on disk or in object storage; tell passing errors from lasting ones."""
 
 from __future__ import annotations
 
 import errno
 import os
 import time
+import unicodedata
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import fsspec
-from fsspec.implementations.local import LocalFileSystem
-
+from covpool.data.decode import FORMAT_OF
 from covpool.data.image_set import read_file
-from covpool.data.shards.remote import patiently
-from covpool.data.sources.folder import files_under, is_visible
 from covpool.errors import BadImageError, ShardError, UsageError
 
-# Of the machine or of the network: the next image would fail too, and none of them later.
+# Errors of the machine or the network: the next image would fail too, and later none would.
 PASSING = {
     getattr(errno, name)
     for name in ("EMFILE", "ENFILE", "ENOMEM", "ESTALE", "ENOTCONN", "ETIMEDOUT", "EHOSTDOWN", "EHOSTUNREACH")
@@ -26,12 +24,12 @@ PASSING = {
 
 
 def is_passing(error: OSError) -> bool:
-    """Whether an error says nothing of the file."""
+    """Return whether an error is not about the file."""
     return error.errno in PASSING
 
 
 def was_taken_off(path: str | Path, error: OSError) -> bool:
-    """Whether a file that was there is gone with all that lay beside it, as when a disk was taken off."""
+    """Return whether a file is gone together with its whole folder, for example after an unmount."""
     if not isinstance(error, FileNotFoundError):
         return False
     try:
@@ -42,13 +40,13 @@ def was_taken_off(path: str | Path, error: OSError) -> bool:
 
 
 def cannot_go_on(what: object, error: OSError) -> ShardError:
-    """What ends the job, which goes on from there when it is given again."""
+    """Return the error that stops a job; rerun the command to resume."""
     return ShardError(f"the input cannot be read any more: {what}: {error.strerror or error}")
 
 
-# Answers of a server that are about one file, and will be the same tomorrow.
+# HTTP status codes that are about one file and will not change.
 ABOUT_A_FILE = (400, 403, 404, 405, 406, 410, 414, 415, 451)
-# Seconds for which a store that has listed a folder is not asked again: it may take many requests.
+# Seconds before a folder in object storage is listed again: a listing may take many requests.
 TRUSTED = 60.0
 _listed: dict[str, float] = {}
 
@@ -58,9 +56,9 @@ class Address:
     """A file or a folder.
 
     Attributes:
-        url: as fsspec takes it; a path, for a disk.
-        path: what its file system calls it.
-        is_local: whether it is on a disk.
+        url: the URL for fsspec; for a local file, its path.
+        path: its path in its file system.
+        is_local: whether it is on a local disk.
     """
 
     url: str
@@ -69,11 +67,14 @@ class Address:
 
     @classmethod
     def of(cls, text: str | Path) -> Address:
-        """An address from what a person wrote.
+        """Return the address of a path or URL.
 
         Raises:
-            ValueError: where fsspec does not know such a store.
+            UsageError: if fsspec cannot open such URLs.
         """
+        import fsspec  # here, because the import takes a while
+        from fsspec.implementations.local import LocalFileSystem
+
         try:
             store, path = fsspec.core.url_to_fs(os.fspath(text))
         except (ImportError, ValueError) as error:
@@ -83,46 +84,48 @@ class Address:
 
     @property
     def store(self) -> Any:
-        """Its file system. Asked for anew each time: one that came through a fork can wait forever."""
+        """Its file system, made for each use: one that was made before a fork can wait forever."""
+        import fsspec
+
         return fsspec.core.url_to_fs(self.url)[0]
 
     @property
     def name(self) -> str:
-        """The last part."""
+        """The last part of the path."""
         return PurePosixPath(self.path).name
 
     @property
     def parent(self) -> Address:
-        """The folder that it is in."""
+        """The folder that holds it."""
         path = str(PurePosixPath(self.path).parent)
         return Address(path if self.is_local else self.url.rpartition("/")[0], path, self.is_local)
 
     def below(self, name: str) -> Address:
-        """What has this name in the folder; or an address of its own, if the name is one."""
+        """Return the address of a name in the folder, or of the name alone if it is absolute."""
         if "://" in name or (self.is_local and os.path.isabs(name)):
             return Address.of(name)
         path = f"{self.path.rstrip('/')}/{name}"
         return Address(path if self.is_local else f"{self.url}/{name}", path, self.is_local)
 
     def read_listed(self, name: str) -> bytes:
-        """The file that a row of a table in the folder names.
+        """Return the bytes of a file that a table in the folder lists.
 
         Raises:
-            BadImageError: where its address is none.
-            OSError: where it cannot be read.
-            ShardError: where its store cannot, or what opens such stores is missing, or nothing can be read.
+            BadImageError: if its path or URL is not valid.
+            OSError: if it cannot be read.
+            ShardError: if object storage does not answer, a package is missing, or nothing can be read.
         """
         try:
             where = self.below(name)
         except ValueError as error:
-            if isinstance(error.__cause__, ImportError):  # to be installed, and then all such rows are there
+            if isinstance(error.__cause__, ImportError):  # once installed, all such rows can be read
                 raise ShardError(str(error)) from error
             raise BadImageError("unreadable", str(error)) from error
         try:
             return where.read()
         except (ShardError, BadImageError):
             raise
-        except ValueError as error:  # a name that no file can have
+        except ValueError as error:  # no file can have this name
             raise BadImageError("unreadable", str(error)) from error
         except OSError as error:
             is_refused = not where.is_local and isinstance(error, PermissionError)
@@ -131,7 +134,7 @@ class Address:
             raise
 
     def _refuses(self) -> bool:
-        """Whether a store does not even list a folder, as when a key has run out."""
+        """Return whether object storage does not list the folder, for example because a key has expired."""
         if time.monotonic() - _listed.get(self.url, -TRUSTED) < TRUSTED:
             return False
         try:
@@ -144,11 +147,11 @@ class Address:
         return False
 
     def is_folder(self) -> bool:
-        """Whether it is one.
+        """Return whether it is a folder.
 
         Raises:
-            FileNotFoundError: where there is nothing.
-            OSError: where the store does not answer.
+            FileNotFoundError: if it does not exist.
+            OSError: if object storage does not answer.
         """
         if self.is_local:
             os.stat(self.path)
@@ -164,14 +167,15 @@ class Address:
         return is_folder
 
     def read(self) -> bytes:
-        """All bytes of a file; a store is asked again if it fails.
+        """Return the bytes of a file; requests to object storage are repeated if they fail.
 
         Raises:
-            OSError: where this file cannot be read.
-            ShardError: where the store cannot.
+            OSError: if this file cannot be read.
+            ShardError: if object storage does not answer.
         """
         if self.is_local:
             return read_file(self.path)
+        from covpool.data.shards.remote import patiently
 
         def attempt() -> bytes | OSError:
             try:
@@ -193,12 +197,73 @@ class Address:
         return found
 
     def open(self) -> Any:
-        """The file, to read parts of it."""
+        """Open the file, to read parts of it."""
         return open(self.path, "rb") if self.is_local else self.store.open(self.path, "rb")
 
-    def files(self, wanted: Any) -> list[str]:
-        """The names of the files in the folder and below that ``wanted`` says yes to, in order."""
+    def files(self, wanted: Callable[[str], bool]) -> list[str]:
+        """Return the names of the wanted files in the folder and below, in order."""
         if self.is_local:
             return list(files_under(Path(self.path), wanted))
         found = (path[len(self.path) :].lstrip("/") for path in self.store.find(self.path))
         return sorted(name for name in found if all(map(is_visible, name.split("/"))) and wanted(name))
+
+
+def subfolders(path: Path) -> list[str]:
+    """Return the names of the visible folders in a folder."""
+    with os.scandir(path) as entries:
+        return sorted(entry.name for entry in entries if is_visible(entry.name) and _is_folder(entry))
+
+
+def is_visible(name: str) -> bool:
+    """Return whether a file or folder is neither hidden nor added by macOS."""
+    return not name.startswith(".") and name != "__MACOSX"
+
+
+def is_image(name: str) -> bool:
+    """Return whether a file has the extension of an image."""
+    return os.path.splitext(name)[1].lower() in FORMAT_OF
+
+
+def files_under(
+    root: Path, wanted: Callable[[str], bool], folder: str = "", above: tuple[tuple[int, int], ...] = ()
+) -> Iterator[str]:
+    """Yield the files in a folder and below, in order, as paths relative to ``root``.
+
+    Args:
+        root: the folder that paths start from.
+        wanted: returns whether to yield a file of this name.
+        folder: the folder to list, relative to ``root``.
+        above: device and inode of the folders on the way to it.
+    """
+    path = os.path.join(root, folder)
+    status = os.stat(path)
+    identity = status.st_dev, status.st_ino
+    if identity in above:
+        raise UsageError(f"{path} is a link back to a folder above it: remove it")
+    files, folders = [], []
+    with os.scandir(path) as entries:
+        for entry in entries:
+            if not is_visible(entry.name):
+                continue
+            # The kind comes with the name, so only links are queried. Reading reports a broken link.
+            if _is_folder(entry):
+                folders.append(entry.name)
+            elif wanted(entry.name) and (entry.is_symlink() or entry.is_file()):
+                files.append(entry.name)
+    start = f"{folder}/" if folder else ""
+    for name in sorted(files, key=composed):
+        yield f"{start}{name}"
+    for name in sorted(folders, key=composed):
+        yield from files_under(root, wanted, f"{start}{name}", (*above, identity))
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
+
+
+def composed(name: str) -> str:
+    """Return a name with é as one letter; macOS may store an e and an accent."""
+    return name if name.isascii() else unicodedata.normalize("NFC", name)

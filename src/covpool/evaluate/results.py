@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from covpool.data.image_set import ImageSet
-from covpool.data.shards.reader import fingerprint
 from covpool.durable import LOCK, check_outside, replace_file, sync_folder
 from covpool.errors import UsageError
 from covpool.models.bundle import read_card
@@ -53,7 +52,7 @@ def describe_images(images: ImageSet, split: str) -> dict[str, Any]:
         "split": split,
         "images": len(images),
         "classes": len(images.classes),
-        "fingerprint": fingerprint(images),
+        "fingerprint": images.fingerprint(),
     }
 
 

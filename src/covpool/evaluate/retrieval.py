@@ -17,8 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from covpool.data.image_set import ImageSet
-from covpool.data.sources import open_images
-from covpool.data.sources.listing import split_names
+from covpool.data.sources import open_images, split_names
 from covpool.data.transforms import Preprocessing, evaluation_transform
 from covpool.errors import UsageError
 from covpool.evaluate.results import (

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from covpool.data.batch import BadImage, Batch
 from covpool.data.image_set import ImageSet, Joined
-from covpool.data.sources.listing import split_names
+from covpool.data.sources import split_names
 from covpool.device import autocast
 from covpool.errors import UsageError
 from covpool.inference.forward import channels_last

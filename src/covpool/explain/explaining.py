@@ -14,8 +14,9 @@ from torch import Tensor
 
 from covpool.data.decode import decode
 from covpool.data.image_set import ImageSet
+from covpool.data.remote import is_image
 from covpool.data.sources import open_splits
-from covpool.data.sources.folder import folders_with_images, is_image
+from covpool.data.sources.folder import folders_with_images
 from covpool.data.transforms import Preprocessing, evaluation_transform
 from covpool.drawing import png
 from covpool.durable import replace_file
@@ -168,7 +169,7 @@ def some_images(data: str | Path, limit: int) -> Iterator[SomeImage]:
     # Spread over the set: the first images may all be of one class.
     shown = min(limit, len(images))
     for i in (k * len(images) // shown for k in range(shown)):
-        yield SomeImage(images.name(i), images.classes[int(images.labels[i])], images.read(i))
+        yield SomeImage(images.name(i), images.classes[images.label(i)], images.read(i))
 
 
 def class_names(model: PooledClassifier) -> tuple[str, ...]:

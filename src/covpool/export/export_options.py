@@ -11,7 +11,6 @@ import torch
 
 from covpool.data.image_set import ImageSet
 from covpool.data.loader import EvaluationLoader
-from covpool.data.shards.reader import ShardSet
 from covpool.data.sources import splits
 from covpool.data.transforms import Preprocessing, pixels_transform
 from covpool.errors import UsageError
@@ -153,7 +152,7 @@ def open_job(bundle: str | Path, data: str | Path | None, options: ExportOptions
         images = open_split(model, path, split, options.layout)
         if count >= len(images):
             return images
-        return sample(images.some(count, 0) if isinstance(images, ShardSet) else images, count, 0)
+        return sample(images.some(count, 0), count, 0)
 
     needs_calibration = any(target.needs_calibration for target in options.targets)
     return Job(

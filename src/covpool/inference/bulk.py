@@ -11,9 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from covpool.data.image_set import UnlabelledImages
+from covpool.data.image_set import ImageSet
 from covpool.data.remote import Address
-from covpool.data.sources.inputs import open_input
+from covpool.data.sources import open_unlabeled
 from covpool.data.transforms import Preprocessing
 from covpool.durable import check_outside
 from covpool.errors import UsageError
@@ -47,9 +47,7 @@ class Files:
         check_whole("rows_per_file", self.rows_per_file, at_least=1)
 
 
-def describe_job(
-    card: Card, task: Task, files: Files, images: UnlabelledImages, units: list[Unit]
-) -> dict[str, Any]:
+def describe_job(card: Card, task: Task, files: Files, images: ImageSet, units: list[Unit]) -> dict[str, Any]:
     """All that decides the rows. Batches, devices and engines do not, but for the last bits of a number."""
     bundle = [asdict(card.config), card.classes, card.preprocessing, card.sha256]
     return {
@@ -61,7 +59,7 @@ def describe_job(
         "bundle": hashlib.sha256(json.dumps(bundle).encode()).hexdigest(),
         "images": len(images),
         "units": len(units),
-        "input": images.fingerprint(),
+        "input": images.stamp(),
     }
 
 
@@ -157,7 +155,7 @@ def infer(
 
     Args:
         bundle: the folder of a model.
-        data: as for :func:`covpool.data.sources.files.open_input`.
+        data: as for :func:`covpool.data.sources.open_unlabeled`.
         out: a folder, or an address of a store; new, empty, or of this same job.
         task: a :class:`~covpool.inference.tasks.Predict` or an
             :class:`~covpool.inference.tasks.Embed`.
@@ -172,7 +170,7 @@ def infer(
     started = time.monotonic()
     card = read_card(bundle)
     _check_outside(out, data)
-    images = open_input(data)
+    images = open_unlabeled(data)
     units = divide(images, files.rows_per_file)
     writer = Writer(open_place(out), files.format)
     with writer.place.held():

@@ -85,7 +85,7 @@ def open_split(model: PooledClassifier, path: str, split: str, layout: str = "au
 
     Args:
         model: of a bundle.
-        path: as for :func:`covpool.data.sources.layouts.open_images`.
+        path: as for :func:`covpool.data.sources.open_images`.
         split: likewise.
         layout: likewise.
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from torch.utils.data import DataLoader, Dataset
 
 from covpool.data.batch import Failure
-from covpool.data.image_set import UnlabelledImages
+from covpool.data.image_set import ImageSet
 from covpool.data.loader import outlive_signals
 from covpool.errors import DataError, ShardError
 from covpool.inference.tasks import Columns
@@ -74,7 +74,7 @@ def _batches(work: Work, running: Running) -> Iterator[Decoded]:
 class _Batches(Dataset[Decoded | None]):
     """Makes mini-batches, in a worker."""
 
-    def __init__(self, images: UnlabelledImages, decoder: Decoder) -> None:
+    def __init__(self, images: ImageSet, decoder: Decoder) -> None:
         self.images, self.decoder = images, decoder
 
     def __getitem__(self, piece: Piece | None) -> Decoded | None:

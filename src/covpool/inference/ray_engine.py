@@ -13,7 +13,7 @@ import numpy as np
 import ray
 import ray.data
 
-from covpool.data.image_set import UnlabelledImages
+from covpool.data.image_set import ImageSet
 from covpool.errors import DataError, ShardError
 from covpool.inference.tasks import Columns
 from covpool.inference.work import Batch, Decoder, Progress, Running, Unit, Work, Writer, bad_rows
@@ -75,9 +75,9 @@ def _decode(images: list[Any], decoder: Decoder, unit: Row) -> Row:
 
 
 @cache
-def _received(images: Any) -> UnlabelledImages:
+def _received(images: Any) -> ImageSet:
     """The input, once in each process."""
-    received: UnlabelledImages = ray.get(images)
+    received: ImageSet = ray.get(images)
     return received
 
 

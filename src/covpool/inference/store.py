@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from covpool.data.decode import decode
 from covpool.data.image_set import ImageSet
-from covpool.data.shards.reader import ShardSet, fingerprint
+from covpool.data.shards.reader import ShardSet
 from covpool.durable import replace_file, sync_folder
 from covpool.errors import BadImageError, UsageError
 
@@ -42,10 +42,10 @@ class Content(NamedTuple):
 def read_content(images: ImageSet, progress: Progress) -> Content:
     """Read all images. Shards have digests of their own, so they are not read."""
     if isinstance(images, ShardSet):
-        return Content(fingerprint(images), b"")
+        return Content(images.fingerprint(), b"")
     digest, each = hashlib.sha256(repr(images.classes).encode("utf-8", "surrogateescape")), bytearray()
     for i in range(len(images)):
-        label = int(images.labels[i])
+        label = images.label(i)
         digest.update(f"{images.name(i)}\0{label}\0".encode("utf-8", "surrogateescape"))
         try:
             one = hashlib.sha256(images.read(i)).digest()

@@ -14,7 +14,7 @@ from torch import Tensor
 from torchvision.transforms import v2
 
 from covpool.data.decode import decode
-from covpool.data.image_set import UnlabelledImages
+from covpool.data.image_set import ImageSet
 from covpool.data.remote import cannot_go_on
 from covpool.data.transforms import Preprocessing, evaluation_transform
 from covpool.device import autocast
@@ -48,7 +48,7 @@ class Unit:
             yield range(start, min(start + size, self.stop))
 
 
-def divide(images: UnlabelledImages, rows: int) -> list[Unit]:
+def divide(images: ImageSet, rows: int) -> list[Unit]:
     """The units of some images: a group each, or several where a group has more than ``rows``."""
     units: list[Unit] = []
     start = 0
@@ -92,7 +92,7 @@ class Decoder:
         images: Tensor = self.normalize(self.to_float(pixels_B3HW))
         return images
 
-    def batch(self, images: UnlabelledImages, numbers: range) -> Batch:
+    def batch(self, images: ImageSet, numbers: range) -> Batch:
         """Columns ``id``, ``image`` and ``error``, a row an image; of a bad one the pixels are zeros.
 
         Raises:
@@ -112,7 +112,7 @@ class Decoder:
         return {"id": ids, "image": pixels, "error": errors}
 
 
-def _id(images: UnlabelledImages, i: int) -> str:
+def _id(images: ImageSet, i: int) -> str:
     """An image's name. Where it is in a file with others, that file may be gone."""
     try:
         name = images.name(i)
@@ -255,7 +255,7 @@ class Work:
         writer: of the rows.
     """
 
-    images: UnlabelledImages
+    images: ImageSet
     units: Sequence[Unit]
     decoder: Decoder
     make_predictor: Callable[[], Callable[[Batch], Columns]]

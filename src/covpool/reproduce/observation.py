@@ -45,7 +45,7 @@ def observed(configuration: Configuration, scale: Scale, data: Path, runs: Path)
         transform = evaluation_transform(Preprocessing.of(model.pretrained_cfg))
         chosen = range(0, len(splits.val), max(len(splits.val) // IMAGES, 1))[:IMAGES]
         images = torch.stack([transform(decode(splits.val.read(i))) for i in chosen])
-        labels = torch.tensor([int(splits.val.labels[i]) for i in chosen])
+        labels = torch.tensor([splits.val.label(i) for i in chosen])
         epochs = [{"epoch": 0} | _look(model, images, labels)]
         for number, weights in _weights(Path(recipe.out)):
             model.load_state_dict(weights)

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
+from covpool.data.layouts import Layout
 from covpool.data.transforms import Augmentation
 from covpool.errors import UsageError
 from covpool.functional.arguments import check_choice, check_whole
@@ -24,7 +25,8 @@ class DataOptions:
 
     Attributes:
         path: a folder of classes, with or without train, val and test; a CSV of path,label; CUB-200-2011,
-            FGVC-Aircraft or Stanford Cars as their authors ship them; or shards, here or in a store.
+            FGVC-Aircraft or Stanford Cars as their authors ship them; Parquet files of image and
+            label; or shards, local or in object storage.
         layout: of the data; ``auto`` finds it out.
         val_fraction: of the training images, set aside by the seed where there is no val; 0 for none.
         limit: use so many images of each split at most, chosen by the seed, for a trial.
@@ -32,12 +34,12 @@ class DataOptions:
             equally often.
         workers: processes that read images, for each process that trains.
         max_bad: how many images may turn out unusable before the run stops.
-        window: shards whose samples are mixed with each other.
+        window: number of shards or Parquet row groups whose samples are shuffled together.
         cache: a local folder for the shards of a store.
     """
 
     path: str = ""
-    layout: Literal["auto", "csv", "cub", "aircraft", "cars", "folder", "shards"] = "auto"
+    layout: Layout = "auto"
     val_fraction: float = 0.1
     limit: int | None = None
     balance: Literal["none", "weights", "sampling"] = "none"

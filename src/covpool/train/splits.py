@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from covpool.data.image_set import ImageSet, Joined, Subset, class_counts
 from covpool.data.loader import TrainingLoader
 from covpool.data.order import BalancedOrder, FolderOrder, Order, ShardOrder
-from covpool.data.shards.reader import ShardSet, fingerprint
 from covpool.data.sources import open_splits
 from covpool.data.transforms import Preprocessing, training_transform
 from covpool.errors import UsageError
@@ -117,7 +116,7 @@ class Splits:
     @functools.cached_property
     def fingerprints(self) -> dict[str, str]:
         """What tells each from other images. Of a million files it takes a while, so it is made once."""
-        return {name: fingerprint(images) for name, images in self.sets().items()}
+        return {name: images.fingerprint() for name, images in self.sets().items()}
 
     def reported(self) -> tuple[str | None, ImageSet | None]:
         """Where the numbers at the end come from: test where there is one, and it is touched there alone."""
@@ -137,10 +136,11 @@ def open_data(options: DataOptions, seed: int) -> Splits:
     if train is None:
         raise UsageError(f"{options.path} has no images to train on: it has {', '.join(sets)} alone")
     if val is None and options.val_fraction > 0:
-        if isinstance(train, ShardSet):
+        if train.group_sizes() is not None:
             raise UsageError(
                 f"{options.path} has no val, and shards cannot be divided: pass --val-fraction to 'covpool "
-                "shard', or --data.val-fraction 0 here to keep the last epoch instead of the best"
+                "shard', name some Parquet files validation-*.parquet, or pass --data.val-fraction 0 here to "
+                "keep the last epoch instead of the best"
             )
         train, val = _set_aside(train, options.val_fraction, seed)
     if options.limit is not None:
@@ -156,19 +156,24 @@ def joined(train: ImageSet, val: ImageSet) -> ImageSet:
     Raises:
         ValueError: if they are shards.
     """
-    if isinstance(train, ShardSet) or isinstance(val, ShardSet):
-        raise UsageError("refit needs train and val together, and shards cannot be joined: write them as one")
+    if train.group_sizes() is not None or val.group_sizes() is not None:
+        raise UsageError(
+            "refit needs train and val together; shards and Parquet files cannot be joined: write them as one"
+        )
     return Joined((train, val))
 
 
 def make_order(images: ImageSet, options: DataOptions, batch_size: int, seed: int) -> Order:
     """In which order they are learned from."""
+    sizes = images.group_sizes()
     if options.balance == "sampling":
-        if isinstance(images, ShardSet):
-            raise UsageError("shards are read in a row, so classes cannot be drawn: use --balance weights")
+        if sizes is not None:
+            raise UsageError(
+                "shards and Parquet files are read in order, not drawn by class: use --balance weights"
+            )
         return BalancedOrder(np.asarray(images.labels), batch_size, seed)
-    if isinstance(images, ShardSet):
-        return ShardOrder(images.index.counts, batch_size, seed, options.window)
+    if sizes is not None:
+        return ShardOrder(sizes, batch_size, seed, options.window)
     return FolderOrder(len(images), batch_size, seed)
 
 
@@ -226,4 +231,4 @@ def _limited(images: ImageSet | None, limit: int, seed: int) -> ImageSet | None:
     """So many images of all classes alike."""
     if images is None or limit >= len(images):
         return images
-    return sample(images.some(limit, seed) if isinstance(images, ShardSet) else images, limit, seed)
+    return sample(images.some(limit, seed), limit, seed)

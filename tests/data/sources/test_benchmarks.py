@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
-from covpool.data.sources import layout_of, open_images, splits
+from covpool.data.sources import layout_of, open_images, open_unlabeled, splits
 from tests.data.sources.test_folder import content
 from tests.data.trees import plant, write
 
@@ -148,3 +148,18 @@ def test_cars_without_what_they_need(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(ModuleNotFoundError) as missing:
         open_images(tmp_path)
     assert missing.value.name == "scipy.io"
+
+
+def test_without_labels_each_image_is_listed_once(tmp_path: Path) -> None:
+    root = make_cub(tmp_path / "CUB_200_2011")
+    plant(root / "segmentations", "001.Albatross/A_1.png")
+    for path in (tmp_path, root):
+        images = open_unlabeled(path)
+        names = [images.name(i) for i in range(len(images))]
+        assert names == [
+            f"images/{line.split(' ', 1)[1]}" for line in (root / "images.txt").read_text().splitlines()
+        ]
+        assert images.read(2)
+    assert len(open_unlabeled(make_aircraft(tmp_path / "planes"))) == sum(
+        len(open_images(tmp_path / "planes", split)) for split in splits(tmp_path / "planes")
+    )

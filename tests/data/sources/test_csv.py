@@ -87,7 +87,7 @@ def test_as_spreadsheets_write_them(text: str, name: str, encoding: str, folder:
         ("path,label\n1.jpg,jay\n2.jpg\n", "has 1 of 2 columns in row 3"),
         ("path,label\n1.jpg,jay\n2.jpg,\n", "has no label in row 3"),
         ("path,label\n,jay\n", "has no path in row 2"),
-        ("path,label,split\n1.jpg,jay,rest\n", "has the split 'rest' in row 2; it takes train, val, test"),
+        ("path,label,split\n1.jpg,jay,rest\n", "has the split 'rest' in row 2; use one of train, val, test"),
         (
             "path,label,split\n1.jpg,jay,train\n2.jpg,wren,test\n",
             "has no training images of 1 of its 2 classes, first of 'wren'",

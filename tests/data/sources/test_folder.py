@@ -78,7 +78,7 @@ def test_what_is_beside_the_splits_is_told(tmp_path: Path, caplog: pytest.LogCap
     plant(tmp_path, "train/jay/a.jpg", "dev/jay/b.jpg", "extra/jay/c.jpg", "notes/d.txt")
     assert {split: len(images) for split, images in open_splits(tmp_path).items()} == {"train": 1, "val": 1}
     assert [record.getMessage() for record in caplog.records] == [
-        f"{tmp_path / 'extra'} is left out: it is beside folders of splits, and is none"
+        f"{tmp_path / 'extra'} is left out: it is next to folders of splits, and is no split"
     ]
     assert [(path, what) for path, what, _ in strays(tmp_path)] == [("extra/jay/c.jpg", "no class")]
 
@@ -241,6 +241,6 @@ def test_no_such_folder(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"notes\.txt is neither a folder nor a CSV"):
         open_images(tmp_path / "notes.txt")
     with pytest.raises(
-        ValueError, match="layout must be one of csv, cub, aircraft, cars, folder, shards; got 'zip'"
+        ValueError, match="layout must be one of csv, shards, cub, aircraft, cars, parquet, folder; got 'zip'"
     ):
         open_images(tmp_path, layout="zip")

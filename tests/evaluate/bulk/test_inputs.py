@@ -16,12 +16,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from covpool.data.image_set import UnlabelledImages
+from covpool.data.image_set import ImageSet
 from covpool.data.shards.index import read_index
 from covpool.data.shards.reader import ShardSet
 from covpool.data.shards.write import index_shards, write_shards
-from covpool.data.sources.inputs import open_input
-from covpool.data.sources.tars import IndexedTars
+from covpool.data.sources import open_unlabeled
 from covpool.errors import BadImageError
 from covpool.inference import Files, Predict, Running, infer
 from covpool.inference.work import Unit, divide
@@ -91,7 +90,7 @@ def foreign_tars(root: Path) -> Path:
 MAKERS = [a_folder, a_csv, a_parquet, parquets, parquet_of_paths, indexed, foreign_tars]
 
 
-def contents(images: UnlabelledImages) -> dict[str, bytes]:
+def contents(images: ImageSet) -> dict[str, bytes]:
     return {images.name(i): images.read(i) for i in range(len(images))}
 
 
@@ -100,7 +99,7 @@ def base(name: str) -> str:
     return name.removeprefix("images/").rpartition("/")[2].removeprefix("more_").removesuffix(".jpg")
 
 
-def same(images: UnlabelledImages) -> bool:
+def same(images: ImageSet) -> bool:
     found = contents(images)
     if "a.parquet#0" in found:  # of bytes without an id, the rows' numbers are told
         return list(found.values()) == BYTES
@@ -112,10 +111,10 @@ def same(images: UnlabelledImages) -> bool:
 @pytest.mark.parametrize("make", MAKERS)
 def test_every_kind(tmp_path: Path, make: Callable[[Path], Path]) -> None:
     path = make(tmp_path)
-    images = open_input(path)
+    images = open_unlabeled(path)
     assert len(images) == len(FILES)
     assert same(images)
-    assert open_input(path).fingerprint() == images.fingerprint()
+    assert open_unlabeled(path).stamp() == images.stamp()
 
 
 @pytest.mark.parametrize(
@@ -125,16 +124,16 @@ def test_other_images_under_the_same_names_are_told_apart(
     tmp_path: Path, make: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "one").mkdir()
-    before = open_input(make(tmp_path / "one"))
+    before = open_unlabeled(make(tmp_path / "one"))
     others = [data[::-1] for data in BYTES]  # of the same sizes, in an order of their own
     monkeypatch.setattr("tests.evaluate.bulk.test_inputs.BYTES", [*others[1:], others[0]])
     monkeypatch.setattr(
         "tests.evaluate.bulk.test_inputs.FILES", dict(zip(NAMES, [*others[1:], others[0]], strict=True))
     )
     (tmp_path / "two").mkdir()
-    after = open_input(make(tmp_path / "two"))
+    after = open_unlabeled(make(tmp_path / "two"))
     assert len(after) == len(before)
-    assert after.fingerprint() != before.fingerprint()
+    assert after.stamp() != before.stamp()
 
 
 @pytest.mark.parametrize("table", ["csv", "parquet"])
@@ -144,7 +143,7 @@ def test_the_same_paths_from_another_folder_are_other_images(tmp_path: Path, tab
         write_folder(tmp_path / day, {"a.jpg": picture(len(day))})
         (tmp_path / day / "list.csv").write_text("path\na.jpg\n")
         pq.write_table(pa.table({"path": ["a.jpg"]}), tmp_path / day / "list.parquet")
-        told.append(open_input(tmp_path / day / f"list.{table}").fingerprint())
+        told.append(open_unlabeled(tmp_path / day / f"list.{table}").stamp())
     assert told[0] != told[1]
 
 
@@ -159,7 +158,7 @@ def test_every_kind_in_a_store(
     (tmp_path / "here").mkdir()
     path = make(tmp_path / "here")
     memory.put(str(tmp_path / "here"), "/bucket", recursive=True)
-    assert same(open_input(f"memory://bucket/{path.name}"))
+    assert same(open_unlabeled(f"memory://bucket/{path.name}"))
 
 
 @pytest.mark.parametrize("make", [a_folder, parquets, indexed], ids=lambda make: make.__name__)
@@ -188,13 +187,13 @@ def test_a_whole_job_in_a_store(
 
 
 def test_one_image(tmp_path: Path) -> None:
-    images = open_input(write_folder(tmp_path, {"a.jpg": picture(0)}) / "a.jpg")
+    images = open_unlabeled(write_folder(tmp_path, {"a.jpg": picture(0)}) / "a.jpg")
     assert contents(images) == {"a.jpg": picture(0)}
 
 
 def test_a_row_without_id_or_path_is_named_by_its_number(tmp_path: Path) -> None:
     pq.write_table(pa.table({"bytes": BYTES[:3]}), tmp_path / "some.parquet", row_group_size=2)
-    images = open_input(tmp_path / "some.parquet")
+    images = open_unlabeled(tmp_path / "some.parquet")
     assert [images.name(i) for i in range(3)] == [f"some.parquet#{i}" for i in range(3)]
 
 
@@ -212,7 +211,7 @@ def test_every_image_in_a_tar_has_an_id_of_its_own(tmp_path: Path) -> None:
     for folder in ("train", "val"):
         (tmp_path / folder).mkdir()
         tar(tmp_path / folder / "00000.tar", {**dict.fromkeys(names, b"image"), "cat.json": shoe})
-    images = open_input(tmp_path)
+    images = open_unlabeled(tmp_path)
     ids = [images.name(i) for i in range(len(images))]
     inside = ["shots/Screenshot at 10.32.11.png", "bird.v2.png", "cat.jpg", "cat.png"]
     assert ids == [f"{folder}/00000.tar/{name}" for folder in ("train", "val") for name in inside]
@@ -223,29 +222,29 @@ def test_bytes_are_not_named_by_the_end_of_a_path(tmp_path: Path) -> None:
     kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
     rows = [{"bytes": data, "path": "1.jpg"} for data in BYTES[:2]]
     pq.write_table(pa.table({"image": pa.array(rows, kind)}), tmp_path / "some.parquet")
-    images = open_input(tmp_path / "some.parquet")
+    images = open_unlabeled(tmp_path / "some.parquet")
     assert [images.name(i) for i in range(2)] == ["some.parquet#0", "some.parquet#1"]
 
 
 def test_what_an_index_leaves_out_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "some").mkdir()
     tar(tmp_path / "some/a.tar", {"1.jpg": BYTES[0], "2.jpg": BYTES[1], "2.cls": b"0", "3.jpg": BYTES[2]})
-    assert len(open_input(tmp_path / "some")) == 3
+    assert len(open_unlabeled(tmp_path / "some")) == 3
     index_shards([tmp_path / "some"])
-    assert len(open_input(tmp_path / "some")) == 1
+    assert len(open_unlabeled(tmp_path / "some")) == 1
     assert "its index.json is without 2 samples that have no label" in caplog.text
     (tmp_path / "none").mkdir()
     tar(tmp_path / "none/a.tar", {"1.jpg": BYTES[0]})
     index_shards([tmp_path / "none"])
-    with pytest.raises(ValueError, match=r"without 1 sample that .* with index.json taken away"):
-        open_input(tmp_path / "none")
+    with pytest.raises(ValueError, match=r"without 1 sample that .* Remove index.json"):
+        open_unlabeled(tmp_path / "none")
 
 
 def test_rows_without_an_image_are_bad_images(tmp_path: Path) -> None:
     kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
     rows = [None, {"bytes": None, "path": None}, {"bytes": None, "path": "absent.jpg"}]
     pq.write_table(pa.table({"image": pa.array(rows, kind)}), tmp_path / "some.parquet")
-    images = open_input(tmp_path / "some.parquet")
+    images = open_unlabeled(tmp_path / "some.parquet")
     for i in (0, 1):
         with pytest.raises(BadImageError, match="no image"):
             images.read(i)
@@ -261,7 +260,7 @@ def test_a_list_may_have_addresses_and_paths_of_the_disk(
     (tmp_path / "list.csv").write_text(
         f"path\nmemory://bucket/a.jpg\n{tmp_path}/b.jpg\nmemory://bucket/c.jpg\n"
     )
-    images = open_input(tmp_path / "list.csv")
+    images = open_unlabeled(tmp_path / "list.csv")
     assert [images.read(0), images.read(1)] == [picture(1), picture(2)]
     with pytest.raises(FileNotFoundError, match="does not exist"):
         images.read(2)
@@ -271,7 +270,7 @@ def test_a_list_may_have_addresses_and_paths_of_the_disk(
     ("files", "sentence"),
     [
         ({"notes.txt": b""}, "has no images"),
-        ({"a.parquet": b"", "b.jpg": b""}, r"end in \.parquet, as a\.parquet, beside other images"),
+        ({"a.parquet": b"", "b.jpg": b""}, r"end in \.parquet, such as a\.parquet, next to other images"),
         ({"a.parquet": b"no Parquet"}, "is no Parquet file, or cut short"),
         ({"list.csv": b"file\na.jpg\n"}, "has no column 'path'"),
         ({"list.csv": b"path,label\n,1\n"}, "has no path in row 2"),
@@ -283,7 +282,7 @@ def test_what_is_refused(tmp_path: Path, files: dict[str, bytes], sentence: str)
     write_folder(tmp_path, files)
     (name,) = files if "list.csv" in files else ("",)
     with pytest.raises(ValueError, match=sentence):
-        open_input(tmp_path / name)
+        open_unlabeled(tmp_path / name)
 
 
 def test_columns_that_hold_no_images(tmp_path: Path) -> None:
@@ -291,27 +290,27 @@ def test_columns_that_hold_no_images(tmp_path: Path) -> None:
         pq.write_table(pa.table(table), tmp_path / f"{name}.parquet")
     for name, sentence in (("a", "its columns are x"), ("b", "has int64 in its"), ("c", "has int64 in its")):
         with pytest.raises(ValueError, match=sentence):
-            open_input(tmp_path / f"{name}.parquet")
+            open_unlabeled(tmp_path / f"{name}.parquet")
 
 
 def test_tars_in_a_store_need_an_index(tmp_path: Path, memory: fsspec.AbstractFileSystem) -> None:
     memory.put(str(foreign_tars(tmp_path)), "/bucket", recursive=True)
     with pytest.raises(ValueError, match="covpool shard --index"):
-        open_input("memory://bucket")
+        open_unlabeled("memory://bucket")
 
 
 def test_what_does_not_exist(memory: fsspec.AbstractFileSystem) -> None:
     for absent in ("/nowhere/at/all", "memory://nowhere"):
         with pytest.raises(FileNotFoundError):
-            open_input(absent)
+            open_unlabeled(absent)
     with pytest.raises(ValueError, match="cannot be opened"):
-        open_input("nosuchstore://bucket")
+        open_unlabeled("nosuchstore://bucket")
 
 
 def test_a_date_that_python_has_not_keeps_no_file_from_being_read(tmp_path: Path) -> None:
     table = pa.table({"image": BYTES[:2], "when": pa.array([2**60, 0], pa.timestamp("us"))})
     pq.write_table(table, tmp_path / "some.parquet")
-    assert len(open_input(tmp_path / "some.parquet")) == 2
+    assert len(open_unlabeled(tmp_path / "some.parquet")) == 2
 
 
 def test_of_two_images_by_one_name_in_a_tar_the_later_counts(tmp_path: Path) -> None:
@@ -320,25 +319,25 @@ def test_of_two_images_by_one_name_in_a_tar_the_later_counts(tmp_path: Path) -> 
         member = tarfile.TarInfo("a.jpg")
         member.size = len(picture(1))
         archive.addfile(member, io.BytesIO(picture(1)))
-    assert contents(open_input(path)) == {"a.tar/a.jpg": picture(1)}
+    assert contents(open_unlabeled(path)) == {"a.tar/a.jpg": picture(1)}
 
 
 class TestUnits:
     def test_of_a_folder(self, tmp_path: Path) -> None:
-        units = divide(open_input(a_folder(tmp_path)), 12)
+        units = divide(open_unlabeled(a_folder(tmp_path)), 12)
         assert units == [Unit("0000000", 0, 12), Unit("0000001", 12, 24), Unit("0000002", 24, 30)]
 
     def test_of_tars(self, tmp_path: Path) -> None:
-        units = divide(open_input(foreign_tars(tmp_path)), 6)
+        units = divide(open_unlabeled(foreign_tars(tmp_path)), 6)
         names = [f"{k:07d}-part{k // 2}" for k in range(6)]
         starts = [0, 6, 10, 16, 20, 26, 30]
         ends = [6, 10, 16, 20, 26, 30]
         assert units == [Unit(*unit) for unit in zip(names, starts, ends, strict=False)]
 
     def test_of_row_groups(self, tmp_path: Path) -> None:
-        units = divide(open_input(a_parquet(tmp_path)), 15)
+        units = divide(open_unlabeled(a_parquet(tmp_path)), 15)
         assert [len(unit) for unit in units] == [14, 14, 2], "groups of 7 stay whole, and never reach over 15"
-        units = divide(open_input(tmp_path / "some.parquet"), 5)
+        units = divide(open_unlabeled(tmp_path / "some.parquet"), 5)
         assert [len(unit) for unit in units] == [5, 2, 5, 2, 5, 2, 5, 2, 2]
 
     def test_mini_batches_stay_in_their_unit(self) -> None:
@@ -351,7 +350,7 @@ def test_a_shard_takes_less_than_a_kilobyte() -> None:
     shards = [{**field, "samples": 3000} for field in fields]
     data = json.dumps({"format": "covpool shards", "version": 1, "classes": [], "shards": shards}).encode()
     tracemalloc.start()
-    images = IndexedTars(ShardSet(read_index(data), None))  # type: ignore[arg-type]  # nothing is read
+    images = ShardSet(read_index(data), None)  # type: ignore[arg-type]  # nothing is read
     units = divide(images, 10_000)
     taken = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
@@ -364,5 +363,5 @@ def test_memory_does_not_grow_with_the_images_in_tars(tmp_path: Path) -> None:
     for count in (20, 200):
         (tmp_path / str(count)).mkdir()
         tar(tmp_path / f"{count}/a.tar", {f"{i}.jpg": BYTES[0] for i in range(count)})
-        sizes.append(len(pickle.dumps(open_input(tmp_path / str(count)))))
+        sizes.append(len(pickle.dumps(open_unlabeled(tmp_path / str(count)))))
     assert abs(sizes[1] - sizes[0]) < 20

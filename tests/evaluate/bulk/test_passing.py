@@ -12,7 +12,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from covpool.cli.main import main
-from covpool.data.sources.inputs import open_input
+from covpool.data.sources import open_unlabeled
 from covpool.data.transforms import Preprocessing
 from covpool.errors import BadImageError, ShardError
 from covpool.inference import Predict, Running, infer
@@ -23,7 +23,7 @@ from tests.evaluate.bulk.test_inputs import BYTES, a_parquet, foreign_tars, inde
 
 def test_a_tar_that_changed_fails_as_a_whole(tmp_path: Path, bundle: Path) -> None:
     folder = indexed(tmp_path)
-    images = open_input(folder)
+    images = open_unlabeled(folder)
     (folder / "00000.tar.json").write_text("{}")
     with pytest.raises(ShardError, match="is not the one"):
         images.read(0)
@@ -46,7 +46,7 @@ def test_a_parquet_file_of_which_part_is_spoiled_fails_in_a_sentence(
 
 def test_a_tar_that_is_gone_fails_in_a_sentence(tmp_path: Path) -> None:
     tars = foreign_tars(tmp_path)
-    images = open_input(tars)
+    images = open_unlabeled(tars)
     (tars / "part0.tar").unlink()
     with pytest.raises(ShardError, match=r"^the input cannot be read any more: .*part0.tar: No such file"):
         Decoder(Preprocessing(64)).batch(images, range(3))
@@ -57,7 +57,7 @@ def test_a_disk_that_was_taken_off_costs_no_rows(tmp_path: Path, left: str) -> N
     """But a file that was deleted does, and so does one that was never there."""
     write_folder(tmp_path / "disk", {"a.jpg": picture(0), "b.jpg": picture(1)})
     (tmp_path / "list.csv").write_text("path\ndisk/a.jpg\nother/never.jpg\n")
-    images = open_input(tmp_path / "list.csv")
+    images = open_unlabeled(tmp_path / "list.csv")
     (tmp_path / "disk" / "a.jpg").unlink()
     with pytest.raises(FileNotFoundError):
         images.read(0)
@@ -73,7 +73,7 @@ def test_a_disk_that_was_taken_off_costs_no_rows(tmp_path: Path, left: str) -> N
 @pytest.mark.parametrize("damage", ["gone", "cut"])
 def test_a_tar_that_goes_while_it_is_read_costs_no_rows(tmp_path: Path, damage: str) -> None:
     tars = foreign_tars(tmp_path)
-    images = open_input(tars)
+    images = open_unlabeled(tars)
     assert images.read(0) == BYTES[0]
     if damage == "gone":
         (tars / "part0.tar").unlink()
@@ -86,7 +86,7 @@ def test_a_tar_that_goes_while_it_is_read_costs_no_rows(tmp_path: Path, damage: 
 def test_too_many_open_files_are_no_fault_of_an_image(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    images = open_input(write_folder(tmp_path, {"a.jpg": picture(0)}))
+    images = open_unlabeled(write_folder(tmp_path, {"a.jpg": picture(0)}))
 
     def refuse(path: str) -> bytes:
         raise OSError(errno.EMFILE, "Too many open files", path)
@@ -127,7 +127,7 @@ def test_an_object_that_is_refused_costs_its_row_and_a_store_that_is_the_job(
     fsspec.register_implementation("refusing", Refusing, clobber=True)
     for name in ("gone.jpg", "good.jpg", "secret.jpg"):
         memory.pipe_file(f"/bucket/{name}", picture(0))
-    images = open_input("refusing://bucket")
+    images = open_unlabeled("refusing://bucket")
     with pytest.raises(OSError, match="the server answers 410"):
         images.read(0)
     assert images.read(1) == picture(0)
@@ -141,7 +141,7 @@ def test_an_object_that_is_refused_costs_its_row_and_a_store_that_is_the_job(
 
 def test_a_name_that_no_file_can_have_costs_its_row(tmp_path: Path) -> None:
     (tmp_path / "list.csv").write_bytes(b"path\na\0b.jpg\n")
-    images = open_input(tmp_path / "list.csv")
-    assert images.fingerprint()
+    images = open_unlabeled(tmp_path / "list.csv")
+    assert images.stamp()
     with pytest.raises(BadImageError, match="null byte"):
         images.read(0)

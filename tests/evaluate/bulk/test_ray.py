@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from covpool.data.sources.inputs import open_input
+from covpool.data.sources import open_unlabeled
 from covpool.data.transforms import Preprocessing
 from covpool.inference import Embed, Files, Predict, Running, infer
 from covpool.inference.output import open_place
@@ -85,7 +85,7 @@ def test_a_killed_actor_is_replaced(tmp_path: Path, bundle: Path, data: Path) ->
 
     from covpool.inference.ray_engine import run_ray
 
-    images, marker, out = open_input(data), tmp_path / "killed", tmp_path / "ray"
+    images, marker, out = open_unlabeled(data), tmp_path / "killed", tmp_path / "ray"
     out.mkdir()
     work = Work(
         images,
@@ -101,7 +101,7 @@ def test_a_killed_actor_is_replaced(tmp_path: Path, bundle: Path, data: Path) ->
 
 
 def test_the_predictor_by_itself_is_a_function_for_map_batches(bundle: Path, data: Path) -> None:
-    images = open_input(data)
+    images = open_unlabeled(data)
     batch = Decoder(Preprocessing.of(read_card(bundle).preprocessing)).batch(images, range(8))
     columns = {**batch, "image": batch["image"].numpy()}
     mapped = ray.data.from_numpy(columns["image"]).rename_columns({"data": "image"})
@@ -123,7 +123,7 @@ def test_the_predictor_by_itself_is_a_function_for_map_batches(bundle: Path, dat
 def test_what_cannot_be_written_is_told_in_a_sentence(tmp_path: Path, bundle: Path, data: Path) -> None:
     from covpool.inference.ray_engine import run_ray
 
-    images = open_input(data)
+    images = open_unlabeled(data)
     work = Work(
         images,
         divide(images, 50),

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from covpool.data.image_set import UnlabelledImages
-from covpool.data.sources.inputs import open_input
+from covpool.data.image_set import ImageSet
+from covpool.data.sources import open_unlabeled
 from covpool.data.transforms import Preprocessing
 from covpool.inference import Embed, Files, Running, infer
 from covpool.inference.work import Decoder
@@ -24,7 +24,7 @@ COUNT, BATCH, WORKERS, ROUNDS = 128, 16, 1, 5
 
 
 class Decoded(Dataset[torch.Tensor]):
-    def __init__(self, images: UnlabelledImages, decoder: Decoder) -> None:
+    def __init__(self, images: ImageSet, decoder: Decoder) -> None:
         self.images, self.decoder = images, decoder
 
     def __len__(self) -> int:
@@ -38,7 +38,7 @@ def bare_loop(bundle: Path, data: Path) -> None:
     """A loader and a network, and nothing else."""
     model = load_model(bundle).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     decoder = Decoder(Preprocessing.of(model.pretrained_cfg))
-    loader = DataLoader(Decoded(open_input(data), decoder), BATCH, num_workers=WORKERS)
+    loader = DataLoader(Decoded(open_unlabeled(data), decoder), BATCH, num_workers=WORKERS)
     with torch.inference_mode():
         for pixels in loader:
             images = decoder.floats(pixels).contiguous(memory_format=torch.channels_last)

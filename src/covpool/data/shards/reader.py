@@ -1,8 +1,8 @@
 """A set of images in tar shards.
 
-Of a tar only the bytes are read that its index names: it is not parsed here, let alone unpacked. Reading has
-no position that processes could share, so workers may be forked with tars open; those that are spawned
-receive the list of shards and open their own.
+Only the bytes that the index lists are read: a tar is neither parsed nor unpacked. Reading uses no file
+position that processes could share, so workers may be forked with open tars. Spawned workers receive the list
+of shards and open the tars themselves.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from covpool.data.image_set import MAX_FILE_BYTES, ImageSet, Joined, Relabelled, Subset
-from covpool.data.order import permutation
-from covpool.data.shards.index import Contents, ShardIndex, checksum, read_contents, read_index
+from covpool.data.image_set import MAX_FILE_BYTES, BaseSet, Group, digest_of
+from covpool.data.order import some_groups
+from covpool.data.remote import cannot_go_on, is_passing
+from covpool.data.shards.index import Contents, ShardIndex, checksum, read_contents, read_index, write_index
 from covpool.data.shards.remote import Place, place
 from covpool.errors import BadImageError
 
 V = TypeVar("V")
 
-# Tars that a process keeps open. Few: opening is quick, and an open one is not removed from the cache.
+# Tars that a process keeps open. Few: opening is quick, and the cache cannot remove an open tar.
 OPEN_TARS = 8
-# Shards of which a process keeps the offsets and labels, at 32 bytes a sample; more than a window should
-# have.
+# Shards whose offsets and labels a process keeps, at 32 bytes per sample; more than a window should have.
 KEPT_CONTENTS = 64
 
 
@@ -41,14 +41,14 @@ def open_shards(
     """Open a folder of shards.
 
     Args:
-        url: the folder with ``index.json``: a path, or anything that fsspec opens, as ``s3://bucket/train``.
-        cache: a local folder for the shards of a store, ``~/.cache/covpool/shards`` if not given. All
+        url: the folder with ``index.json``: a path or a URL for fsspec, such as ``s3://bucket/train``.
+        cache: a local folder for shards in object storage, ``~/.cache/covpool/shards`` by default. All
             processes of a machine may share it.
-        cache_bytes: how large that folder may become. It should hold two windows of shards, or shards are
-            downloaded more than once in an epoch.
+        cache_bytes: the maximum size of that folder. If it cannot hold two windows of shards, shards are
+            downloaded more than once per epoch.
 
     Raises:
-        ShardError: if there is no index, or it is not that of the tars.
+        ShardError: if there is no index, or it does not fit the tars.
     """
     where = place(url, cache, cache_bytes)
     index = read_index(where.index())
@@ -56,12 +56,12 @@ def open_shards(
     return ShardSet(index, where)
 
 
-class ShardSet:
+class ShardSet(BaseSet):
     """The images of shards, numbered from shard to shard.
 
     Args:
         index: of the shards.
-        where: their place.
+        where: the folder or URL of the shards.
     """
 
     def __init__(self, index: ShardIndex, where: Place) -> None:
@@ -79,50 +79,68 @@ class ShardSet:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Their names, in the order of the labels."""
+        """The name of each class."""
         return self.index.classes
 
     @property
     def labels(self) -> Sequence[int]:
-        """By sample. One label needs the index of its shard, ``numpy.asarray`` of all needs that of all."""
+        """The class of each sample, from the index of its shard; ``numpy.asarray`` reads every index."""
         return _Labels(self)
 
     def label(self, i: int) -> int:
-        """The class of a sample."""
+        """Return the class of a sample."""
         shard, place = self._find(i)
         return int(self._contents[shard].labels[place])
 
     def name(self, i: int) -> str:
-        """Where the image came from. Quick for samples of one shard in a row."""
+        """Return the original name of an image; quick for consecutive samples."""
         shard, place = self._find(i)
         return self._names[shard][place]
 
+    def group_sizes(self) -> list[int]:
+        """Return the number of samples in each shard."""
+        return self.index.counts
+
+    def groups(self, rows: int) -> list[Group]:
+        """Return a group per shard."""
+        return [Group(PurePosixPath(shard.name).stem, shard.samples) for shard in self.index.shards]
+
+    def fingerprint(self) -> str:
+        """Return a hash of the classes and of the index of each shard, which has checksums of the images."""
+        return digest_of(self.classes, repr([shard.contents for shard in self.index.shards]).encode())
+
+    def stamp(self) -> str:
+        """Return a hash of the index."""
+        return hashlib.sha256(write_index(self.index)).hexdigest()
+
     def some(self, count: int, seed: int) -> ShardSet:
-        """A set of few shards, drawn by the seed, with so many samples at least; the others are not read."""
-        order = permutation(len(self.index.shards), "some shards", seed).tolist()
-        sizes = list(accumulate(self.index.shards[i].samples for i in order))
-        drawn = order[: bisect_right(sizes, count - 1) + 1]
-        shards = tuple(self.index.shards[i] for i in sorted(drawn))
+        """Return a set of a few shards, chosen by the seed, with at least ``count`` samples."""
+        shards = tuple(self.index.shards[i] for i in some_groups(self.index.counts, count, seed))
         return ShardSet(replace(self.index, shards=shards), self.where)
 
     def near(self, i: int) -> range:
-        """The samples of the same shard, which cost no further download."""
+        """Return the samples of the same shard."""
         shard, place = self._find(i)
         return range(i - place, self._ends[shard])
 
     def read(self, i: int) -> bytes:
-        """The bytes of an image.
+        """Return the bytes of an image.
 
         Raises:
-            BadImageError: if they are not those that were indexed.
-            ShardError: if the shard cannot be had.
+            BadImageError: if they differ from the bytes that were indexed.
+            ShardError: if the shard cannot be read.
         """
         shard, place = self._find(i)
         contents, name = self._contents[shard], self.index.shards[shard].name
         offset, size = int(contents.offsets[place]), int(contents.sizes[place])
         if size > MAX_FILE_BYTES:
             raise BadImageError("too large", f"it has {size:,} bytes in {name}")
-        data = _read_at(self._tars[shard], size, offset)
+        try:
+            data = _read_at(self._tars[shard], size, offset)
+        except OSError as error:
+            if is_passing(error) or isinstance(error, FileNotFoundError):
+                raise cannot_go_on(name, error) from error
+            raise
         if len(data) < size:
             raise BadImageError("truncated", f"{name} ends before it does")
         if checksum(data) != contents.checksums[place]:
@@ -130,12 +148,12 @@ class ShardSet:
         return data
 
     def all_labels(self) -> NDArray[np.int64]:
-        """Of every sample, from the index of every shard."""
+        """Return the class of every sample, from the index of every shard."""
         parts = [self._contents[shard].labels for shard in range(len(self._ends))]
         return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
 
     def _find(self, i: int) -> tuple[int, int]:
-        """The shard of a sample, and its place in it."""
+        """Return the shard of a sample, and its place in it."""
         if not 0 <= i < len(self):
             raise IndexError(f"there are {len(self)} samples; got {i}")
         shard = bisect_right(self._ends, i)
@@ -151,12 +169,12 @@ class ShardSet:
             return read_contents(file.read(), known, len(self.classes))
 
     def _read_columns(self, shard: int) -> Contents:
-        # The names are for the few bad images, and would take more memory than all the rest.
+        # Names are needed for unreadable images alone, and would take most of the memory.
         return replace(self._read_contents(shard), names=())
 
 
 class _Labels(Sequence[int]):
-    """The labels of shards, without an array of them all unless numpy asks."""
+    """The labels of shards; numpy can make an array of all of them."""
 
     def __init__(self, images: ShardSet) -> None:
         self._images = images
@@ -178,7 +196,7 @@ class _Labels(Sequence[int]):
 
 
 class _Kept(Generic[V]):
-    """What was asked for last, up to a number of things."""
+    """The values that were used last, up to a number of them."""
 
     def __init__(self, size: int, make: Callable[[int], V], drop: Callable[[V], None] | None = None) -> None:
         self._size, self._make, self._drop = size, make, drop
@@ -211,21 +229,3 @@ if sys.platform == "win32":
 
 else:
     _read_at = os.pread
-
-
-def fingerprint(images: ImageSet) -> str:
-    """What tells a set from another, so that a run is not resumed on other images than it began with."""
-    digest = hashlib.sha256(repr(images.classes).encode("utf-8", "surrogateescape"))
-    if isinstance(images, ShardSet):
-        digest.update(repr([shard.contents for shard in images.index.shards]).encode())
-    elif isinstance(images, Subset):
-        digest.update(fingerprint(images.images).encode() + images.indices.tobytes())
-    elif isinstance(images, Relabelled):  # whose own classes are in the digest already
-        digest.update(fingerprint(images.images).encode())
-    elif isinstance(images, Joined):
-        digest.update("".join(map(fingerprint, images.sets)).encode())
-    else:
-        digest.update(np.asarray(images.labels, dtype=np.int64).tobytes())
-        for i in range(len(images)):
-            digest.update(images.name(i).encode("utf-8", "surrogateescape") + b"\0")
-    return digest.hexdigest()

@@ -15,7 +15,7 @@ from covpool.data.image_set import ImageSet
 from covpool.data.order import permutation
 from covpool.data.shards.index import INDEX, Shard, ShardIndex, digest, write_contents, write_index
 from covpool.data.shards.scan import IMAGE_FIELDS, Scan, scan_tar
-from covpool.data.sources.listing import SPLITS
+from covpool.data.sources import SPLITS
 from covpool.durable import replace_file
 from covpool.errors import ShardError, UsageError
 
@@ -167,7 +167,7 @@ def check_new(folder: Path) -> None:
 
 def _sample(images: ImageSet, i: int, position: int) -> dict[str, str | bytes]:
     """A sample as webdataset writes it. Everything is bytes already, so it encodes nothing."""
-    name, label = images.name(i), int(images.labels[i])
+    name, label = images.name(i), images.label(i)
     extension = PurePosixPath(name).suffix[1:].lower()
     told = json.dumps({"name": name, "class": images.classes[label]})
     return {

@@ -1,11 +1,312 @@
-"""Where images come from: a file for each layout, which recognises it and lists its images.
+"""Where images come from: a module for each source, which recognizes a path and opens the images there.
 
-- ``folder``: ``train/wren/1.jpg``, with ``val`` and ``test`` beside ``train``; or ``wren/1.jpg``, not split.
+- ``folder``: ``train/wren/1.jpg``, with ``val`` and ``test`` next to ``train``; or ``wren/1.jpg``, not split.
 - ``csv``: a table ``path,label`` or ``path,label,split``.
 - ``cub``, ``aircraft``, ``cars``: CUB-200-2011, FGVC-Aircraft and Stanford Cars as their authors ship them.
 - ``shards``: tars with an index, as ``covpool shard`` writes them.
+- ``parquet``: Parquet files with columns ``image`` and ``label``, as Hugging Face writes them.
+- ``tars`` and ``files``: tars without an index and single images, which have no labels.
+
+To add a source, write a module with the functions of :class:`Source` and add its name to
+:data:`covpool.data.layouts.SOURCES`, before the sources that would recognize its files too.
 """
 
-from covpool.data.sources.layouts import layout_of, open_images, open_splits, splits
+from __future__ import annotations
 
-__all__ = ["layout_of", "open_images", "open_splits", "splits"]
+import importlib
+import logging
+import os
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple, Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from covpool.data import layouts
+from covpool.data.decode import FORMAT_OF
+from covpool.data.image_set import ImageFiles, ImageSet, Joined, Names, class_counts
+from covpool.data.remote import Address, is_image, subfolders
+from covpool.errors import UsageError
+
+LOGGER = logging.getLogger("covpool")
+
+Split = Literal["train", "val", "test"]
+SPLITS: tuple[Split, ...] = ("train", "val", "test")
+# Other names for the splits.
+SPLIT_OF: dict[str, Split] = {
+    "train": "train",
+    "training": "train",
+    "val": "val",
+    "valid": "val",
+    "validation": "val",
+    "dev": "val",
+    "test": "test",
+    "testing": "test",
+}
+
+
+class Source(Protocol):
+    """The functions of a source's module."""
+
+    def recognizes(self, path: str) -> bool:
+        """Return whether the source can open a path or URL, by the names of files alone."""
+
+    def open_splits(self, path: str, cache: str | None = None) -> Mapping[Split, ImageSet]:
+        """Open the labeled images of each split, which have the same classes.
+
+        Args:
+            path: the path or URL; images without a split belong to train.
+            cache: a local folder for shards in object storage.
+        """
+
+    def open_unlabeled(self, path: str) -> ImageSet:
+        """Open all images of all splits, each once, for use without labels."""
+
+
+def open_images(path: str | Path, split: str = "train", layout: str = "auto") -> ImageSet:
+    """Open the labeled images of a split.
+
+    Args:
+        path: a folder, a CSV, a benchmark as its authors ship it, shards or Parquet files; see
+            :mod:`covpool.data.sources`.
+        split: ``"train"``, ``"val"`` or ``"test"``, or several joined by ``+``, as in ``"train+val"``. Images
+            without a split are in ``"train"``.
+        layout: the name of a source, such as ``"csv"``; ``"auto"`` recognizes it and logs its name
+            (``logging``, level INFO, logger ``covpool``).
+
+    Raises:
+        UsageError: if there is no such split, a class has no training image, or files are missing.
+        OSError: if the path does not exist.
+    """
+    sets = open_splits(path, layout)
+    wanted = split_names(split)
+    for word in wanted:
+        if word not in sets:
+            raise UsageError(f"{path} has no split {word!r}; it has {', '.join(sets)}")
+    chosen = [sets[cast(Split, word)] for word in wanted]
+    if len(chosen) == 1:
+        return chosen[0]
+    if any(images.group_sizes() is not None for images in chosen):
+        raise UsageError(
+            f"the splits of {path} are shards or Parquet files, which cannot be joined: write them as one"
+        )
+    return Joined(tuple(chosen))
+
+
+def open_splits(
+    path: str | Path, layout: str = "auto", cache: str | Path | None = None
+) -> Mapping[Split, ImageSet]:
+    """Open the labeled images of every split; see :func:`open_images`.
+
+    Args:
+        path: as for :func:`open_images`.
+        layout: as for :func:`open_images`.
+        cache: a local folder for shards in object storage; see
+            :func:`covpool.data.shards.reader.open_shards`.
+    """
+    name = layout_of(path) if layout == "auto" else layout
+    LOGGER.info("%s: layout %s", path, name)
+    sets = read_splits(path, name, cache)
+    if not sets:
+        raise UsageError(f"{path} has no images")
+    _check_classes(path, sets)
+    if name != "folder":  # whose images are listed by their files, so none is missing
+        _check_files(path, [images for images in sets.values() if isinstance(images, ImageFiles)])
+    return sets
+
+
+def read_splits(path: str | Path, layout: str, cache: str | Path | None = None) -> Mapping[Split, ImageSet]:
+    """Open the images of every split as listed, without a check for missing files and empty classes."""
+    return _source(layout).open_splits(os.fspath(path), None if cache is None else os.fspath(cache))
+
+
+def open_unlabeled(path: str | Path) -> ImageSet:
+    """Open all images at a path or URL, for use without labels.
+
+    Args:
+        path: anything that :func:`open_images` opens; an image; a folder of images, at any depth; a CSV with
+            a column ``path``; a Parquet file or a folder of them; a tar or a folder of tars.
+
+    Raises:
+        UsageError: if there are no images.
+        OSError: if the path does not exist.
+    """
+    address = Address.of(path)
+    address.is_folder()  # raises if there is nothing
+    name = next(name for name in layouts.SOURCES if _source(name).recognizes(address.url))
+    images = _source(name).open_unlabeled(address.url)
+    if not len(images):
+        raise UsageError(f"{path} has no images: their names end in {', '.join(FORMAT_OF)}")
+    return images
+
+
+def splits(path: str | Path, layout: str = "auto") -> tuple[Split, ...]:
+    """Return which of train, val and test there are; images without splits are ``("train",)``."""
+    return tuple(open_splits(path, layout))
+
+
+def split_names(split: str) -> tuple[str, ...]:
+    """Return the splits in an argument such as ``"train+val"``, each once.
+
+    Example:
+        >>> split_names("Training + test+train")
+        ('train', 'test')
+    """
+    words = [word.strip() for word in split.split("+")]
+    return tuple(dict.fromkeys(SPLIT_OF.get(word.lower(), word) for word in words))
+
+
+def layout_of(path: str | Path) -> str:
+    """Return the name of the source that recognizes a path, by the names of files.
+
+    Raises:
+        OSError: if the path does not exist.
+    """
+    path = os.fspath(path)
+    if "://" in path:  # no requests for a guess: labeled images in object storage are shards or Parquet
+        return "parquet" if path.lower().endswith(".parquet") else "shards"
+    os.stat(path)
+    return next(name for name in layouts.SOURCES if _source(name).recognizes(path))
+
+
+def _source(name: str) -> Source:
+    if name not in layouts.SOURCES:
+        known = ", ".join(one for one in layouts.SOURCES if one not in layouts.UNLABELED)
+        raise UsageError(f"layout must be one of {known}; got {name!r}")
+    return cast(Source, importlib.import_module(layouts.SOURCES[name]))
+
+
+def _check_classes(path: str | Path, sets: Mapping[Split, ImageSet]) -> None:
+    """Raise if splits have different classes, or a class has no training images."""
+    train = sets.get("train")
+    first = "train" if train is not None else next(iter(sets))
+    for split, images in sets.items():
+        if images.classes != sets[first].classes:
+            raise UsageError(f"{path} has other classes in {split} than in {first}")
+    if train is None or train.group_sizes() is not None:  # the labels of shards may have to be downloaded
+        return
+    unknown = [name for name, count in zip(train.classes, class_counts(train), strict=True) if not count]
+    if unknown:
+        raise UsageError(
+            f"{path} has no training images of {len(unknown)} of its {len(train.classes)} classes, first of "
+            f"{unknown[0]!r}: add some, or take the class out of all splits ('covpool check' lists them)"
+        )
+
+
+def _check_files(path: str | Path, sets: Sequence[ImageFiles]) -> None:
+    missing, first = 0, ""
+    for images in sets:
+        for name in images.names:
+            if not os.path.exists(os.path.join(images.root, name)):
+                missing, first = missing + 1, first or name
+    if missing:
+        total = sum(map(len, sets))
+        raise UsageError(f"{path} lists files that are missing: {missing:,} of {total:,}, first {first}")
+
+
+class Row(NamedTuple):
+    """A listed image: its split, its class by number, and its path."""
+
+    split: Split
+    label: int
+    name: str
+
+
+@dataclass(frozen=True, eq=False)
+class Listing:
+    """All images that a source lists, whether they can be read or not.
+
+    Attributes:
+        root: the folder that names start from.
+        classes: the name of each class.
+        names: the path of each image.
+        labels: the class of each image.
+        split_of: the split of each image, by its number in ``SPLITS``.
+    """
+
+    root: Path
+    classes: tuple[str, ...]
+    names: Names
+    labels: NDArray[np.int32]
+    split_of: NDArray[np.int8]
+
+    def sets(self) -> dict[Split, ImageFiles]:
+        """Return the images of each split that has any."""
+        found = {}
+        for number, split in enumerate(SPLITS):
+            indices = np.flatnonzero(self.split_of == number)
+            if len(indices):
+                found[split] = ImageFiles(self.root, self.classes, self._names(indices), self.labels[indices])
+        return found
+
+    def unlabeled(self) -> ImageSet:
+        """Return all images, in the order of the listing."""
+        from covpool.data.sources.files import FileImages
+
+        return FileImages(Address.of(self.root), dict.fromkeys(self.names))
+
+    def _names(self, indices: NDArray[np.int64]) -> Names:
+        first, last = int(indices[0]), int(indices[-1])
+        # Consecutive names, as folders have them, are copied at once.
+        return self.names[first : last + 1] if last - first < len(indices) else self.names.take(indices)
+
+
+def make_listing(root: Path, classes: Iterable[str], rows: Iterable[Row]) -> Listing:
+    """Return the listing of some rows; an iterator is consumed."""
+    labels, numbers = array("i"), array("b")
+
+    def names() -> Iterator[str]:
+        for row in rows:
+            labels.append(row.label)
+            numbers.append(SPLITS.index(row.split))
+            yield row.name
+
+    compact = Names(names())
+    return Listing(
+        root, tuple(classes), compact, np.array(labels, dtype=np.int32), np.array(numbers, dtype=np.int8)
+    )
+
+
+def sort_classes(names: Iterable[str]) -> tuple[str, ...]:
+    """Return class names sorted, by number if all of them are whole numbers.
+
+    Example:
+        >>> sort_classes(["10", "9"]), sort_classes(["10", "9", "wren"])
+        (('9', '10'), ('10', '9', 'wren'))
+    """
+    names = list(names)
+    are_whole = all(name.removeprefix("-").isdecimal() and name.isascii() for name in names)
+    return tuple(sorted(names, key=int if are_whole else None))
+
+
+ARCHIVES = (".parquet", ".tar")
+
+
+def holds(path: str, extension: str) -> bool:
+    """Return whether a local folder holds such files, directly or in folders of splits, and no classes."""
+    if "://" in path or not os.path.isdir(path):
+        return False
+    top = Path(path)
+    inside = subfolders(top)
+    if any(name.lower() not in (*SPLIT_OF, "data") or subfolders(top / name) for name in inside):
+        return False
+    folders = (top, *(top / name for name in inside))
+    return any(name.lower().endswith(extension) for folder in folders for name in os.listdir(folder))
+
+
+def list_below(address: Address) -> list[str]:
+    """Return the names of the images, tars and Parquet files in a folder and below."""
+    return address.files(lambda name: is_image(name) or name.lower().endswith(ARCHIVES))
+
+
+def check_alike(address: Address, names: Sequence[str], extension: str) -> None:
+    """Raise if a folder has other images next to the files with an extension."""
+    found = [name for name in names if name.lower().endswith(extension)]
+    if len(found) < len(names):
+        raise UsageError(
+            f"{address.url} has files that end in {extension}, such as {found[0]}, next to other images: "
+            "name a folder with one kind"
+        )

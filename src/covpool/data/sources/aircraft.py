@@ -5,26 +5,36 @@ The usual protocol trains on ``train+val``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from covpool.data.sources.listing import SPLITS, Listing, Row, make_listing
+from covpool.data.image_set import ImageFiles, ImageSet
+from covpool.data.sources import SPLITS, Listing, Row, Split, make_listing
 
 FOLDER = "fgvc-aircraft-2013b"  # torchvision looks for this name
 VARIANTS = Path("data", "variants.txt")
 
 
-def recognises(path: Path) -> bool:
-    """By the list of variants."""
+def recognizes(path: str) -> bool:
+    """Recognize the list of variants."""
     return (_parent(path) / FOLDER / VARIANTS).is_file()
 
 
-def read(path: Path) -> Listing:
-    """List the images, in the order of the authors' lists."""
-    from torchvision.datasets import FGVCAircraft  # here, because it takes its time
+def open_splits(path: str, cache: str | None = None) -> Mapping[Split, ImageFiles]:
+    """Open the images in the order of the authors' lists."""
+    return _read(path).sets()
+
+
+def open_unlabeled(path: str) -> ImageSet:
+    """Open the images of all splits."""
+    return _read(path).unlabeled()
+
+
+def _read(path: str) -> Listing:
+    from torchvision.datasets import FGVCAircraft  # here, because the import takes a while
 
     root = _parent(path)
-    # In place of the picture, its path.
+    # The loader returns the path instead of the image.
     sets = {split: FGVCAircraft(root, split, annotation_level="variant", loader=str) for split in SPLITS}
 
     def rows() -> Iterator[Row]:
@@ -36,5 +46,6 @@ def read(path: Path) -> Listing:
     return make_listing(root, sets["train"].classes, rows())
 
 
-def _parent(path: Path) -> Path:
-    return path.absolute().parent if path.absolute().name == FOLDER else path
+def _parent(path: str) -> Path:
+    absolute = Path(path).absolute()
+    return absolute.parent if absolute.name == FOLDER else Path(path)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from covpool.data.sources.listing import Listing, Row, Split, make_listing
+from covpool.data.image_set import ImageFiles, ImageSet
+from covpool.data.sources import Listing, Row, Split, make_listing
 
 FOLDER = "stanford_cars"  # torchvision looks for this name
 CLASSES = Path("devkit", "cars_meta.mat")
@@ -14,20 +15,29 @@ OTHERS = ("devkit/cars_train_annos.mat", "cars_test_annos_withlabels.mat", "cars
 SPLITS: tuple[Split, ...] = ("train", "test")
 
 
-def recognises(path: Path) -> bool:
-    """By the list of classes."""
+def recognizes(path: str) -> bool:
+    """Recognize the list of classes."""
     return (_parent(path) / FOLDER / CLASSES).is_file()
 
 
-def read(path: Path) -> Listing:
-    """List the images, in the order of the authors' lists."""
-    importlib.import_module("scipy.io")  # torchvision reads the lists by it, and hides that it is missing
-    from torchvision.datasets import StanfordCars  # here, because it takes its time
+def open_splits(path: str, cache: str | None = None) -> Mapping[Split, ImageFiles]:
+    """Open the images in the order of the authors' lists."""
+    return _read(path).sets()
+
+
+def open_unlabeled(path: str) -> ImageSet:
+    """Open the images of all splits."""
+    return _read(path).unlabeled()
+
+
+def _read(path: str) -> Listing:
+    importlib.import_module("scipy.io")  # torchvision needs it, and hides that it is missing
+    from torchvision.datasets import StanfordCars  # here, because the import takes a while
 
     root = _parent(path)
     for name in OTHERS:
-        (root / FOLDER / name).stat()  # its error names the file, torchvision's does not
-    # In place of the picture, its path.
+        (root / FOLDER / name).stat()  # this error names the file, unlike torchvision's
+    # The loader returns the path instead of the image.
     sets = {split: StanfordCars(root, split, loader=str) for split in SPLITS}
 
     def rows() -> Iterator[Row]:
@@ -39,5 +49,6 @@ def read(path: Path) -> Listing:
     return make_listing(root, sets["train"].classes, rows())
 
 
-def _parent(path: Path) -> Path:
-    return path.absolute().parent if path.absolute().name == FOLDER else path
+def _parent(path: str) -> Path:
+    absolute = Path(path).absolute()
+    return absolute.parent if absolute.name == FOLDER else Path(path)

@@ -1,84 +1,99 @@
-"""A table of images: ``path,label`` and, if wanted, ``split``, in CSV with a line that names the columns.
+"""A table of images in CSV, with the columns ``path``, ``label`` and optionally ``split``.
 
-Paths are from the folder of the file, or absolute. They may lead anywhere (``../``), since whoever writes the
-table can read the files anyway. Separators are commas, semicolons or tabs. Images keep the order of the file;
-classes are in the order of their names or, where all labels are whole numbers, of these.
+Paths start from the folder of the file, or are absolute. They may lead anywhere (``../``), since whoever
+writes the table can read the files anyway. Separators are commas, semicolons or tabs. Images keep the order
+of the file. Classes are sorted by name or, if all labels are whole numbers, by number. Without labels, the
+column ``path`` is enough.
 """
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
+import io
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
-from covpool.data.sources.listing import SPLIT_OF, SPLITS, Listing, Row, Split, make_listing
+from covpool.data.image_set import ImageFiles, ImageSet
+from covpool.data.remote import Address
+from covpool.data.sources import SPLIT_OF, SPLITS, Listing, Row, Split, make_listing, sort_classes
+from covpool.data.sources.files import FileImages
 from covpool.errors import UsageError
 
 EXTENSIONS = (".csv", ".tsv")
+Lines = Iterator[list[str]]
 
 
-def recognises(path: Path) -> bool:
-    """By the extension."""
-    return path.suffix.lower() in EXTENSIONS and path.is_file()
+def recognizes(path: str) -> bool:
+    """Recognize the extension."""
+    return path.lower().endswith(EXTENSIONS) and ("://" in path or os.path.isfile(path))
 
 
-def read(path: Path) -> Listing:
-    """List the images.
+def open_splits(path: str, cache: str | None = None) -> Mapping[Split, ImageFiles]:
+    """Open the images of each split.
 
     Raises:
-        ValueError: with the line where something is wrong.
+        UsageError: with the number of the row where something is wrong.
     """
-    numbers: dict[str, int] = {}  # of the classes, in the order they are met
+    numbers: dict[str, int] = {}  # of the classes, in the order of the rows
+    with _table(path) as lines:
+        listing = make_listing(Path(path).parent, (), _rows(path, lines, numbers))
+    classes = sort_classes(numbers)
+    place = {name: i for i, name in enumerate(classes)}
+    places = np.array([place[name] for name in numbers], dtype=np.int32)
+    return Listing(listing.root, classes, listing.names, places[listing.labels], listing.split_of).sets()
+
+
+def open_unlabeled(path: str) -> ImageSet:
+    """Open the images in the column ``path``, local or remote."""
+    with _table(path) as lines:
+        rows = _records(path, lines, ("path",), "")
+        return FileImages(Address.of(path).parent, (row["path"] for _, row in rows))
+
+
+@contextmanager
+def _table(path: str) -> Iterator[Lines]:
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            separator = _separator(file.readline())
-            file.seek(0)
-            listing = make_listing(
-                path.parent, (), _rows(path, csv.reader(file, delimiter=separator), numbers)
-            )
+        text = Address.of(path).read().decode("utf-8-sig")
+        separator = max(",;\t", key=text.partition("\n")[0].count)
+        yield csv.reader(io.StringIO(text, newline=""), delimiter=separator)
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not in UTF-8: save it as 'CSV UTF-8'") from error
     except csv.Error as error:
         raise UsageError(f"{path} is no CSV: {error}") from error
-    classes = sorted(numbers, key=int if all(map(_is_whole, numbers)) else None)
-    places = np.empty(len(classes), dtype=np.int32)
-    places[[numbers[name] for name in classes]] = np.arange(len(classes))
-    return Listing(listing.root, tuple(classes), listing.names, places[listing.labels], listing.split_of)
 
 
-def _rows(path: Path, lines: Iterator[list[str]], numbers: dict[str, int]) -> Iterator[Row]:
+def _records(
+    path: str, lines: Lines, needed: tuple[str, ...], hint: str
+) -> Iterator[tuple[int, dict[str, str]]]:
+    """Yield the number of each row, and its values by column; the needed columns are not empty."""
     header = next(lines, [])
     columns = {name.strip().lower(): place for place, name in enumerate(header)}
-    for name in ("path", "label"):
+    for name in needed:
         if name not in columns:
             raise UsageError(
-                f"{path} has no column {name!r}: its first line should be path,label or path,label,split; "
-                f"it is {','.join(header)!r}"
+                f"{path} has no column {name!r}: {hint or 'its first line'} is {','.join(header)!r}"
             )
     for number, line in enumerate(lines, start=2):
         if not line:
             continue
-        if len(line) <= max(columns.values()):
+        if len(line) <= max(columns[name] for name in (*needed, "split") if name in columns):
             raise UsageError(f"{path} has {len(line)} of {len(header)} columns in row {number}")
-        name, label = line[columns["path"]].strip(), line[columns["label"]].strip()
-        if not name or not label:
-            raise UsageError(f"{path} has no {'label' if name else 'path'} in row {number}")
-        split = _split(path, line[columns["split"]], number) if "split" in columns else "train"
-        yield Row(split, numbers.setdefault(label, len(numbers)), name)
+        values = {name: line[place].strip() for name, place in columns.items() if place < len(line)}
+        for name in needed:
+            if not values[name]:
+                raise UsageError(f"{path} has no {name} in row {number}")
+        yield number, values
 
 
-def _split(path: Path, word: str, number: int) -> Split:
-    split = SPLIT_OF.get(word.strip().lower())
-    if split is None:
-        raise UsageError(f"{path} has the split {word!r} in row {number}; it takes {', '.join(SPLITS)}")
-    return split
-
-
-def _separator(header: str) -> str:
-    return max(",;\t", key=header.count)
-
-
-def _is_whole(label: str) -> bool:
-    return label.removeprefix("-").isdecimal() and label.isascii()
+def _rows(path: str, lines: Lines, numbers: dict[str, int]) -> Iterator[Row]:
+    hint = "its first line should be path,label or path,label,split; it"
+    for number, values in _records(path, lines, ("path", "label"), hint):
+        word = values.get("split", "train")
+        split = SPLIT_OF.get(word.lower())
+        if split is None:
+            raise UsageError(f"{path} has the split {word!r} in row {number}; use one of {', '.join(SPLITS)}")
+        yield Row(split, numbers.setdefault(values["label"], len(numbers)), values["path"])

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from covpool.data.sources.listing import Listing, Row, make_listing
+from covpool.data.image_set import ImageFiles, ImageSet
+from covpool.data.sources import Listing, Row, Split, make_listing
 from covpool.errors import UsageError
 
 FOLDER = "CUB_200_2011"
 IMAGES, LABELS, SPLIT, CLASSES = "images.txt", "image_class_labels.txt", "train_test_split.txt", "classes.txt"
 
 
-def recognises(path: Path) -> bool:
-    """By the text files, in the folder or in the one of their authors' name in it."""
+def recognizes(path: str) -> bool:
+    """Recognize the text files, in the folder or in ``CUB_200_2011`` inside it."""
     return all((_root(path) / name).is_file() for name in (IMAGES, LABELS, SPLIT, CLASSES))
 
 
-def read(path: Path) -> Listing:
-    """List the images, in the order of their numbers, with the authors' split and names of classes."""
+def open_splits(path: str, cache: str | None = None) -> Mapping[Split, ImageFiles]:
+    """Open the images in the order of their numbers, with the authors' split and class names."""
+    return _read(path).sets()
+
+
+def open_unlabeled(path: str) -> ImageSet:
+    """Open the images of all splits."""
+    return _read(path).unlabeled()
+
+
+def _read(path: str) -> Listing:
     root = _root(path)
     classes = _lines(root / CLASSES)
     return make_listing(
@@ -38,7 +48,7 @@ def _rows(root: Path, places: dict[str, int]) -> Iterator[Row]:
 
 
 def _lines(path: Path) -> dict[str, str]:
-    """What each number stands for."""
+    """Return the value of each number."""
     found = {}
     for line in path.read_text("utf-8").splitlines():
         number, space, value = line.strip().partition(" ")
@@ -48,5 +58,6 @@ def _lines(path: Path) -> dict[str, str]:
     return found
 
 
-def _root(path: Path) -> Path:
-    return path / FOLDER if (path / FOLDER).is_dir() else path
+def _root(path: str) -> Path:
+    inside = Path(path, FOLDER)
+    return inside if inside.is_dir() else Path(path)

@@ -1,74 +1,72 @@
-"""Images in tar files without labels."""
+"""Tars of images without an index, which have no labels."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path, PurePosixPath
 
-from covpool.data.image_set import MAX_FILE_BYTES, Group
+from covpool.data.image_set import MAX_FILE_BYTES, BaseSet, Group, ImageSet
 from covpool.data.remote import Address, cannot_go_on, is_passing
-from covpool.data.shards.index import write_index
-from covpool.data.shards.reader import ShardSet
 from covpool.data.shards.scan import TarImage, find_images
+from covpool.data.sources import Split, check_alike, holds, list_below
 from covpool.errors import BadImageError, ShardError, UsageError
 
-
-class IndexedTars:
-    """Shards of ``covpool shard``, on a disk or in a store. Their labels do not matter."""
-
-    def __init__(self, shards: ShardSet) -> None:
-        self.shards = shards
-
-    def __len__(self) -> int:
-        return len(self.shards)
-
-    def name(self, i: int) -> str:
-        """As the index has it."""
-        return self.shards.name(i)
-
-    def read(self, i: int) -> bytes:
-        """From its tar."""
-        try:
-            return self.shards.read(i)
-        except OSError as error:
-            if is_passing(error) or isinstance(error, FileNotFoundError):
-                raise cannot_go_on(self.name(i), error) from error
-            raise
-
-    def groups(self, rows: int) -> list[Group]:
-        """A tar each."""
-        return [Group(PurePosixPath(shard.name).stem, shard.samples) for shard in self.shards.index.shards]
-
-    def fingerprint(self) -> str:
-        """Of the index, which has a hash of what is in each tar."""
-        return hashlib.sha256(write_index(self.shards.index)).hexdigest()
+EXTENSION = ".tar"
 
 
-class Tars:
-    """Tars on a disk without an index: their headers are read when they are opened, and again where needed.
+def recognizes(path: str) -> bool:
+    """Recognize a tar, or a folder of tars."""
+    return path.lower().endswith(EXTENSION) or holds(path, EXTENSION)
+
+
+def open_splits(path: str, cache: str | None = None) -> Mapping[Split, ImageSet]:
+    """Raise: labels are read from an index."""
+    raise UsageError(f"{path} has tars without an index.json: write one with 'covpool shard --index'")
+
+
+def open_unlabeled(path: str) -> ImageSet:
+    """Open a tar, or all tars in a folder and below."""
+    address = Address.of(path)
+    if not address.is_folder():
+        return open_files(address.parent, [address.name])
+    return open_files(address, list_below(address))
+
+
+def open_files(root: Address, names: Sequence[str]) -> ImageSet:
+    """Open tars by name."""
+    check_alike(root, names, EXTENSION)
+    return Tars(root, names)
+
+
+class Tars(BaseSet):
+    """The images of local tars. The headers of a tar are read when it is opened, and again for its images.
 
     Args:
         root: the folder that names start from.
         names: of the tars.
     """
 
-    def __init__(self, root: Address, names: list[str]) -> None:
+    classes: tuple[str, ...] = ()
+    labels = None
+
+    def __init__(self, root: Address, names: Sequence[str]) -> None:
         if not root.is_local:
             raise UsageError(
-                f"{root.url} has tars without an index.json, and in a store nothing is found in them: "
-                "make one by 'covpool shard --index', which takes images with a label, or copy them to a disk"
+                f"{root.url} has tars without an index.json, which are only read from a local disk: "
+                "copy them, or write an index of labeled images with 'covpool shard --index'"
             )
         self.root, self.names = Path(root.path), names
-        self.counts, told = list[int](), hashlib.sha256()
+        self.counts, digest = list[int](), hashlib.sha256()
         for name in names:
             found = find_images(self.root / name)
             self.counts.append(len(found))
             date = (self.root / name).stat().st_mtime_ns
-            told.update(os.fsencode(repr((name, date, [tuple(image) for image in found]))))
-        self._fingerprint = told.hexdigest()
+            digest.update(os.fsencode(repr((name, date, [tuple(image) for image in found]))))
+        self._stamp = digest.hexdigest()
         self._ends = list(accumulate(self.counts))
         self._found: tuple[int, list[TarImage]] = -1, []
 
@@ -76,12 +74,12 @@ class Tars:
         return self._ends[-1] if self._ends else 0
 
     def name(self, i: int) -> str:
-        """The tar's name, and the image's in it."""
+        """Return the name of the tar and of the image in it."""
         path, image = self._find(i)
         return f"{path.relative_to(self.root).as_posix()}/{image.name}"
 
     def read(self, i: int) -> bytes:
-        """From its tar."""
+        """Return the bytes of an image."""
         path, image = self._find(i)
         if image.size > MAX_FILE_BYTES:
             raise BadImageError("too large", f"it has {image.size:,} bytes in {path.name}")
@@ -97,20 +95,22 @@ class Tars:
             raise ShardError(f"the input cannot be read any more: {path} was cut short")
         return data
 
-    def groups(self, rows: int) -> list[Group]:
-        """A tar each."""
-        return [
-            Group(PurePosixPath(name).stem, count)
-            for name, count in zip(self.names, self.counts, strict=True)
-        ]
+    def group_sizes(self) -> Sequence[int]:
+        """Return the number of images in each tar."""
+        return self.counts
 
-    def fingerprint(self) -> str:
-        """Of the tars' names and dates, and of where in them which images lie."""
-        return self._fingerprint
+    def groups(self, rows: int) -> list[Group]:
+        """Return a group per tar."""
+        stems = (PurePosixPath(name).stem for name in self.names)
+        return [Group(*group) for group in zip(stems, self.counts, strict=True)]
+
+    def stamp(self) -> str:
+        """Return a hash of the tars' names and dates, and of the names and places of the images."""
+        return self._stamp
 
     def _find(self, i: int) -> tuple[Path, TarImage]:
         tar = bisect_right(self._ends, i)
         path = self.root / self.names[tar]
-        if self._found[0] != tar:  # images come in a row, so one tar is enough to remember
+        if self._found[0] != tar:  # images are read in order, so one tar is enough to remember
             self._found = tar, find_images(path)
         return path, self._found[1][i - self._ends[tar] + self.counts[tar]]

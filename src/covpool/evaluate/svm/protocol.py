@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from covpool.data.image_set import ImageSet, class_counts
-from covpool.data.sources import open_images, splits
-from covpool.data.sources.listing import split_names
+from covpool.data.sources import open_images, split_names, splits
 from covpool.data.transforms import Preprocessing
 from covpool.durable import check_outside, held
 from covpool.errors import UsageError
