@@ -21,11 +21,11 @@ def test_what_is_left_open_is_as_it_was(tmp_path: Path) -> None:
     write_recipe(read_recipe(None, {"model.dim": 32, "model.num_classes": 7}), tmp_path / "recipe.yaml")
     model = as_begun(tmp_path / "recipe.yaml", read_recipe()).model
     assert (model.dim, model.num_classes) == (32, 7)
-    with pytest.raises(ValueError, match="was begun with --dim 32, not 64"):
+    with pytest.raises(ValueError, match="was started with --dim 32, not 64"):
         as_begun(tmp_path / "recipe.yaml", read_recipe(None, {"model.dim": 64}))
 
 
 def test_what_changes_the_result_may_not(tmp_path: Path) -> None:
     write_recipe(read_recipe(), tmp_path / "recipe.yaml")
-    with pytest.raises(ValueError, match=r"was begun with --seed 0, not 1: give the same again, or another"):
+    with pytest.raises(ValueError, match=r"was started with --seed 0, not 1: use the same values"):
         as_begun(tmp_path / "recipe.yaml", read_recipe(None, {"seed": 1}))

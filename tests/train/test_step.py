@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from covpool.data.batch import Batch
+from covpool.errors import UsageError
 from covpool.processes import Processes
 from covpool.train.network import make_model
+from covpool.train.optimizer import load_optimizer_tensors, optimizer_tensors
 from covpool.train.recipe_files import read_recipe
 from covpool.train.step import Learner, Objective
 
@@ -198,3 +200,52 @@ def test_statistics_are_kept_and_weights_learn() -> None:
     assert not any(name.startswith("backbone") and "running" in name for name in changed)
     learned = {"backbone.conv1.0.weight", "backbone.conv1.1.weight", "pool.reduction.norm.running_mean"}
     assert learned <= changed
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_sgd_and_adamw_are_those_of_torch(name: str) -> None:
+    mine, other = (make({"optimizer.name": name, "optimizer.momentum": 0.8}) for _ in range(2))
+    groups = [
+        {key: group[key] for key in ("params", "lr", "weight_decay")}
+        for group in other.optimizer.param_groups
+    ]
+    other.optimizer = (
+        torch.optim.SGD(groups, momentum=0.8)
+        if name == "sgd"
+        else torch.optim.AdamW(groups, betas=(0.8, 0.999))
+    )
+    for cursor in range(3):
+        assert mine.step(batch(mine, cursor), cursor) == other.step(batch(other, cursor), cursor)
+    one, two = state(mine), state(other)
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+# Numbers in the state, in the groups, as tensors; a scalar per layer; two momentums.
+@pytest.mark.parametrize(
+    "name", ["sgd", "adamw", "lamb", "lion", "adan", "mars", "nadam", "novograd", "laprop"]
+)
+def test_the_state_of_an_optimizer_can_be_saved(name: str) -> None:
+    mine, other = (make({"optimizer.name": name}) for _ in range(2))
+    for cursor in range(2):
+        mine.step(batch(mine, cursor), cursor)
+    saved = {key: tensor.clone() for key, tensor in optimizer_tensors(mine.optimizer, mine.model).items()}
+    other.model.load_state_dict(mine.model.state_dict())
+    load_optimizer_tensors(other.optimizer, other.model, saved)
+    for cursor in (2, 3):
+        assert mine.step(batch(mine, cursor), cursor) == other.step(batch(other, cursor), cursor)
+    weights, others = mine.model.state_dict(), other.model.state_dict()
+    assert all(torch.equal(weights[key], others[key]) for key in weights)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("lamp", "--optimizer.name is 'lamp', which covpool does not support: use lamb"),
+        ("adahessian", "'adahessian', which covpool does not support"),
+        ("bnbadam", "--optimizer.name bnbadam is not available here"),
+    ],
+)
+def test_an_unknown_optimizer_is_named(name: str, sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        make({"optimizer.name": name})

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,8 +21,8 @@ from covpool.durable import check_outside, replace_file
 from covpool.errors import UsageError
 from covpool.functional.arguments import check_whole
 from covpool.processes import Processes, joined_processes
-from covpool.train.network import make_deterministic, make_model
-from covpool.train.progress import TrainingProgress
+from covpool.progress import Progress
+from covpool.train.network import make_model, own_state
 from covpool.train.recipe import Recipe, ScheduleOptions
 from covpool.train.run_folder import csv_bytes
 from covpool.train.splits import make_loader, open_data
@@ -80,9 +79,10 @@ def find_lr(recipe: Recipe, steps: int = 100) -> Sweep:
         ValueError: in a sentence, if the recipe or the images are not what they should be.
     """
     check_whole("steps", steps, at_least=FEWEST_STEPS)
-    with joined_processes(recipe.loop.device) as processes:
-        if recipe.loop.deterministic:
-            make_deterministic()
+    with (
+        joined_processes(recipe.loop.device) as processes,
+        own_state(processes, recipe.loop.deterministic),
+    ):
         found = _suggest(*_sweep(_rising(recipe), processes, steps), width=steps * SMOOTHING)
         processes.by_first(lambda: _write(Path(recipe.out), found))
     return found
@@ -117,17 +117,14 @@ def _sweep(recipe: Recipe, processes: Processes, steps: int) -> tuple[list[float
     learner = Learner(model, recipe, processes, objective, batches=steps - 1)
     rates: list[float] = []
     losses: list[float] = []
-    with TrainingProgress(processes.rank) as progress:
-        progress.start(0, 1, steps)
+    with Progress("steps", silent=not processes.is_first) as progress:
         for cursor, batch in enumerate(itertools.islice(_batches(loader), steps)):
-            started = time.monotonic()
             outcome = learner.step(batch, cursor)
             if outcome.counts:  # as a fault: not finite
                 break
             rates.append(learner.lr)
             losses.append(outcome.loss)
-            seconds = max(time.monotonic() - started, 1e-9)
-            progress.step(outcome.loss, outcome.top1, recipe.batch_size / seconds, learner.lr)
+            progress(cursor + 1, steps, figures=f"loss {outcome.loss:.3f}, lr {learner.lr:.2g}")
             smoothed = smooth(losses, steps * SMOOTHING)
             if smoothed[-1] > DIVERGED * smoothed.min():
                 break

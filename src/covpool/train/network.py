@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from timm.layers import convert_sync_batchnorm
@@ -19,6 +20,7 @@ from covpool.models.model import PooledClassifier
 from covpool.processes import Processes
 from covpool.train.recipe import Recipe
 
+CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 # Of a config, what changes a network's answer but not always the shapes of its weights.
 SAME_NETWORK = ("pool", "dim", "keep_resolution", "features", "join", "normalize")
 
@@ -96,8 +98,27 @@ def make_parallel(model: PooledClassifier, processes: Processes) -> nn.Module:
     )
 
 
-def make_deterministic() -> None:
-    """Make torch refuse what may differ from run to run."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # or cuBLAS refuses to be deterministic
-    torch.use_deterministic_algorithms(True)
-    torch.backends.cudnn.benchmark = False
+@contextlib.contextmanager
+def own_state(processes: Processes, deterministic: bool) -> Iterator[None]:
+    """Give training its own random numbers and deterministic mode; restore the caller's at the end.
+
+    Args:
+        processes: their device tells which generators to restore.
+        deterministic: make torch refuse operations that may differ from run to run.
+    """
+    on_gpus = processes.device.type == "cuda" or torch.cuda.is_initialized()
+    cublas, cudnn = os.environ.get(CUBLAS), torch.backends.cudnn.benchmark
+    mode = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count() if on_gpus else 0)):
+        try:
+            if deterministic:
+                os.environ.setdefault(CUBLAS, ":4096:8")  # cuBLAS refuses to be deterministic without it
+                torch.use_deterministic_algorithms(True)
+                torch.backends.cudnn.benchmark = False
+            yield
+        finally:
+            torch.use_deterministic_algorithms(mode, warn_only=warn_only)
+            torch.backends.cudnn.benchmark = cudnn
+            if cublas is None:
+                os.environ.pop(CUBLAS, None)

@@ -114,9 +114,9 @@ class OptimizerOptions:
     """How weights follow gradients.
 
     Attributes:
-        name: ``sgd``, with momentum, or ``adamw``.
+        name: an optimizer of timm: ``sgd``, ``adamw``, ``lamb``, ``lion`` and others.
         lr: the learning rate at its highest.
-        momentum: of ``sgd``; the first beta of ``adamw``.
+        momentum: of ``sgd``; the first of the two betas of ``adamw`` and similar optimizers.
         weight_decay: of all parameters.
         decay_norms: also of norms and biases, as the paper does.
         classifier_factor: the classifier's learning rate over ``lr``.
@@ -124,7 +124,7 @@ class OptimizerOptions:
         clip: the largest norm of the gradient; ``null`` for any.
     """
 
-    name: Literal["sgd", "adamw"] = "sgd"
+    name: str = "sgd"
     lr: float = 0.1
     momentum: float = 0.9
     weight_decay: float = 1e-4
@@ -134,7 +134,6 @@ class OptimizerOptions:
     clip: float | None = None
 
     def __post_init__(self) -> None:
-        check_choice("optimizer", self.name, ("sgd", "adamw"))
         if not self.lr > 0 or self.weight_decay < 0 or (self.clip is not None and not self.clip > 0):
             raise UsageError(
                 f"lr and clip must be above 0 and weight_decay at least 0; got {self.lr}, {self.clip} and "

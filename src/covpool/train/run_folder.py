@@ -216,6 +216,6 @@ def as_begun(path: Path, recipe: Recipe) -> Recipe:
     ]
     if differing:
         raise UsageError(
-            f"{path.parent} was begun with {'; '.join(differing)}: give the same again, or another --out"
+            f"{path.parent} was started with {'; '.join(differing)}: use the same values, or another --out"
         )
     return make_recipe(now)
