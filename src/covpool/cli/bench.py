@@ -151,7 +151,7 @@ def _methods(arguments: Methods) -> Written:
     from covpool.bench import render, run_methods
     from covpool.bench.cells import aligned
     from covpool.bench.methods.suite import LAYER_SCHEDULE
-    from covpool.cli.progress import Progress
+    from covpool.progress import Progress
 
     path = run_methods(
         arguments.out,
@@ -172,7 +172,7 @@ def _methods(arguments: Methods) -> Written:
 
 def _isqrt_cov(arguments: IsqrtCov) -> Written:
     from covpool.bench import CONTENDERS, Schedule, render, run_isqrt_cov
-    from covpool.cli.progress import Progress
+    from covpool.progress import Progress
 
     path = run_isqrt_cov(
         arguments.out,

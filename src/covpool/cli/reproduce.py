@@ -51,7 +51,7 @@ class Written:
 
 def run(arguments: Arguments) -> Written:
     """Train, measure and write."""
-    from covpool.cli.progress import Progress
+    from covpool.progress import Progress
     from covpool.reproduce.command import draw, run_all, write_page
 
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
