@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def counted(number: int, what: str) -> str:
-    """A number of things, in the singular where it is one.
+    """Format a number of things, in the singular for 1.
 
     Example:
         >>> counted(1, "image"), counted(1200, "image"), counted(2, "class")
@@ -15,7 +15,7 @@ def counted(number: int, what: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Hours and minutes, or minutes and seconds.
+    """Format a duration in hours and minutes, or in minutes and seconds.
 
     Example:
         >>> duration(40), duration(150), duration(7320)
