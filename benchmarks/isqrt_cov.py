@@ -39,9 +39,9 @@ from benchmarks.isqrt_cov_table import markdown, summary
 from covpool.bench.layers import MEASURES, Problem, Size, bytes_kept_for_backward, chosen_sizes
 from covpool.bench.methods import check_device
 from covpool.bench.timing import MakeProgress, Schedule, rounded, silence, time_interleaved, timing_figures
-from covpool.cli.progress import Progress
 from covpool.durable import replace_file
 from covpool.functional import isqrt_cov
+from covpool.progress import Progress
 from covpool.provenance.origin import Results, check_schema, new_results, results_path
 
 SUITE = "isqrt_cov"

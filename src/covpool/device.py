@@ -14,7 +14,7 @@ LOGGER = logging.getLogger("covpool")
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:
-    """Autocast to ``"bfloat16"`` or ``"float16"``; with ``"float32"`` it does nothing."""
+    """Autocast to ``"bfloat16"`` or ``"float16"``; ``"float32"`` does nothing."""
     half = precision != "float32"
     if device.type == "cpu" and precision == "bfloat16":
         _warn_of_emulation()
@@ -22,13 +22,13 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
 
 
 def fastest_precision() -> Literal["bfloat16", "float32"]:
-    """Of this CPU: bfloat16 where it has AMX, which multiplies it several times as fast."""
+    """Return the fastest precision of this CPU: bfloat16 with AMX, else float32."""
     return "bfloat16" if "amx_bf16" in describe_machine("cpu")["flags"] else "float32"
 
 
-@functools.cache  # once is enough
+@functools.cache  # warn once
 def _warn_of_emulation() -> None:
     flags = describe_machine("cpu")["flags"]
-    # Of ARM's processors the flags do not tell.
+    # The flags of ARM processors do not list it.
     if "avx2" in flags and not {"amx_bf16", "avx512_bf16"} & set(flags):
-        LOGGER.warning("this CPU cannot multiply bfloat16, and float32 is several times as fast on it")
+        LOGGER.warning("this CPU has no bfloat16 arithmetic: float32 is several times as fast on it")

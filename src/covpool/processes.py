@@ -24,9 +24,9 @@ from covpool.errors import ToldByFirstError, UsageError
 LOGGER = logging.getLogger("covpool")
 T = TypeVar("T")
 
-# Seconds, of which a thread needs a few microseconds, once it gets to run.
+# Seconds to wait for the last exchange; a thread needs microseconds once it runs.
 LAST_EXCHANGE = 0.5
-# Numbers the groups that this process has been in: the same ones in all of them.
+# Numbers the process groups; all processes count the same.
 _GROUPS = itertools.count()
 
 
@@ -34,12 +34,12 @@ _GROUPS = itertools.count()
 class Processes:
     """This process among those of the run.
 
-    Objects pass between processes by pickle, as torch.distributed does it: they are all of one program.
+    Objects pass between processes by pickle, as in torch.distributed.
 
     Attributes:
-        rank: of this process.
-        world_size: how many there are.
-        device: of this process.
+        rank: the rank of this process.
+        world_size: the number of processes.
+        device: the device of this process.
     """
 
     rank: int
@@ -48,11 +48,11 @@ class Processes:
 
     @property
     def is_first(self) -> bool:
-        """Whether this one writes the files and talks to people."""
+        """Whether this process writes files and prints."""
         return self.rank == 0
 
     def gather(self, value: T) -> list[T]:
-        """The value of every process, in every process."""
+        """Return the values of all processes, in every process."""
         if self.world_size == 1:
             return [value]
         values: list[T | None] = [None] * self.world_size
@@ -60,7 +60,7 @@ class Processes:
         return values  # type: ignore[return-value]
 
     def gather_to_first(self, value: T) -> list[T]:
-        """The value of every process, in the first; nothing in the others."""
+        """Return the values of all processes in the first; an empty list in the others."""
         if self.world_size == 1:
             return [value]
         values: list[T | None] = [None] * self.world_size if self.is_first else []
@@ -68,14 +68,14 @@ class Processes:
         return values  # type: ignore[return-value]
 
     def from_first(self, value: T | None) -> T:
-        """The value of the first process, in every process."""
+        """Return the value of the first process, in every process."""
         values = [value]
         if self.world_size > 1:
             dist.broadcast_object_list(values, src=0)
         return values[0]  # type: ignore[return-value]
 
     def by_first(self, act: Callable[[], T]) -> T:
-        """What ``act`` returns in the first process, in every process; if it raises there, all of them do."""
+        """Call ``act`` in the first process, and return its result in all; if it raises, all raise."""
         outcome: tuple[T | None, Exception | None] = None, None
         if self.is_first:
             try:
@@ -88,7 +88,7 @@ class Processes:
         return value  # type: ignore[return-value]
 
     def together(self, act: Callable[[], T]) -> T:
-        """What ``act`` returns here, once it has returned in every process; if it raises in one, all fail."""
+        """Call ``act`` in every process, and return the result of this one; if one raises, all raise."""
         value, error = None, None
         try:
             value = act()
@@ -100,19 +100,19 @@ class Processes:
         return value  # type: ignore[return-value]
 
     def fail(self, error: Exception) -> NoReturn:
-        """Raise an error that every process has come to; the first tells it for all."""
+        """Raise an error in every process; only the first prints it."""
         if self.is_first:
             raise error
         raise ToldByFirstError(str(error)) from error
 
     def sum_(self, tensor: Tensor) -> Tensor:
-        """The sum over processes, in place."""
+        """Sum over processes, in place."""
         if self.world_size > 1:
             dist.all_reduce(tensor)
         return tensor
 
     def tensors_by_first(self, read: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """What ``read`` gives in the first process, on the CPU of every process; the others need no file."""
+        """Call ``read`` in the first process, and return its tensors on the CPU of every process."""
         own: dict[str, Tensor] = {}
 
         def shapes() -> dict[str, tuple[torch.Size, torch.dtype]]:
@@ -131,7 +131,7 @@ class Processes:
         return received
 
     def broadcast_buffers(self, module: torch.nn.Module) -> None:
-        """Give all processes the first one's buffers, such as the statistics of BatchNorm."""
+        """Copy the buffers of the first process, such as BatchNorm statistics, to all processes."""
         if self.world_size > 1:
             for buffer in module.buffers():
                 dist.broadcast(buffer, src=0)
@@ -139,15 +139,15 @@ class Processes:
 
 @contextmanager
 def joined_processes(device: str = "auto") -> Iterator[Processes]:
-    """Join the processes that torchrun started, or those of a group that the caller has made already.
+    """Join the processes of torchrun, or those of an existing process group.
 
-    Warnings are those of the first process: what it warns of, the others find too.
+    Only the first process prints warnings.
 
     Args:
         device: ``"cpu"``, ``"cuda"``, or ``"auto"`` for a GPU if there is one.
 
     Raises:
-        ValueError: if a GPU is asked for and there is none.
+        UsageError: if the device is ``"cuda"`` and there is no GPU.
     """
     kind = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     ours = not dist.is_initialized() and "RANK" in os.environ and "WORLD_SIZE" in os.environ
@@ -170,19 +170,19 @@ def joined_processes(device: str = "auto") -> Iterator[Processes]:
     finally:
         LOGGER.setLevel(level)
         if ours:
-            # A thread of gloo that still holds a tensor of the last exchange needs Python's lock to let go of
-            # it. Whoever destroys the group holds that lock and waits for the thread: it must be done before.
+            # A thread of gloo may still need Python's lock to free a tensor of the last exchange. Destroying
+            # the group holds that lock and waits for the thread, so the thread must finish before.
             time.sleep(LAST_EXCHANGE)
             dist.destroy_process_group()
 
 
 def _join(kind: str) -> None:
     store, rank, world_size = next(rendezvous("env://"))
-    # torchrun keeps the store when it starts processes anew, and so do processes that train one model after
-    # the other. Without a name of its own, a new group would find the addresses of one that is gone.
+    # torchrun keeps the store when it restarts processes, and so do processes that train several models.
+    # Without its own prefix, a new group would find the addresses of an old one.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     dist.init_process_group(
-        # Flags and names pass between CPUs, so that asking for them does not wait for a GPU.
+        # Flags and names pass between CPUs, without waiting for a GPU.
         "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo",
         store=dist.PrefixStore(f"covpool/{attempt}/{next(_GROUPS)}", store),  # type: ignore[attr-defined]
         rank=rank,
@@ -198,16 +198,12 @@ CAUGHT = (signal.SIGTERM, signal.SIGINT)
 
 
 class Signals:
-    """Which signal came, if one did.
-
-    Attributes:
-        received: its number, or 0.
-    """
+    """The last signal; ``received`` is its number, or 0."""
 
     received = 0
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        """Remember the signal. A second Ctrl-C means now."""
+        """Remember the signal. A second Ctrl-C raises at once."""
         if self.received == signal.SIGINT == number:
             raise KeyboardInterrupt
         self.received = number
@@ -215,12 +211,12 @@ class Signals:
 
 @contextmanager
 def caught_signals() -> Iterator[Signals]:
-    """Inside, SIGTERM and Ctrl-C are remembered instead of ending the process."""
+    """Remember SIGTERM and Ctrl-C instead of ending the process."""
     signals = Signals()
-    if threading.current_thread() is not threading.main_thread():  # where Python allows no handlers
+    if threading.current_thread() is not threading.main_thread():  # Python allows no handlers here
         yield signals
         return
-    # What runs in the background of a shell has Ctrl-C ignored, and keeps it so.
+    # A background job of a shell ignores Ctrl-C, and continues to.
     heard = [number for number in CAUGHT if signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: signal.signal(number, signals.handle) for number in heard}
     try:

@@ -66,7 +66,7 @@ def test_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert words == command.split()[1:]
     assert main(words) == 0
     told = capsys.readouterr()
-    assert "going on from epoch" in told.err
+    assert "resuming from epoch" in told.err
     assert "after 2 epochs" in told.out
 
 

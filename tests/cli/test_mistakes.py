@@ -146,7 +146,7 @@ def complaint(command: str, capsys: pytest.CaptureFixture[str]) -> str:
         ),
         (
             "train --data birds --batch-size 99",
-            "--batch-size is 99, and there are 11 images to train on: give a smaller one",
+            "--batch-size 99 is larger than the training set (11 images): use a smaller one",
         ),
         ("svm runs/birds/bundle birds", "where should the new bundle go? give --out"),
     ],
@@ -203,7 +203,7 @@ def test_another_recipe_in_the_same_folder(
         read_recipe("modern", {"data.path": "birds", "schedule.epochs": 9}), tmp_path / "recipe.yaml"
     )
     assert complaint(f"train --data {place}/birds --epochs 10 --out {tmp_path}", capsys) == (
-        f"{tmp_path} was begun with --epochs 9, not 10: give the same again, or another --out"
+        f"{tmp_path} was started with --epochs 9, not 10: use the same values, or another --out"
     )
 
 

@@ -246,7 +246,7 @@ def test_an_interruption_has_its_exit_code(fits: list[Recipe], capsys: pytest.Ca
         ("--data d --epochs 0", "epochs must be at least 1; got 0"),
         (
             "--data d --compare isqrt_cov",
-            "there is nothing to compare: the recipe's pooling is isqrt_cov already",
+            "--compare isqrt_cov is the pooling of the recipe: choose another",
         ),
         ("--recipe none.yaml", "none.yaml: No such file or directory"),
     ],

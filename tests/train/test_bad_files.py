@@ -84,10 +84,10 @@ def test_bad_images_cost_one_sample_each_and_are_listed(flawed: Path, tmp_path: 
 @pytest.mark.usefixtures("_no_report")
 def test_too_many_bad_images_stop_the_run(flawed: Path, tmp_path: Path) -> None:
     changes = {"data.path": str(flawed), "data.limit": None, "batch_size": 47, "data.max_bad": 3}
-    with pytest.raises(ValueError, match=r"7 images could not be used, more than --max-bad 3"):
+    with pytest.raises(ValueError, match=r"7 images are unreadable, more than --max-bad 3"):
         train(tmp_path / "run", changes)
     assert len((tmp_path / "run" / "bad_images.csv").read_text().splitlines()) == 8
-    with pytest.raises(ValueError, match=r"7 images could not be used, more than --max-bad 3"):
+    with pytest.raises(ValueError, match=r"7 images are unreadable, more than --max-bad 3"):
         train(tmp_path / "run", changes)  # it has not become better by itself
 
 

@@ -99,7 +99,7 @@ def test_a_checkpoint_without_one_of_its_files_is_not_loaded(tmp_path: Path, nam
 
 def test_if_none_is_whole_it_is_told_not_begun_anew(tmp_path: Path) -> None:
     (write_checkpoint(tmp_path, checkpoint(1)) / "state.json").write_bytes(b"{}")
-    with pytest.raises(DamagedCheckpointError, match="remove them all to begin anew"):
+    with pytest.raises(DamagedCheckpointError, match="remove them all to start again"):
         newest_checkpoint(tmp_path)
 
 

@@ -46,13 +46,13 @@ def test_all_else_is_equal() -> None:
 @pytest.mark.parametrize(
     ("recipe", "other", "sentence"),
     [
-        (RECIPE, "isqrt_cov", "there is nothing to compare: the recipe's pooling is isqrt_cov already"),
+        (RECIPE, "isqrt_cov", "--compare isqrt_cov is the pooling of the recipe: choose another"),
         (RECIPE, "median", "compare must be one of"),
         (twins(RECIPE, "gap")["gap"], "isqrt_cov", "the other way round: --pool isqrt_cov --compare gap"),
         (
             read_recipe("resnet50-birds"),
             "gap",
-            "a bundle fits one pooling, and isqrt_cov is compared with gap",
+            "a bundle fits one pooling, not both isqrt_cov and gap",
         ),
     ],
 )

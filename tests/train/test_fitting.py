@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import os
+import random
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,7 @@ import torch
 
 import covpool
 from covpool.data.sources import open_images
-from covpool.errors import Interrupted
+from covpool.errors import CovpoolError, Interrupted
 from covpool.train.comparison import compare
 from covpool.train.fitting import _opened
 from covpool.train.recipe_files import read_recipe
@@ -27,6 +30,7 @@ from tests.train.small import SMALL, rows, train
 def test_a_run_leaves_a_folder_that_explains_itself(tmp_path: Path) -> None:
     run = train(tmp_path / "run", {"trackers": ["tensorboard"], "data.limit": 60})
     assert {path.name for path in run.folder.iterdir()} == {
+        ".covpool-lock",
         "bundle",
         "checkpoints",
         "confusion.png",
@@ -98,14 +102,14 @@ def test_the_test_split_is_for_the_end_and_val_is_set_aside(tmp_path: Path) -> N
 def test_another_recipe_does_not_go_on_with_a_run(tmp_path: Path) -> None:
     train(tmp_path / "run", {"schedule.epochs": 1})
     changes = {"schedule.epochs": 2, "optimizer.lr": 0.1}
-    with pytest.raises(ValueError, match=r"was begun with --lr 0.0005, not 0.1; --epochs 1, not 2: give the"):
+    with pytest.raises(ValueError, match=r"was started with --lr 0.0005, not 0.1; --epochs 1, not 2: use"):
         train(tmp_path / "run", changes)
     path = tmp_path / "others"
     shutil.copytree(TINY10, path, ignore=lambda folder, names: names[60:])
-    with pytest.raises(ValueError, match="is of other images than these"):
+    with pytest.raises(ValueError, match="is a run on other images"):
         train(tmp_path / "run", {"schedule.epochs": 1, "data.path": str(path)})
     (tmp_path / "run" / "summary.json").unlink()
-    with pytest.raises(ValueError, match="was begun with other images than these"):
+    with pytest.raises(ValueError, match="was started with other images"):
         train(tmp_path / "run", {"schedule.epochs": 1, "data.path": str(path)})
     # The width was given before and is left open now.
     changes = {"schedule.epochs": 1, "data.max_bad": 7, "model.dim": "auto"}
@@ -188,8 +192,11 @@ def test_a_bundle_is_where_another_run_begins(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"batch_size": 64}, "--batch-size is 64, and there are 40 images to train on: give a smaller one"),
-        ({"validation.refit": True}, "--validation.refit is for images to validate and images to test on"),
+        (
+            {"batch_size": 64},
+            r"--batch-size 64 is larger than the training set \(40 images\): use",
+        ),
+        ({"validation.refit": True}, "--validation.refit needs validation images and test images"),
         ({"data.path": "nowhere"}, "nowhere"),
         ({"model.backbone": "resnet5O"}, "resnet5O"),
     ],
@@ -240,7 +247,7 @@ def test_a_tracker_that_cannot_be_closed_costs_a_line(
 
     monkeypatch.setattr("covpool.train.journal.make_trackers", lambda *arguments: [Gone()])
     assert train(tmp_path / "run", {"schedule.epochs": 1}).summary["epochs"] == 1
-    assert "Gone takes nothing: the server is gone" in caplog.text
+    assert "Gone failed: the server is gone" in caplog.text
 
 
 @needs_tiny10
@@ -248,7 +255,7 @@ def test_a_tracker_that_cannot_be_closed_costs_a_line(
     ("changes", "sentence"),
     [
         ({"schedule.kind": "steps", "schedule.milestones": [3]}, "the learning rate never falls"),
-        ({"schedule.head_first": 0.5}, "new layers learn alone for 5 steps only"),
+        ({"schedule.head_first": 0.5}, "new layers train alone for 5 steps only"),
         ({"schedule.head_first": 0.5, "data.limit": 400}, ""),
         ({"schedule.head_first": 0.5, "model.pool": "gap"}, ""),
         ({}, ""),
@@ -275,3 +282,53 @@ def test_after_a_damaged_checkpoint_the_bundle_is_that_of_the_best_epoch_there_i
     assert again.summary["metrics"] == run.summary["metrics"]
     names = {path.name for path in checkpoints.iterdir()}
     assert {"damaged-step-00000010", "damaged-step-00000015", "step-00000015"} <= names
+
+
+@needs_tiny10
+@pytest.mark.usefixtures("_no_report")
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_random_state_and_the_modes_of_the_caller_are_restored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    torch.manual_seed(5)
+    before, others = torch.get_rng_state(), random.getstate()
+    changes = {"schedule.epochs": 1, "loop.deterministic": True, "data.limit": 16}
+    if fails:
+        monkeypatch.setattr("covpool.train.fitting.Trainer.run", lambda trainer: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            train(tmp_path / "run", changes)
+    else:
+        train(tmp_path / "run", changes)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert random.getstate() == others
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.backends.cudnn.benchmark
+    assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from covpool.durable import held
+with held(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+@needs_tiny10
+@pytest.mark.usefixtures("_no_report")
+def test_a_folder_in_use_is_refused_until_its_process_is_gone(tmp_path: Path) -> None:
+    other = subprocess.Popen([sys.executable, "-c", HOLD, tmp_path / "run"], stdout=subprocess.PIPE)
+    try:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"held\n"
+        with pytest.raises(CovpoolError, match=r"another process is writing into .*run"):
+            train(tmp_path / "run", {"schedule.epochs": 1})
+        assert [path.name for path in (tmp_path / "run").iterdir()] == [".covpool-lock"]
+    finally:
+        other.kill()  # as SIGKILL: the lock file stays, the lock does not
+        other.communicate()
+    assert train(tmp_path / "run", {"schedule.epochs": 1, "data.limit": 16}).summary["epochs"] == 1

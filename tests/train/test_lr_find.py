@@ -128,7 +128,7 @@ def test_a_loss_that_is_not_finite_ends_it(recipe: Recipe, steps: Any) -> None:
     assert len(found.rates) == len(found.losses) == 30
     assert np.isfinite(found.smoothed).all()
     steps(lambda i: math.nan)
-    with pytest.raises(ValueError, match=r"^the loss is not finite at a learning rate of 1e-06 already$"):
+    with pytest.raises(ValueError, match=r"^the loss is not finite at the lowest learning rate, 1e-06$"):
         find_lr(recipe, 100)
 
 

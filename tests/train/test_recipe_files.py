@@ -1,4 +1,4 @@
-"""Recipes from files: what is read, what is refused, and what comes back."""
+"""Read, write and override recipes, and compare them before a run resumes."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from covpool.train.recipe_files import (
     recipe_text,
     write_recipe,
 )
+from covpool.train.run_folder import as_begun
 
 # Words that YAML would take for something else.
 WORDS = [
@@ -168,8 +169,8 @@ def test_tags_run_nothing(tag: str, tmp_path: Path) -> None:
         ({"batch_size": "x"}, "batch_size takes a whole number; got x"),
         ({"batch_size": 0}, "batch_size must be at least 1; got 0"),
         ({"model.pool": "median"}, "pool must be one of"),
-        ({"weights.pretrained": True, "weights.path": "a"}, "the first weights come from one place"),
-        ({"weights.key_map": "order"}, "key_map says how to read a file of weights"),
+        ({"weights.pretrained": True, "weights.path": "a"}, "initial weights have one source"),
+        ({"weights.key_map": "order"}, "key_map describes a file of weights"),
     ],
 )
 def test_mistakes_in_overrides(overrides: dict[str, Any], sentence: str) -> None:
@@ -198,3 +199,24 @@ def test_text_is_in_the_order_of_the_sections() -> None:
     text = recipe_text(Recipe())
     assert text.startswith("batch_size: 256\nseed: 0\n")
     assert text.index("\ndata:\n  path: ''\n") < text.index("\nmodel:\n  backbone: resnet50\n")
+
+
+@pytest.mark.parametrize(("key", "value"), [("data.cache", "/scratch"), ("data.path", "moved"), ("out", "x")])
+def test_what_does_not_change_the_result_may_change(tmp_path: Path, key: str, value: str) -> None:
+    write_recipe(read_recipe(), tmp_path / "recipe.yaml")
+    recipe = read_recipe(None, {key: value})
+    assert as_begun(tmp_path / "recipe.yaml", recipe) == recipe
+
+
+def test_what_is_left_open_is_as_it_was(tmp_path: Path) -> None:
+    write_recipe(read_recipe(None, {"model.dim": 32, "model.num_classes": 7}), tmp_path / "recipe.yaml")
+    model = as_begun(tmp_path / "recipe.yaml", read_recipe()).model
+    assert (model.dim, model.num_classes) == (32, 7)
+    with pytest.raises(ValueError, match="was started with --dim 32, not 64"):
+        as_begun(tmp_path / "recipe.yaml", read_recipe(None, {"model.dim": 64}))
+
+
+def test_what_changes_the_result_may_not(tmp_path: Path) -> None:
+    write_recipe(read_recipe(), tmp_path / "recipe.yaml")
+    with pytest.raises(ValueError, match=r"was started with --seed 0, not 1: use the same values"):
+        as_begun(tmp_path / "recipe.yaml", read_recipe(None, {"seed": 1}))

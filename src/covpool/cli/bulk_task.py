@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 def run_task(arguments: Any, kind: type[Predict] | type[Embed]) -> Done:
     """Do it, or go on with it; ``arguments`` have the fields of the task's ``kind``."""
     from covpool.cli.parser import part_of
-    from covpool.cli.progress import Progress
     from covpool.inference import Files, Running, infer
+    from covpool.progress import Progress
 
     task, files = part_of(arguments, kind), part_of(arguments, Files)
     running = part_of(arguments, Running)

@@ -48,8 +48,8 @@ class Checked:
 
 def run(arguments: Arguments) -> Checked:
     """Look, and write the CSV."""
-    from covpool.cli.progress import Progress
     from covpool.data.check import check, check_output, write_report
+    from covpool.progress import Progress
 
     output = arguments.out or _default_output(arguments.data)
     check_output(output)  # now, not after hours of reading

@@ -40,8 +40,8 @@ class Told:
 
 def run(arguments: Arguments) -> Told:
     """Diagnose."""
-    from covpool.cli.progress import Progress
     from covpool.explain.diagnosis import diagnose_images
+    from covpool.progress import Progress
 
     with Progress("images") as progress:
         found = diagnose_images(

@@ -44,8 +44,8 @@ def parse(words: Sequence[str]) -> tuple[Arguments, bool]:
 
 def run(arguments: Arguments) -> Examination:
     """Examine."""
-    from covpool.cli.progress import Progress
     from covpool.doctor import examine
+    from covpool.progress import Progress
 
     with Progress("tests") as progress:
         return examine(progress)

@@ -55,8 +55,8 @@ class Evaluated:
 
 def run(arguments: Arguments) -> Evaluated:
     """Evaluate, and write the folder."""
-    from covpool.cli.progress import Progress
     from covpool.evaluate.accuracy import evaluate
+    from covpool.progress import Progress
 
     with Progress("images") as progress:
         done = evaluate(**asdict(arguments), progress=progress)

@@ -41,8 +41,8 @@ class Arguments:
 
 def run(arguments: Arguments) -> "Explanation":
     """Explain, and draw."""
-    from covpool.cli.progress import Progress
     from covpool.explain.explaining import explain_images
+    from covpool.progress import Progress
 
     with Progress("images") as progress:
         return explain_images(

@@ -65,8 +65,8 @@ class Exported:
 def run(arguments: Arguments) -> Exported:
     """Export, and compare."""
     from covpool.cli.parser import part_of
-    from covpool.cli.progress import Progress
     from covpool.export import ExportOptions, export_model
+    from covpool.progress import Progress
 
     if arguments.out is None:
         raise UsageError("where should the files go? give --out")

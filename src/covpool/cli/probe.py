@@ -89,8 +89,8 @@ class Result:
 
 def run(arguments: Arguments) -> Result:
     """Train them."""
-    from covpool.cli.progress import NamedProgress
     from covpool.evaluate.probe import ProbeOptions, probe
+    from covpool.progress import NamedProgress
 
     values = {name: value for name, value in vars(arguments).items() if name not in PLACES}
     options = ProbeOptions(

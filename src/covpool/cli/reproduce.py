@@ -49,7 +49,7 @@ class Written:
 
 def run(arguments: Arguments) -> Written:
     """Train, measure, and write the results."""
-    from covpool.cli.progress import Progress
+    from covpool.progress import Progress
     from covpool.reproduce.runner import draw, run_all, write_page
 
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)

@@ -61,8 +61,8 @@ class Retrieved:
 
 def run(arguments: Arguments) -> Retrieved:
     """Search, and write the folder."""
-    from covpool.cli.progress import Progress
     from covpool.evaluate.retrieval import retrieve
+    from covpool.progress import Progress
 
     with Progress("images") as progress:
         done = retrieve(**asdict(arguments), progress=progress)

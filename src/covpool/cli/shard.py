@@ -110,9 +110,9 @@ def _check(arguments: Arguments) -> None:
 
 
 def _write(arguments: Arguments) -> Sharded:
-    from covpool.cli.progress import Progress
     from covpool.data.shards.write import check_new, new_folder, write_shards
     from covpool.data.sources import open_splits
+    from covpool.progress import Progress
 
     assert arguments.out is not None
     output = Path(arguments.out)
@@ -148,8 +148,8 @@ def _with_val(sets: "Mapping[Split, ImageSet]", arguments: Arguments) -> "Mappin
 
 
 def _index(arguments: Arguments) -> Sharded:
-    from covpool.cli.progress import Progress
     from covpool.data.shards.write import index_shards, tar_folders
+    from covpool.progress import Progress
 
     names = None if arguments.classes is None else _class_names(arguments.classes)
     folders = tar_folders(Path(arguments.data))

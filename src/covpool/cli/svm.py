@@ -56,8 +56,8 @@ class Arguments:
 
 def run(arguments: Arguments) -> "SVMReport":
     """Fit, save, and measure."""
-    from covpool.cli.progress import Progress
     from covpool.evaluate.svm import Passing, fit_svm
+    from covpool.progress import Progress
 
     if arguments.out is None:
         raise UsageError("where should the new bundle go? give --out")

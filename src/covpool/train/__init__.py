@@ -1,6 +1,6 @@
-"""Training on torch.distributed: recipes, the loop, checkpoints, and the folder that a run leaves.
+"""Train on torch.distributed: recipes, the loop, checkpoints and reports.
 
-What this room offers is imported when it is first asked for: the command line needs its recipes alone.
+Names are imported on first use: the command line needs only the recipes.
 """
 
 from __future__ import annotations
@@ -30,20 +30,16 @@ __all__ = [
 ]
 
 _FILES = {
-    "Comparison": "covpool.train.comparison",
-    "Interrupted": "covpool.processes",
-    "Recipe": "covpool.train.recipe",
-    "Run": "covpool.train.fitting",
-    "compare": "covpool.train.comparison",
-    "find_lr": "covpool.train.lr_find",
-    "fit": "covpool.train.fitting",
-    "read_recipe": "covpool.train.recipe_files",
-    "recipe_names": "covpool.train.recipe_files",
-    "write_recipe": "covpool.train.recipe_files",
+    "comparison": ("Comparison", "compare"),
+    "fitting": ("Interrupted", "Run", "fit"),
+    "lr_find": ("find_lr",),
+    "recipe": ("Recipe",),
+    "recipe_files": ("read_recipe", "recipe_names", "write_recipe"),
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _FILES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_FILES[name]), name)
+    for file, names in _FILES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"covpool.train.{file}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

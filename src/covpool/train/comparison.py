@@ -1,4 +1,4 @@
-"""Two poolings, all else equal, and one report on both."""
+"""Train with two poolings, all else equal, and report on both."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What :func:`compare` did.
+    """The result of :func:`compare`.
 
     Attributes:
-        folder: with a folder for each run, named by its pooling.
-        runs: by pooling.
-        report: the page on both; ``None`` in processes other than the first, which writes it.
+        folder: has a folder for each run, named by its pooling.
+        runs: the runs by pooling.
+        report: the report on both; ``None`` in all processes but the first.
     """
 
     folder: Path
@@ -34,11 +34,11 @@ class Comparison:
 
 
 def compare(recipe: Recipe, other: str = "gap") -> Comparison:
-    """Train a recipe's network and the same with another pooling, one after the other.
+    """Train the network of a recipe, then the same network with another pooling.
 
-    Images, their order and augmentation, seed, epochs and all else are the same; the width, the options of
-    the pooling and the resolution kept for it are for covariances, and a first-order twin goes without.
-    Calling it again goes on where it was interrupted.
+    Everything else is the same: images, order, augmentation, seed and epochs. First-order pooling drops the
+    options for covariance pooling: see :func:`~covpool.train.recipe_files.change_pool`. Call it again to
+    resume after an interruption.
     """
     from covpool.train.fitting import fit
     from covpool.train.report import write_comparison
@@ -55,17 +55,17 @@ def compare(recipe: Recipe, other: str = "gap") -> Comparison:
 
 
 def twins(recipe: Recipe, other: str) -> dict[str, Recipe]:
-    """The recipe and the one with another pooling, each with a folder of its own."""
+    """Return the recipe and the one with another pooling, each with its own folder."""
     check_choice("compare", other, (*METHODS, CLASS_TOKEN))
     own = recipe.model.pool
     if other == own:
-        raise UsageError(f"there is nothing to compare: the recipe's pooling is {own} already")
+        raise UsageError(f"--compare {other} is the pooling of the recipe: choose another")
     if recipe.weights.bundle is not None:
-        raise UsageError(f"a bundle fits one pooling, and {own} is compared with {other}: give no bundle")
+        raise UsageError(f"a bundle fits one pooling, not both {own} and {other}: remove --bundle")
     values = {own: flat(recipe), other: change_pool(flat(recipe), other)}
     out = Path(recipe.out)
     both = {pool: make_recipe({**values[pool], "out": str(out / pool)}) for pool in values}
     if both[other].model.is_second_order and not both[own].model.is_second_order:
-        # Its width and the resolution kept for it would be nobody's: a recipe has them for its own pooling.
+        # The recipe has no width and no resolution for it.
         raise UsageError(f"compare the other way round: --pool {other} --compare {own}")
     return both

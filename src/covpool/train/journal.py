@@ -1,4 +1,4 @@
-"""Log the numbers of a run: CSV, TensorBoard, Weights & Biases, MLflow."""
+"""Log the numbers of a run: on the terminal, in log.jsonl, TensorBoard, Weights & Biases and MLflow."""
 
 from __future__ import annotations
 
@@ -16,53 +16,162 @@ from covpool.durable import replace_file
 from covpool.errors import UsageError
 from covpool.models.model import PooledClassifier
 from covpool.processes import Processes
+from covpool.progress import Progress
 from covpool.train.metrics import NAMES
-from covpool.train.progress import TrainingProgress
 from covpool.train.recipe import Recipe
 from covpool.train.run_folder import RunFolder
 from covpool.train.step import Outcome
 from covpool.wording import counted
 
-# The run's name to trackers that ask for one.
+LOGGER = logging.getLogger("covpool")
+# Log lines per epoch, at most.
+LINES = 100
+# The file with the run's name for trackers.
 TRACKER_ID = "tracker_id.txt"
 
 
-class Tracker(Protocol):
-    """What takes numbers."""
-
-    def add(self, values: Mapping[str, float], step: int) -> None:
-        """Numbers of a step."""
-
-    def close(self) -> None:
-        """Send what was kept back."""
-
-
-class TensorBoard:
-    """Events in the run's folder, which ``tensorboard --logdir`` shows.
+class Journal:
+    """The log of a run. The first process writes it; the others write nothing.
 
     Args:
-        folder: for the events.
-        step: what came after it in a run that is resumed is no more.
+        recipe: the recipe of the run.
+        processes: the processes that train together.
+        folder: the folder of the run.
+        cursor: the step at which training starts. Log lines beyond it are removed.
+        batches: steps per epoch.
+        epochs: the number of epochs.
     """
 
+    def __init__(
+        self, recipe: Recipe, processes: Processes, folder: RunFolder, cursor: int, batches: int, epochs: int
+    ) -> None:
+        self.recipe, self.folder, self.batches, self.epochs = recipe, folder, batches, epochs
+        self.processes, self.is_first = processes, processes.is_first
+        self.progress = Progress(silent=not processes.is_first)
+        self.progress.begin(cursor)
+        self._trackers: list[Tracker] = []
+        self._cursor = cursor
+        self._every = -(-batches // LINES)
+        self._since, self._steps = time.monotonic(), 0
+        self._exit = contextlib.ExitStack()
+
+    def __enter__(self) -> Journal:
+        self._exit.enter_context(self.progress)
+        self.processes.by_first(self._open)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._exit.close()
+
+    def begin(self, model: PooledClassifier, images: int) -> None:
+        """Log the start of a run, or that it resumes."""
+        config, each = model.config, self.processes.world_size
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        dim = f" of {config.dim} channels" if config.dim is not None else ""
+        self.progress.line(
+            f"{config.backbone}, {config.pool}{dim}: {parameters / 1e6:.1f}M parameters, "
+            f"{counted(images, 'image')} of {counted(config.num_classes, 'class')}, "
+            f"{counted(self.batches, 'step')} per epoch, "
+            f"{counted(each, 'process')} on {self.processes.device.type}"
+        )
+        if self._cursor:
+            epoch, step = divmod(self._cursor, self.batches)
+            self.progress.line(f"resuming from epoch {epoch + 1}, step {step:,}")
+            self.event("resumed", step=self._cursor, processes=each)
+
+    def start_epoch(self) -> None:
+        """Start to measure the speed of an epoch, or of the rest of one."""
+        self._since, self._steps = time.monotonic(), 0
+
+    def step(self, cursor: int, outcome: Outcome, lr: float) -> None:
+        """Log a step."""
+        if not self.is_first:
+            return
+        self._steps += 1
+        rate = self.recipe.batch_size * self._steps / max(time.monotonic() - self._since, 1e-9)
+        epoch, step = divmod(cursor - 1, self.batches)
+        self.progress(
+            cursor,
+            self.epochs * self.batches,
+            f"epoch {epoch + 1}/{self.epochs}, step {step + 1:,} of {self.batches:,}",
+            f"loss {outcome.loss:.3f}, top-1 {100 * outcome.top1:.1f} %, {rate:,.0f} images/s, lr {lr:.2g}",
+        )
+        if cursor % self._every and cursor % self.batches:
+            return
+        values = {
+            "loss": outcome.loss,
+            "top1": outcome.top1,
+            "lr": lr,
+            "gradient_norm": outcome.gradient_norm,
+            "images_per_second": rate,
+        }
+        self._log({"step": cursor, "epoch": epoch + 1, **values})
+        self._track({f"train/{name}": value for name, value in values.items()}, cursor)
+        self.start_epoch()
+
+    def event(self, what: str, **details: Any) -> None:
+        """Log something that happened, such as a skipped step."""
+        if self.is_first:
+            self._log({"event": what, **details})
+
+    def end_epoch(self, row: Mapping[str, Any], is_best: bool) -> None:
+        """Log an epoch that is finished and validated."""
+        if self.is_first:
+            self._track({f"val/{name}": row[name] for name in NAMES if name in row}, row["step"])
+            self.progress.line(_epoch_line(row, self.epochs, is_best))
+
+    def _open(self) -> None:
+        self.folder.cut_log(self._cursor)
+        values = dataclasses.asdict(self.recipe)
+        self._trackers = make_trackers(self.recipe.trackers, self.folder, self._cursor, values)
+        for tracker in self._trackers:
+            self._exit.callback(_close, tracker)
+
+    def _log(self, line: Mapping[str, Any]) -> None:
+        with _warn_on_failure("the log"):
+            self.folder.append_log(line)
+
+    def _track(self, values: Mapping[str, float], step: int) -> None:
+        for tracker in self._trackers:
+            with _warn_on_failure(type(tracker).__name__):
+                tracker.add(values, step)
+
+
+class Tracker(Protocol):
+    """A service that records numbers."""
+
+    def add(self, values: Mapping[str, float], step: int) -> None:
+        """Record the numbers of a step."""
+
+    def close(self) -> None:
+        """Send the rest."""
+
+
+def make_trackers(
+    names: Sequence[str], folder: RunFolder, step: int, recipe: Mapping[str, Any]
+) -> list[Tracker]:
+    """Return the trackers of a recipe; a resumed run drops what came after ``step``."""
+    make: dict[str, Callable[[], Tracker]] = {
+        "tensorboard": lambda: _TensorBoard(folder.tensorboard, step),
+        "wandb": lambda: _WeightsAndBiases(folder.path, recipe),
+        "mlflow": lambda: _MLflow(folder.path, recipe),
+    }
+    return [make[name]() for name in names]
+
+
+class _TensorBoard:
     def __init__(self, folder: Path, step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(folder, purge_step=step + 1)
+        self.close = self._writer.close
 
     def add(self, values: Mapping[str, float], step: int) -> None:
-        """One curve a number."""
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
 
-    def close(self) -> None:
-        """Write the events."""
-        self._writer.close()
 
-
-class WeightsAndBiases:
-    """A run of Weights & Biases by the name of the folder; resumed where the run is."""
-
+class _WeightsAndBiases:
     def __init__(self, folder: Path, recipe: Mapping[str, Any]) -> None:
         self._run = _imported("wandb").init(
             dir=folder,
@@ -72,21 +181,14 @@ class WeightsAndBiases:
             resume="allow",
             config=recipe,
         )
+        self.close = self._run.finish
 
     def add(self, values: Mapping[str, float], step: int) -> None:
-        """One curve a number."""
         self._run.log(dict(values), step=step)
 
-    def close(self) -> None:
-        """Upload."""
-        self._run.finish()
 
-
-class MLflow:
-    """A run of MLflow by the name of the folder; resumed where the run is.
-
-    Where it goes, and to which experiment, is for MLflow's own variables, as ``MLFLOW_TRACKING_URI``.
-    """
+class _MLflow:
+    """MLflow's own variables, such as ``MLFLOW_TRACKING_URI``, choose the server and the experiment."""
 
     def __init__(self, folder: Path, recipe: Mapping[str, Any]) -> None:
         mlflow = self._mlflow = _imported("mlflow")
@@ -97,33 +199,14 @@ class MLflow:
         if not found:
             mlflow.set_tag("covpool", _identifier(folder))
             mlflow.log_dict(dict(recipe), "recipe.json")
+        self.close = mlflow.end_run
 
     def add(self, values: Mapping[str, float], step: int) -> None:
-        """One curve a number."""
         self._mlflow.log_metrics(dict(values), step=step)
-
-    def close(self) -> None:
-        """End the run."""
-        self._mlflow.end_run()
-
-
-def make_trackers(
-    names: Sequence[str], folder: RunFolder, step: int, recipe: Mapping[str, Any]
-) -> list[Tracker]:
-    """The trackers of a recipe, by name."""
-    make: dict[str, Callable[[], Tracker]] = {
-        "tensorboard": lambda: TensorBoard(folder.tensorboard, step),
-        "wandb": lambda: WeightsAndBiases(folder.path, recipe),
-        "mlflow": lambda: MLflow(folder.path, recipe),
-    }
-    return [make[name]() for name in names]
 
 
 def _identifier(folder: Path) -> str:
-    """The same for a run that is resumed or moved, and for no other; of letters that any tracker takes.
-
-    A run in a folder that was emptied, or of the same name on another machine, is another run.
-    """
+    """Return a random name for a run, the same when it is resumed or its folder is moved."""
     file = folder / TRACKER_ID
     if not file.exists():
         replace_file(file, secrets.token_hex(16).encode())
@@ -131,7 +214,7 @@ def _identifier(folder: Path) -> str:
 
 
 def _imported(name: str) -> Any:
-    """A package that comes by an extra of its own name."""
+    """Import a package whose extra has the same name."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -140,136 +223,27 @@ def _imported(name: str) -> Any:
         raise UsageError(f"{name} is missing: pip install 'covpool[{name}]'") from error
 
 
-LOGGER = logging.getLogger("covpool")
-# Lines of the log in an epoch, at most.
-LINES = 100
-
-
-class Journal:
-    """Of the first process; that of the others says nothing.
-
-    Args:
-        recipe: of the run.
-        processes: that train together.
-        folder: of the run.
-        cursor: where training begins; what the log has beyond it is about to come again.
-        batches: steps in an epoch.
-        epochs: in all.
-    """
-
-    def __init__(
-        self, recipe: Recipe, processes: Processes, folder: RunFolder, cursor: int, batches: int, epochs: int
-    ) -> None:
-        self.recipe, self.folder, self.batches, self.epochs = recipe, folder, batches, epochs
-        self.processes, self.is_first = processes, processes.is_first
-        self.progress = TrainingProgress(processes.rank)
-        self._trackers: list[Tracker] = []
-        self._cursor = cursor
-        self._every = -(-batches // LINES)
-        self._since = time.monotonic()
-        self._steps = 0
-        self._exit = contextlib.ExitStack()
-
-    def __enter__(self) -> Journal:
-        self._exit.enter_context(self.progress)
-        self.processes.by_first(self._open)
-        return self
-
-    def _open(self) -> None:
-        self.folder.cut_log(self._cursor)
-        values = dataclasses.asdict(self.recipe)
-        self._trackers = make_trackers(self.recipe.trackers, self.folder, self._cursor, values)
-        for tracker in self._trackers:
-            self._exit.callback(_close, tracker)
-
-    def __exit__(self, *exception: object) -> None:
-        self._exit.close()
-
-    def begin(self, model: PooledClassifier, images: int) -> None:
-        """Training begins, or goes on."""
-        config, each = model.config, self.processes.world_size
-        parameters = sum(parameter.numel() for parameter in model.parameters())
-        dim = f" of {config.dim} channels" if config.dim is not None else ""
-        self.progress.line(
-            f"{config.backbone}, {config.pool}{dim}: {parameters / 1e6:.1f}M parameters, "
-            f"{counted(images, 'image')} of {counted(config.num_classes, 'class')}, "
-            f"{counted(self.batches, 'step')} an epoch, "
-            f"{counted(each, 'process')} on {self.processes.device.type}"
-        )
-        if self._cursor:
-            epoch, step = divmod(self._cursor, self.batches)
-            self.progress.line(f"going on from epoch {epoch + 1}, step {step:,}")
-            self.event("resumed", step=self._cursor, processes=each)
-
-    def start_epoch(self, epoch: int, done: int) -> None:
-        """An epoch begins, or goes on after some steps."""
-        self.progress.start(epoch, self.epochs, self.batches, done)
-        self._since, self._steps = time.monotonic(), 0
-
-    def step(self, cursor: int, outcome: Outcome, lr: float) -> None:
-        """A step is done."""
-        if not self.is_first:
-            return
-        self._steps += 1
-        rate = self.recipe.batch_size * self._steps / max(time.monotonic() - self._since, 1e-9)
-        self.progress.step(outcome.loss, outcome.top1, rate, lr)
-        if cursor % self._every and cursor % self.batches:
-            return
-        values = {
-            "loss": outcome.loss,
-            "top1": outcome.top1,
-            "lr": lr,
-            "gradient_norm": outcome.gradient_norm,
-            "images_per_second": rate,
-        }
-        self._log({"step": cursor, "epoch": (cursor - 1) // self.batches + 1, **values})
-        self._track({f"train/{name}": value for name, value in values.items()}, cursor)
-        self._since, self._steps = time.monotonic(), 0
-
-    def event(self, what: str, **details: Any) -> None:
-        """Something happened that someone may want to know later."""
-        if self.is_first:
-            self._log({"event": what, **details})
-
-    def end_epoch(self, history: Sequence[Mapping[str, Any]], is_best: bool) -> None:
-        """An epoch is done and validated."""
-        if not self.is_first:
-            return
-        row = history[-1]
-        self._track({f"val/{name}": row[name] for name in NAMES if name in row}, row["step"])
-        self.progress.line(_epoch_line(row, self.epochs, is_best))
-
-    def _log(self, line: Mapping[str, Any]) -> None:
-        with _not_worth_a_run("the log"):
-            self.folder.append_log(line)
-
-    def _track(self, values: Mapping[str, float], step: int) -> None:
-        for tracker in self._trackers:
-            with _not_worth_a_run(type(tracker).__name__):
-                tracker.add(values, step)
-
-
 def _close(tracker: Tracker) -> None:
-    with _not_worth_a_run(type(tracker).__name__):
+    with _warn_on_failure(type(tracker).__name__):
         tracker.close()
 
 
 @contextlib.contextmanager
-def _not_worth_a_run(what: str) -> Iterator[None]:
-    """A full disk or a server that is gone costs a line, not the training; a checkpoint will tell."""
+def _warn_on_failure(what: str) -> Iterator[None]:
+    """Warn, and let training continue, if a disk is full or a server does not answer."""
     try:
         yield
     except Exception as error:
-        LOGGER.warning("%s takes nothing: %s", what, error)
+        LOGGER.warning("%s failed: %s", what.lstrip("_"), error)
 
 
 def _epoch_line(row: Mapping[str, Any], epochs: int, is_best: bool) -> str:
-    told = f"epoch {row['epoch']}/{epochs}"
+    text = f"epoch {row['epoch']}/{epochs}"
     if row["train_loss"] is None:
-        told += "  every step was skipped"
+        text += "  every step was skipped"
     else:
-        told += f"  train loss {row['train_loss']:.3f} top-1 {100 * row['train_top1']:.1f}"
+        text += f"  train loss {row['train_loss']:.3f} top-1 {100 * row['train_top1']:.1f}"
     if "top1" in row:
-        told += f"  val loss {row['loss']:.3f} top-1 {100 * row['top1']:.1f}"
-        told += "  best so far" if is_best else ""
-    return f"{told}  {row['images_per_second']:.0f} images/s"
+        text += f"  val loss {row['loss']:.3f} top-1 {100 * row['top1']:.1f}"
+        text += "  best so far" if is_best else ""
+    return f"{text}  {row['images_per_second']:.0f} images/s"

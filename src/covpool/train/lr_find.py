@@ -1,14 +1,12 @@
-"""Which learning rate to take: it is raised step by step, and the loss tells.
+"""Suggest a learning rate: raise it step by step, and find where the loss falls fastest.
 
-As in Smith, "Cyclical Learning Rates for Training Neural Networks" (2017): far too low a rate changes little,
-far too high a one makes the loss explode, and a good one to begin with is where the loss falls fastest.
+See Smith, "Cyclical Learning Rates for Training Neural Networks" (2017).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,24 +20,23 @@ from covpool.durable import check_outside, replace_file
 from covpool.errors import UsageError
 from covpool.functional.arguments import check_whole
 from covpool.processes import Processes, joined_processes
-from covpool.train.network import make_deterministic, make_model
-from covpool.train.progress import TrainingProgress
+from covpool.progress import Progress
+from covpool.train.network import make_model, own_state
 from covpool.train.recipe import Recipe, ScheduleOptions
 from covpool.train.run_folder import csv_bytes
 from covpool.train.splits import make_loader, open_data
 from covpool.train.step import Learner, make_objective
 
 LOWEST, HIGHEST = 1e-6, 10.0
-# With fewer steps neighbouring rates are so far apart that nothing can be smoothed.
+# With fewer steps, the learning rates are too far apart for smoothing.
 FEWEST_STEPS = 20
-# The smoothed loss over its minimum at which there is nothing more to learn.
+# The sweep ends when the smoothed loss is this many times its minimum.
 DIVERGED = 4.0
-# A loss counts as so many times the first at most, or one explosion would hide all that is near it.
+# Losses are clipped at this many times the first, so that one spike does not hide its neighbors.
 CEILING = 10.0
-# The width of the smoothing, a standard deviation, over the number of steps: a third of a decade.
+# The standard deviation of the smoothing, as a share of the steps: a third of a decade.
 SMOOTHING = 1 / 20
-# A fall of the smoothed loss is clear if it is so many times what is left of the noise in it. Of noise alone
-# one in a hundred has more than 3.3 of it.
+# The smoothed loss must fall by this many times its noise. Noise alone exceeds 3.3 in 1 % of sweeps.
 CLEAR = 4.0
 
 Column = NDArray[np.float64]
@@ -47,13 +44,13 @@ Column = NDArray[np.float64]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Sweep:
-    """What each rate came to.
+    """The loss at each learning rate.
 
     Attributes:
-        rates: that were tried, from the lowest.
-        losses: of the step at each rate.
-        smoothed: the losses without most of their noise.
-        suggestion: the rate at which the smoothed loss fell fastest; ``None`` if it hardly fell.
+        rates: the learning rates, lowest first.
+        losses: the loss of the step at each of them.
+        smoothed: the smoothed losses.
+        suggestion: where the smoothed loss falls fastest; ``None`` if it hardly falls.
     """
 
     rates: Column
@@ -63,38 +60,38 @@ class Sweep:
 
 
 def find_lr(recipe: Recipe, steps: int = 100) -> Sweep:
-    """Find a learning rate for a recipe, whose own rate and schedule do not matter.
+    """Find a learning rate for a recipe; its own learning rate and schedule are ignored.
 
-    Of a recipe in two stages it is the rate of the first, in which pooling and classifier learn alone: such a
-    recipe never trains all of a network whose head is cold.
+    For a recipe with ``schedule.head_first`` it is the learning rate of the head, ``schedule.head_lr``.
 
-    The network learns from the training images while the rate rises exponentially from 1e-6 to 10, until the
-    loss explodes. Nothing is saved of it: ``recipe.out`` gets a figure, ``lr_find.png``, and its numbers,
-    ``lr_find.csv``. Under torchrun all processes call it.
+    The network trains while the learning rate rises exponentially from 1e-6 to 10, until the loss diverges.
+    No weights are saved. ``recipe.out`` gets ``lr_find.png`` and ``lr_find.csv``. Under torchrun all
+    processes call it.
 
     Args:
-        recipe: of the run to come.
-        steps: from the lowest rate to the highest. More of them show more.
+        recipe: the recipe.
+        steps: the number of steps from the lowest to the highest learning rate.
 
     Raises:
-        ValueError: in a sentence, if the recipe or the images are not what they should be.
+        UsageError: if the recipe or the images are not valid.
     """
     check_whole("steps", steps, at_least=FEWEST_STEPS)
-    with joined_processes(recipe.loop.device) as processes:
-        if recipe.loop.deterministic:
-            make_deterministic()
+    with (
+        joined_processes(recipe.loop.device) as processes,
+        own_state(processes, recipe.loop.deterministic),
+    ):
         found = _suggest(*_sweep(_rising(recipe), processes, steps), width=steps * SMOOTHING)
         processes.by_first(lambda: _write(Path(recipe.out), found))
     return found
 
 
 def is_of_head(recipe: Recipe) -> bool:
-    """Whether the rate that is found is that of the first of two stages, ``schedule.head_lr``."""
+    """Whether the result is the learning rate of the head, ``schedule.head_lr``."""
     return recipe.schedule.head_epochs > 0
 
 
 def _rising(recipe: Recipe) -> Recipe:
-    """The recipe with a rate that rises over an epoch."""
+    """Return the recipe with a learning rate that rises over an epoch."""
     return dataclasses.replace(
         recipe,
         weights=dataclasses.replace(recipe.weights, freeze="backbone")
@@ -102,32 +99,29 @@ def _rising(recipe: Recipe) -> Recipe:
         else recipe.weights,
         optimizer=dataclasses.replace(recipe.optimizer, lr=LOWEST),
         schedule=ScheduleOptions(epochs=1, kind="exponential", final_lr=HIGHEST),
-        loop=dataclasses.replace(recipe.loop, ema=None),  # an average of weights that nobody looks at
+        loop=dataclasses.replace(recipe.loop, ema=None),  # not needed
     )
 
 
 def _sweep(recipe: Recipe, processes: Processes, steps: int) -> tuple[list[float], list[float]]:
-    """Rates and losses, until the loss is not finite or a multiple of what it was."""
+    """Return learning rates and losses, until the loss diverges."""
     check_outside(recipe.out, recipe.data.path, "files of the run")
     images = open_data(recipe.data, recipe.seed).train
     model = make_model(recipe, images.classes, processes)
     loader = make_loader(images, recipe, Preprocessing.of(model.pretrained_cfg), processes)
     objective = make_objective(recipe, images, processes.device)
-    # The last step is to have the highest rate, so what is an epoch for the schedule ends one before.
+    # The last step has the highest learning rate, so the epoch of the schedule is one step shorter.
     learner = Learner(model, recipe, processes, objective, batches=steps - 1)
     rates: list[float] = []
     losses: list[float] = []
-    with TrainingProgress(processes.rank) as progress:
-        progress.start(0, 1, steps)
+    with Progress("steps", silent=not processes.is_first) as progress:
         for cursor, batch in enumerate(itertools.islice(_batches(loader), steps)):
-            started = time.monotonic()
             outcome = learner.step(batch, cursor)
-            if outcome.counts:  # as a fault: not finite
+            if outcome.counts:  # not finite
                 break
             rates.append(learner.lr)
             losses.append(outcome.loss)
-            seconds = max(time.monotonic() - started, 1e-9)
-            progress.step(outcome.loss, outcome.top1, recipe.batch_size / seconds, learner.lr)
+            progress(cursor + 1, steps, figures=f"loss {outcome.loss:.3f}, lr {learner.lr:.2g}")
             smoothed = smooth(losses, steps * SMOOTHING)
             if smoothed[-1] > DIVERGED * smoothed.min():
                 break
@@ -135,13 +129,13 @@ def _sweep(recipe: Recipe, processes: Processes, steps: int) -> tuple[list[float
 
 
 def _batches(loader: TrainingLoader) -> Iterator[Batch]:
-    """One epoch after the other."""
+    """Yield the batches of one epoch after the other."""
     for epoch in itertools.count():
         yield from loader.from_cursor(epoch * loader.batches)
 
 
 def smooth(losses: list[float], width: float) -> Column:
-    """The means of neighbours, by a Gaussian of a width in steps; it is not late, as a running mean is."""
+    """Smooth losses by a Gaussian, its width in steps; unlike a running mean it has no delay."""
     values = np.minimum(losses, CEILING * losses[0])
     steps = np.arange(len(values))
     weights = np.exp(-0.5 * ((steps[:, None] - steps) / width) ** 2)
@@ -151,9 +145,9 @@ def smooth(losses: list[float], width: float) -> Column:
 
 def _suggest(rates: list[float], losses: list[float], width: float) -> Sweep:
     if not losses:
-        raise UsageError(f"the loss is not finite at a learning rate of {LOWEST} already")
+        raise UsageError(f"the loss is not finite at the lowest learning rate, {LOWEST}")
     smoothed = smooth(losses, width)
-    # Beyond its minimum the loss falls only after it has exploded.
+    # After its minimum the loss falls only from a spike.
     until = int(smoothed.argmin()) + 1
     noise = float(np.std(np.array(losses[:until]) - smoothed[:until])) / width**0.5
     fall = smoothed[:until].max() - smoothed[until - 1]

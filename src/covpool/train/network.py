@@ -1,10 +1,11 @@
-"""The network of a recipe, as training needs it."""
+"""Make the network of a recipe, and set up torch for training."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from timm.layers import convert_sync_batchnorm
@@ -19,34 +20,35 @@ from covpool.models.model import PooledClassifier
 from covpool.processes import Processes
 from covpool.train.recipe import Recipe
 
-# Of a config, what changes a network's answer but not always the shapes of its weights.
+CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
+# Keys of a config that change the output of a network, but not always the shapes of its weights.
 SAME_NETWORK = ("pool", "dim", "keep_resolution", "features", "join", "normalize")
 
 
 def make_model(recipe: Recipe, classes: Sequence[str], processes: Processes) -> PooledClassifier:
-    """The model on its device, with its first weights; the same in every process."""
+    """Make the model on its device, with its initial weights; the same in every process."""
+    weights = recipe.weights
     torch.manual_seed(number("weights", recipe.seed))
     model = build_model(
         dataclasses.replace(recipe.model, num_classes=len(classes)),
-        pretrained=recipe.weights.pretrained,
-        checkpoint_path=recipe.weights.path,
-        key_map=recipe.weights.key_map,
+        pretrained=weights.pretrained,
+        checkpoint_path=weights.path,
+        key_map=weights.key_map,
     )
     model.classes = tuple(classes)
-    if recipe.weights.bundle is not None:
-        _load_all_but_classifier(model, recipe.weights.bundle)
-    weights = recipe.weights
+    if weights.bundle is not None:
+        _load_all_but_classifier(model, weights.bundle)
     if weights.keep_statistics and not (weights.pretrained or weights.path or weights.bundle):
         raise UsageError(
-            "BatchNorms can only keep statistics that come with weights: give --pretrained true, "
+            "BatchNorms can only keep statistics that come with weights: use --pretrained true, "
             "--weights.path or --bundle, or --weights.keep-statistics false"
         )
     model.keep_statistics = weights.keep_statistics
-    if recipe.weights.freeze is not None:
-        model.freeze(recipe.weights.freeze)
+    if weights.freeze is not None:
+        model.freeze(weights.freeze)
     if recipe.loop.sync_batchnorm:
         if processes.device.type != "cuda":
-            raise UsageError("sync_batchnorm needs GPUs: torch has it for them alone")
+            raise UsageError("sync_batchnorm needs a GPU")
         model = convert_sync_batchnorm(model)
     if recipe.loop.channels_last:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's own way
@@ -54,7 +56,7 @@ def make_model(recipe: Recipe, classes: Sequence[str], processes: Processes) -> 
 
 
 def _load_all_but_classifier(model: PooledClassifier, bundle: str) -> None:
-    """Backbone, pooling and hidden layers of a bundle; its classes were others."""
+    """Load backbone, pooling and hidden layers of a bundle, which has other classes."""
     source = load_model(bundle)
     _check_same_network(model, source, bundle)
     source.reset_classifier(model.num_classes)
@@ -74,7 +76,7 @@ def _load_all_but_classifier(model: PooledClassifier, bundle: str) -> None:
 
 
 def _check_same_network(model: PooledClassifier, source: PooledClassifier, bundle: str) -> None:
-    """Raise where weights of a bundle would fit, and mean something else."""
+    """Raise if the weights of a bundle fit, but its network computes something else."""
     pairs = {name: (getattr(source.config, name), getattr(model.config, name)) for name in SAME_NETWORK}
     for name in ("mean", "std"):
         theirs, ours = (tuple(one.pretrained_cfg[name]) for one in (source, model))
@@ -87,17 +89,33 @@ def _check_same_network(model: PooledClassifier, source: PooledClassifier, bundl
 
 
 def make_parallel(model: PooledClassifier, processes: Processes) -> nn.Module:
-    """What a step calls: the model in DistributedDataParallel, or as it is where one process trains."""
+    """Wrap the model in DistributedDataParallel if there are several processes."""
     if processes.world_size == 1:
         return model
-    return DistributedDataParallel(
-        model,
-        gradient_as_bucket_view=True,  # or gradients would be in memory twice
-    )
+    return DistributedDataParallel(model, gradient_as_bucket_view=True)  # no second copy of the gradients
 
 
-def make_deterministic() -> None:
-    """Make torch refuse what may differ from run to run."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # or cuBLAS refuses to be deterministic
-    torch.use_deterministic_algorithms(True)
-    torch.backends.cudnn.benchmark = False
+@contextlib.contextmanager
+def own_state(processes: Processes, deterministic: bool) -> Iterator[None]:
+    """Give training its own random numbers and deterministic mode; restore the caller's at the end.
+
+    Args:
+        processes: their device tells which generators to restore.
+        deterministic: make torch refuse operations that may differ from run to run.
+    """
+    on_gpus = processes.device.type == "cuda" or torch.cuda.is_initialized()
+    cublas, cudnn = os.environ.get(CUBLAS), torch.backends.cudnn.benchmark
+    mode = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count() if on_gpus else 0)):
+        try:
+            if deterministic:
+                os.environ.setdefault(CUBLAS, ":4096:8")  # cuBLAS refuses to be deterministic without it
+                torch.use_deterministic_algorithms(True)
+                torch.backends.cudnn.benchmark = False
+            yield
+        finally:
+            torch.use_deterministic_algorithms(mode, warn_only=warn_only)
+            torch.backends.cudnn.benchmark = cudnn
+            if cublas is None:
+                os.environ.pop(CUBLAS, None)

@@ -1,8 +1,4 @@
-"""All that decides what a training run does: one dataclass, from a YAML file and the command line to the run.
-
-Each part of the training has a section of its own. All of it goes into ``recipe.yaml`` of the run's folder,
-with what was left open filled in.
-"""
+"""The settings of a training run: one dataclass with a section for each part of the training."""
 
 from __future__ import annotations
 
@@ -21,21 +17,21 @@ Monitor = Literal["top1", "macro_f1", "balanced_accuracy"]
 
 @dataclass(frozen=True)
 class DataOptions:
-    """Which images, and how they are read.
+    """The images, and how they are read.
 
     Attributes:
         path: a folder of classes, with or without train, val and test; a CSV of path,label; CUB-200-2011,
-            FGVC-Aircraft or Stanford Cars as their authors ship them; Parquet files of image and
-            label; or shards, local or in object storage.
-        layout: of the data; ``auto`` finds it out.
-        val_fraction: of the training images, set aside by the seed where there is no val; 0 for none.
-        limit: use so many images of each split at most, chosen by the seed, for a trial.
+            FGVC-Aircraft or Stanford Cars as distributed; Parquet files with image and label; or shards,
+            local or in object storage.
+        layout: layout of the data; ``auto`` detects it.
+        val_fraction: fraction of the training images for validation if there is no val; 0 for none.
+        limit: most images per split, chosen by the seed, for a trial.
         balance: ``weights`` weights the loss by the rarity of a class, ``sampling`` draws every class
             equally often.
-        workers: processes that read images, for each process that trains.
-        max_bad: how many images may turn out unusable before the run stops.
+        workers: processes that read images, per training process.
+        max_bad: most unreadable images before the run stops.
         window: number of shards or Parquet row groups whose samples are shuffled together.
-        cache: a local folder for the shards of a store.
+        cache: local folder for remote shards.
     """
 
     path: str = ""
@@ -61,17 +57,16 @@ class DataOptions:
 
 @dataclass(frozen=True)
 class WeightOptions:
-    """Where the first weights come from: of ``pretrained``, ``path`` and ``bundle`` one at most.
+    """The initial weights: at most one of ``pretrained``, ``path`` and ``bundle``.
 
     Attributes:
-        pretrained: the backbone's, of timm, downloaded.
-        path: the backbone's, of a file, ``.safetensors`` or ``.pth``.
-        bundle: all but the classifier's, of a folder that a run or ``covpool convert`` left. Its network is
-            the run's where no recipe is named; one that is named must have the same.
-        key_map: how the file's names become timm's: ``{prefix: replacement}``, or ``order``.
-        freeze: ``backbone`` trains pooling and classifier alone.
-        keep_statistics: BatchNorms of the backbone go by the statistics that came with the weights, and do
-            not follow those of the batches.
+        pretrained: download timm's weights of the backbone.
+        path: file with weights of the backbone, ``.safetensors`` or ``.pth``.
+        bundle: folder of a run or of ``covpool convert``; all its weights but the classifier's. It sets the
+            network if no recipe is named; a named recipe must have the same network.
+        key_map: how the names in the file become timm's: ``{prefix: replacement}``, or ``order``.
+        freeze: ``backbone`` trains only pooling and classifier.
+        keep_statistics: BatchNorms of the backbone keep the statistics of the weights.
     """
 
     pretrained: bool = False
@@ -84,20 +79,20 @@ class WeightOptions:
     def __post_init__(self) -> None:
         check_choice("freeze", self.freeze, (None, "backbone"))
         if self.pretrained + (self.path is not None) + (self.bundle is not None) > 1:
-            raise UsageError("the first weights come from one place: of pretrained, path and bundle give one")
+            raise UsageError("initial weights have one source: use only one of pretrained, path and bundle")
         if self.key_map is not None and self.path is None:
-            raise UsageError("key_map says how to read a file of weights: give its path too")
+            raise UsageError("key_map describes a file of weights: set its path too")
 
 
 @dataclass(frozen=True)
 class LossOptions:
-    """Cross-entropy, and what makes it harder.
+    """Cross-entropy, label smoothing and mixing.
 
     Attributes:
-        label_smoothing: the share of every label that is spread over all classes.
-        mixup: images and labels are mixed by a share from Beta(mixup, mixup); 0 for never.
-        cutmix: a part of another image, of an area from Beta(cutmix, cutmix); 0 for never. With both, each
-            batch takes one of them.
+        label_smoothing: share of every label that is spread over all classes.
+        mixup: mix images and labels by a share from Beta(mixup, mixup); 0 for never.
+        cutmix: paste a part of another image, its area from Beta(cutmix, cutmix); 0 for never. With both,
+            each batch uses one of them.
     """
 
     label_smoothing: float = 0.0
@@ -113,20 +108,20 @@ class LossOptions:
 
 @dataclass(frozen=True)
 class OptimizerOptions:
-    """How weights follow gradients.
+    """The optimizer.
 
     Attributes:
-        name: ``sgd``, with momentum, or ``adamw``.
-        lr: the learning rate at its highest.
-        momentum: of ``sgd``; the first beta of ``adamw``.
-        weight_decay: of all parameters.
-        decay_norms: also of norms and biases, as the paper does.
-        classifier_factor: the classifier's learning rate over ``lr``.
-        layer_decay: each layer of the backbone learns so much slower than the next.
-        clip: the largest norm of the gradient; ``null`` for any.
+        name: an optimizer of timm: ``sgd``, ``adamw``, ``lamb``, ``lion`` and others.
+        lr: highest learning rate.
+        momentum: of ``sgd``; the first of the two betas of ``adamw`` and similar optimizers.
+        weight_decay: weight decay.
+        decay_norms: decay norms and biases too, as in the paper.
+        classifier_factor: learning rate of the classifier, as a factor of ``lr``.
+        layer_decay: factor of the learning rate from each layer of the backbone to the one before it.
+        clip: largest norm of the gradient; ``null`` for no limit.
     """
 
-    name: Literal["sgd", "adamw"] = "sgd"
+    name: str = "sgd"
     lr: float = 0.1
     momentum: float = 0.9
     weight_decay: float = 1e-4
@@ -136,7 +131,6 @@ class OptimizerOptions:
     clip: float | None = None
 
     def __post_init__(self) -> None:
-        check_choice("optimizer", self.name, ("sgd", "adamw"))
         if not self.lr > 0 or self.weight_decay < 0 or (self.clip is not None and not self.clip > 0):
             raise UsageError(
                 f"lr and clip must be above 0 and weight_decay at least 0; got {self.lr}, {self.clip} and "
@@ -146,18 +140,18 @@ class OptimizerOptions:
 
 @dataclass(frozen=True)
 class ScheduleOptions:
-    """The learning rate from step to step; lengths are in epochs, and need not be whole.
+    """The learning rate of each step; lengths are in epochs, and may be fractions.
 
     Attributes:
-        epochs: in all.
-        kind: ``constant``; ``steps``, a tenth of it from each of ``milestones``; ``exponential``, down to
-            ``final_lr``; ``cosine``, likewise.
-        milestones: of ``steps``.
-        final_lr: of ``exponential`` and ``cosine``, for parameters whose rate begins at ``lr``.
-        warmup: epochs in which it rises from near 0.
-        head_first: the share of the epochs, the first ones, in which the backbone is frozen and pooling and
-            classifier learn alone, on one cycle of the rate. What follows begins as if it were the start.
-        head_lr: the highest rate in these epochs, in the place of the optimiser's; ``null`` for the same.
+        epochs: number of epochs.
+        kind: ``constant``; ``steps``, a tenth at each of ``milestones``; ``exponential`` or ``cosine``, down
+            to ``final_lr``.
+        milestones: epochs at which ``steps`` lowers the learning rate.
+        final_lr: last learning rate of ``exponential`` and ``cosine``, for parameters that start at ``lr``.
+        warmup: epochs in which the learning rate rises from near 0.
+        head_first: share of the epochs, at the start, in which the backbone is frozen, and pooling and
+            classifier train on one cycle of the learning rate.
+        head_lr: highest learning rate in these epochs; ``null`` for ``lr``.
     """
 
     epochs: int = 60
@@ -170,7 +164,7 @@ class ScheduleOptions:
 
     @property
     def head_epochs(self) -> int:
-        """The epochs in which pooling and classifier learn alone."""
+        """The epochs in which only pooling and classifier train."""
         return math.floor(self.head_first * self.epochs + 1e-9)  # 0.29 × 100 is 28.999…
 
     def __post_init__(self) -> None:
@@ -191,20 +185,18 @@ class ScheduleOptions:
 
 @dataclass(frozen=True)
 class LoopOptions:
-    """How the steps are computed.
+    """How steps are computed.
 
     Attributes:
-        precision: of autocast; the parameters stay in float32.
-        accumulate: the parts in which each process takes its share of a batch, one after the other.
-        ema: the decay of an average of the weights, which is then what is validated and saved; ``null`` for
-            none.
-        compile: the network by torch.compile.
-        channels_last: the memory format of the images and convolutions.
-        sync_batchnorm: BatchNorm's statistics over all processes; on GPUs only.
+        precision: precision of autocast; the parameters stay in float32.
+        accumulate: number of parts into which each process divides its share of a batch.
+        ema: decay of an average of the weights, which is validated and saved; ``null`` for none.
+        compile: use torch.compile.
+        channels_last: use the memory format channels_last.
+        sync_batchnorm: compute BatchNorm statistics over all processes; on GPUs only.
         deterministic: refuse operations that may differ from run to run.
-        max_skips: steps with a loss or gradient that is not finite are skipped; after more of them than this
-            the run stops.
-        device: ``auto`` takes a GPU if there is one.
+        max_skips: most steps that may be skipped for a loss or gradient that is not finite.
+        device: ``auto`` uses a GPU if there is one.
     """
 
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
@@ -227,14 +219,13 @@ class LoopOptions:
 
 @dataclass(frozen=True)
 class ValidationOptions:
-    """How the best epoch is found: by the validation images, never by those of the test.
+    """How the best epoch is chosen, by the validation images.
 
     Attributes:
-        monitor: the metric whose best epoch is kept.
-        patience: stop after so many epochs without a better one; ``null`` for never.
-        batch_size: of each process.
-        refit: train once more, on train and val together and for as many epochs as were best, before the
-            test.
+        monitor: metric that decides which epoch is the best.
+        patience: stop after this many epochs without a better one; ``null`` for never.
+        batch_size: batch size of each process.
+        refit: before the test, train again on train and val together, for as many epochs as were best.
     """
 
     monitor: Monitor = "top1"
@@ -251,12 +242,12 @@ class ValidationOptions:
 
 @dataclass(frozen=True)
 class CheckpointOptions:
-    """When checkpoints are written; at the end of every epoch in any case.
+    """When checkpoints are written, besides those at the end of each epoch.
 
     Attributes:
-        steps: also every so many steps.
-        minutes: also after so many minutes.
-        keep: how many of the last are kept, beside that of the best epoch.
+        steps: number of steps between checkpoints.
+        minutes: minutes between checkpoints.
+        keep: number of last checkpoints that are kept, besides that of the best epoch.
     """
 
     steps: int | None = None
@@ -276,20 +267,20 @@ class Recipe:
     """A training run.
 
     Attributes:
-        data: which images, and how they are read.
-        model: the network; the number of classes is that of the data.
-        weights: where the first weights come from.
-        augmentation: how training varies an image.
+        data: the images, and how they are read.
+        model: the network; the data set the number of classes.
+        weights: the initial weights.
+        augmentation: how images are augmented.
         loss: label smoothing and mixing.
-        optimizer: how weights follow gradients.
+        optimizer: the optimizer.
         schedule: epochs and learning rate.
-        loop: how the steps are computed.
-        validation: how the best epoch is found.
+        loop: how steps are computed.
+        validation: how the best epoch is chosen.
         checkpoint: when checkpoints are written.
-        batch_size: images in a step, over all processes.
-        seed: of the order, the augmentation, the first weights, and everything else by chance.
-        trackers: where numbers go besides the run's folder: ``tensorboard``, ``wandb``, ``mlflow``.
-        out: the run's folder.
+        batch_size: images per step, over all processes.
+        seed: seed of the order, the augmentation, the initial weights and all other random numbers.
+        trackers: ``tensorboard``, ``wandb``, ``mlflow``.
+        out: folder of the run.
     """
 
     data: DataOptions = field(default_factory=DataOptions)

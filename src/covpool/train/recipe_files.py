@@ -23,6 +23,30 @@ from covpool.models.config import CLASS_TOKEN
 from covpool.nn.pooling import METHODS
 from covpool.train.recipe import Recipe
 
+__all__ = [
+    "change_pool",
+    "make_recipe",
+    "read_recipe",
+    "recipe_names",
+    "recipe_text",
+    "write_recipe",
+]
+
+# The default recipes: for random initial weights, and for pretrained ones.
+DEFAULT, PRETRAINED = "modern", "finetune"
+# Keys of the model that belong to the classifier. A bundle sets the others.
+CLASSIFIER = {"num_classes", "head", "rank", "hidden", "hidden_batchnorm", "drop_rate"}
+# Keys that first-order pooling does not use.
+SECOND_ORDER = ("model.dim", "model.keep_resolution", "model.features", "model.join")
+# Short names of the common keys.
+SHORT = {"data": "data.path", "model": "model.backbone"}
+_SAME = """
+    model.pool model.dim model.image_size weights.pretrained weights.bundle weights.freeze schedule.epochs
+    optimizer.lr optimizer.weight_decay data.balance data.limit data.val_fraction data.workers data.max_bad
+    loop.precision loop.accumulate loop.ema loop.deterministic loop.device loop.max_skips validation.patience
+"""
+SHORT |= {key.rpartition(".")[2]: key for key in _SAME.split()}
+SHORT |= {"checkpoint_steps": "checkpoint.steps", "checkpoint_minutes": "checkpoint.minutes"}
 IN_WORDS = {
     bool: "true or false",
     dict: 'names and values, as {"a": 1}',
@@ -34,79 +58,89 @@ IN_WORDS = {
 }
 
 
-class SentenceParser(ArgumentParser):
-    """An exception in place of an exit, and words in place of Python's types.
+def read_recipe(
+    name_or_path: str | Path | None = None, overrides: Mapping[str, Any] = MappingProxyType({})
+) -> Recipe:
+    """Read a recipe by name or from a YAML file, and override some keys.
 
-    Attributes:
-        hints: the types of the options, for the words.
+    A file has the keys that differ from the defaults of :class:`~covpool.train.recipe.Recipe`. If
+    ``overrides`` change the pooling, the file's options for its own pooling are dropped: see
+    :func:`change_pool`.
+
+    Args:
+        name_or_path: one of :func:`recipe_names`, or a ``.yaml`` file. The default is ``finetune`` if
+            ``overrides`` set weights, else ``modern``; a bundle in ``overrides`` then sets the network.
+        overrides: values by key, such as ``{"optimizer.lr": 0.01, "batch_size": 64}``.
+
+    Raises:
+        UsageError: if a key or a value is wrong; the message names it and the file.
+
+    Example:
+        >>> recipe = read_recipe("resnet50-imagenet", {"schedule.epochs": 2})
+        >>> recipe.batch_size, recipe.schedule.epochs, recipe.schedule.milestones
+        (256, 2, (30.0, 45.0))
     """
+    is_named = name_or_path is not None
+    if name_or_path is None:
+        has_weights = any(overrides.get(f"weights.{place}") for place in ("pretrained", "path", "bundle"))
+        name_or_path = PRETRAINED if has_weights else DEFAULT
+    file = _find(name_or_path)
+    values = _checked(_values(file), f"{file}: ")
+    if not is_named and overrides.get("weights.bundle"):
+        from covpool.models.bundle import read_card  # here, because timm takes seconds to import
 
-    hints: dict[str, Any]
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Raise."""
-        raise UsageError(self.sentence(message)) from ex
-
-    def sentence(self, message: str) -> str:
-        """What is wrong, without the Python types that jsonargparse tells of over several lines."""
-        key = re.search(r'key "([\w.]+)"', message)
-        if key is None or key[1] not in self.hints:
-            return message
-        given = re.search(r"(?:Got|Given) value: (.*)", message)
-        got = f"; got {given[1]}" if given else ""
-        return f"{self.spelled(key[1])} takes {in_words(self.hints[key[1]])}{got}"
-
-    def spelled(self, key: str) -> str:
-        """An option as the caller writes it."""
-        return key
+        network = vars(read_card(overrides["weights.bundle"]).config)
+        values |= {f"model.{name}": value for name, value in network.items() if name not in CLASSIFIER}
+    pool = overrides.get("model.pool")
+    if pool in (*METHODS, CLASS_TOKEN) and pool != values.get("model.pool", Recipe().model.pool):
+        values = change_pool(values, pool)
+    return make_recipe({**values, **_checked(overrides, "")})
 
 
-def in_words(hint: Any) -> str:
-    """``int | Literal["auto", "none"] | None`` as "a whole number, auto or none"."""
-    *others, last = _kinds(hint)
-    return f"{', '.join(others)} or {last}" if others else last
+def change_pool(values: Mapping[str, Any], pool: str) -> dict[str, Any]:
+    """Return values by key for another pooling; ``gap`` makes the average-pooling baseline.
+
+    The pooling options are dropped. First-order pooling also drops the width, the kept resolution and the
+    joined average. A method that projects the channels itself drops the width.
+    """
+    other = ["model.pool_options"]
+    if pool == CLASS_TOKEN or METHODS[pool].order == 1:
+        other += SECOND_ORDER
+    elif METHODS[pool].reduces:
+        other += ["model.dim"]
+    return {**{key: value for key, value in values.items() if key not in other}, "model.pool": pool}
 
 
-def _kinds(hint: Any) -> list[str]:
-    if get_origin(hint) is Literal:
-        return [str(choice) for choice in get_args(hint)]
-    if get_origin(hint) in (Union, UnionType):
-        return [word for kind in get_args(hint) if kind is not NoneType for word in _kinds(kind)]
-    return [IN_WORDS.get(get_origin(hint) or hint, "something else")]
+def make_recipe(values: Mapping[str, Any]) -> Recipe:
+    """Make a recipe from values by key, of the right types; the rest are defaults."""
+    own = nested({**flat(Recipe()), **values})
+    return Recipe(
+        **{name: sections()[name](**own[name]) if name in sections() else own[name] for name in own}
+    )
 
 
-# The common keys, by a word each; with these alone a person gets far.
-SHORT = {
-    "data": "data.path",
-    "model": "model.backbone",
-    "pool": "model.pool",
-    "dim": "model.dim",
-    "image_size": "model.image_size",
-    "pretrained": "weights.pretrained",
-    "bundle": "weights.bundle",
-    "freeze": "weights.freeze",
-    "epochs": "schedule.epochs",
-    "lr": "optimizer.lr",
-    "weight_decay": "optimizer.weight_decay",
-    "balance": "data.balance",
-    "limit": "data.limit",
-    "val_fraction": "data.val_fraction",
-    "workers": "data.workers",
-    "max_bad": "data.max_bad",
-    "precision": "loop.precision",
-    "accumulate": "loop.accumulate",
-    "ema": "loop.ema",
-    "deterministic": "loop.deterministic",
-    "device": "loop.device",
-    "max_skips": "loop.max_skips",
-    "patience": "validation.patience",
-    "checkpoint_steps": "checkpoint.steps",
-    "checkpoint_minutes": "checkpoint.minutes",
-}
+def write_recipe(recipe: Recipe, path: str | Path) -> None:
+    """Write every key of a recipe to a YAML file, for :func:`read_recipe`."""
+    replace_file(path, recipe_text(recipe).encode())
+
+
+def recipe_text(recipe: Recipe) -> str:
+    """Return every key of a recipe as YAML."""
+    content = _plain(nested(flat(recipe)))
+    return str(yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True))
+
+
+def recipe_names() -> dict[str, str]:
+    """Return the names of covpool's recipes, with a sentence on each."""
+    files = {path.stem: file for file in _folder().iterdir() if (path := Path(file.name)).suffix == ".yaml"}
+    return {
+        name: file.read_text("utf-8").partition("\n")[0].removeprefix("# ")
+        for name, file in sorted(files.items())
+    }
 
 
 class Option(NamedTuple):
-    """A key's type, what it is if nobody says, and what it means."""
+    """The type, the default and the description of a key."""
 
     hint: Any
     default: Any
@@ -115,14 +149,14 @@ class Option(NamedTuple):
 
 @functools.cache
 def sections() -> dict[str, type[Any]]:
-    """The parts of a recipe that have keys of their own."""
+    """Return the sections of a recipe and their classes."""
     hints = get_type_hints(Recipe).items()
     return {name: kind for name, kind in hints if isinstance(kind, type) and dataclasses.is_dataclass(kind)}
 
 
 @functools.cache
 def options() -> dict[str, Option]:
-    """All keys, in the order of the dataclasses."""
+    """Return all keys, in the order of the dataclasses."""
     default = Recipe()
     found = {
         f"{section}.{name}": option
@@ -134,7 +168,7 @@ def options() -> dict[str, Option]:
 
 
 def flat(recipe: Recipe) -> dict[str, Any]:
-    """Its values by key."""
+    """Return the values of a recipe by key."""
     values = {}
     for key in options():
         section, _, name = key.rpartition(".")
@@ -143,7 +177,7 @@ def flat(recipe: Recipe) -> dict[str, Any]:
 
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values by key as the mappings of mappings that files have."""
+    """Return values by key as the nested mappings of a file."""
     made: dict[str, Any] = {}
     for key, value in values.items():
         section, _, name = key.rpartition(".")
@@ -163,137 +197,57 @@ def _fields(kind: type[Any], default: Any) -> dict[str, Option]:
 
 
 def _readable(hint: Any) -> Any:
-    """As jsonargparse shall see it: of ``dict[str, Any]`` it would read ``"1e-3"`` as a number."""
+    """Hide the types inside a dict, where jsonargparse would read the string ``"1e-3"`` as a number."""
     return dict if get_origin(hint) is dict else hint
 
 
-__all__ = [
-    "change_pool",
-    "make_recipe",
-    "read_recipe",
-    "recipe_names",
-    "recipe_text",
-    "write_recipe",
-]
+class SentenceParser(ArgumentParser):
+    """A parser that raises instead of exiting, and names types in words; ``hints`` has the types."""
 
-# Where none is named: from first weights by chance, and from a backbone's.
-DEFAULT, PRETRAINED = "modern", "finetune"
+    hints: dict[str, Any]
 
-# What weights were trained with, and belongs to them.
-NETWORK = (
-    "backbone",
-    "pool",
-    "dim",
-    "keep_resolution",
-    "features",
-    "join",
-    "normalize",
-    "image_size",
-    "pool_options",
-    "backbone_options",
-    "preprocessing",
-)
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Raise a UsageError."""
+        raise UsageError(self.sentence(message)) from ex
 
-# What a recipe says for a covariance, and an average has no use for.
-SECOND_ORDER = ("model.dim", "model.keep_resolution", "model.features", "model.join")
+    def sentence(self, message: str) -> str:
+        """Shorten a message of jsonargparse, which lists Python types over several lines."""
+        key = re.search(r'key "([\w.]+)"', message)
+        if key is None or key[1] not in self.hints:
+            return message
+        given = re.search(r"(?:Got|Given) value: (.*)", message)
+        got = f"; got {given[1]}" if given else ""
+        return f"{self.spelled(key[1])} takes {in_words(self.hints[key[1]])}{got}"
+
+    def spelled(self, key: str) -> str:
+        """Return an option as the caller writes it."""
+        return key
 
 
-def read_recipe(
-    name_or_path: str | Path | None = None, overrides: Mapping[str, Any] = MappingProxyType({})
-) -> Recipe:
-    """A recipe by its name or from a YAML file, with some keys changed.
-
-    A file has the keys that differ from the defaults of :class:`~covpool.train.recipe.Recipe`. Where
-    ``overrides`` have another pooling, what the file says for its own is left out: see :func:`change_pool`.
-
-    Args:
-        name_or_path: one of :func:`recipe_names`, or a file, ``.yaml``. If not given, ``finetune`` where
-            ``overrides`` bring weights, and ``modern`` where not; with the network of a bundle, where one is
-            given.
-        overrides: values by key, such as ``{"optimizer.lr": 0.01, "batch_size": 64}``.
-
-    Raises:
-        ValueError: with a sentence on what is wrong, and in which file.
-
-    Example:
-        >>> recipe = read_recipe("resnet50-imagenet", {"schedule.epochs": 2})
-        >>> recipe.batch_size, recipe.schedule.epochs, recipe.schedule.milestones
-        (256, 2, (30.0, 45.0))
-    """
-    is_named = name_or_path is not None
-    if name_or_path is None:
-        brought = any(overrides.get(f"weights.{place}") for place in ("pretrained", "path", "bundle"))
-        name_or_path = PRETRAINED if brought else DEFAULT
-    file = _find(name_or_path)
-    values = _checked(_values(file), f"{file}: ")
-    if not is_named and overrides.get("weights.bundle"):
-        values |= _network_of(overrides["weights.bundle"])
-    pool = overrides.get("model.pool")
-    if pool in (*METHODS, CLASS_TOKEN) and pool != values.get("model.pool", Recipe().model.pool):
-        values = change_pool(values, pool)
-    return make_recipe({**values, **_checked(overrides, "")})
+def in_words(hint: Any) -> str:
+    """Return ``int | Literal["auto", "none"] | None`` as "a whole number, auto or none"."""
+    *others, last = _kinds(hint)
+    return f"{', '.join(others)} or {last}" if others else last
 
 
-def _network_of(bundle: str) -> dict[str, Any]:
-    """The keys of the network of a bundle."""
-    from covpool.models.bundle import read_card  # here, because timm takes seconds to import
-
-    config = read_card(bundle).config
-    return {f"model.{name}": getattr(config, name) for name in NETWORK}
-
-
-def change_pool(values: Mapping[str, Any], pool: str) -> dict[str, Any]:
-    """Values by key for the same network with another pooling; ``gap`` makes the first-order twin.
-
-    The options of the pooling are left out, and before a first-order method also its width, the resolution
-    kept for it, and the average joined to it; before a method that projects the channels itself, the width.
-    """
-    other = ["model.pool_options"]
-    if pool == CLASS_TOKEN or METHODS[pool].order == 1:
-        other += SECOND_ORDER
-    elif METHODS[pool].reduces:
-        other += ["model.dim"]
-    return {**{key: value for key, value in values.items() if key not in other}, "model.pool": pool}
-
-
-def make_recipe(values: Mapping[str, Any]) -> Recipe:
-    """From values by key, of the right types; what is not there is as by default."""
-    own = nested({**flat(Recipe()), **values})
-    return Recipe(
-        **{name: sections()[name](**own[name]) if name in sections() else own[name] for name in own}
-    )
-
-
-def write_recipe(recipe: Recipe, path: str | Path) -> None:
-    """Write every key of a recipe; :func:`read_recipe` gives it back."""
-    replace_file(path, recipe_text(recipe).encode())
-
-
-def recipe_text(recipe: Recipe) -> str:
-    """Every key of a recipe, as YAML."""
-    content = _plain(nested(flat(recipe)))
-    return str(yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True))
-
-
-def recipe_names() -> dict[str, str]:
-    """The recipes that come with covpool, and what each is, in a sentence."""
-    files = {path.stem: file for file in _folder().iterdir() if (path := Path(file.name)).suffix == ".yaml"}
-    return {
-        name: file.read_text("utf-8").partition("\n")[0].removeprefix("# ")
-        for name, file in sorted(files.items())
-    }
+def _kinds(hint: Any) -> list[str]:
+    if get_origin(hint) is Literal:
+        return [str(choice) for choice in get_args(hint)]
+    if get_origin(hint) in (Union, UnionType):
+        return [word for kind in get_args(hint) if kind is not NoneType for word in _kinds(kind)]
+    return [IN_WORDS.get(get_origin(hint) or hint, "something else")]
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML is untyped
-    """Plain values alone: a tag that names a Python object is an error. ``1e-4`` is a number here."""
+    """Load plain values only, no Python objects. ``1e-4`` is a number here."""
 
 
 class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
-    """What the loader reads; the word ``1e-4`` gets quotes."""
+    """Write for the loader: the string ``1e-4`` gets quotes."""
 
 
 for _class in (_Loader, _Dumper):
-    # YAML 1.1 wants a point and a sign in it, which nobody remembers.
+    # YAML 1.1 requires a point and a sign in it.
     _class.add_implicit_resolver(
         "tag:yaml.org,2002:float",
         re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"),
@@ -318,7 +272,7 @@ def _find(name_or_path: str | Path) -> Traversable:
 
 
 def _values(file: Traversable) -> dict[str, Any]:
-    """What a file says, by key."""
+    """Return the values of a file by key."""
     try:
         content = yaml.load(file.read_text("utf-8"), Loader=_Loader)
     except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError) as error:
@@ -337,7 +291,7 @@ def _values(file: Traversable) -> dict[str, Any]:
 
 
 def _checked(values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The values, each of the type that its key wants."""
+    """Return the values, each of the type of its key."""
     for key in values:
         if key not in options():
             raise UsageError(f"{where}a recipe has no {key}{_near(key)}")
@@ -349,7 +303,7 @@ def _checked(values: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _near(key: str) -> str:
-    """What may have been meant by a key that there is not, as the end of a sentence."""
+    """Suggest a key for an unknown one, as the end of a sentence."""
     section, _, name = str(key).rpartition(".")
     names = [option.rpartition(".")[2] for option in options() if option.rpartition(".")[0] == section]
     if section and names and not difflib.get_close_matches(name, names, n=1):
@@ -368,7 +322,7 @@ def _parser() -> SentenceParser:
 
 
 def _plain(value: Any) -> Any:
-    """As YAML has it: lists for tuples, words for paths."""
+    """Turn tuples into lists and paths into strings."""
     if isinstance(value, Mapping):
         return {key: _plain(inner) for key, inner in value.items()}
     if isinstance(value, Path):

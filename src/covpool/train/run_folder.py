@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
 import io
@@ -22,7 +23,7 @@ from covpool.train.recipe_files import SHORT, flat, make_recipe, read_recipe
 
 
 def csv_bytes(columns: Sequence[str], rows: Iterable[Iterable[object]]) -> bytes:
-    """A line for the columns and one for each row.
+    """Return CSV: a line for the columns and one for each row.
 
     Example:
         >>> csv_bytes(["name", "loss"], [["a,b", 0.5]]).splitlines()
@@ -37,11 +38,7 @@ def csv_bytes(columns: Sequence[str], rows: Iterable[Iterable[object]]) -> bytes
 
 @dataclasses.dataclass(frozen=True)
 class RunFolder:
-    """The files of a run. The first process alone writes them.
-
-    Attributes:
-        path: of the folder.
-    """
+    """The files of a run. Only the first process writes them."""
 
     path: Path
 
@@ -62,7 +59,7 @@ class RunFolder:
 
     @property
     def log(self) -> Path:
-        """A line of JSON for some steps, and for what happened."""
+        """JSON lines: some of the steps, and events."""
         return self.path / "log.jsonl"
 
     @property
@@ -71,7 +68,7 @@ class RunFolder:
         return self.path / "tensorboard"
 
     def read_summary(self) -> dict[str, Any] | None:
-        """What a finished run came to; ``None`` if it is not finished."""
+        """Return the summary of a finished run; ``None`` if it is not finished."""
         try:
             summary: dict[str, Any] = json.loads((self.path / "summary.json").read_bytes())
         except FileNotFoundError:
@@ -79,22 +76,22 @@ class RunFolder:
         return summary if summary["finished"] else None
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """In place of one that may be there."""
+        """Write or replace the summary."""
         replace_file(
             self.path / "summary.json", json.dumps(plain_json("summary", summary), indent=2).encode()
         )
 
     def write_metrics(self, history: Sequence[Mapping[str, Any]]) -> None:
-        """A line an epoch."""
+        """Write a line per epoch."""
         names = dict.fromkeys(name for epoch in history for name in epoch)
         self._write_csv("metrics.csv", list(names), [[row.get(name) for name in names] for row in history])
 
     def write_bad_images(self, bad: Sequence[BadImage]) -> None:
-        """Every image that could not be used so far."""
+        """Write the unreadable images so far."""
         self._write_csv("bad_images.csv", BadImage._fields, bad)
 
     def read_bad_images(self) -> list[BadImage]:
-        """Those that were found before the run was resumed."""
+        """Read the unreadable images found before the run was resumed."""
         try:
             text = (self.path / "bad_images.csv").read_text(ENCODING, ERRORS)
         except FileNotFoundError:
@@ -102,7 +99,7 @@ class RunFolder:
         return [BadImage(*row) for row in list(csv.reader(io.StringIO(text)))[1:]]
 
     def write_predictions(self, predictions: Predictions, images: ImageSet) -> None:
-        """For each image of a set."""
+        """Write a line per image."""
         columns = ("name", "label", "predicted", "confidence", "label_confidence", "loss")
         classes = images.classes
         rows = zip(
@@ -122,17 +119,14 @@ class RunFolder:
             file.write(json.dumps(plain_json("log", line)) + "\n")
 
     def cut_log(self, step: int) -> None:
-        """Take out what came after a step: it is about to come again."""
+        """Remove the lines after a step, which will be repeated."""
         if not self.log.exists():
             return
         kept = []
         for line in self.log.read_bytes().splitlines(keepends=True):
-            try:
-                if json.loads(line).get("step", 0) > step:
-                    continue
-            except ValueError:  # a kill left half a line
-                continue
-            kept.append(line)
+            with contextlib.suppress(ValueError):  # a kill left half a line
+                if json.loads(line).get("step", 0) <= step:
+                    kept.append(line)
         replace_file(self.log, b"".join(kept))
 
     def _write_csv(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
@@ -140,12 +134,12 @@ class RunFolder:
 
 
 class BadImages:
-    """What ``bad_images.csv`` lists, in every process.
+    """The images of ``bad_images.csv``, in every process.
 
     Args:
-        folder: of the run, which may have been begun before.
-        processes: that train together.
-        most: how many there may be.
+        folder: the folder of the run.
+        processes: the processes that train together.
+        most: the run stops if there are more.
     """
 
     def __init__(self, folder: RunFolder, processes: Processes, most: int) -> None:
@@ -156,10 +150,10 @@ class BadImages:
         return len(self._found)
 
     def note(self, images: Iterable[BadImage]) -> None:
-        """Write down those that are new; every process has to know of the same ones.
+        """Add the new ones to the file; every process must pass the same images.
 
         Raises:
-            TrainingError: if there are too many now.
+            TrainingError: if there are too many.
         """
         new = {image.name: image for image in images if image.name not in self._found}
         if new:
@@ -168,40 +162,25 @@ class BadImages:
         if len(self) > self.most:
             self.processes.fail(
                 TrainingError(
-                    f"{len(self)} images could not be used, more than --max-bad {self.most}: "
+                    f"{len(self)} images are unreadable, more than --max-bad {self.most}: "
                     f"{self.folder.path / 'bad_images.csv'} lists them"
                 )
             )
 
 
-# What does not change a result. The data may have moved: their fingerprints are compared.
-FREE = {
-    "data.path",
-    "data.layout",
-    "data.workers",
-    "data.cache",
-    "data.max_bad",
-    "loop.max_skips",
-    "loop.device",
-    "checkpoint.steps",
-    "checkpoint.minutes",
-    "checkpoint.keep",
-    "trackers",
-    "out",
-}
-# As a recipe leaves them open; a run has filled them in.
-OPEN = {
-    "model.dim": "auto",
-    "model.keep_resolution": None,
-    "model.features": None,
-}
+# Keys that do not change the result. The data may have moved: fingerprints are compared.
+FREE = {"loop.max_skips", "loop.device", "trackers", "out"}
+FREE |= {f"data.{name}" for name in ("path", "layout", "workers", "cache", "max_bad")}
+FREE |= {f"checkpoint.{name}" for name in ("steps", "minutes", "keep")}
+# Values that a run fills in.
+OPEN = {"model.dim": "auto", "model.keep_resolution": None, "model.features": None}
 
 
 def as_begun(path: Path, recipe: Recipe) -> Recipe:
-    """A recipe for going on with the run whose recipe is at ``path``: what it leaves open is as in that.
+    """Return the recipe to resume the run whose recipe is at ``path``, which fills in open values.
 
     Raises:
-        ValueError: with all that differs, if it would be another run.
+        UsageError: if the recipes differ; the message lists the keys.
     """
     if not path.exists():
         return recipe
@@ -216,6 +195,6 @@ def as_begun(path: Path, recipe: Recipe) -> Recipe:
     ]
     if differing:
         raise UsageError(
-            f"{path.parent} was begun with {'; '.join(differing)}: give the same again, or another --out"
+            f"{path.parent} was started with {'; '.join(differing)}: use the same values, or another --out"
         )
     return make_recipe(now)

@@ -30,30 +30,27 @@ class Objective:
     """The loss of each image.
 
     Args:
-        options: of the recipe.
-        classes: how many there are.
-        class_weights: of the loss, by the class of an image; ``None`` for equal ones.
+        options: the section ``loss`` of the recipe.
+        classes: the number of classes.
+        class_weights: the weight of each class; ``None`` for equal weights.
     """
 
     def __init__(self, options: LossOptions, classes: int, class_weights: Tensor | None = None) -> None:
         self.smoothing = options.label_smoothing
         self.class_weights = class_weights
-        mixes = []
-        if options.mixup > 0:
-            mixes.append(v2.MixUp(alpha=options.mixup, num_classes=classes))
-        if options.cutmix > 0:
-            mixes.append(v2.CutMix(alpha=options.cutmix, num_classes=classes))
+        kinds = ((v2.MixUp, options.mixup), (v2.CutMix, options.cutmix))
+        mixes = [kind(alpha=alpha, num_classes=classes) for kind, alpha in kinds if alpha > 0]
         self._mix = v2.RandomChoice(mixes) if mixes else None
 
     def mixed(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Images and their targets: labels, or where images were mixed, the share of each class."""
+        """Return images and targets: labels, or the share of each class where images were mixed."""
         if self._mix is None:
             return images, labels
         images, targets = self._mix(images, labels)
         return images, targets
 
     def __call__(self, logits_BK: Tensor, targets: Tensor) -> Tensor:
-        """The loss of each image, in float32."""
+        """Return the loss of each image, in float32."""
         losses_B = F.cross_entropy(
             logits_BK.float(), targets, reduction="none", label_smoothing=self.smoothing
         )
@@ -65,17 +62,14 @@ class Objective:
 
 
 def make_objective(recipe: Recipe, images: ImageSet, device: torch.device) -> Objective:
-    """That of a recipe, for the images it learns from."""
+    """Make the loss of a recipe for its training images."""
     is_weighted = recipe.data.balance == "weights"
     weights = balancing_weights(images).to(device) if is_weighted else None
     return Objective(recipe.loss, len(images.classes), weights)
 
 
 def balancing_weights(images: ImageSet) -> Tensor:
-    """A weight for each class, inverse to its number of images; the mean over images is 1.
-
-    A class without images has the weight 0.
-    """
+    """Return class weights inverse to the number of images, of mean 1 over images; 0 without images."""
     counts = class_counts(images)
     present = counts > 0
     weights = np.where(present, len(images) / (present.sum() * np.maximum(counts, 1)), 0.0)
@@ -83,14 +77,14 @@ def balancing_weights(images: ImageSet) -> Tensor:
 
 
 class Outcome(NamedTuple):
-    """Of a step, over all processes.
+    """The result of a step, over all processes.
 
     Attributes:
         loss: the mean over the batch.
-        top1: the fraction whose highest logit is right.
-        gradient_norm: before clipping.
-        skipped: the loss or the gradient was not finite, and nothing was changed.
-        counts: whether that is a fault; an overflow in float16 that the next step's scale avoids is not.
+        top1: the top-1 accuracy.
+        gradient_norm: the norm before clipping.
+        skipped: whether the loss or the gradient was not finite, and nothing was changed.
+        counts: whether a skipped step counts as a fault. A float16 overflow does not.
     """
 
     loss: float
@@ -101,17 +95,17 @@ class Outcome(NamedTuple):
 
 
 class Learner:
-    """A model and all that changes when it learns; the state of training is this and the cursor.
+    """A model, its optimizer and its average. These and the cursor are the state of training.
 
-    Random numbers inside the network, of dropout and of mixing, are seeded anew in every step, by the seed,
-    the cursor and the rank. So there are no states of generators to keep.
+    Each step seeds the random numbers of dropout and mixing by the seed, the cursor and the rank. So
+    checkpoints need no state of generators.
 
     Args:
-        model: on its device.
-        recipe: of the run.
-        processes: that train together.
+        model: the model, on its device.
+        recipe: the recipe.
+        processes: the processes that train together.
         objective: the loss.
-        batches: steps in an epoch.
+        batches: steps per epoch.
     """
 
     def __init__(
@@ -125,7 +119,7 @@ class Learner:
         self.model, self.recipe, self.processes, self.objective = model, recipe, processes, objective
         self.optimizer = make_optimizer(model, recipe.optimizer)
         self.schedule = Schedule(_stages(recipe), recipe.optimizer.lr, batches)
-        # With its usual decay from the first step on, the average would be of the first weights for long.
+        # The warmup keeps the average from staying near the initial weights.
         self.ema = ModelEmaV3(model, decay=recipe.loop.ema, use_warmup=True) if recipe.loop.ema else None
         self.scaler = torch.GradScaler(processes.device.type, enabled=recipe.loop.precision == "float16")
         self._buffers = _Kept(model)
@@ -135,22 +129,22 @@ class Learner:
 
     @property
     def best_weights(self) -> PooledClassifier:
-        """What is validated and saved: the average of the weights where there is one."""
+        """The model that is validated and saved: the average of the weights, if there is one."""
         return self.model if self.ema is None else self.ema.module
 
     @property
     def lr(self) -> float:
-        """The rate of the pooling and the backbone's last layers."""
+        """The learning rate of the pooling and of the last layers of the backbone."""
         group = self.optimizer.param_groups[0]
         rate: float = group["lr"] / group.get("initial_lr", group["lr"]) * self.recipe.optimizer.lr
         return rate
 
     def step(self, batch: Batch, cursor: int) -> Outcome:
-        """Learn from this process's share of a global batch.
+        """Train on this process's share of a global batch.
 
         Args:
             batch: the share.
-            cursor: the global batches before it.
+            cursor: the number of global batches before it.
         """
         self._begin_stage(cursor)
         torch.manual_seed(number("step", self.recipe.seed, cursor, self.processes.rank))
@@ -159,7 +153,7 @@ class Learner:
         loss, hits = self._backward(batch)
         self.scaler.unscale_(self.optimizer)
         norm = nn.utils.clip_grad_norm_(self._parameters, self.recipe.optimizer.clip or math.inf)
-        # One exchange and one wait a step: all processes must come to the same decision.
+        # One exchange and one synchronization per step: all processes must decide the same.
         is_faulty = ~loss.isfinite()
         totals = self.processes.sum_(torch.stack([loss.nan_to_num(), hits, is_faulty.float()]))
         mean, top1, faulty, gradient_norm = torch.cat([totals, norm[None].float()]).tolist()
@@ -177,7 +171,7 @@ class Learner:
         return Outcome(loss_told, top1, gradient_norm, skipped, counts=skipped and not overflow)
 
     def _begin_stage(self, cursor: int) -> None:
-        """Freeze the backbone for the epochs of the head alone, and let it go after them."""
+        """Freeze the backbone in the epochs of the head alone, and unfreeze it after them."""
         head_alone = cursor < self._head_steps
         if head_alone == self._head_alone:
             return
@@ -189,7 +183,7 @@ class Learner:
         self._make_network()
 
     def _make_network(self) -> None:
-        """What a step calls. DDP asks once which parameters learn, so each stage has its own."""
+        """Wrap the network. DDP reads only once which parameters train, so each stage needs its own."""
         self.parallel = make_parallel(self.model, self.processes)
         self._network = torch.compile(self.parallel) if self.recipe.loop.compile else self.parallel
         self._parameters = [p for p in self.model.parameters() if p.requires_grad]
@@ -197,13 +191,13 @@ class Learner:
             self._settle_buckets()
 
     def _backward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """This process's part of the loss and of the top-1 of the global batch; gradients are left behind."""
+        """Compute gradients, and return this process's part of the loss and of the top-1 accuracy."""
         device, loop = self.processes.device, self.recipe.loop
         layout = torch.channels_last if loop.channels_last else torch.preserve_format
         images = batch.images.to(device, non_blocking=True, memory_format=layout)
         images, targets = self.objective.mixed(images, batch.labels.to(device, non_blocking=True))
         loss, hits = torch.zeros(2, device=device)
-        # As many parts in every process, whatever its share: SyncBatchNorm exchanges in each.
+        # Every process has the same number of parts: SyncBatchNorm exchanges in each.
         count = min(loop.accumulate, self.recipe.batch_size // self.processes.world_size)
         parts = list(zip(images.tensor_split(count), targets.tensor_split(count), strict=True))
         for place, (x, y) in enumerate(parts, start=1):
@@ -211,8 +205,8 @@ class Learner:
                 with autocast(device, loop.precision):
                     logits = self._network(x)
                 part = self.objective(logits, y).sum() / self.recipe.batch_size
-                # Shares may differ by an image, so each is a sum over the global batch. DDP averages: hence
-                # the number of processes.
+                # Shares may differ by an image, so each part is divided by the global batch size. DDP
+                # averages, hence the number of processes.
                 self.scaler.scale(part * self.processes.world_size).backward()
             loss += part.detach()
             labels = y.argmax(dim=1) if y.ndim == 2 else y
@@ -220,10 +214,10 @@ class Learner:
         return loss, hits
 
     def _settle_buckets(self) -> None:
-        """Let DDP make its buckets of gradients, which it does anew after the first step of a process.
+        """Let DDP rebuild its gradient buckets, which it does after the first step of a process.
 
-        On three processes or more the buckets decide in which order gradients are added, so the first step
-        of a run that was resumed would differ in its last bits.
+        With three processes or more, the buckets decide the order in which gradients are added. The first
+        step of a resumed run would differ in its last bits.
         """
         self._buffers.keep()
         _, height, width = self.model.pretrained_cfg["input_size"]
@@ -232,21 +226,21 @@ class Learner:
         self._buffers.restore()
 
     def _gradients_stay_here(self) -> contextlib.AbstractContextManager[None]:
-        """Until the last part of a share, gradients need not be exchanged."""
+        """Delay the exchange of gradients until the last part of a share."""
         if isinstance(self.parallel, DistributedDataParallel):
             return self.parallel.no_sync()
         return contextlib.nullcontext()
 
 
 def _stages(recipe: Recipe) -> ScheduleOptions:
-    """Where the backbone never learns, all epochs are the head's."""
+    """If the backbone never trains, all epochs are the head's."""
     if recipe.weights.freeze is None or not recipe.schedule.head_first:
         return recipe.schedule
     return dataclasses.replace(recipe.schedule, head_first=1.0)
 
 
 class _Kept:
-    """A copy of the buffers: a forward pass that meets a NaN puts it into BatchNorm's statistics for good."""
+    """A copy of the buffers: a NaN in a forward pass would stay in the BatchNorm statistics."""
 
     def __init__(self, model: nn.Module) -> None:
         self._buffers = list(model.buffers())

@@ -1,4 +1,4 @@
-"""The loop: epoch after epoch, step after step, and what a kill, a bad image or a NaN must not spoil."""
+"""The training loop: epochs, steps, validation and checkpoints."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from covpool.processes import Processes, Signals
 from covpool.train.checkpoint import (
     Progress,
     checkpoint_path,
-    from_checkpoint,
+    load_learner,
     read_checkpoint,
     remove_old_checkpoints,
     shared_checkpoint,
@@ -45,16 +45,16 @@ from covpool.train.step import Learner, make_objective
 
 
 class Trainer:
-    """Trains a recipe's network on a set, and keeps the best by another.
+    """Train the network of a recipe, and keep the weights of the best epoch.
 
     Args:
-        recipe: of the run.
-        processes: that train together.
-        signals: that ask to stop.
-        splits: the images to learn from, and those to choose the best epoch by; without any, it is the last.
-        folder: for the files.
-        bad: the images that could not be used, to which it adds.
-        epochs: after which to stop, if before the schedule's end.
+        recipe: the recipe.
+        processes: the processes that train together.
+        signals: the signals that ask to stop.
+        splits: the images. Without ``val``, the last epoch counts as the best.
+        folder: where the files go.
+        bad: the list of unreadable images, to which it adds.
+        epochs: stop after this many epochs, if before the end of the schedule.
     """
 
     def __init__(
@@ -79,12 +79,21 @@ class Trainer:
         self.batches = self.loader.batches
         objective = make_objective(recipe, splits.train, processes.device)
         self.learner = Learner(self.model, recipe, processes, objective, self.batches)
-        self.progress = self._resume()
+        self.progress = Progress()
+        self._resume()
         self.journal = Journal(recipe, processes, folder, self.progress.cursor, self.batches, self.epochs)
         self._saved_at = time.monotonic()
 
+    @property
+    def best(self) -> dict[str, Any] | None:
+        """The row of the best epoch so far: by the monitored metric, or the last without validation."""
+        history, monitor = self.progress.history, self.recipe.validation.monitor
+        if self.splits.val is None:
+            return history[-1] if history else None
+        return max(history, key=lambda row: row[monitor], default=None)  # the first of equal ones
+
     def run(self) -> None:
-        """Train to the end, from wherever a run before this one came to."""
+        """Train to the end, from the start or from the last checkpoint."""
         with self.journal:
             self.journal.begin(self.model, len(self.splits.train))
             while not self._is_done():
@@ -94,7 +103,7 @@ class Trainer:
                     self._train_epoch()
 
     def evaluate(self, images: ImageSet) -> tuple[Predictions, Metrics]:
-        """The predictions of the best weights, in every process, and what they come to."""
+        """Return the predictions of the best weights, in every process, and their metrics."""
         model = self.learner.best_weights
         self.processes.broadcast_buffers(model)
         loader = self._val_loader if images is self.splits.val else None
@@ -112,21 +121,19 @@ class Trainer:
         return predictions, measure(predictions, len(images.classes))
 
     def _is_done(self) -> bool:
-        done, best = self.progress.history, self.progress.best
-        patience = self.recipe.validation.patience
-        # The head alone may be at its best early on, and the backbone has yet to learn.
-        since = 0 if best is None else max(best["epoch"], self.recipe.schedule.head_epochs)
-        waited = best is not None and patience is not None and len(done) - since >= patience
-        return len(done) >= self.epochs or (self.splits.val is not None and waited)
+        done, best, patience = len(self.progress.history), self.best, self.recipe.validation.patience
+        if best is None or patience is None or self.splits.val is None:
+            return done >= self.epochs
+        # The head alone may be at its best early, before the backbone trains.
+        return done >= self.epochs or done - max(best["epoch"], self.recipe.schedule.head_epochs) >= patience
 
     def _train_epoch(self) -> None:
-        """The rest of an epoch."""
+        """Train the rest of an epoch."""
         progress = self.progress
-        epoch, done = divmod(progress.cursor, self.batches)
         self.model.train()
-        self.journal.start_epoch(epoch, done)
+        self.journal.start_epoch()
         batches = self.loader.from_cursor(progress.cursor)
-        for _ in range(done, self.batches):
+        for _ in range(progress.cursor % self.batches, self.batches):
             started = time.monotonic()
             batch = self._next(batches)
             outcome = self.learner.step(batch, progress.cursor)
@@ -145,15 +152,15 @@ class Trainer:
         self._save()
 
     def _next(self, batches: Iterator[Batch]) -> Batch:
-        """The next batch, once all processes have one; or the end, if one has none or was asked to stop.
+        """Return the next batch, once all processes have one.
 
-        Whatever only one process knows is told to the others here, before any of them begins a step that the
-        others would not take part in.
+        If one process has none, or got a signal, all of them stop here. None may start a step that the
+        others do not take part in.
         """
         batch, failure = None, ""
         try:
             batch = next(batches)
-        except (DataError, RuntimeError) as error:  # the second if a worker died
+        except (DataError, RuntimeError) as error:  # RuntimeError if a worker died
             failure = str(error)
         minutes = self.recipe.checkpoint.minutes
         is_due = minutes is not None and time.monotonic() - self._saved_at > 60 * minutes
@@ -177,7 +184,7 @@ class Trainer:
         return batch
 
     def _end_epoch(self) -> None:
-        """Validate, keep the model if it is the best, and write the row of the epoch."""
+        """Validate, save the model if it is the best, and log the epoch."""
         progress = self.progress
         row: dict[str, Any] = {
             "epoch": len(progress.history) + 1,
@@ -191,28 +198,26 @@ class Trainer:
         if self.splits.val is not None:
             row |= dataclasses.asdict(self.evaluate(self.splits.val)[1])
             del row["images"]
-        monitor = self.recipe.validation.monitor
-        is_best = self.splits.val is None or progress.best is None or row[monitor] > progress.best[monitor]
+        progress.history.append(row)
+        is_best = self.best is row
         if is_best:
             self.processes.by_first(lambda: self._save_bundle(row))
-        progress.history.append(row)
-        progress.best = row if is_best else progress.best
         progress.loss, progress.top1, progress.taken, progress.seconds = 0.0, 0.0, 0, 0.0
         self.processes.by_first(self._write_epoch)
-        self.journal.end_epoch(progress.history, is_best)
+        self.journal.end_epoch(row, is_best)
 
     def _write_epoch(self) -> None:
         self.folder.write_metrics(self.progress.history)
         self._remove_old()
 
     def _save_bundle(self, row: dict[str, Any]) -> None:
-        """The model of an epoch, with what it came to and how it was made."""
+        """Save the model of an epoch, with its metrics and the recipe."""
         metrics = {name: row[name] for name in row if name not in ("seconds", "images_per_second")}
         recipe = dataclasses.asdict(self.recipe)
         save_model(self.learner.best_weights, self.folder.bundle, metrics=metrics, recipe=recipe)
 
     def _skip(self, batch: Batch, counts: bool) -> None:
-        """Write down a batch that was skipped; stop where there were too many."""
+        """Log a batch that was skipped, and stop if there were too many."""
         ids = [i for ids in self.processes.gather(batch.ids.tolist()) for i in ids]
         names = [self.splits.train.name(i) for i in ids] if self.processes.is_first else []
         self.journal.event("skipped", step=self.progress.cursor, counts=counts, ids=ids, names=names)
@@ -220,8 +225,8 @@ class Trainer:
         if self.progress.skips > self.recipe.loop.max_skips:
             sentence = (
                 f"{self.progress.skips} steps had a loss or a gradient that is not finite, more than "
-                f"--max-skips {self.recipe.loop.max_skips}: {self.folder.log} lists their images; a lower "
-                "learning rate, clipping or a warm-up may help"
+                f"--max-skips {self.recipe.loop.max_skips}. {self.folder.log} lists their images. Try a "
+                "lower learning rate, gradient clipping or a warmup"
             )
             self.processes.fail(NotFiniteError(sentence))
 
@@ -237,28 +242,30 @@ class Trainer:
             self._remove_old()
         except OSError as error:
             raise TrainingError(
-                f"no checkpoint could be written to {self.folder.checkpoints}: {error.strerror or error}; "
-                "the last one is as it was, and the same command goes on from there"
+                f"no checkpoint could be written to {self.folder.checkpoints}: {error.strerror or error}. "
+                "The last checkpoint is unchanged: rerun the command to resume from it"
             ) from error
 
     def _remove_old(self) -> None:
-        best = self.progress.best
-        keep = self.recipe.checkpoint.keep
+        keep, best = self.recipe.checkpoint.keep, self.best
         remove_old_checkpoints(self.folder.checkpoints, keep, None if best is None else best["step"])
 
-    def _resume(self) -> Progress:
+    def _resume(self) -> None:
         """Load the newest checkpoint, if there is one."""
         found = shared_checkpoint(self.folder.checkpoints, self.processes)
         if found is None:
-            return Progress()
+            return
         if found.state["images"] != self.splits.fingerprints:
-            self._fail(f"{self.folder.path} was begun with other images than these: give another --out")
-        if (best := found.state["best"]) is not None:
-            self.processes.by_first(lambda: self._mend_bundle(best))
-        return from_checkpoint(self.learner, found)
+            self._fail(f"{self.folder.path} was started with other images: use another --out")
+        self.progress = found.progress
+        if self.best is not None:
+            self.processes.by_first(self._mend_bundle)
+        load_learner(self.learner, found)
 
-    def _mend_bundle(self, best: dict[str, Any]) -> None:
-        """Put back the model of the best epoch, where the bundle is of a later one that has been lost."""
+    def _mend_bundle(self) -> None:
+        """Save the model of the best epoch again, if the bundle is of a later epoch that has been lost."""
+        best = self.best
+        assert best is not None
         with contextlib.suppress(BundleError):
             if read_card(self.folder.bundle).metrics.get("step") == best["step"]:
                 return
@@ -272,9 +279,7 @@ class Trainer:
     def _leave(self) -> NoReturn:
         """End the run with the signal that some process got."""
         number = max(self.processes.gather(self.signals.received))
-        raise Interrupted(
-            number, f"stopped at step {self.progress.cursor}; the same command goes on from there"
-        )
+        raise Interrupted(number, f"stopped at step {self.progress.cursor}: rerun the command to resume")
 
     def _fail(self, sentence: str) -> NoReturn:
         self.processes.fail(TrainingError(sentence))

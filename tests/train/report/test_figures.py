@@ -1,21 +1,40 @@
-"""Curves, confusions and worst errors: what they show, and that no name keeps them from being drawn."""
+"""Curves, confusion matrices, thumbnails and maps: their content, and that any name can be drawn."""
 
 from __future__ import annotations
 
+import base64
 import io
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from sklearn.metrics import confusion_matrix
 
+from covpool import create_model
+from covpool.data.image_set import ImageSet, Subset
+from covpool.data.shards.reader import open_shards
+from covpool.data.shards.write import write_shards
+from covpool.data.sources import open_images, open_splits
 from covpool.drawing import DARK, LIGHT, drawn, png
-from covpool.train.report.figures import SHOWN, _counts, _names, draw_confusion, draw_curves, shown_classes
-from covpool.train.report.per_class import draw_worst, errors_by_pair
-from covpool.train.report.record import RunRecord, read_run
-from covpool.train.report.thumbnails import Tile
-from tests.train.report.runs import invented, write_run
+from covpool.train.report import write_report
+from covpool.train.report.figures import (
+    SHOWN,
+    _counts,
+    _names,
+    draw_confusion,
+    draw_curves,
+    draw_worst,
+    shown_classes,
+)
+from covpool.train.report.per_class import errors_by_pair
+from covpool.train.report.record import Predictions, RunRecord, read_run
+from covpool.train.report.thumbnails import EACH, SIDE, Tile, looks, most_confident_errors, tiles
+from tests.data.pictures import SPARROWS, needs_sparrows
+from tests.data.trees import plant
+from tests.train.report.runs import invented, labelled, write_run
 
 ODD = (
     "$\\frac{cat$",
@@ -148,3 +167,79 @@ def test_no_errors_at_all() -> None:
     figure = draw_worst([], LIGHT)
     assert [text.get_text() for text in figure.texts] == ["no errors"]
     assert size_of(png(figure, 50))
+
+
+@pytest.fixture
+def sparrows() -> ImageSet:
+    images = open_images(SPARROWS, "test")
+    return Subset(images, np.arange(0, len(images), 12))
+
+
+def predictions_of(images: ImageSet, folder: Path) -> Predictions:
+    return read_run(write_run(folder, images.classes, labelled(images), accuracy=0.5)).predictions
+
+
+@needs_sparrows
+def test_the_most_confident_errors_are_shown(sparrows: ImageSet, tmp_path: Path) -> None:
+    predictions = predictions_of(sparrows, tmp_path)
+    shown = tiles(predictions, most_confident_errors(predictions, 5), sparrows)
+    confidences = [tile.confidence for tile in shown]
+    wrong = np.sort(predictions.confidence[~predictions.right])[::-1]
+    assert confidences == wrong[:5].tolist()
+    by_name = {sparrows.name(i): i for i in range(len(sparrows))}
+    for tile in shown:
+        assert tile.label != tile.predicted
+        assert tile.label == sparrows.classes[int(sparrows.labels[by_name[tile.name]])]
+        assert tile.picture is not None
+        assert max(tile.picture.size) == SIDE
+        assert tile.uri.startswith("data:image/jpeg;base64,/9j/")
+
+
+@needs_sparrows
+def test_shards_give_the_same_pictures(sparrows: ImageSet, tmp_path: Path) -> None:
+    write_shards(sparrows, tmp_path / "shards")
+    shards = open_shards(tmp_path / "shards")
+    predictions = predictions_of(sparrows, tmp_path)
+    worst = most_confident_errors(predictions, 4)
+    assert [tile.uri for tile in tiles(predictions, worst, shards)] == [
+        tile.uri for tile in tiles(predictions, worst, sparrows)
+    ]
+
+
+def test_images_that_are_bad_or_gone_cost_no_report(tmp_path: Path) -> None:
+    plant(tmp_path / "set", "a/1.jpg", "a/2.jpg", "b/1.jpg", "b/2.jpg")
+    images = open_images(tmp_path / "set")
+    predictions = predictions_of(images, tmp_path / "run")
+    (tmp_path / "set/a/1.jpg").write_bytes(b"nothing")
+    (tmp_path / "set/b/1.jpg").unlink()
+    found = {tile.name: tile.picture for tile in tiles(predictions, range(4), images)}
+    assert [name for name, picture in found.items() if picture is None] == ["a/1.jpg", "b/1.jpg"]
+    assert all(tile.uri == "" for tile in tiles(predictions, range(4), None))
+
+
+@needs_sparrows
+@pytest.mark.parametrize(("pool", "kind"), [("isqrt_cov", "exact"), ("bcnn", "gradient")])
+def test_the_report_shows_where_it_looks(tmp_path: Path, pool: str, kind: str) -> None:
+    images = open_splits(str(SPARROWS))["test"]
+    folder = write_run(tmp_path / "run", images.classes, labelled(images))
+    torch.manual_seed(0)
+    model = create_model("test_resnet", pool=pool, dim=8, num_classes=len(images.classes))
+    model.classes = images.classes
+    found = looks(read_run(folder).predictions, images, model)
+    assert [look.is_right for look in found] == [True] * EACH + [False] * EACH
+    assert {look.kind for look in found} == {kind}
+    for look in found:
+        for uri in (look.picture, look.map):
+            content = base64.b64decode(uri.removeprefix("data:image/jpeg;base64,"))
+            assert Image.open(io.BytesIO(content)).size == (160, 160)
+    page = write_report(folder, images, model).read_text(encoding="utf-8")
+    assert page.count("map of what speaks for") == 2 * EACH
+    assert ("By gradient: an approximation" in page) == (kind == "gradient")
+
+
+@needs_sparrows
+def test_without_a_model_there_are_no_maps(tmp_path: Path) -> None:
+    images = open_splits(str(SPARROWS))["test"]
+    folder = write_run(tmp_path / "run", images.classes, labelled(images))
+    page = write_report(folder, images).read_text(encoding="utf-8")
+    assert not re.search("Where it looks", page)

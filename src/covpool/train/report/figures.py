@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -13,115 +13,64 @@ from matplotlib.colors import LinearSegmentedColormap, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
-from PIL import Image
 
-from covpool.data.image_set import ImageSet
-from covpool.drawing import Theme, drawn, dress, new_figure, text_style
-from covpool.errors import BadImageError
-from covpool.explain.explaining import explained
-from covpool.models.model import PooledClassifier
-from covpool.train.report.page import Picture, picture
+from covpool.drawing import DARK, LIGHT, Theme, drawn, dress, new_figure, png, text_style
 from covpool.train.report.per_class import Errors
 from covpool.train.report.record import Column, Predictions, RunRecord
-from covpool.train.report.thumbnails import SIDE, jpeg_uri, most_confident_errors
+from covpool.train.report.thumbnails import Tile, squared
 
 if TYPE_CHECKING:
     from covpool.train.lr_find import Sweep
 
-# Of those that are right, and of the errors.
-EACH = 4
-
-
-@dataclass(frozen=True)
-class Look:
-    """An image and its map.
-
-    Attributes:
-        name: of the image.
-        label: the name of its class.
-        predicted: the name of the class it was taken for.
-        kind: ``exact`` or ``gradient``.
-        picture: an address with what the network saw in it.
-        map: likewise, under the map.
-    """
-
-    name: str
-    label: str
-    predicted: str
-    kind: str
-    picture: str
-    map: str
-
-    @property
-    def is_right(self) -> bool:
-        """Whether it was taken for what it is."""
-        return self.label == self.predicted
-
-
-def looks(predictions: Predictions, images: ImageSet, model: PooledClassifier) -> list[Look]:
-    """The right ones and the errors that the model is surest of."""
-    right = np.flatnonzero(predictions.right)
-    surest = right[np.argsort(-predictions.confidence[right], kind="stable")[:EACH]]
-    chosen = [*surest, *most_confident_errors(predictions, EACH)]
-    places = {predictions.names[i]: i for i in chosen}
-    found = dict(_looks(predictions, places, images, model))
-    return [found[name] for name in places if name in found]
-
-
-def _looks(
-    predictions: Predictions, places: dict[str, int], images: ImageSet, model: PooledClassifier
-) -> Iterator[tuple[str, Look]]:
-    classes = predictions.classes
-    for i in range(len(images)):
-        name = images.name(i)
-        if name not in places:
-            continue
-        place = places[name]
-        label, predicted = int(predictions.labels[place]), int(predictions.predicted[place])
-        try:
-            one = explained(model, images.read(i), name, classes=[predicted])
-        except (BadImageError, OSError):  # gone since; a report is about the others too
-            continue
-        first = one.found[0]
-        pictures = _uri(one.picture), _uri(one.overlay(first.places))
-        yield name, Look(name, classes[label], classes[predicted], first.kind, *pictures)
-
-
-def _uri(picture: Image.Image) -> str:
-    picture = picture.copy()
-    picture.thumbnail((SIDE, SIDE))
-    return jpeg_uri(picture)
-
-
 Quantity = Literal["loss", "top-1", "learning rate"]
 QUANTITIES: tuple[Quantity, ...] = ("loss", "top-1", "learning rate")
-# The columns of metrics.csv, and what one of their values is multiplied by.
+# The columns of metrics.csv for training and validation, and a factor.
 MEASURED: dict[Quantity, tuple[str, str, float]] = {
     "loss": ("train_loss", "loss", 1.0),
     "top-1": ("train_top1", "top1", 100.0),
 }
-# So many points are a line as smooth as a figure can show; single epochs are marked up to fewer.
+# The most points of a line, and the most epochs with a marker each.
 POINTS, MARKED = 300, 30
-# A linear axis would show rates that are so much smaller than the highest as 0. That is all right at the end
-# of a cosine, but not for a fifth of the training.
+# The axis of the learning rate is logarithmic if the highest is WIDE times the LONG-th percentile.
 WIDE, LONG = 15.0, 20
+# The most classes of a confusion matrix, and the most letters of a name.
+SHOWN, LETTERS = 25, 26
+# Images per row of worst.png, and the most letters of a name there.
+COLUMNS, TILE_LETTERS = 6, 22
+
+
+class Picture(NamedTuple):
+    """A figure as data URIs for light and dark pages, its size in pixels, and a description."""
+
+    light: str
+    dark: str
+    width: int
+    height: int
+    alt: str
+
+
+def picture(draw: Callable[[Theme], Figure], alt: str) -> Picture:
+    """Draw a figure for light and dark pages."""
+    figure = draw(LIGHT)
+    width, height = (round(96 * inches) for inches in figure.get_size_inches())
+    return Picture(_png_uri(figure), _png_uri(draw(DARK)), width, height, alt)
 
 
 def draw_curves(
     runs: Mapping[str, RunRecord], theme: Theme, quantities: tuple[Quantity, ...] = QUANTITIES
 ) -> Figure:
-    """One panel for each quantity, side by side.
+    """Draw one panel per quantity, side by side.
 
     Args:
-        runs: one, whose training and validation have a colour each, or two, which have a colour each.
-        theme: the colours.
-        quantities: which panels.
+        runs: one run, with a color for training and one for validation, or two with a color each.
+        theme: the colors.
+        quantities: the panels.
     """
     figure = new_figure(theme, 5.2 * len(quantities), 3.6)
     for axes, quantity in zip(figure.subplots(1, len(quantities), squeeze=False)[0], quantities, strict=True):
         dress(axes, theme)
         for place, (name, run) in enumerate(runs.items()):
-            # matplotlib leaves what begins with an underscore out of legends, hence the space.
+            # matplotlib leaves names that start with an underscore out of legends, hence the space.
             label = f" {drawn(name, f'run {place + 1}', 24)}" if len(runs) > 1 else ""
             if quantity == "learning rate":
                 _draw_rate(axes, run, theme.series[place], label, place)
@@ -132,7 +81,7 @@ def draw_curves(
 
 
 def curve_pictures(runs: Mapping[str, RunRecord]) -> list[Picture]:
-    """Each panel for itself, which a narrow page sets below each other."""
+    """Draw each panel as a picture of its own, for narrow pages."""
     return [
         picture(
             lambda theme, quantity=quantity: draw_curves(runs, theme, (quantity,)),  # type: ignore[misc]
@@ -140,6 +89,10 @@ def curve_pictures(runs: Mapping[str, RunRecord]) -> list[Picture]:
         )
         for quantity in QUANTITIES
     ]
+
+
+def _png_uri(figure: Figure) -> str:
+    return f"data:image/png;base64,{base64.b64encode(png(figure)).decode()}"
 
 
 def _draw_measured(
@@ -175,7 +128,7 @@ def _draw_rate(axes: Axes, run: RunRecord, colour: str, name: str, place: int) -
     x, y = _thinned(run.step_positions, run.steps["lr"])
     if not len(x):
         x, y = run.epoch_ends, run.epoch_column("lr")
-    # Twins have the same rates: the second's dashes leave the first to be seen.
+    # Two runs have the same learning rate: the dashes of the second keep the first visible.
     dashes = "-" if place == 0 else (0, (3, 3))
     axes.plot(x, y, color=colour, linewidth=1.8, linestyle=dashes, label=name, marker="o" * (len(x) == 1))
     known = np.concatenate([line.get_ydata() for line in axes.get_lines()])
@@ -207,7 +160,7 @@ def _mark_best(axes: Axes, run: RunRecord, theme: Theme) -> None:
 
 
 def _thinned(x: Column, y: Column) -> tuple[Column, Column]:
-    """A long series by the means of its parts."""
+    """Average a long series over equal parts."""
     known = np.isfinite(y)
     x, y = x[known], y[known]
     if len(x) <= POINTS:
@@ -217,13 +170,8 @@ def _thinned(x: Column, y: Column) -> tuple[Column, Column]:
     return np.add.reduceat(x, edges[:-1]) / sizes, np.add.reduceat(y, edges[:-1]) / sizes
 
 
-# More could not be read.
-SHOWN = 25
-LETTERS = 26
-
-
 def shown_classes(errors: Errors, classes: int) -> list[int]:
-    """All classes if they are few; else those of the most frequent confusions, confused ones side by side."""
+    """Return all classes if they are few, else those of the most frequent confusions."""
     if classes <= SHOWN:
         return list(range(classes))
     chosen: dict[int, None] = {}
@@ -234,7 +182,7 @@ def shown_classes(errors: Errors, classes: int) -> list[int]:
 
 
 def draw_confusion(predictions: Predictions, errors: Errors, theme: Theme) -> Figure:
-    """A row for what images are, a column for what they were taken for; a last one for classes not shown."""
+    """Draw true classes as rows and predicted ones as columns; the last column is for other classes."""
     shown = shown_classes(errors, len(predictions.classes))
     if not shown:
         return _no_errors(theme)
@@ -242,8 +190,9 @@ def draw_confusion(predictions: Predictions, errors: Errors, theme: Theme) -> Fi
     size = 0.42 * len(shown)
     figure = new_figure(theme, max(4.2, size + 3.2), max(3.2, size + 2.4))
     axes = figure.subplots()
-    axes.imshow(_colours(counts, theme), interpolation="nearest", aspect="equal")
-    _write_counts(axes, counts, theme)
+    colors = _colours(counts, theme)
+    axes.imshow(colors, interpolation="nearest", aspect="equal")
+    _write_counts(axes, counts, colors)
     names = _names(predictions.classes, shown)
     columns = names + ["other classes"] * (counts.shape[1] - len(shown))
     style = {**text_style(), "color": theme.ink, "fontsize": 9}
@@ -264,14 +213,14 @@ def _no_errors(theme: Theme) -> Figure:
 
 
 def _names(classes: Sequence[str], shown: Sequence[int]) -> list[str]:
-    """Short ones; where two would be the same, also the classes' numbers."""
+    """Shorten the names; where two are the same, add the class numbers."""
     short = {number: drawn(classes[number], f"class {number}", LETTERS) for number in shown}
     times = Counter(short.values())
     return [name if times[name] == 1 else f"{number}: {name}" for number, name in short.items()]
 
 
 def _counts(predictions: Predictions, shown: Sequence[int]) -> NDArray[np.int64]:
-    """The part of the table of all classes that is shown."""
+    """Count the images of the shown classes."""
     place = np.full(len(predictions.classes), len(shown))
     place[list(shown)] = np.arange(len(shown))
     table = np.zeros((len(shown) + 1, len(shown) + 1), dtype=np.int64)
@@ -281,7 +230,7 @@ def _counts(predictions: Predictions, shown: Sequence[int]) -> NDArray[np.int64]
 
 
 def _colours(counts: NDArray[np.int64], theme: Theme) -> NDArray[np.float64]:
-    """Blue on the diagonal and orange beside it, by the share of the row."""
+    """Color the diagonal blue and errors orange, by the share of the row."""
     share = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     off_diagonal = np.eye(*counts.shape) == 0
     worst = max(share[off_diagonal].max(initial=0.0), 0.1)
@@ -300,28 +249,56 @@ def _separate_cells(axes: Axes, counts: NDArray[np.int64], theme: Theme) -> None
     axes.tick_params(which="both", length=0)
 
 
-def _write_counts(axes: Axes, counts: NDArray[np.int64], theme: Theme) -> None:
-    colours = _colours(counts, theme)
+def _write_counts(axes: Axes, counts: NDArray[np.int64], colours: NDArray[np.float64]) -> None:
     for (row, column), count in np.ndenumerate(counts):
         if count:
             bright = float(colours[row, column] @ (0.299, 0.587, 0.114)) > 0.55
-            axes.text(
-                column,
-                row,
-                _short(int(count)),
-                ha="center",
-                va="center",
-                fontsize=8,
-                color="#101418" if bright else "#ffffff",
-            )
+            text = f"{count}" if count < 10_000 else f"{count / 1000:.0f}k"
+            color = "#101418" if bright else "#ffffff"
+            axes.text(column, row, text, ha="center", va="center", fontsize=8, color=color)
 
 
-def _short(count: int) -> str:
-    return f"{count}" if count < 10_000 else f"{count / 1000:.0f}k"
+def draw_worst(tiles: Sequence[Tile], theme: Theme) -> Figure:
+    """Draw images in rows, each with its class, the prediction and the confidence."""
+    rows = max(1, -(-len(tiles) // COLUMNS))
+    columns = min(COLUMNS, max(len(tiles), 3))
+    if not tiles:
+        return _no_errors(theme)
+    figure = new_figure(theme, 2.1 * columns, 2.75 * rows)
+    places = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axes in places:
+        axes.set_axis_off()
+    for axes, tile in zip(places, tiles, strict=False):
+        _draw_tile(axes, tile, theme)
+    return figure
+
+
+def _draw_tile(axes: Axes, tile: Tile, theme: Theme) -> None:
+    if tile.picture is None:
+        axes.imshow(np.full((2, 2, 3), 0.5), interpolation="nearest")
+        axes.text(0.5, 0.5, "no picture", ha="center", color="white", transform=axes.transAxes, fontsize=8)
+    else:
+        axes.imshow(squared(tile.picture, theme.grid), interpolation="lanczos")
+    lines = (
+        (f"is {drawn(tile.label, '(no font for its name)', TILE_LETTERS)}", theme.ink),
+        (f"taken for {drawn(tile.predicted, '(no font for its name)', TILE_LETTERS)}", theme.series[1]),
+        (f"{100 * tile.confidence:.1f} % sure", theme.faint),
+    )
+    for place, (words, colour) in enumerate(lines):
+        axes.annotate(
+            words,
+            (0, 0),
+            xytext=(0, -9 - 10 * place),
+            xycoords="axes fraction",
+            textcoords="offset points",
+            fontsize=7.5,
+            color=colour,
+            **text_style(),
+        )
 
 
 def draw_sweep(sweep: Sweep, theme: Theme) -> Figure:
-    """Single losses, the smoothed loss, and the rate that is suggested."""
+    """Draw the losses, the smoothed loss, and the suggested learning rate."""
     figure = new_figure(theme, 6.4, 4.0)
     axes = figure.subplots()
     dress(axes, theme)
@@ -335,7 +312,7 @@ def draw_sweep(sweep: Sweep, theme: Theme) -> Figure:
     axes.set_xscale("log")
     axes.set_title("Loss", loc="left", fontsize=11, color=theme.ink)
     axes.set_xlabel("learning rate", fontsize=9, color=theme.faint)
-    # What comes after the explosion would press all before it into a line.
+    # The losses after divergence would flatten the rest.
     before = sweep.losses[: sweep.smoothed.argmin() + 1]
     low, high = min(before.min(), sweep.smoothed.min()), before.max()
     margin = 0.1 * (high - low) or 0.1 * high

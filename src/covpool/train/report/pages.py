@@ -1,14 +1,17 @@
-"""Write report.html for one run or for a comparison."""
+"""Write report.html for one run or for a comparison, and format its numbers."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 import yaml
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 from numpy.typing import NDArray
 
 from covpool.data.image_set import ImageSet
@@ -16,43 +19,51 @@ from covpool.drawing import LIGHT, png
 from covpool.durable import replace_file
 from covpool.errors import UsageError
 from covpool.models.model import PooledClassifier
-from covpool.train.report.figures import SHOWN, curve_pictures, draw_confusion, draw_curves, looks
-from covpool.train.report.page import (
-    METRICS,
-    SPLITS,
-    environment,
-    facts,
-    metric_text,
-    metrics,
+from covpool.train.report.figures import (
+    SHOWN,
+    curve_pictures,
+    draw_confusion,
+    draw_curves,
+    draw_worst,
     picture,
-    points,
-    render,
-    run_title,
 )
 from covpool.train.report.per_class import (
     ClassRow,
     PairedDifference,
-    draw_worst,
     errors_by_pair,
     per_class,
     per_class_csv,
     wilson,
 )
 from covpool.train.report.record import Predictions, RunRecord, read_run
-from covpool.train.report.thumbnails import most_confident_errors, tiles
+from covpool.train.report.thumbnails import looks, most_confident_errors, tiles
+from covpool.wording import duration as time_for_people
 
+MISSING = "–"
+SPLITS = {"train": "training", "val": "validation", "test": "test"}
+# The names of the metrics.
+METRICS = {
+    "top1": "Top-1",
+    "top5": "Top-5",
+    "macro_f1": "Macro F1",
+    "balanced_accuracy": "Balanced accuracy",
+    "loss": "Loss",
+}
+Fact = tuple[str, str]
 PAGE = "report.html"
-# Errors with a thumbnail; classes that are listed at once, and how many of more than these before one asks.
-WORST, AT_ONCE, HARDEST = 24, 30, 20
+# Thumbnails of errors, and of images that only one of two runs gets right.
+WORST, EACH = 24, 12
+# Up to AT_ONCE classes are listed; of more, the HARDEST ones.
+AT_ONCE, HARDEST = 30, 20
 
 
 def write_report(folder: Path, images: ImageSet | None = None, model: PooledClassifier | None = None) -> Path:
-    """Write figures, ``per_class.csv`` and ``report.html`` into a run's folder, from the other files there.
+    """Write figures, ``per_class.csv`` and ``report.html`` into the folder of a run.
 
     Args:
-        folder: of the run.
-        images: those of ``predictions.csv``, for thumbnails.
-        model: that made the predictions, for maps of what speaks for a class.
+        folder: the folder of the run.
+        images: the images of ``predictions.csv``, for thumbnails.
+        model: the model of the predictions, for maps of the evidence.
 
     Returns:
         The path of ``report.html``.
@@ -83,7 +94,7 @@ def write_report(folder: Path, images: ImageSet | None = None, model: PooledClas
 
 
 def _of_predictions(folder: Path, predictions: Predictions, images: ImageSet | None) -> dict[str, Any]:
-    """What is only there if images were set aside to measure the model by."""
+    """Write the files about the predictions, and return the values for the page."""
     rows, errors = per_class(predictions), errors_by_pair(predictions)
     worst = tiles(predictions, most_confident_errors(predictions, WORST), images)
     replace_file(folder / "per_class.csv", per_class_csv(rows))
@@ -107,21 +118,12 @@ def _of_predictions(folder: Path, predictions: Predictions, images: ImageSet | N
 
 
 def _hardness(row: ClassRow) -> tuple[float, str]:
-    """Classes without images, of which nothing is known, come last."""
+    """Sort by F1; classes without images come last."""
     return (math.inf if math.isnan(row.recall) else row.f1), row.name
 
 
-# Thumbnails of images that only one of the two gets right.
-EACH = 12
-
-
 class Paired(NamedTuple):
-    """The images that both runs were measured by.
-
-    Attributes:
-        first: their numbers among the predictions of the first run.
-        second: the same images' numbers among those of the second.
-    """
+    """The numbers of the images that both runs predicted, in the first run and in the second."""
 
     first: NDArray[np.int64]
     second: NDArray[np.int64]
@@ -131,10 +133,9 @@ def write_comparison(folder: Path, runs: Mapping[str, Path], images: ImageSet | 
     """Write ``report.html`` and ``curves.png`` of two runs into a folder.
 
     Args:
-        folder: for the two files; it is made if there is none.
-        runs: the folders of two runs, by the names they have in the report. Differences are of the first
-            less the second.
-        images: those of the runs' ``predictions.csv``, for thumbnails.
+        folder: where the two files go; it is created if it does not exist.
+        runs: the folders of two runs by name. Differences are the first minus the second.
+        images: the images of ``predictions.csv``, for thumbnails.
 
     Returns:
         The path of ``report.html``.
@@ -171,7 +172,7 @@ def write_comparison(folder: Path, runs: Mapping[str, Path], images: ImageSet | 
 
 
 def pair(first: Predictions, second: Predictions) -> Paired:
-    """The images that both have, by their names, if both say that they are of the same class."""
+    """Match images by name, if both runs give them the same class."""
     place = {name: number for number, name in enumerate(second.names)}
     pairs = [
         (number, place[name])
@@ -190,7 +191,7 @@ def _difference(first: Predictions, second: Predictions, paired: Paired) -> Pair
 
 
 def _metrics(first: RunRecord, second: RunRecord) -> list[tuple[str, str, Any, Any]]:
-    """Key, name and the two values of each metric that both have."""
+    """Return key, name and the two values of each metric that both have."""
     one, other = metrics(first.summary), metrics(second.summary)
     return [
         (key, name, one[key], other[key]) for key, name in METRICS.items() if key in one.keys() & other.keys()
@@ -206,7 +207,7 @@ def _metric_difference(key: str, first: float | None, second: float | None) -> s
 def _disagreements(
     runs: Mapping[str, RunRecord], paired: Paired, images: ImageSet | None
 ) -> list[dict[str, Any]]:
-    """For each run, images that it alone gets right, those first on which it is furthest ahead."""
+    """Return for each run the images that only it gets right, the largest differences first."""
     (first_name, first), (second_name, second) = runs.items()
     views = (
         (first_name, second_name, first.predictions, second.predictions, paired.first, paired.second),
@@ -223,17 +224,151 @@ def _disagreements(
 
 
 def _recipe_differences(first: str, second: str) -> list[tuple[str, str, str]]:
-    """The settings in which two recipes differ, where the run's folder is none."""
+    """Return the settings in which two recipes differ, except the folder."""
     one, other = _settings(yaml.safe_load(first)), _settings(yaml.safe_load(second))
     keys = sorted((one.keys() | other.keys()) - {"out"})
     return [(key, one.get(key, ""), other.get(key, "")) for key in keys if one.get(key) != other.get(key)]
 
 
 def _settings(value: Any, prefix: str = "") -> dict[str, str]:
-    """What a recipe sets, by dotted keys."""
+    """Return the settings of a recipe by dotted key."""
     if not isinstance(value, dict):
         return {prefix: "null" if value is None else str(value)} if prefix else {}
     found: dict[str, str] = {}
     for key, inner in value.items():
         found |= _settings(inner, f"{prefix}.{key}" if prefix else str(key))
     return found
+
+
+def render(template: str, **values: Any) -> bytes:
+    """Render a page with every value escaped; bytes that are not text become question marks."""
+    return _environment().get_template(template).render(**values).encode("utf-8", errors="replace")
+
+
+def percent(share: float | None) -> str:
+    r"""Format a share as a percentage.
+
+    Example:
+        >>> percent(0.8731), percent(None)
+        ('87.3\xa0%', '–')
+    """
+    return MISSING if not _is_known(share) else f"{100 * share:.1f}\u00a0%"
+
+
+def points(difference: float | None) -> str:
+    """Format a difference of two shares in percentage points, with its sign.
+
+    Example:
+        >>> points(0.0234), points(-0.0004), points(-0.05)
+        ('+2.3', '0.0', '−5.0')
+    """
+    if not _is_known(difference):
+        return MISSING
+    text = f"{100 * difference:+.1f}"
+    return text[1:] if float(text) == 0 else text.replace("-", "−")
+
+
+def number(value: float | None, decimals: int = 0) -> str:
+    """Format a number with separators between thousands."""
+    return MISSING if not _is_known(value) else f"{value:,.{decimals}f}"
+
+
+def duration(seconds: float | None) -> str:
+    """Format a time in hours and minutes, or in minutes and seconds."""
+    return MISSING if not _is_known(seconds) else time_for_people(seconds)
+
+
+def breakable(name: str) -> Markup:
+    """Escape a name, and allow a line break after ``_``, ``/`` and ``-``.
+
+    Example:
+        >>> breakable("114.House_<b>")
+        Markup('114.House_<wbr>&lt;b&gt;')
+    """
+    return Markup("<wbr>").join(re.split(r"(?<=[_/-])", name))
+
+
+def _is_known(value: float | None) -> TypeGuard[float]:
+    return value is not None and math.isfinite(value)
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("covpool.train.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {one.__name__: one for one in (percent, points, number, duration, breakable)}
+    return environment
+
+
+def run_title(summary: Mapping[str, Any]) -> str:
+    """Return the names of the network and its pooling."""
+    return f"{summary.get('model', 'model')} · {summary.get('pool', 'pooling')}"
+
+
+def metrics(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metrics of the reported split by key; top-5 only for more than 5 classes."""
+    known: Mapping[str, Any] = summary.get("metrics") or {}
+    left_out = {"top5"} if len(summary["classes"]) <= 5 else set()
+    return {key: known[key] for key in METRICS if key in known.keys() - left_out}
+
+
+def metric_text(key: str, value: float | None) -> str:
+    """Format a metric."""
+    return number(value, 3) if key == "loss" else percent(value)
+
+
+def facts(summary: Mapping[str, Any]) -> list[Fact]:
+    """Return what was trained, on what data, and for how long."""
+    images: Mapping[str, int] = summary.get("images") or {}
+    size = summary.get("image_size")
+    found = [
+        ("Network", str(summary.get("model", ""))),
+        ("Pooling", _pooling(summary)),
+        ("Parameters", number(summary.get("parameters"))),
+        ("Image size", f"{size} px" if size else ""),
+        ("Classes", number(len(summary["classes"]))),
+        ("Images", ", ".join(f"{SPLITS.get(split, split)} {number(n)}" for split, n in images.items())),
+        ("Epochs", _epochs(summary)),
+        ("Steps", number(summary.get("steps"))),
+        ("Time in training", duration(summary.get("seconds"))),
+    ]
+    if summary.get("bad_images"):
+        found.append(("Unusable images", f"{number(summary['bad_images'])} (bad_images.csv)"))
+    if summary.get("skipped_steps"):
+        found.append(("Skipped steps", f"{number(summary['skipped_steps'])} (log.jsonl)"))
+    return [fact for fact in found if fact[1]]
+
+
+def environment(summary: Mapping[str, Any]) -> list[Fact]:
+    """Return what is needed to reproduce the run."""
+    versions: Mapping[str, Any] = summary.get("versions") or {}
+    found = [
+        ("Machine", str(summary.get("machine") or "")),
+        ("Processes", number(summary.get("processes"))),
+        ("Seed", str(summary.get("seed", ""))),
+        ("Commit", _commit(summary)),
+        *((name, str(version)) for name, version in versions.items()),
+    ]
+    return [fact for fact in found if fact[1]]
+
+
+def _pooling(summary: Mapping[str, Any]) -> str:
+    pool, dim = summary.get("pool"), summary.get("dim")
+    return f"{pool}, {dim} channels" if pool and dim else str(pool or "")
+
+
+def _epochs(summary: Mapping[str, Any]) -> str:
+    epochs = number(summary.get("epochs"))
+    if summary.get("validation") is None or summary.get("best_epoch") is None:
+        return epochs
+    return f"{epochs}, the best is {summary['best_epoch']}"
+
+
+def _commit(summary: Mapping[str, Any]) -> str:
+    source: Mapping[str, Any] = summary.get("source") or {}
+    changed = ", with changes" if source.get("dirty") else ""
+    return f"{source['commit'][:12]}{changed}" if source.get("commit") else ""

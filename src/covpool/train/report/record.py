@@ -1,4 +1,4 @@
-"""The files of a run's folder, read for a report."""
+"""Read the files of a run for its report."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ Column = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """What the best model said of each image of a split.
+    """The predictions of the best model for a split.
 
     Attributes:
         classes: the name of each class.
         names: of the images.
         labels: the class of each, by number.
-        predicted: what it was taken for.
-        confidence: the probability of that.
+        predicted: the predicted class of each, by number.
+        confidence: its probability.
         label_confidence: the probability of the true class.
     """
 
@@ -46,20 +46,20 @@ class Predictions:
 
     @property
     def right(self) -> NDArray[np.bool_]:
-        """Whether each image was taken for what it is."""
+        """Whether each prediction is correct."""
         return np.equal(self.labels, self.predicted)
 
 
 @dataclass(frozen=True, eq=False)
 class RunRecord:
-    """A run, as its folder tells it.
+    """The files of a run.
 
     Attributes:
         summary: of ``summary.json``.
         epochs: the columns of ``metrics.csv``; NaN where a field is empty.
         steps: ``step``, ``loss`` and ``lr`` of ``log.jsonl``.
-        events: how often each kind of event is in ``log.jsonl``.
-        predictions: of ``predictions.csv``; none if there is no such file.
+        events: the number of events of each kind in ``log.jsonl``.
+        predictions: of ``predictions.csv``; empty if there is no such file.
         recipe: ``recipe.yaml`` as text.
     """
 
@@ -71,17 +71,17 @@ class RunRecord:
     recipe: str
 
     def epoch_column(self, name: str) -> Column:
-        """A column of ``metrics.csv``, of NaN alone if the file has none of that name."""
+        """Return a column of ``metrics.csv``; NaN if the file does not have it."""
         return self.epochs.get(name, np.full(self.epoch_ends.shape, math.nan))
 
     @property
     def epoch_ends(self) -> Column:
-        """How many epochs were done at each line of ``metrics.csv``."""
+        """The number of finished epochs at each line of ``metrics.csv``."""
         return self.epochs.get("epoch", np.empty(0))
 
     @property
     def step_positions(self) -> Column:
-        """How many epochs were done at each step of ``log.jsonl``; as far as is known, one if none ended."""
+        """The position of each step of ``log.jsonl``, in epochs; all are in the first if none ended."""
         ends, steps = self.epoch_ends, self.steps["step"]
         if len(ends):
             return steps * float(ends[-1] / max(self.epoch_column("step")[-1], 1.0))
@@ -89,7 +89,7 @@ class RunRecord:
 
 
 def read_run(folder: Path) -> RunRecord:
-    """Read what a run has written; of all files, only ``summary.json`` must be there."""
+    """Read the files of a run; only ``summary.json`` must exist."""
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     steps, events = _read_log(folder / "log.jsonl")
     recipe = folder / "recipe.yaml"
@@ -109,7 +109,7 @@ def _read_metrics(path: Path) -> dict[str, Column]:
 
 
 def _read_log(path: Path) -> tuple[dict[str, Column], Counter[str]]:
-    steps: dict[int, tuple[float, float]] = {}  # a step that is done again after a kill counts once
+    steps: dict[int, tuple[float, float]] = {}  # a step that is repeated after a kill counts once
     events: Counter[str] = Counter()
     for entry in _entries(path):
         if "event" in entry:
@@ -135,28 +135,20 @@ def _entries(path: Path) -> Iterator[dict[str, Any]]:
 
 def _read_predictions(path: Path, classes: tuple[str, ...]) -> Predictions:
     numbers = {name: number for number, name in enumerate(classes)}
-    labels, predicted, confidence, label_confidence = array("q"), array("q"), array("d"), array("d")
+    columns: tuple[array[Any], ...] = (array("q"), array("q"), array("d"), array("d"))
 
-    def names() -> Iterator[str]:
+    def names() -> Iterator[str]:  # row by row: there may be millions
         for row in _rows(path):
             try:
-                labels.append(numbers[row["label"]])
-                predicted.append(numbers[row["predicted"]])
+                values = numbers[row["label"]], numbers[row["predicted"]]
             except KeyError as error:
                 raise UsageError(f"{path} has a class {error} that summary.json does not list") from error
-            confidence.append(_number(row["confidence"]))
-            label_confidence.append(_number(row["label_confidence"]))
+            confidences = _number(row["confidence"]), _number(row["label_confidence"])
+            for column, value in zip(columns, (*values, *confidences), strict=True):
+                column.append(value)
             yield row["name"]
 
-    compact = Names(names())
-    return Predictions(
-        classes,
-        compact,
-        np.array(labels, dtype=np.int64),
-        np.array(predicted, dtype=np.int64),
-        np.array(confidence),
-        np.array(label_confidence),
-    )
+    return Predictions(classes, Names(names()), *(np.array(column) for column in columns))
 
 
 def _rows(path: Path) -> Iterator[dict[str, str]]:
@@ -167,5 +159,5 @@ def _rows(path: Path) -> Iterator[dict[str, str]]:
 
 
 def _number(value: object) -> float:
-    """NaN for what is missing."""
+    """Return NaN for a missing value."""
     return math.nan if value is None or value == "" else float(str(value))

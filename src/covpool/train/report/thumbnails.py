@@ -1,11 +1,11 @@
-"""A few images of a set, small, by their names."""
+"""Small images for a report: errors, and maps of the evidence for a class."""
 
 from __future__ import annotations
 
 import base64
 import io
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,22 +14,17 @@ from PIL import Image
 from covpool.data.decode import decode
 from covpool.data.image_set import ImageSet
 from covpool.errors import BadImageError
+from covpool.models.model import PooledClassifier
 from covpool.train.report.record import Predictions
 
+# Pixels of the longer side.
 SIDE = 224
+# Maps of correct images, and of errors.
+EACH = 4
 
 
-@dataclass(frozen=True)
-class Tile:
-    """An image and what was made of it.
-
-    Attributes:
-        name: of the image.
-        label: the name of its class.
-        predicted: the name of the class it was taken for.
-        confidence: the probability of that.
-        picture: small; ``None`` if it could not be had.
-    """
+class Tile(NamedTuple):
+    """An image with the names of its class and of the predicted one; ``picture`` is missing if unreadable."""
 
     name: str
     label: str
@@ -39,30 +34,36 @@ class Tile:
 
     @property
     def uri(self) -> str:
-        """The picture within an address; empty if there is none."""
-        if self.picture is None:
-            return ""
-        return jpeg_uri(self.picture)
+        """The picture as a data URI; empty if there is none."""
+        return "" if self.picture is None else jpeg_uri(self.picture)
 
 
-def jpeg_uri(picture: Image.Image) -> str:
-    """An address that has the picture in it."""
-    stream = io.BytesIO()
-    picture.save(stream, "JPEG", quality=82)
-    return f"data:image/jpeg;base64,{base64.b64encode(stream.getvalue()).decode()}"
+class Look(NamedTuple):
+    """An image and its map, both as data URIs; the kind of map is ``exact`` or ``gradient``."""
+
+    name: str
+    label: str
+    predicted: str
+    kind: str
+    picture: str
+    map: str
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the prediction is correct."""
+        return self.label == self.predicted
 
 
 def most_confident_errors(predictions: Predictions, most: int) -> NDArray[np.int64]:
-    """The numbers of the errors that the model was surest of, surest first."""
-    wrong = np.flatnonzero(~predictions.right)
-    order = np.argsort(-predictions.confidence[wrong], kind="stable")
-    return wrong[order[:most]]
+    """Return the numbers of the most confident errors."""
+    return _most_confident(predictions, ~predictions.right, most)
 
 
 def tiles(predictions: Predictions, numbers: Iterable[int], images: ImageSet | None) -> list[Tile]:
-    """Some of the predictions with their images."""
+    """Return some of the predictions with their images."""
     numbers = [int(number) for number in numbers]
-    pictures = {} if images is None else dict(_pictures(images, {predictions.names[i] for i in numbers}))
+    wanted = {predictions.names[i] for i in numbers}
+    pictures = {} if images is None else {name: thumbnail(images, i) for name, i in _named(images, wanted)}
     return [
         Tile(
             predictions.names[i],
@@ -75,33 +76,64 @@ def tiles(predictions: Predictions, numbers: Iterable[int], images: ImageSet | N
     ]
 
 
+def looks(predictions: Predictions, images: ImageSet, model: PooledClassifier) -> list[Look]:
+    """Return maps for the most confident correct predictions and errors."""
+    from covpool.explain.explaining import explained
+
+    chosen = [
+        *_most_confident(predictions, predictions.right, EACH),
+        *most_confident_errors(predictions, EACH),
+    ]
+    wanted = {predictions.names[i]: i for i in chosen}
+    numbers = dict(_named(images, set(wanted)))
+    found = []
+    for name, place in wanted.items():
+        label, predicted = int(predictions.labels[place]), int(predictions.predicted[place])
+        try:
+            one = explained(model, images.read(numbers[name]), name, classes=[predicted])
+        except (BadImageError, OSError, KeyError):  # the image is gone
+            continue
+        map_ = one.found[0]
+        uris = [jpeg_uri(_small(picture)) for picture in (one.picture, one.overlay(map_.places))]
+        classes = predictions.classes
+        found.append(Look(name, classes[label], classes[predicted], map_.kind, *uris))
+    return found
+
+
 def thumbnail(images: ImageSet, i: int) -> Image.Image | None:
-    """An image of a set, small; ``None`` if it is bad, or gone since: a report is about the others too."""
+    """Return an image of a set, small; ``None`` if it is unreadable or gone."""
     try:
-        picture = decode(images.read(i))
+        return _small(decode(images.read(i)))
     except (BadImageError, OSError):
         return None
-    picture.thumbnail((SIDE, SIDE))
-    return picture
 
 
 def squared(picture: Image.Image, colour: str) -> Image.Image:
-    """The whole picture in the middle of a square, so that all are alike."""
+    """Center a picture in a square."""
     side = max(picture.size)
     square = Image.new("RGB", (side, side), colour)
     square.paste(picture, ((side - picture.width) // 2, (side - picture.height) // 2))
     return square
 
 
-def _pictures(images: ImageSet, wanted: set[str]) -> Iterator[tuple[str, Image.Image]]:
-    """Look for names from image to image, since a set is asked by number; those not found are left out."""
-    for i in range(len(images)):
-        if not wanted:
-            return
-        name = images.name(i)
-        if name not in wanted:
-            continue
-        wanted.remove(name)
-        picture = thumbnail(images, i)
-        if picture is not None:
-            yield name, picture
+def jpeg_uri(picture: Image.Image) -> str:
+    """Return a picture as a data URI."""
+    stream = io.BytesIO()
+    picture.save(stream, "JPEG", quality=82)
+    return f"data:image/jpeg;base64,{base64.b64encode(stream.getvalue()).decode()}"
+
+
+def _small(picture: Image.Image) -> Image.Image:
+    picture = picture.copy()
+    picture.thumbnail((SIDE, SIDE))
+    return picture
+
+
+def _most_confident(predictions: Predictions, which: NDArray[np.bool_], most: int) -> NDArray[np.int64]:
+    chosen = np.flatnonzero(which)
+    return chosen[np.argsort(-predictions.confidence[chosen], kind="stable")[:most]]
+
+
+def _named(images: ImageSet, wanted: set[str]) -> Iterator[tuple[str, int]]:
+    """Return names and numbers of the wanted images: a set finds images by number only."""
+    return ((name, i) for i in range(len(images)) if (name := images.name(i)) in wanted)

@@ -1,0 +1,134 @@
+"""Show the progress of a long job: a bar on a terminal, a line every 30 seconds elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, TextIO
+
+from covpool.wording import duration
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
+
+# Seconds between two updates.
+ON_A_TERMINAL, IN_A_LOG = 0.1, 30.0
+
+
+class Progress:
+    """Show how much of a job is done. Use it in ``with``, which removes the bar at the end.
+
+    Without rich it prints lines. It starts no thread and leaves the streams alone: data loader workers are
+    forked from this process and must not inherit a lock that another thread holds.
+
+    Args:
+        what: the counted items, in the plural.
+        stream: where to write; stderr if not given, so that results can be piped.
+        silent: print nothing, as in every process but the first.
+    """
+
+    def __init__(self, what: str = "", stream: TextIO | None = None, *, silent: bool = False) -> None:
+        self.what, self.silent = what, silent
+        self.stream = sys.stderr if stream is None else stream
+        self._bar = None if silent else _bar(self.stream)
+        self.begin()
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def begin(self, done: int = 0) -> None:
+        """Measure the speed from now on, when ``done`` items are done already."""
+        self._shown = self._began = time.monotonic()
+        self._before = done
+
+    def __call__(self, done: int, total: int, where: str = "", figures: str = "") -> None:
+        """Show the state of the job, unless it was shown a moment ago.
+
+        Args:
+            done: the number of items that are done.
+            total: the number of all items.
+            where: words for the place in the job, instead of "3 of 10 items".
+            figures: words to add, such as the loss. A narrow terminal cuts them off.
+        """
+        now = time.monotonic()
+        is_start = self._bar is not None and done == self._before  # show it: the first item may take long
+        waited = now - self._shown >= (IN_A_LOG if self._bar is None else ON_A_TERMINAL)
+        if self.silent or not (is_start or waited):
+            return
+        self._shown = now
+        words = [where or f"{done:,} of {total:,} {self.what}"]
+        if done > self._before:
+            words.append(f"{duration((now - self._began) * (total - done) / (done - self._before))} left")
+        text = ", ".join([*words, figures] if figures else words)
+        if self._bar is None:
+            print(text, file=self.stream, flush=True)
+            return
+        self._bar.start()
+        self._bar.update(self._bar.task_ids[0], description=text, completed=done, total=total)
+        self._bar.refresh()
+
+    def line(self, text: str) -> None:
+        """Print lines that stay, above the bar. Control characters become question marks."""
+        from covpool.models.strict_json import printable
+
+        for part in () if self.silent else text.splitlines():
+            if self._bar is None:
+                print(printable(part), file=self.stream, flush=True)
+            else:
+                self._bar.console.print(printable(part), markup=False, highlight=False, soft_wrap=True)
+
+    def __exit__(self, *exception: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+class NamedProgress:
+    """Show several jobs, one after the other: each new name starts a new count."""
+
+    def __init__(self) -> None:
+        self._progress, self._done = Progress(), 0
+
+    def __enter__(self) -> NamedProgress:
+        return self
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        """Show the state of the job ``what``."""
+        if what != self._progress.what or done < self._done:
+            self._progress.what = what
+            self._progress.begin()
+        self._done = done
+        self._progress(done, total)
+
+    def tell(self, sentence: str) -> None:
+        """Print a line above the bar."""
+        self._progress.line(sentence)
+
+    def __exit__(self, *exception: object) -> None:
+        self._progress.__exit__()
+
+
+def _bar(stream: TextIO) -> Bar | None:
+    """Make a bar of rich; ``None`` without rich or a terminal."""
+    if not stream.isatty():  # rich would take a file for a terminal where FORCE_COLOR is set
+        return None
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, TextColumn
+        from rich.progress import Progress as Bar
+    except ModuleNotFoundError:
+        return None
+    console = Console(file=stream, force_terminal=True)
+    if console.is_dumb_terminal:
+        return None
+    bar = Bar(
+        BarColumn(bar_width=20),
+        TextColumn("{task.percentage:>3.0f} %", markup=False),
+        TextColumn("{task.description}", markup=False),
+        console=console,
+        auto_refresh=False,
+        redirect_stdout=False,
+        redirect_stderr=False,
+        transient=True,
+    )
+    bar.add_task("")
+    return bar
