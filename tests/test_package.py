@@ -43,7 +43,7 @@ ROOMS = (
 # What every user of the layer reaches, so torch and nothing else, not even inside a function.
 TORCH_ONLY = ("functional", "nn")
 # Modules at the top of the package that every other may import.
-SHARED = ("device", "drawing", "durable", "errors", "processes", "wording")
+SHARED = ("device", "drawing", "durable", "errors", "lazy", "processes", "wording")
 
 
 def imported_modules(tree: ast.AST) -> Iterator[str]:
