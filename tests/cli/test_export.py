@@ -75,7 +75,7 @@ def test_a_refusal_is_a_sentence_and_leaves_nothing(
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ([], "where should the files go? give --out"),
+        ([], "--out is missing: the folder for the exported files"),
         (["--out", "new"], "files are compared with the bundle on your own images: give --data"),
         (["--out", "new", "--formats", "onnx,coreml"], "formats must be one of"),
     ],

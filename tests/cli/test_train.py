@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from covpool.cli.main import main
-from covpool.cli.train_options import make_parser
+from covpool.cli.train import make_parser
 from covpool.train.recipe import Recipe
 from covpool.train.recipe_files import SHORT, options, read_recipe, recipe_names, recipe_text
 
@@ -89,7 +89,7 @@ def test_help(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatc
         main(["train", "--help"])
     assert exit_.value.code == 0
     text = capsys.readouterr().out
-    common, _, more = text.partition("\nmore of data:\n")
+    common, _, more = text.partition("\nmore options of data:\n")
     for short, key in SHORT.items():
         assert f"\n  --{short.replace('_', '-')} " in common
         assert f"--{key} " not in text
@@ -225,7 +225,8 @@ def test_an_interruption_has_its_exit_code(fits: list[Recipe], capsys: pytest.Ca
     assert main(words("--data d --seed 143")) == 143
     assert capsys.readouterr() == (
         "stopped at step 7: the same command goes on\n",
-        "covpool train: stopped, and what was done is kept; to go on: covpool train --data d --seed 143\n",
+        "covpool train: stopped, and the work so far is saved; "
+        "to resume: covpool train --data d --seed 143\n",
     )
 
 

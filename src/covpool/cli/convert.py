@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from covpool.cli.shard import class_names
+
 EXAMPLE = "covpool convert vgg.pth.tar runs/paper/bundle"
 
 
@@ -43,7 +45,7 @@ def run(arguments: Arguments) -> Converted:
     from covpool.models.convert import convert_checkpoint
 
     # Read first: a mistake in it should not wait for the checkpoint.
-    classes = None if arguments.classes is None else arguments.classes.read_text("utf-8").splitlines()
+    classes = None if arguments.classes is None else class_names(arguments.classes)
     model = convert_checkpoint(arguments.file, steps=arguments.steps)
     save_model(model, arguments.folder, classes=classes)
     return Converted(

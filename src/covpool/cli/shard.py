@@ -150,7 +150,7 @@ def _index(arguments: Arguments) -> Sharded:
     from covpool.cli.progress import Progress
     from covpool.data.shards.write import index_shards, tar_folders
 
-    names = None if arguments.classes is None else _class_names(arguments.classes)
+    names = None if arguments.classes is None else class_names(arguments.classes)
     folders = tar_folders(Path(arguments.data))
     with Progress("tars") as progress:
         indexes, left_out = index_shards(folders, names, progress)
@@ -158,8 +158,12 @@ def _index(arguments: Arguments) -> Sharded:
     return Sharded(made, left_out)
 
 
-def _class_names(file: Path) -> list[str]:
-    names = file.read_text("utf-8-sig").rstrip().splitlines()  # editors of Windows begin with a mark
+def class_names(file: Path) -> list[str]:
+    """Read a text file with the name of a class on each line."""
+    try:
+        names = file.read_text("utf-8-sig").rstrip().splitlines()  # editors of Windows begin with a mark
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{file} is not UTF-8 text: {error.reason} at byte {error.start}") from error
     if not names:
         raise UsageError(f"{file} is empty: it should have the name of a class in each line")
     if "" in names:

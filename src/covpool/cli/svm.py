@@ -59,7 +59,7 @@ def run(arguments: Arguments) -> "SVMReport":
     from covpool.evaluate.svm import Passing, fit_svm
 
     if arguments.out is None:
-        raise UsageError("where should the new bundle go? give --out")
+        raise UsageError("--out is missing: the folder for the new bundle")
     return fit_svm(
         arguments.bundle,
         arguments.data,

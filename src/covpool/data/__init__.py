@@ -1,1 +1,55 @@
-"""Images: where they are listed, read, checked, ordered and made into batches."""
+"""List, read, check and order images, and make batches of them."""
+
+from typing import TYPE_CHECKING
+
+from covpool.lazy import lazily
+
+if TYPE_CHECKING:
+    from covpool.data.image_set import ImageSet
+    from covpool.data.loader import EvaluationLoader, TrainingLoader
+    from covpool.data.shards.reader import open_shards
+    from covpool.data.shards.write import write_shards
+    from covpool.data.sources import layout_of, open_images, open_splits, splits
+    from covpool.data.transforms import (
+        Augmentation,
+        Preprocessing,
+        evaluation_transform,
+        training_transform,
+    )
+    from covpool.errors import BadImageError
+
+__all__ = [
+    "Augmentation",
+    "BadImageError",
+    "EvaluationLoader",
+    "ImageSet",
+    "Preprocessing",
+    "TrainingLoader",
+    "evaluation_transform",
+    "layout_of",
+    "open_images",
+    "open_shards",
+    "open_splits",
+    "splits",
+    "training_transform",
+    "write_shards",
+]
+
+__getattr__ = lazily(
+    __name__,
+    "data",
+    {
+        "covpool.data.image_set": ("ImageSet",),
+        "covpool.data.loader": ("EvaluationLoader", "TrainingLoader"),
+        "covpool.data.shards.reader": ("open_shards",),
+        "covpool.data.shards.write": ("write_shards",),
+        "covpool.data.sources": ("layout_of", "open_images", "open_splits", "splits"),
+        "covpool.data.transforms": (
+            "Augmentation",
+            "Preprocessing",
+            "evaluation_transform",
+            "training_transform",
+        ),
+        "covpool.errors": ("BadImageError",),
+    },
+)

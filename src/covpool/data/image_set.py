@@ -122,9 +122,13 @@ def read_file(path: str) -> bytes:
 
     Raises:
         OSError: where it cannot be read.
-        BadImageError: where it is far too large to be one.
+        BadImageError: where it is far too large to be one, or its name is none.
     """
-    with open(path, "rb") as file:
+    try:
+        file = open(path, "rb")  # noqa: SIM115  # closed below
+    except ValueError as error:  # a null character in the name
+        raise BadImageError("unreadable", f"{path!r} is no name of a file: {error}") from error
+    with file:
         size = os.fstat(file.fileno()).st_size
         if size > MAX_FILE_BYTES:
             raise BadImageError("too large", f"the file has {size:,} bytes")

@@ -15,7 +15,7 @@ from fsspec.implementations.local import LocalFileSystem
 from covpool.data.image_set import read_file
 from covpool.data.shards.remote import patiently
 from covpool.data.sources.folder import files_under, is_visible
-from covpool.errors import BadImageError, ShardError, UsageError
+from covpool.errors import BadImageError, ShardError, StorageError, UsageError
 
 # Of the machine or of the network: the next image would fail too, and none of them later.
 PASSING = {
@@ -158,7 +158,7 @@ class Address:
             is_folder = bool(store.isdir(self.path))
             is_there = is_folder or store.exists(self.path)
         except OSError as error:
-            raise OSError(f"{self.url} cannot be reached: {error}") from error
+            raise StorageError(f"{self.url} cannot be reached: {error}") from error
         if not is_there:
             raise FileNotFoundError(f"{self.url} does not exist")
         return is_folder

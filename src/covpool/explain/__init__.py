@@ -1,5 +1,20 @@
-"""Why a network says what it says: exact maps over places, and what its covariances look like."""
+"""Explain predictions by exact maps over spatial positions, and diagnose covariances."""
 
-from covpool.explain.evidence import Evidence, explain
+from typing import TYPE_CHECKING
 
-__all__ = ["Evidence", "explain"]
+from covpool.lazy import lazily
+
+if TYPE_CHECKING:
+    from covpool.explain.diagnosis import Diagnosis, diagnose
+    from covpool.explain.evidence import Evidence, explain
+
+__all__ = ["Diagnosis", "Evidence", "diagnose", "explain"]
+
+__getattr__ = lazily(
+    __name__,
+    "train",
+    {
+        "covpool.explain.diagnosis": ("Diagnosis", "diagnose"),
+        "covpool.explain.evidence": ("Evidence", "explain"),
+    },
+)

@@ -1,8 +1,24 @@
-"""Trained networks for other engines: ONNX and torch.export, with a report on how far they agree."""
+"""Export trained networks to ONNX and torch.export, and report how far the files agree with them."""
 
-from covpool.errors import ExportRefusedError
-from covpool.export.exporting import ExportReport, export_model
-from covpool.export.options import ExportOptions
-from covpool.export.results import read_metadata
+from typing import TYPE_CHECKING
+
+from covpool.lazy import lazily
+
+if TYPE_CHECKING:
+    from covpool.errors import ExportRefusedError
+    from covpool.export.exporting import ExportReport, export_model
+    from covpool.export.options import ExportOptions
+    from covpool.export.results import read_metadata
 
 __all__ = ["ExportOptions", "ExportRefusedError", "ExportReport", "export_model", "read_metadata"]
+
+__getattr__ = lazily(
+    __name__,
+    "export",
+    {
+        "covpool.errors": ("ExportRefusedError",),
+        "covpool.export.exporting": ("ExportReport", "export_model"),
+        "covpool.export.options": ("ExportOptions",),
+        "covpool.export.results": ("read_metadata",),
+    },
+)

@@ -1,7 +1,6 @@
 """The options of bulk inference. Importing them is quick, as the command line shows them in its help."""
 
-from __future__ import annotations
-
+# Annotations are not postponed here: jsonargparse would import what is for type checkers to evaluate them.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -33,7 +32,7 @@ class Predict:
         check_whole("top", self.top, at_least=1)
         check_choice("precision", self.precision, ("float32", "bfloat16"))
 
-    def start(self, model: PooledClassifier) -> Outputs:
+    def start(self, model: "PooledClassifier") -> "Outputs":
         """Prepare the task for a network; raise UsageError if it has no classifier."""
         from covpool.inference.tasks import Classes
 
@@ -66,7 +65,7 @@ class Embed:
         if self.project is not None:
             check_whole("project", self.project, at_least=1)
 
-    def start(self, model: PooledClassifier) -> Outputs:
+    def start(self, model: "PooledClassifier") -> "Outputs":
         """Prepare the task for a network; raise UsageError if it has fewer dimensions than ``project``."""
         from covpool.inference.tasks import Vectors
 

@@ -1,6 +1,6 @@
 """Backbones of timm with covariance pooling and a classifier, and their files on disk.
 
-Importing this room registers the paper's networks with timm.
+Importing this package registers the paper's networks with timm.
 """
 
 from covpool.errors import BundleError, CheckpointError, KeepResolutionError, UnsupportedBackboneError

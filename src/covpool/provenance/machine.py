@@ -34,13 +34,13 @@ def release(version: str = __version__) -> str:
 PACKAGE = Path(__file__).resolve().parents[1]
 
 
-def describe_source(rooms: Sequence[str]) -> dict[str, Any]:
-    """The commit, whether the package differs from it, and a digest of the rooms that a result depends on.
+def describe_source(packages: Sequence[str]) -> dict[str, Any]:
+    """Return the commit, whether covpool differs from it, and a digest of packages that a result depends on.
 
     The digest is what makes a resumed run safe: with uncommitted changes the commit stays the same while the
     code does not.
     """
-    return {"commit": _commit(), "dirty": _dirty(), "digest": _digest(rooms)}
+    return {"commit": _commit(), "dirty": _dirty(), "digest": _digest(packages)}
 
 
 def describe_versions() -> dict[str, Any]:
@@ -75,10 +75,10 @@ def _git(*arguments: str) -> str | None:
     return done.stdout.strip()
 
 
-def _digest(rooms: Sequence[str]) -> str:
+def _digest(packages: Sequence[str]) -> str:
     digest = hashlib.sha256()
-    for room in rooms:
-        for path in sorted((PACKAGE / room).rglob("*.py")):
+    for package in packages:
+        for path in sorted((PACKAGE / package).rglob("*.py")):
             digest.update(path.relative_to(PACKAGE).as_posix().encode())
             digest.update(path.read_bytes())
     return digest.hexdigest()[:16]

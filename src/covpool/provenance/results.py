@@ -23,8 +23,8 @@ Results = dict[str, Any]
 ORIGIN = "covpool.provenance"
 
 
-def new_results(rooms: Sequence[str], arguments: dict[str, Any], device: str, seed: int | None) -> Results:
-    """Which code was run how, on what; ``rooms`` are those of the package that the numbers depend on.
+def new_results(packages: Sequence[str], arguments: dict[str, Any], device: str, seed: int | None) -> Results:
+    """Describe code, options, versions and machine; the results depend on ``packages`` of covpool.
 
     ``seed`` is ``None`` where nothing comes by chance.
     """
@@ -32,7 +32,7 @@ def new_results(rooms: Sequence[str], arguments: dict[str, Any], device: str, se
         "schema_version": 1,
         "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "seed": seed,
-        "source": describe_source(rooms),
+        "source": describe_source(packages),
         "versions": describe_versions(),
         "machine": describe_machine(device),
         "device": device,

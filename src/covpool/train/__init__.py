@@ -1,12 +1,8 @@
-"""Training on torch.distributed: recipes, the loop, checkpoints, and the folder that a run leaves.
+"""Train on one or several GPUs: recipes, the loop, checkpoints, and the run folder."""
 
-What this room offers is imported when it is first asked for: the command line needs its recipes alone.
-"""
+from typing import TYPE_CHECKING
 
-from __future__ import annotations
-
-import importlib
-from typing import TYPE_CHECKING, Any
+from covpool.lazy import lazily
 
 if TYPE_CHECKING:
     from covpool.errors import Interrupted
@@ -29,21 +25,15 @@ __all__ = [
     "write_recipe",
 ]
 
-_FILES = {
-    "Comparison": "covpool.train.comparison",
-    "Interrupted": "covpool.processes",
-    "Recipe": "covpool.train.recipe",
-    "Run": "covpool.train.fitting",
-    "compare": "covpool.train.comparison",
-    "find_lr": "covpool.train.lr_find",
-    "fit": "covpool.train.fitting",
-    "read_recipe": "covpool.train.recipe_files",
-    "recipe_names": "covpool.train.recipe_files",
-    "write_recipe": "covpool.train.recipe_files",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _FILES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_FILES[name]), name)
+__getattr__ = lazily(
+    __name__,
+    "train",
+    {
+        "covpool.errors": ("Interrupted",),
+        "covpool.train.comparison": ("Comparison", "compare"),
+        "covpool.train.fitting": ("Run", "fit"),
+        "covpool.train.lr_find": ("find_lr",),
+        "covpool.train.recipe": ("Recipe",),
+        "covpool.train.recipe_files": ("read_recipe", "recipe_names", "write_recipe"),
+    },
+)
