@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from covpool.lazy import lazily
+from covpool.lazy import load
 from covpool.version import version_in
 
 if TYPE_CHECKING:
@@ -53,8 +53,9 @@ _FROM_MODELS = ("create_model", "load_model", "save_model")
 
 def __getattr__(name: str) -> Any:
     package = "models" if name in _FROM_MODELS else name
-    names = {f"covpool.{package}": (name,)} if package in _EXTRAS else {}
-    return lazily(__name__, _EXTRAS.get(package, ""), names)(name)
+    if package not in _EXTRAS:
+        raise AttributeError(f"module 'covpool' has no attribute {name!r}")
+    return load("covpool", name, f"covpool.{package}", _EXTRAS[package])
 
 
 def __dir__() -> list[str]:

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from covpool.cli.main import main, verb_file
-from covpool.evaluate import retrieval
+from covpool.evaluate import accuracy, retrieval
 from covpool.evaluate.accuracy import evaluate
+from covpool.train import metrics
 from tests.data.pictures import needs_sparrows
 from tests.evaluate.birds import CLASSES, a_bundle, some_sparrows
 
@@ -27,6 +28,10 @@ def test_defaults_are_those_of_the_library(name: str, function: Callable[..., An
     for option in options:
         if option.name not in ("bundle", "data", "out"):
             assert option.default == parameters[option.name].default, option.name
+
+
+def test_every_metric_has_a_title() -> None:
+    assert set(metrics.NAMES) - {"loss"} <= accuracy.NAMES.keys()
 
 
 @needs_sparrows

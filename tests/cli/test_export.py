@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 from torch import nn
 
-from covpool.cli.export import Arguments, Exported, text
+from covpool.cli.export import Exported, text
 from covpool.cli.main import main
-from covpool.export.options import ExportOptions
 from tests.data.pictures import needs_sparrows
 from tests.evaluate.birds import CLASSES, a_bundle, some_sparrows
-
-
-def test_defaults_are_those_of_the_library() -> None:
-    example = Arguments(Path("net"))
-    assert tuple(example.formats.split(",")) == ExportOptions().formats
-    for field in dataclasses.fields(ExportOptions):
-        if field.name != "formats":
-            assert getattr(example, field.name) == getattr(ExportOptions(), field.name), field.name
 
 
 @needs_sparrows

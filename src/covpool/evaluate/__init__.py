@@ -22,13 +22,4 @@ __all__ = [
     "retrieve",
 ]
 
-__getattr__ = lazily(
-    __name__,
-    "eval",
-    {
-        "covpool.evaluate.accuracy": ("Evaluation", "evaluate"),
-        "covpool.evaluate.probe": ("ProbeOptions", "Probed"),
-        "covpool.evaluate.retrieval": ("Retrieval", "retrieve"),
-        "covpool.evaluate.svm": ("Passing", "SVMReport", "fit_svm"),
-    },
-)
+__getattr__ = lazily(__name__, "eval", __file__)

@@ -10,11 +10,4 @@ if TYPE_CHECKING:
 
 __all__ = ["Diagnosis", "Evidence", "diagnose", "explain"]
 
-__getattr__ = lazily(
-    __name__,
-    "train",
-    {
-        "covpool.explain.diagnosis": ("Diagnosis", "diagnose"),
-        "covpool.explain.evidence": ("Evidence", "explain"),
-    },
-)
+__getattr__ = lazily(__name__, "train", __file__)

@@ -12,13 +12,4 @@ if TYPE_CHECKING:
 
 __all__ = ["ExportOptions", "ExportRefusedError", "ExportReport", "export_model", "read_metadata"]
 
-__getattr__ = lazily(
-    __name__,
-    "export",
-    {
-        "covpool.errors": ("ExportRefusedError",),
-        "covpool.export.exporting": ("ExportReport", "export_model"),
-        "covpool.export.options": ("ExportOptions",),
-        "covpool.export.results": ("read_metadata",),
-    },
-)
+__getattr__ = lazily(__name__, "export", __file__)

@@ -25,15 +25,4 @@ __all__ = [
     "write_recipe",
 ]
 
-__getattr__ = lazily(
-    __name__,
-    "train",
-    {
-        "covpool.errors": ("Interrupted",),
-        "covpool.train.comparison": ("Comparison", "compare"),
-        "covpool.train.fitting": ("Run", "fit"),
-        "covpool.train.lr_find": ("find_lr",),
-        "covpool.train.recipe": ("Recipe",),
-        "covpool.train.recipe_files": ("read_recipe", "recipe_names", "write_recipe"),
-    },
-)
+__getattr__ = lazily(__name__, "train", __file__)

@@ -135,6 +135,8 @@ class OptimizerOptions:
 
     def __post_init__(self) -> None:
         check_choice("optimizer", self.name, ("sgd", "adamw"))
+        if not 0 <= self.momentum < 1:
+            raise UsageError(f"momentum must be at least 0 and below 1; got {self.momentum}")
         if not self.lr > 0 or self.weight_decay < 0 or (self.clip is not None and not self.clip > 0):
             raise UsageError(
                 f"lr and clip must be above 0 and weight_decay at least 0; got {self.lr}, {self.clip} and "
