@@ -38,11 +38,12 @@ def test_a_refusal_is_a_sentence_and_leaves_nothing(
 ) -> None:
     """The graph is traced with other weights than the bundle has."""
     from covpool.export import exporting
-    from covpool.export import formats as files
 
-    def broken(job: files.Job, graph: files.ExportGraph) -> files.Traced:
+    trace_model = exporting.trace_model
+
+    def broken(job: exporting.Job, graph: exporting.ExportGraph) -> exporting.Traced:
         weight = job.model.head.classifier.weight
-        traced = files.trace_model(job, graph)
+        traced = trace_model(job, graph)
         traced.program.state_dict["model.head.classifier.weight"] = nn.Parameter(-weight.detach())
         return traced
 

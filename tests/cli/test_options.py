@@ -151,8 +151,8 @@ POSITIONALS = {
 
 def parser_of(verb: str) -> Parser:
     file = verb_file(verb)
-    kinds = (file.Arguments, *getattr(file, "OPTIONS", ()))
-    return make_parser(f"covpool {verb}", kinds, getattr(file, "SKIP", ()))
+    options, skip = getattr(file, "OPTIONS", ()), getattr(file, "SKIP", ())
+    return make_parser(f"covpool {verb}", file.Arguments, *options, skip=skip)
 
 
 def test_every_verb_has_a_line() -> None:

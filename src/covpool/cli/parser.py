@@ -47,7 +47,7 @@ def parse_several(
     Raises:
         UsageError: if an option is wrong.
     """
-    parser = make_parser(command, kinds, skip)
+    parser = make_parser(command, *kinds, skip=skip)
     parser.example = example
     parsed = parser.parse_args(valued([underscored(word) for word in argv], parser.hints)).as_dict()
     as_json = parsed.pop("json")
@@ -58,7 +58,7 @@ def parse_several(
     ], as_json
 
 
-def make_parser(command: str, kinds: Sequence[type[Any]], skip: Collection[str] = ()) -> Parser:
+def make_parser(command: str, *kinds: type[Any], skip: Collection[str] = ()) -> Parser:
     """Return a parser with an option for every field, and the options of all verbs."""
     summary = (inspect.getdoc(kinds[0]) or "").partition("\n\nAttributes:")[0]
     parser = Parser(prog=command, description=summary, formatter_class=Help, allow_abbrev=False)

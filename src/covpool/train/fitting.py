@@ -71,7 +71,7 @@ def fit(recipe: Recipe) -> Run:
         if summary is None:
             summary = _train(recipe, processes, signals, folder, splits)
         elif summary["fingerprints"] != splits.fingerprints:
-            processes.fail(ValueError(f"{folder.path} is of other images than these: give another --out"))
+            processes.fail(UsageError(f"{folder.path} is of other images than these: give another --out"))
         if number := max(processes.gather(signals.received)):  # all is written; but no other run begins
             raise Interrupted(number, f"stopped when {folder.path} was finished")
         return Run(folder.path, summary, was_finished, splits.reported()[1])
