@@ -13,7 +13,7 @@ import torch  # noqa: E402  it warns while it is imported
 loaded_by_torch = set(sys.modules)
 
 import covpool  # noqa: E402  after torch, to tell their imports apart
-from covpool import functional, nn  # noqa: E402, F401  rooms are imported when they are asked for
+from covpool import functional, nn  # noqa: E402, F401  packages are imported when they are first used
 
 foreign = {name.partition(".")[0] for name in set(sys.modules) - loaded_by_torch}
 foreign -= {"covpool", "torch", *sys.stdlib_module_names}

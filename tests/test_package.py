@@ -1,8 +1,9 @@
-"""The shape of the package: who imports whom, what importing it costs, and its version."""
+"""The layout of covpool: imports between packages, the cost of importing, public names, and the version."""
 
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import re
 import statistics
@@ -22,8 +23,8 @@ from covpool.version import OF_A_CHECKOUT, version_in
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "covpool"
 
-# A room imports only itself and rooms above it in this list.
-ROOMS = (
+# A package imports only itself and packages above it in this list.
+PACKAGES = (
     "functional",
     "nn",
     "provenance",
@@ -40,10 +41,10 @@ ROOMS = (
     "doctor",
     "cli",
 )
-# What every user of the layer reaches, so torch and nothing else, not even inside a function.
+# Every user of the layer imports these, so they need torch only, also inside functions.
 TORCH_ONLY = ("functional", "nn")
 # Modules at the top of the package that every other may import.
-SHARED = ("device", "drawing", "durable", "errors", "processes", "progress", "wording")
+SHARED = ("device", "drawing", "durable", "errors", "lazy", "processes", "progress", "wording")
 
 
 def imported_modules(tree: ast.AST) -> Iterator[str]:
@@ -52,7 +53,7 @@ def imported_modules(tree: ast.AST) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert not node.level, "relative imports hide which room is imported"
+            assert not node.level, "relative imports hide which package is imported"
             if node.module == "covpool":
                 yield from (f"covpool.{alias.name}" for alias in node.names)
             else:
@@ -60,46 +61,46 @@ def imported_modules(tree: ast.AST) -> Iterator[str]:
                 yield node.module
 
 
-def imports_of_room(room: str) -> list[tuple[str, str]]:
-    """Pairs of a file of the room and a module it imports."""
+def imports_of(package: str) -> list[tuple[str, str]]:
+    """Return pairs of a file of the package and a module that it imports."""
     return [
         (str(path.relative_to(SOURCE)), module)
-        for path in sorted((SOURCE / room).rglob("*.py"))
+        for path in sorted((SOURCE / package).rglob("*.py"))
         for module in imported_modules(ast.parse(path.read_text(encoding="utf-8")))
     ]
 
 
-def forbidden_rooms(room: str, module: str) -> bool:
+def is_forbidden(package: str, module: str) -> bool:
     top, _, rest = module.partition(".")
     if top != "covpool" or rest == "__version__":
         return False
-    # `import covpool` alone gives every room, so it is no room above.
-    return rest.partition(".")[0] not in (*SHARED, *ROOMS[: ROOMS.index(room) + 1])
+    # `import covpool` alone gives every package, so it is no package above.
+    return rest.partition(".")[0] not in (*SHARED, *PACKAGES[: PACKAGES.index(package) + 1])
 
 
-def rooms_that_exist() -> list[str]:
+def packages() -> list[str]:
     return [path.name for path in sorted(SOURCE.iterdir()) if path.is_dir() and path.name != "__pycache__"]
 
 
-def test_every_folder_is_a_known_room() -> None:
-    assert set(rooms_that_exist()) <= set(ROOMS)
+def test_every_folder_is_a_known_package() -> None:
+    assert set(packages()) <= set(PACKAGES)
 
 
-@pytest.mark.parametrize("room", rooms_that_exist())
-def test_room_imports_only_rooms_above_it(room: str) -> None:
-    wrong = [pair for pair in imports_of_room(room) if forbidden_rooms(room, pair[1])]
+@pytest.mark.parametrize("package", packages())
+def test_package_imports_only_packages_above_it(package: str) -> None:
+    wrong = [pair for pair in imports_of(package) if is_forbidden(package, pair[1])]
     assert not wrong
 
 
-@pytest.mark.parametrize("room", TORCH_ONLY)
-def test_room_imports_torch_and_nothing_else(room: str) -> None:
+@pytest.mark.parametrize("package", TORCH_ONLY)
+def test_package_imports_torch_and_nothing_else(package: str) -> None:
     allowed = {"covpool", "torch", *sys.stdlib_module_names}
-    wrong = [pair for pair in imports_of_room(room) if pair[1].partition(".")[0] not in allowed]
+    wrong = [pair for pair in imports_of(package) if pair[1].partition(".")[0] not in allowed]
     assert not wrong
 
 
 @pytest.mark.parametrize(
-    ("room", "module", "forbidden"),
+    ("package", "module", "forbidden"),
     [
         ("functional", "covpool.functional.triu", False),
         ("functional", "covpool.nn", True),
@@ -112,8 +113,8 @@ def test_room_imports_torch_and_nothing_else(room: str) -> None:
         ("bench", "torch", False),
     ],
 )
-def test_the_rule_itself(room: str, module: str, forbidden: bool) -> None:
-    assert forbidden_rooms(room, module) is forbidden
+def test_the_rule_itself(package: str, module: str, forbidden: bool) -> None:
+    assert is_forbidden(package, module) is forbidden
 
 
 def test_imports_are_found_wherever_they_are() -> None:
@@ -147,6 +148,60 @@ def test_the_layer_imports_only_torch() -> None:
     assert {"covpool.functional", "covpool.nn"} <= modules
     packages = {module.partition(".")[0] for module in modules}
     assert packages - {"torch"} - sys.stdlib_module_names == {"covpool"}
+
+
+# The documented packages, and the names that their pages may take from elsewhere.
+DOCUMENTED = ("data", "evaluate", "explain", "export", "functional", "inference", "models", "nn", "train")
+
+
+def documented_names(package: str) -> set[str]:
+    """Return the full names on the page of a package."""
+    page = ROOT / "docs" / "api" / f"{package}.md"
+    return set(re.findall(r"^::: (covpool\.[\w.]+)", page.read_text(encoding="utf-8"), re.MULTILINE))
+
+
+def test_every_documented_package_has_a_page_and_a_line() -> None:
+    index = (ROOT / "docs" / "api" / "index.md").read_text(encoding="utf-8")
+    pages = {path.stem for path in (ROOT / "docs" / "api").glob("*.md")} - {"index"}
+    assert pages == set(DOCUMENTED)
+    assert all(f"[covpool.{package}]({package}.md)" in index for package in DOCUMENTED)
+    assert set(DOCUMENTED) <= set(covpool.__all__)
+
+
+@pytest.mark.parametrize("package", DOCUMENTED)
+def test_public_names_are_documented_and_exist(package: str) -> None:
+    module = getattr(covpool, package)
+    assert {f"covpool.{package}.{name}" for name in module.__all__} <= documented_names(package)
+    for name in module.__all__:
+        assert getattr(module, name) is not None
+    for name in documented_names(package):
+        parent, _, last = name.rpartition(".")
+        assert hasattr(importlib.import_module(parent), last), name
+
+
+def test_a_name_that_does_not_exist() -> None:
+    for module in (covpool, covpool.data, covpool.train):
+        with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+            module.nothing  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("script", "sentence"),
+    [
+        ("covpool.create_model", "covpool.create_model needs timm: pip install 'covpool[models]'"),
+        ("covpool.inference.infer", "covpool.inference.infer needs timm: pip install 'covpool[eval]'"),
+    ],
+)
+def test_a_missing_dependency_names_the_extra(
+    script: str, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [name for name in sys.modules if name.partition(".")[0] in ("covpool", "timm")]
+    for name in names:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(ModuleNotFoundError) as caught:
+        exec(f"import covpool; {script}", {})
+    assert str(caught.value) == sentence
 
 
 def test_torch_is_the_only_requirement() -> None:

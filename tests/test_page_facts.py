@@ -1,4 +1,4 @@
-"""What pages say is so: figures, sentences, recipes, tests and the picture of the rooms."""
+"""What pages say is so: figures, sentences, recipes, tests and the picture of the packages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 import pytest
 
 from tests.pages import DOCS, FENCED, ROOT, needs_pages, read
-from tests.test_package import ROOMS
+from tests.test_package import PACKAGES, SHARED
 
 pytestmark = needs_pages
 
@@ -62,12 +62,12 @@ def test_recipes_are_all_there() -> None:
     assert page(text) == text, "python -m docs.making.recipes writes the table anew"
 
 
-def test_the_picture_of_the_rooms_is_that_of_the_imports() -> None:
-    from docs.making.rooms import PICTURE, svg
+def test_the_picture_of_the_packages_is_that_of_the_imports() -> None:
+    from docs.making.packages import PICTURE, svg
 
-    assert read(PICTURE) == svg(), "python -m docs.making.rooms draws it anew"
+    assert read(PICTURE) == svg(), "python -m docs.making.packages draws it anew"
     rows = re.findall(r"^\| `(\w+)` \|", read(DOCS / "layout.md"), flags=re.MULTILINE)
-    assert rows == list(ROOMS)
+    assert rows == [*PACKAGES, *SHARED]
 
 
 def test_files_that_the_layout_names_are_there() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import shutil
 from collections.abc import Callable
@@ -12,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from covpool.cli.main import VERBS, main
-from covpool.cli.parser import parse
+from covpool.cli.main import VERBS, main, verb_file
+from covpool.cli.parser import parse_several
 from tests.data.pictures import SPARROWS, TINY10
 from tests.evaluate.birds import a_bundle, some_sparrows
 from tests.pages import (
@@ -176,11 +175,11 @@ def test_the_commands_of_a_page_are_understood(name: str, capsys: pytest.Capture
         assert verb in VERBS, f"{name}: covpool {verb}"
         if "--help" in words:
             continue
-        file = importlib.import_module(f"covpool.cli.{verb.replace('-', '_')}")
+        file: Any = verb_file(verb)
         if hasattr(file, "parse"):
             file.parse(words)
         else:
-            parse(f"covpool {verb}", file.Arguments, words)
+            parse_several(f"covpool {verb}", (file.Arguments, *getattr(file, "OPTIONS", ())), words)
     for verb, *words in named_commands(ROOT / name):
         assert verb in VERBS, f"{name}: covpool {verb}"
         options = [word.partition("=")[0] for word in words if word.startswith("--")]

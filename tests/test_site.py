@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 import subprocess
@@ -116,22 +115,8 @@ def test_docstrings_are_turned_into_markdown(site: Path) -> None:
     assert ":math:" not in text
 
 
-@pytest.mark.parametrize("room", ["functional", "nn", "models", "train", "explain", "export"])
-def test_the_api_has_all_that_a_room_offers(room: str) -> None:
-    page = read(DOCS / "api" / f"{room}.md")
-    listed = re.findall(rf"^::: covpool\.{room}\.(\w+)$", page, flags=re.MULTILINE)
-    assert listed == importlib.import_module(f"covpool.{room}").__all__
-
-
-def test_the_api_has_all_methods_and_protocols() -> None:
+def test_the_api_has_all_methods() -> None:
     page = read(DOCS / "api" / "nn.md")
     for name, method in METHODS.items():
         assert f"### {name} " in page
         assert f"::: {method.__module__}.{method.__name__}\n" in page
-    for room in ("evaluate", "data", "explain"):
-        page = read(DOCS / "api" / f"{room}.md")
-        inner = [path.parent.name for path in (ROOT / "src" / "covpool" / room).glob("*/__init__.py")]
-        for part in inner:
-            module = importlib.import_module(f"covpool.{room}.{part}")
-            for name in getattr(module, "__all__", []):
-                assert f"::: covpool.{room}.{part}.{name}\n" in page

@@ -22,6 +22,10 @@ class UsageTypeError(CovpoolError, TypeError):
     """An argument has a wrong type."""
 
 
+class StorageError(CovpoolError, OSError):
+    """A file or a remote URL cannot be read or written."""
+
+
 class DataError(UsageError):
     """The data set gives no more batches; the message says why."""
 

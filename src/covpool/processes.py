@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
-from covpool.errors import ToldByFirstError, UsageError
+from covpool.errors import CovpoolError, ToldByFirstError, UsageError
 
 LOGGER = logging.getLogger("covpool")
 T = TypeVar("T")
@@ -94,9 +94,9 @@ class Processes:
             value = act()
         except Exception as found:
             error = found
-        told = [message for message in self.gather(None if error is None else _told(error)) if message]
-        if told:
-            self.fail(error or RuntimeError(told[0]))
+        found_by = [found for found in self.gather(None if error is None else _portable(error)) if found]
+        if found_by:
+            self.fail(error or found_by[0])
         return value  # type: ignore[return-value]
 
     def fail(self, error: Exception) -> NoReturn:
@@ -190,8 +190,10 @@ def _join(kind: str) -> None:
     )
 
 
-def _told(error: Exception) -> str:
-    return str(error) or type(error).__name__
+def _portable(error: Exception) -> Exception:
+    """Return an error that can be pickled, and is a CovpoolError if the caller can mend this one."""
+    kind = CovpoolError if isinstance(error, CovpoolError | OSError | MemoryError) else RuntimeError
+    return kind(str(error) or type(error).__name__)
 
 
 CAUGHT = (signal.SIGTERM, signal.SIGINT)

@@ -18,7 +18,7 @@ from tests.data.pictures import encode, photo
 from tests.data.trees import write
 from tests.evaluate.birds import a_bundle
 
-GOES_ON = "stopped, and what was done is kept; to go on: "
+GOES_ON = "stopped, and the work so far is saved; to resume: "
 
 
 def interrupted(command: str, sign: str) -> tuple[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import shlex
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import timm
 import torch
 from PIL import Image
 
-from covpool.cli.main import VERBS, main
+from covpool.cli.main import VERBS, main, verb_file
 from tests.data.pictures import SPARROWS, needs_sparrows
 from tests.evaluate.birds import CLASSES, a_bundle
 from tests.models.weights.paper_networks import vgg_weights
@@ -43,7 +42,7 @@ SLOW = {"bench", "diagnose", "doctor", "explain", "export", "lr-find", "probe", 
 
 
 def example(verb: str) -> str:
-    return str(importlib.import_module(f"covpool.cli.{verb.replace('-', '_')}").EXAMPLE)
+    return verb_file(verb).EXAMPLE
 
 
 @pytest.fixture(scope="module")

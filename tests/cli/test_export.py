@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 from torch import nn
 
-from covpool.cli.export import Arguments, Exported, text
+from covpool.cli.export import Exported, text
 from covpool.cli.main import main
 from covpool.export import exporting
-from covpool.export.export_options import ExportOptions, Job
+from covpool.export.export_options import Job
 from covpool.export.graph import Traced
 from tests.data.pictures import needs_sparrows
 from tests.evaluate.birds import CLASSES, a_bundle, some_sparrows
-
-
-def test_defaults_are_those_of_the_library() -> None:
-    example = Arguments(Path("net"))
-    assert tuple(example.formats.split(",")) == ExportOptions().formats
-    for field in dataclasses.fields(ExportOptions):
-        if field.name != "formats":
-            assert getattr(example, field.name) == getattr(ExportOptions(), field.name), field.name
 
 
 @needs_sparrows
@@ -77,7 +68,7 @@ def test_a_refusal_is_a_sentence_and_leaves_nothing(
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ([], "where should the files go? give --out"),
+        ([], "--out is missing: the folder for the exported files"),
         (["--out", "new"], "the comparison with the bundle needs images: pass --data"),
         (["--out", "new", "--formats", "onnx,coreml"], "formats must be one of"),
     ],

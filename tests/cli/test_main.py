@@ -14,6 +14,7 @@ import torch
 
 import covpool
 from covpool.cli.main import VERBS, main
+from covpool.errors import CovpoolError, UsageError, UsageTypeError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,27 +177,30 @@ def test_a_mistake_on_the_command_line(
 @pytest.mark.parametrize(
     ("error", "code", "sentence"),
     [
-        (ValueError("it is\n  too late"), 2, "it is too late"),
-        (TypeError("it must be an int"), 2, "it must be an int"),
+        (UsageError("it is\n  too late"), 2, "it is too late"),
+        (UsageTypeError("it must be an int"), 2, "it must be an int"),
+        (CovpoolError("no"), 2, "no"),
         (FileNotFoundError(2, "No such file or directory", "a.pth"), 2, "a.pth: No such file or directory"),
         (OSError("disk on fire"), 2, "disk on fire"),
         (
             OSError(28, "No space left on device", "a.csv"),
             2,
-            "a.csv: No space left on device: make room, and run the same command again",
+            "a.csv: No space left on device: free some space, and rerun the command",
         ),
         (
             torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
             2,
-            "the GPU's memory is not enough: smaller batches, where there are any, or smaller images need "
-            "less",
+            "the GPU does not have enough memory: use a smaller batch size or smaller images",
         ),
         (ModuleNotFoundError("no", name="timm"), 2, "timm is missing: pip install 'covpool[models]'"),
-        (RuntimeError("singular"), 1, "RuntimeError: singular (--debug shows where)"),
-        (ModuleNotFoundError("no", name="covpool.x"), 1, "ModuleNotFoundError: no (--debug shows where)"),
+        (
+            MemoryError(),
+            2,
+            "the machine does not have enough memory: use a smaller batch size or smaller images",
+        ),
     ],
 )
-def test_an_error_is_a_sentence(
+def test_a_mistake_is_a_sentence(
     error: Exception,
     code: int,
     sentence: str,
@@ -209,8 +213,37 @@ def test_an_error_is_a_sentence(
     pretend(monkeypatch, run)
     assert main(["greet", "Li"]) == code
     assert capsys.readouterr() == ("", f"covpool greet: {sentence}\n")
-    with pytest.raises(type(error)):
-        main(["greet", "Li", "--debug"])
+    assert main(["greet", "Li", "--debug"]) == code
+    first, *_, last = capsys.readouterr().err.splitlines()
+    assert (first, last) == ("Traceback (most recent call last):", f"covpool greet: {sentence}")
+
+
+@pytest.mark.parametrize("debug", [[], ["--debug"]])
+@pytest.mark.parametrize(
+    "error",
+    [
+        TypeError("unexpected keyword"),
+        ValueError("too many values to unpack"),
+        KeyError("top1"),
+        RuntimeError("singular"),
+        ModuleNotFoundError("no", name="covpool.x"),
+    ],
+)
+def test_a_bug_shows_its_traceback(
+    error: Exception, debug: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(arguments: Greeting) -> None:
+        raise error
+
+    pretend(monkeypatch, run)
+    assert main(["greet", "Li", *debug]) == 1
+    out, err = capsys.readouterr()
+    first, *between, last = err.splitlines()
+    assert not out
+    assert first == "Traceback (most recent call last):"
+    assert any(line.endswith("in run") for line in between)
+    told = f"{type(error).__name__}: {error}"
+    assert last == f"covpool greet: internal error: {told}; please report it, with the traceback above"
 
 
 @pytest.mark.parametrize("as_json", [False, True])
@@ -234,20 +267,20 @@ def test_the_first_of_several_processes_speaks(
 
 
 @pytest.mark.parametrize(
-    ("goes_on", "sentence"),
+    ("resumes", "sentence"),
     [
         (False, "stopped"),
-        (True, "stopped, and what was done is kept; to go on: covpool greet 'Li Wei' --share 0.2"),
+        (True, "stopped, and the work so far is saved; to resume: covpool greet 'Li Wei' --share 0.2"),
     ],
 )
 def test_after_an_interruption(
-    goes_on: bool, sentence: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    resumes: bool, sentence: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def run(arguments: Greeting) -> None:
         raise KeyboardInterrupt
 
     pretend(monkeypatch, run)
-    monkeypatch.setitem(VERBS, "greet", VERBS["plan"]._replace(goes_on=goes_on))
+    monkeypatch.setitem(VERBS, "greet", VERBS["plan"]._replace(resumes=resumes))
     assert main(["greet", "Li Wei", "--share", "0.2"]) == 130
     assert capsys.readouterr() == ("", f"covpool greet: {sentence}\n")
 

@@ -44,6 +44,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in range(20):
         write(place / f"torn/{'ab'[number % 2]}/{number}.jpg", picture[:300])
     torch.save({"weights": torch.ones(3)}, place / "model.pt")
+    (place / "latin.txt").write_bytes("Zaunkönig\n".encode("latin-1"))
     (place / "wrong_key.yaml").write_text("optimizer: {learning_rate: 0.1}\n", "utf-8")
     (place / "near_key.yaml").write_text("schedule: {epoch: 3}\n", "utf-8")
     (place / "wrong_value.yaml").write_text("schedule: {epochs: many}\n", "utf-8")
@@ -148,7 +149,7 @@ def complaint(command: str, capsys: pytest.CaptureFixture[str]) -> str:
             "train --data birds --batch-size 99",
             "--batch-size 99 is larger than the training set (11 images): use a smaller one",
         ),
-        ("svm runs/birds/bundle birds", "where should the new bundle go? give --out"),
+        ("svm runs/birds/bundle birds", "--out is missing: the folder for the new bundle"),
     ],
 )
 def test_a_sentence_that_says_what_to_do(
@@ -171,6 +172,11 @@ def test_a_sentence_that_says_what_to_do(
             "train --data birds --recipe wrong_key.yaml",
             "no optimizer.learning_rate; optimizer has name, lr, ",
         ),
+        ("eval runs/birds/bundle birds --seed -1", "seed must be at least 0; got -1"),
+        ("retrieve runs/birds/bundle birds --at []", "--at is empty"),
+        ("convert model.pt there --classes latin.txt", "latin.txt is not UTF-8 text"),
+        ("shard birds --index --classes latin.txt", "latin.txt is not UTF-8 text"),
+        ('plan resnet18 --backbone-options {"block":1}', "timm cannot build resnet18 with {'block': 1}"),
         (f"train --data torn {FEW} --out torn-run", "'covpool check' lists what is wrong with which images"),
     ],
 )
@@ -211,7 +217,7 @@ def test_a_file_where_a_folder_should_go(place: Path, capsys: pytest.CaptureFixt
     told = complaint(f"diagnose {place}/runs/birds/bundle {place}/birds --out {place}/model.pt/out", capsys)
     assert (
         told
-        == f"{place}/model.pt/out: Not a directory: a file is where a folder should be; give another place"
+        == f"{place}/model.pt/out: Not a directory: a file is where a folder should be; use another folder"
     )
 
 
@@ -234,9 +240,9 @@ def test_a_disk_that_takes_nothing(
     told = complaint(f"embed {place}/runs/birds/bundle {place}/birds --workers 0 --out {folder}/out", capsys)
     assert told.startswith(f"{folder}/out")
     if kind == "ro":
-        assert told.endswith(": Read-only file system: give another place")
+        assert told.endswith(": Read-only file system: use another folder")
     else:
-        assert told.endswith(": No space left on device: make room, and run the same command again")
+        assert told.endswith(": No space left on device: free some space, and rerun the command")
 
 
 @pytest.mark.parametrize("words", ["check BIRDS", "--help", "--version"])
@@ -255,7 +261,7 @@ def test_a_full_disk_where_the_output_goes(
     with pytest.raises(OSError, match="No space left"):
         full.close()
     assert code == 2
-    sentence = "No space left on device: make room, and run the same command again"
+    sentence = "No space left on device: free some space, and rerun the command"
     command = "covpool check" if "check" in words else "covpool"
     assert capsys.readouterr().err == f"{command}: {sentence}\n"
 
@@ -331,11 +337,12 @@ def test_not_enough_memory(place: Path, tmp_path: Path) -> None:
     )
     assert run.returncode == 2, run.stderr[-2000:]
     assert run.stderr.splitlines()[-1] == (
-        "covpool train: the memory of this machine is not enough: smaller batches, where there are any, or "
-        "smaller images need less"
+        "covpool train: the machine does not have enough memory: use a smaller batch size or smaller images"
     )
 
 
-def test_debug_shows_where(place: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        main(["check", str(place / "nowhere"), "--debug"])
+def test_debug_shows_where(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(place / "nowhere"), "--debug"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("Traceback")
+    assert "\nFileNotFoundError: " in told

@@ -6,24 +6,8 @@ import re
 
 import pytest
 
-from covpool.cli import (
-    check,
-    convert,
-    diagnose,
-    embed,
-    eval,
-    explain,
-    export,
-    plan,
-    predict,
-    probe,
-    reproduce,
-    retrieve,
-    shard,
-    svm,
-)
-from covpool.cli.main import VERBS
-from covpool.cli.parser import make_parser
+from covpool.cli.main import VERBS, verb_file
+from covpool.cli.parser import Parser, make_parser
 
 # Every option of every verb: to take one away is to break somebody's script.
 SHARED = ["--debug", "--help", "--json"]
@@ -164,34 +148,22 @@ POSITIONALS = {
     "svm": ["bundle", "data"],
 }
 
-FILES = {
-    "check": check,
-    "convert": convert,
-    "embed": embed,
-    "eval": eval,
-    "plan": plan,
-    "predict": predict,
-    "probe": probe,
-    "reproduce": reproduce,
-    "retrieve": retrieve,
-    "shard": shard,
-    "svm": svm,
-    "diagnose": diagnose,
-    "explain": explain,
-    "export": export,
-}
+
+def parser_of(verb: str) -> Parser:
+    file = verb_file(verb)
+    options, skip = getattr(file, "OPTIONS", ()), getattr(file, "SKIP", ())
+    return make_parser(f"covpool {verb}", file.Arguments, *options, skip=skip)
 
 
-def test_every_verb_has_a_file_and_a_line() -> None:
+def test_every_verb_has_a_line() -> None:
     # The options of the others have tests of their own.
     assert VERBS.keys() == OPTIONS.keys() | {"bench", "doctor", "lr-find", "train"}
-    assert OPTIONS.keys() == FILES.keys()
     assert all(verb.summary and "\n" not in verb.summary for verb in VERBS.values())
 
 
 @pytest.mark.parametrize("verb", OPTIONS)
 def test_options(verb: str) -> None:
-    text = make_parser(f"covpool {verb}", FILES[verb].Arguments).format_help()
+    text = parser_of(verb).format_help()
     assert sorted(set(re.findall(r"--[\w-]+", text))) == sorted(OPTIONS[verb] + SHARED)
     usage = text.partition("\n\n")[0].split()
     assert usage[-len(POSITIONALS[verb]) :] == POSITIONALS[verb]
@@ -199,6 +171,6 @@ def test_options(verb: str) -> None:
 
 @pytest.mark.parametrize("verb", OPTIONS)
 def test_every_option_is_described(verb: str) -> None:
-    parser = make_parser(f"covpool {verb}", FILES[verb].Arguments)
+    parser = parser_of(verb)
     assert [action.dest for action in parser._actions if not action.help] == []
     assert "``" not in parser.format_help()

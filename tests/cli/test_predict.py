@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
-from covpool.cli import embed, predict
 from covpool.cli.main import main
-from covpool.cli.parser import part_of
-from covpool.inference import Embed, Files, Predict, Running
 from covpool.models import create_model, save_model
 from tests.evaluate.bulk.small import pictures, write_folder
 
@@ -23,16 +18,6 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_model(create_model("test_resnet", dim=8, num_classes=3, image_size=64), tmp_path / "bundle")
     write_folder(tmp_path / "photos", pictures(12))
     monkeypatch.chdir(tmp_path)
-
-
-@pytest.mark.parametrize(("verb", "task"), [(predict, Predict), (embed, Embed)])
-def test_options_are_those_of_the_library(verb: Any, task: Any) -> None:
-    arguments = verb.Arguments("bundle", "photos")
-    kinds = (task, Files, Running)
-    for kind in kinds:
-        assert part_of(arguments, kind) == kind()
-    fields = {name for kind in kinds for name in asdict(kind())}
-    assert asdict(arguments).keys() == fields | {"bundle", "data", "out"}
 
 
 @pytest.mark.usefixtures("_here")

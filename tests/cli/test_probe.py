@@ -9,7 +9,6 @@ import timm
 import torch
 
 from covpool.cli.main import main
-from covpool.evaluate.probe import ProbeOptions
 from tests.data.trees import plant
 
 
@@ -61,7 +60,7 @@ def test_a_table_and_where_the_best_is(words: list[str], capsys: pytest.CaptureF
         (["--heads", "gap,isqrtcov2"], "a head must be one of"),
         (["--max-cache", "1e-9"], "more than --max-cache 1e-09: give a larger one"),
         (["--weights", "gone.pth"], "gone.pth: No such file or directory"),
-        (["--pretrained"], "give --pretrained, for timm's, or --weights FILE"),
+        (["--pretrained"], "pass --pretrained or --weights FILE"),
         (["--image-size", "0"], "image_size must be at least 1"),
     ],
 )
@@ -72,13 +71,3 @@ def test_mistakes_are_told_in_a_sentence(
     told = capsys.readouterr().err
     assert sentence in told
     assert len(told.splitlines()) == 1
-
-
-def test_the_defaults_are_those_of_python() -> None:
-    from covpool.cli.probe import PLACES, Arguments
-
-    arguments, options = Arguments("birds", pretrained=True), ProbeOptions("resnet50", pretrained=True)
-    for name, value in vars(arguments).items():
-        if name not in PLACES:
-            given = tuple(value.split(",")) if name == "heads" else value
-            assert getattr(options, name) == given

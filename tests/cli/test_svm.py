@@ -80,7 +80,7 @@ def test_two_processes_are_refused() -> None:
 def test_mistakes_are_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bundle, data = str(a_bundle(tmp_path / "net")), str(some_sparrows(tmp_path / "data"))
     for words, sentence in (
-        ([], "where should the new bundle go? give --out"),
+        ([], "--out is missing: the folder for the new bundle"),
         (["--out", bundle], f"{bundle} is the bundle itself: give the new one another name"),
         (
             ["--out", f"{data}/new"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,8 @@ from typing import Any
 import pytest
 
 from covpool.cli.main import main
-from covpool.cli.train_options import make_parser
+from covpool.cli.train import make_parser
+from covpool.errors import Interrupted
 from covpool.train.recipe import Recipe
 from covpool.train.recipe_files import SHORT, options, read_recipe, recipe_names, recipe_text
 
@@ -43,10 +45,6 @@ FROZEN = """
 SUMMARY = {"split": "test", "metrics": {"top1": 0.7125, "macro_f1": 0.7, "images": 1615}, "epochs": 12}
 
 
-class Interrupted(Exception):  # noqa: N818
-    exit_code = 143
-
-
 def words(options: str) -> list[str]:
     return ["train", *options.split()]
 
@@ -59,7 +57,7 @@ def fits(monkeypatch: pytest.MonkeyPatch) -> list[Recipe]:
     def fit(recipe: Recipe) -> Any:
         recipes.append(recipe)
         if recipe.seed == 143:
-            raise Interrupted("stopped at step 7: the same command goes on")
+            raise Interrupted(signal.SIGTERM, "stopped at step 7: the same command goes on")
         summary = SUMMARY if recipe.seed == 0 else {**SUMMARY, "split": None, "metrics": None}
         return SimpleNamespace(
             folder=Path(recipe.out), summary=summary, was_finished=recipe.seed == 2, images=None
@@ -70,7 +68,6 @@ def fits(monkeypatch: pytest.MonkeyPatch) -> list[Recipe]:
 
     for name, content in (
         ("fitting", {"fit": fit}),
-        ("interruption", {"Interrupted": Interrupted}),
         ("report", {"write_comparison": write_comparison}),
     ):
         monkeypatch.setitem(sys.modules, f"covpool.train.{name}", SimpleNamespace(**content))
@@ -89,7 +86,7 @@ def test_help(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatc
         main(["train", "--help"])
     assert exit_.value.code == 0
     text = capsys.readouterr().out
-    common, _, more = text.partition("\nmore of data:\n")
+    common, _, more = text.partition("\nmore options of data:\n")
     for short, key in SHORT.items():
         assert f"\n  --{short.replace('_', '-')} " in common
         assert f"--{key} " not in text
@@ -225,7 +222,8 @@ def test_an_interruption_has_its_exit_code(fits: list[Recipe], capsys: pytest.Ca
     assert main(words("--data d --seed 143")) == 143
     assert capsys.readouterr() == (
         "stopped at step 7: the same command goes on\n",
-        "covpool train: stopped, and what was done is kept; to go on: covpool train --data d --seed 143\n",
+        "covpool train: stopped, and the work so far is saved; "
+        "to resume: covpool train --data d --seed 143\n",
     )
 
 

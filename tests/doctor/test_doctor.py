@@ -123,7 +123,7 @@ def test_text() -> None:
 
 
 def test_with_torch_alone() -> None:
-    # What verbs and rooms import first of their extras is not there.
+    # What verbs and packages import first of their extras is not there.
     script = """
 import sys
 class Blocker:

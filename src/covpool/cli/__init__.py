@@ -1,1 +1,1 @@
-"""The command line: a verb a file, each a thin door to a function of the library."""
+"""The command line: each verb parses options, calls a function of the library, and prints its result."""

@@ -13,19 +13,18 @@ EXAMPLE = "covpool check birds"
 
 @dataclass(frozen=True)
 class Arguments:
-    """Look at every image before anything is trained on them, and write a CSV of what is wrong.
+    """Check every image before training, and write a CSV of the problems.
 
-    Found are images that are unreadable, truncated, too large, black, missing or named as another format;
-    equal images, in a split, under two labels or in train and test; and classes without images. Files are
-    only read. The exit code is 0 if nothing was found and 1 if something was.
+    It finds images that are unreadable, truncated, too large, black, missing or named as another format;
+    duplicates within a split, under two labels, or in train and test; and classes without images. It only
+    reads the images. The exit code is 0 if there are no problems, else 1.
 
     Attributes:
         data: a folder of classes, with or without train, val and test; a CSV of path,label; CUB-200-2011,
-            FGVC-Aircraft or Stanford Cars as their authors ship them; Parquet files of image and
-            label; or shards.
-        out: the CSV, ``problems.csv`` in the current folder if not given.
-        layout: of the data; ``auto`` finds it out.
-        workers: threads that read images; as many as there are cores if not given.
+            FGVC-Aircraft or Stanford Cars as published; Parquet files with image and label; or shards.
+        out: CSV file of the problems; ``problems.csv`` in the current folder if not given.
+        layout: layout of the data; ``auto`` detects it.
+        workers: threads that read images; one per core if not given.
     """
 
     data: str
@@ -36,7 +35,7 @@ class Arguments:
 
 @dataclass(frozen=True)
 class Checked:
-    """What was looked at, how many problems of each kind there are, and where they are listed."""
+    """The data, the number of problems of each kind, and the file that lists them."""
 
     data: str
     layout: str
@@ -47,7 +46,7 @@ class Checked:
 
 
 def run(arguments: Arguments) -> Checked:
-    """Look, and write the CSV."""
+    """Check, and write the CSV."""
     from covpool.data.check import check, check_output, write_report
     from covpool.progress import Progress
 
@@ -67,14 +66,14 @@ def run(arguments: Arguments) -> Checked:
 
 
 def text(result: Checked) -> str:
-    """A table."""
+    """Return a table."""
     from covpool.data.check import report_text
 
     return report_text(**asdict(result))
 
 
 def exit_code(result: Checked) -> int:
-    """0 if nothing was found, 1 if something was."""
+    """Return 0 if there are no problems, else 1."""
     return int(bool(result.problems))
 
 

@@ -3,20 +3,22 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from covpool.cli.shard import class_names
+
 EXAMPLE = "covpool convert vgg.pth.tar runs/paper/bundle"
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """Turn a checkpoint of fast-MPN-COV, the paper's authors' code, into a bundle that covpool loads.
+    """Convert a checkpoint of fast-MPN-COV, the code of the paper's authors, into a bundle.
 
-    Architecture, classes and dimension are read off the file.
+    It detects architecture, number of classes and dimension from the file.
 
     Attributes:
-        file: the checkpoint, ``.pth`` or ``.pth.tar``: a released one, or one written in training.
-        folder: where the bundle goes.
-        steps: Newton-Schulz iterations of the network, which the file does not tell.
-        classes: a text file with a class name on each line, in the order of the logits.
+        file: checkpoint, ``.pth`` or ``.pth.tar``: a released one, or one written in training.
+        folder: folder for the bundle.
+        steps: Newton-Schulz iterations of the network, which the file does not contain.
+        classes: text file with a class name on each line, in the order of the logits.
     """
 
     file: Path
@@ -27,7 +29,7 @@ class Arguments:
 
 @dataclass(frozen=True)
 class Converted:
-    """What was recognised, and where it is now."""
+    """The detected network, and its folder."""
 
     backbone: str
     dim: int | None
@@ -42,8 +44,8 @@ def run(arguments: Arguments) -> Converted:
     from covpool.models.bundle import save_model
     from covpool.models.convert import convert_checkpoint
 
-    # Read first: a mistake in it should not wait for the checkpoint.
-    classes = None if arguments.classes is None else arguments.classes.read_text("utf-8").splitlines()
+    # Read first, so that an error in it does not wait for the checkpoint.
+    classes = None if arguments.classes is None else class_names(arguments.classes)
     model = convert_checkpoint(arguments.file, steps=arguments.steps)
     save_model(model, arguments.folder, classes=classes)
     return Converted(
@@ -57,7 +59,7 @@ def run(arguments: Arguments) -> Converted:
 
 
 def text(result: Converted) -> str:
-    """Two lines."""
+    """Return two lines."""
     from covpool.wording import human
 
     channels = "all" if result.dim is None else str(result.dim)

@@ -17,15 +17,15 @@ EXAMPLE = "covpool doctor"
 
 @dataclass(frozen=True)
 class Arguments:
-    """Tell what is installed, and test it, in half a minute at most.
+    """Print what is installed, and test it, in half a minute at most.
 
-    Versions, devices, extras, and a line for every test: pass, fail, or skip for what covpool does without.
-    The exit code is 1 if one failed.
+    It prints versions, devices, extras, and a line for every test: pass, fail, or skip for an optional part.
+    The exit code is 1 if a test failed.
     """
 
 
 def parse(words: Sequence[str]) -> tuple[Arguments, bool]:
-    """By argparse, because jsonargparse may be what is missing."""
+    """Parse by argparse, because jsonargparse may be missing."""
     parser = argparse.ArgumentParser(
         prog="covpool doctor",
         description=Arguments.__doc__,
@@ -35,7 +35,7 @@ def parse(words: Sequence[str]) -> tuple[Arguments, bool]:
         exit_on_error=False,
     )
     parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.add_argument("--debug", action="store_true", help="print the traceback of an error")
     known, others = parser.parse_known_args(words)
     if others:
         raise UsageError(f"unrecognized arguments: {' '.join(others)}; it takes --json alone")
@@ -52,12 +52,12 @@ def run(arguments: Arguments) -> Examination:
 
 
 def text(result: Examination) -> str:
-    """What is here, and a line for every test."""
+    """Return the versions, and a line for every test."""
     from covpool.doctor.examination import examination_text
 
     return examination_text(result)
 
 
 def exit_code(result: Examination) -> int:
-    """1 if a test failed."""
+    """Return 1 if a test failed."""
     return int(not result.is_well)

@@ -1,32 +1,33 @@
-"""``covpool explain``: see :func:`covpool.explain.explaining.explain_images`."""
+"""``covpool explain`` and ``covpool diagnose``: see :mod:`covpool.explain`."""
 
 # Annotations are not postponed here: jsonargparse would import what is for type checkers to evaluate them.
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from covpool.explain.explaining import Explanation
+from covpool.cli.main import Command
 
-EXAMPLE = "covpool explain runs/birds/bundle photos --out runs/birds/explained"
+if TYPE_CHECKING:
+    from covpool.explain.diagnosis import Diagnosis
+    from covpool.explain.explaining import Explanation
 
 
 @dataclass(frozen=True)
-class Arguments:
-    """Draw where in an image the evidence for a class is: maps over places whose sum is the logit.
+class ExplainArguments:
+    """Draw where in an image the evidence for a class is: maps over spatial positions that sum to the logit.
 
-    Exact for isqrt_cov, cov, mpn_cov and gap with a linear head or SVMs; by gradient, and called so, for
-    others. Orange places speak for the class, blue ones against it.
+    Maps are exact for isqrt_cov, cov, mpn_cov and gap with a linear head or SVMs. For others they are
+    gradient maps, and are labeled so. Orange positions are evidence for the class, blue ones against it.
 
     Attributes:
-        bundle: the folder of a trained model.
-        data: an image, a folder of images, or images as for covpool train: those of its last split.
-        out: the folder for the figures, and maps.json with the numbers.
-        top: as many classes, the likeliest ones.
-        classes: these in their place, as ``[wren,robin]``.
-        against: also draw why the likeliest class, and not this one.
-        pairs: also draw which two places agree.
-        limit: of images.
+        bundle: folder of a trained model.
+        data: an image, a folder of images, or images as for covpool train, whose last split is used.
+        out: folder for the figures, and maps.json with the values.
+        top: number of top predictions to explain.
+        classes: classes to explain instead, as ``[wren,robin]``.
+        against: class to compare with: also draw the evidence for the top prediction over this class.
+        pairs: also draw the pairs of positions that agree most.
+        limit: largest number of images.
     """
 
     bundle: Path
@@ -39,37 +40,103 @@ class Arguments:
     limit: int = 24
 
 
-def run(arguments: Arguments) -> "Explanation":
+def run_explain(arguments: ExplainArguments) -> "Explanation":
     """Explain, and draw."""
     from covpool.explain.explaining import explain_images
     from covpool.progress import Progress
 
     with Progress("images") as progress:
-        return explain_images(
-            arguments.bundle,
-            arguments.data,
-            arguments.out,
-            top=arguments.top,
-            classes=arguments.classes,
-            against=arguments.against,
-            pairs=arguments.pairs,
-            limit=arguments.limit,
-            progress=progress,
-        )
+        return explain_images(**vars(arguments), progress=progress)
 
 
-def text(result: "Explanation") -> str:
-    """What was drawn, and how far sums are from logits."""
+def text_of_explain(result: "Explanation") -> str:
+    """Return the number of images, and the largest difference between sums and logits."""
     from covpool.wording import counted
 
     bad = f"; {result.bad} could not be read" if result.bad else ""
     lines = [f"{counted(result.images, 'image')} explained{bad}"]
     if result.kind == "exact":
         lines.append(
-            f"maps are exact: sums and logits differ by {result.largest_gap:.0e} of what places add, at most"
+            f"maps are exact: sums and logits differ by at most {result.largest_gap:.0e} of the "
+            "positions' absolute sum"
         )
     else:
-        lines.append(
-            "maps are by gradient, an approximation: of this pooling or head no sum over places is known"
-        )
+        lines.append("maps are by gradient, an approximation: this pooling or head has no exact maps")
     return "\n".join([*lines, f"figures and maps.json: {result.folder}"])
+
+
+@dataclass(frozen=True)
+class DiagnoseArguments:
+    """Check a network's covariances on images, and print advice.
+
+    It reports eigenvalues before and after the pooling, the residual of every step, constant channels, and
+    the gradient.
+
+    Attributes:
+        bundle: folder of a trained model.
+        data: an image, a folder of images, or images as for covpool train, whose last split is used.
+        out: folder for diagnosis.json and diagnosis.png.
+        limit: largest number of images.
+    """
+
+    bundle: Path
+    data: str
+    out: Path = Path("diagnosis")
+    limit: int = 64
+
+
+@dataclass(frozen=True)
+class Diagnosed:
+    """The diagnosis, and its folder."""
+
+    found: "Diagnosis"
+    folder: str
+
+
+def run_diagnose(arguments: DiagnoseArguments) -> Diagnosed:
+    """Diagnose."""
+    from covpool.explain.diagnosis import diagnose_images
+    from covpool.progress import Progress
+
+    with Progress("images") as progress:
+        found = diagnose_images(**vars(arguments), progress=progress)
+    return Diagnosed(found, str(arguments.out))
+
+
+def text_of_diagnose(result: Diagnosed) -> str:
+    """Return a table, and the warnings."""
+    from covpool.explain.diagnosis import warnings
+    from covpool.wording import counted
+
+    found = result.found
+    rows = [
+        ("pooling", f"{found.method}, {found.channels} channels, {found.positions} positions"),
+        ("constant channels", f"{found.constant:.0%}"),
+        ("rank of the covariance", f"{found.rank}"),
+        ("effective rank", _change(found.effective_rank, found.effective_rank_after)),
+        ("condition number", _change(found.condition, found.condition_after)),
+        ("residual of each step", ", ".join(f"{value:.2g}" for value in found.residuals)),
+        ("gradient at the pooling", f"{found.gradient_rms:.1e}"),
+    ]
+    lines = [f"{name:<24}{value}" for name, value in rows if value]
+    said = warnings(found) or ["no problems found"]
+    where = f"on {counted(found.images, 'image')}; {result.folder}/diagnosis.png"
+    return "\n".join([*lines, "", *(f"- {sentence}" for sentence in said), "", where])
+
+
+def _change(before: float, after: float | None) -> str:
+    return f"{before:.3g}" if after is None else f"{before:.3g}, after the pooling {after:.3g}"
+
+
+explain = Command(
+    ExplainArguments,
+    "covpool explain runs/birds/bundle photos --out runs/birds/explained",
+    run_explain,
+    text_of_explain,
+)
+diagnose = Command(
+    DiagnoseArguments,
+    "covpool diagnose runs/birds/bundle photos --out runs/birds/diagnosis",
+    run_diagnose,
+    text_of_diagnose,
+)

@@ -5,27 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from covpool.train.recipe import Recipe
+from covpool.cli.train import check_data, make_parser, parse_words
+from covpool.train.recipe import Recipe
+from covpool.train.recipe_files import read_recipe
 
 EXAMPLE = "covpool lr-find --data birds --model lcnet_050 --image-size 64 --batch-size 8"
 STEPS = 100
 SUMMARY = """Suggest a learning rate, before training with it.
 
-The rate rises from step to step, from 1e-6 to 10, until the loss explodes. Suggested is the rate at which the
-loss fell fastest. It takes the options of covpool train; --lr and the schedule do not matter, and no weights
-are saved. The curve goes into --out, as lr_find.png and lr_find.csv."""
+The learning rate rises from step to step, from 1e-6 to 10, until the loss diverges. covpool suggests the rate
+at which the loss fell fastest. The options are those of covpool train; it ignores --lr and the schedule, and
+saves no weights. --out gets the curve, as lr_find.png and lr_find.csv."""
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """What a command line asks for.
+    """The arguments of ``covpool lr-find``.
 
     Attributes:
-        recipe: with all that was changed in it.
-        steps: from the lowest rate to the highest.
+        recipe: the recipe, with the changes of the command line.
+        steps: number of steps from the lowest rate to the highest.
     """
 
     recipe: Recipe
@@ -34,7 +34,7 @@ class Arguments:
 
 @dataclass(frozen=True)
 class Found:
-    """A rate, if one stood out, and where the curve is."""
+    """The suggested learning rate, if any, and the files of the curve."""
 
     option: str
     suggestion: float | None
@@ -45,14 +45,11 @@ class Found:
 
 
 def parse(words: Sequence[str]) -> tuple[Arguments, bool]:
-    """As for ``train``."""
-    from covpool.cli.train_options import make_parser, parse_words
-    from covpool.train.recipe_files import read_recipe
-
+    """Parse the options of ``train``, and ``--steps``."""
     more = {
         "steps": {
             "type": int,
-            "help": f"from the lowest rate to the highest; more show more (default: {STEPS})",
+            "help": f"number of steps from the lowest rate to the highest (default: {STEPS})",
         }
     }
     values = parse_words(words, make_parser("covpool lr-find", SUMMARY, more, EXAMPLE))
@@ -62,9 +59,7 @@ def parse(words: Sequence[str]) -> tuple[Arguments, bool]:
 
 
 def run(arguments: Arguments) -> Found:
-    """Find it."""
-    from covpool.cli.train_options import check_data
-
+    """Run the sweep."""
     recipe = arguments.recipe
     check_data(recipe)
 
@@ -83,7 +78,7 @@ def run(arguments: Arguments) -> Found:
 
 
 def text(result: Found) -> str:
-    """The suggestion, and where to see why."""
+    """Return the suggestion, and the path of the curve."""
     if result.suggestion is None:
         told = (
             f"no rate up to {result.highest:.2g} stands out: the loss fell by no more than its noise; "

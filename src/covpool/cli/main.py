@@ -1,4 +1,4 @@
-"""``covpool <verb>``: finds the verb, runs it, and puts what went wrong into one sentence.
+"""Find a verb, run it, and print its result or its error: ``covpool VERB``.
 
 To add a verb: write a file in this folder, as :class:`VerbFile` says, and add a line to ``PROJECT``. The verb
 ``lr-find`` is in ``lr_find.py``.
@@ -6,83 +6,91 @@ To add a verb: write a file in this folder, as :class:`VerbFile` says, and add a
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
+import difflib
+import errno
 import importlib
 import json
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
 
 from covpool import __version__
-from covpool.cli.memory import keep_freed_memory
-from covpool.cli.mistakes import did_you_mean, explained
+from covpool.errors import CovpoolError, Interrupted, ToldByFirstError
 
-# After Ctrl-C and SIGTERM, as shells have it.
+# Exit codes of Ctrl-C and SIGTERM, as in shells.
 STOPPED = (130, 143)
 
 
 class Verb(NamedTuple):
-    """A line for ``covpool --help``, and what is to be known of a verb before its file is imported.
+    """A line of ``covpool --help``, and the facts that main needs before it imports the verb's file.
 
     Attributes:
-        summary: that continues its name.
-        extra: that brings what it needs; empty where torch is enough.
-        goes_on: whether the same command goes on where it was stopped.
+        summary: the end of the line, after the verb's name.
+        extra: the extra with its dependencies; empty where torch is enough.
+        resumes: whether the same command resumes after an interruption.
+        file: the file that it shares with other verbs, where it is a :class:`Command` of the verb's name. By
+            default a verb has a file of its own name.
     """
 
     summary: str
     extra: str
-    goes_on: bool = False
+    resumes: bool = False
+    file: str = ""
 
 
 # In the order of a project.
 PROJECT = {
-    "the data": {
-        "check": Verb("find what is wrong with images, before training", "data"),
+    "data": {
+        "check": Verb("find unreadable, duplicate and mislabeled images", "data"),
         "shard": Verb("write images into tar shards with an index", "data"),
     },
     "plan": {
-        "plan": Verb("memory and FLOPs of training, and the head to take", "models"),
+        "plan": Verb("memory and FLOPs of training, and a recommended head", "models"),
         "lr-find": Verb("suggest a learning rate, from a short sweep", "train"),
     },
     "train": {
-        "train": Verb("a network on images, from a folder to a report", "train", goes_on=True),
-        "probe": Verb("heads on a frozen backbone, in minutes", "eval", goes_on=True),
-        "svm": Verb("linear SVMs on a trained network's features", "eval", goes_on=True),
+        "train": Verb("a network on images, from a folder to a report", "train", resumes=True),
+        "probe": Verb("heads on a frozen backbone, in minutes", "eval", resumes=True),
+        "svm": Verb("linear SVMs on a trained network's features", "eval", resumes=True),
     },
-    "judge": {
-        "eval": Verb("accuracy with intervals, calibration, confusions", "eval"),
-        "retrieve": Verb("find like images by vectors: recall at k, mAP", "eval"),
-        "explain": Verb("draw where in an image the evidence for a class is", "train"),
-        "diagnose": Verb("look at the covariances, and say what is amiss", "train"),
+    "evaluate": {
+        "eval": Verb("accuracy with intervals, calibration, confusions", "eval", file="evaluate"),
+        "retrieve": Verb("image retrieval by embeddings: recall at k, mAP", "eval", file="evaluate"),
+        "explain": Verb("draw where in an image the evidence for a class is", "train", file="explain"),
+        "diagnose": Verb("check the covariances of a network, with advice", "train", file="explain"),
     },
     "use": {
-        "predict": Verb("tell the classes of any number of images", "eval", goes_on=True),
-        "embed": Verb("write the vectors of any number of images", "eval", goes_on=True),
-        "export": Verb("ONNX and torch.export files, proved to agree", "export"),
+        "predict": Verb("predict the classes of any number of images", "eval", resumes=True, file="infer"),
+        "embed": Verb("write embeddings of any number of images", "eval", resumes=True, file="infer"),
+        "export": Verb("ONNX and torch.export files, compared with the model", "export"),
     },
-    "the paper": {
+    "paper": {
         "bench": Verb("time and memory of the pooling methods, here", "bench"),
-        "reproduce": Verb("a table or figure again, in miniature", "eval", goes_on=True),
+        "reproduce": Verb("a table or figure again, in miniature", "eval", resumes=True),
         "convert": Verb("a checkpoint of fast-MPN-COV into a bundle", "models"),
     },
-    "this machine": {
+    "machine": {
         "doctor": Verb("versions, devices, extras, and a self-test", ""),
     },
 }
 VERBS = {name: verb for verbs in PROJECT.values() for name, verb in verbs.items()}
-# They measure what any program would see, so memory is as any program's.
+# They measure what any program would see, so they keep the default memory settings.
 MEASURING = ("bench", "reproduce")
 
 
 class VerbFile(Protocol):
-    """What the file of a verb has. It imports torch at most before ``run``, so that ``--help`` is quick.
+    """The contents of a verb's file. It imports torch at most before ``run``, so that ``--help`` is quick.
 
-    It may also have a function ``exit_code`` from what ``run`` returned, for a verb whose answer may be no;
-    and ``parse``, from words to arguments and whether JSON was asked for, where options are more than the
-    fields of a dataclass.
+    It may also have ``OPTIONS``, dataclasses of the library whose fields are options too, except those in
+    ``SKIP``: ``run`` receives one of each after the arguments. A function ``exit_code`` maps the result of
+    ``run`` to an exit code. A function ``parse`` maps words to the arguments of ``run`` and whether to print
+    JSON, where dataclasses do not describe the options.
     """
 
     Arguments: type[Any]
@@ -91,33 +99,51 @@ class VerbFile(Protocol):
     EXAMPLE: str
     """A command line that works, for the end of the help."""
 
-    def run(self, arguments: Any) -> Any:
-        """Do it, and return a dataclass."""
+    run: Callable[..., Any]
+    """Do the work, and return a dataclass."""
 
-    def text(self, result: Any) -> str:
-        """What ``run`` returned, for a person."""
+    text: Callable[[Any], str]
+    """Format the result of ``run`` for a person."""
+
+
+class Command(NamedTuple):
+    """A verb that shares its file with others; see :class:`VerbFile`."""
+
+    Arguments: type[Any]
+    EXAMPLE: str
+    run: Callable[..., Any]
+    text: Callable[[Any], str]
+    OPTIONS: tuple[type[Any], ...] = ()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code.
 
-    0 is for success, 2 for a mistake of the caller, 130 for Ctrl-C, 143 for a ``train`` after SIGTERM, and 1
-    for a mistake of ours, or for a verb whose answer is no, as that of ``check`` where it found something.
+    0 is success and 2 a mistake of the caller. 1 is an internal error, or a negative answer, as from
+    ``check`` with problems. 130 is Ctrl-C, and 143 is ``train`` after SIGTERM.
     """
     verb, *rest = (sys.argv[1:] if arguments is None else arguments) or [""]
     if verb == "--version":
-        return _say("covpool", f"covpool {__version__}")
+        return _print("covpool", f"covpool {__version__}")
     if verb in ("-h", "--help"):
-        return _say("covpool", _help())
+        return _print("covpool", _help())
     if not verb:
         print(_help(), file=sys.stderr)
         return 2
     if verb not in VERBS:
         hint = did_you_mean(verb, VERBS) or "; covpool --help lists them"
         return _complain("covpool", f"{verb!r} is none of its verbs{hint}")
-    if arguments is None and verb not in MEASURING:  # otherwise the process is somebody else's
+    if arguments is None and verb not in MEASURING:  # otherwise the process belongs to another program
         keep_freed_memory()
     return _run(verb, rest)
+
+
+def verb_file(name: str) -> VerbFile:
+    """Import the file of a verb."""
+    object_name = name.replace("-", "_")
+    file = VERBS[name].file
+    module = importlib.import_module(f"covpool.cli.{file or object_name}")
+    return cast(VerbFile, getattr(module, object_name) if file else module)
 
 
 def _run(verb: str, arguments: list[str]) -> int:
@@ -125,25 +151,42 @@ def _run(verb: str, arguments: list[str]) -> int:
     try:
         output, code = _output(verb, arguments)
         if _is_first():
-            code = _say(command, output) or code
+            code = _print(command, output) or code
     except KeyboardInterrupt:
         code = 130
     except Exception as error:
-        if "--debug" in arguments:
-            raise
         sentence, code = explained(error, VERBS[verb].extra)
+        if code == 1 or "--debug" in arguments:
+            traceback.print_exception(error)
         if sentence:
             _complain(command, sentence)
     if code in STOPPED and _is_first():
-        _complain(command, _how_to_go_on(verb, arguments))
+        _complain(command, _how_to_resume(verb, arguments))
     return code
 
 
-def _say(command: str, text: str) -> int:
-    """Write to standard output; the exit code, which is not 0 where it does not take all of it."""
+def _output(verb: str, arguments: list[str]) -> tuple[str, int]:
+    file = verb_file(verb)
+    if hasattr(file, "parse"):
+        parsed, as_json = file.parse(arguments)
+        result = file.run(parsed)
+    else:
+        from covpool.cli.parser import parse_several  # jsonargparse may be missing
+
+        kinds, skip = (file.Arguments, *getattr(file, "OPTIONS", ())), getattr(file, "SKIP", ())
+        made, as_json = parse_several(f"covpool {verb}", kinds, arguments, file.EXAMPLE, skip)
+        result = file.run(*made)
+    text = (
+        json.dumps(dataclasses.asdict(result), indent=2, default=os.fspath) if as_json else file.text(result)
+    )
+    return text, getattr(file, "exit_code", lambda result: 0)(result)
+
+
+def _print(command: str, text: str) -> int:
+    """Write to standard output, and return the exit code: not 0 if the output did not accept the text."""
     try:
         print(text, flush=True)
-    except BrokenPipeError:  # the reader, head or less, has seen enough; Python would flush again at its end
+    except BrokenPipeError:  # head or less has read enough; without this Python would flush again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:
@@ -151,38 +194,23 @@ def _say(command: str, text: str) -> int:
     return 0
 
 
-def _how_to_go_on(verb: str, arguments: list[str]) -> str:
-    if not VERBS[verb].goes_on:
-        return "stopped"
-    kept = "stopped, and what was done is kept"
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        return f"{kept}; the same torchrun command goes on"
-    return f"{kept}; to go on: {shlex.join(['covpool', verb, *arguments])}"
-
-
-def _is_first() -> bool:
-    """Whether this process speaks; under torchrun the first one does, for all."""
-    return os.environ.get("RANK", "0") == "0"
-
-
-def _output(verb: str, arguments: list[str]) -> tuple[str, int]:
-    file = cast(VerbFile, importlib.import_module(f"covpool.cli.{verb.replace('-', '_')}"))
-    if hasattr(file, "parse"):
-        parsed, as_json = file.parse(arguments)
-    else:
-        from covpool.cli.parser import parse  # jsonargparse may be missing
-
-        parsed, as_json = parse(f"covpool {verb}", file.Arguments, arguments, file.EXAMPLE)
-    result = file.run(parsed)
-    text = (
-        json.dumps(dataclasses.asdict(result), indent=2, default=os.fspath) if as_json else file.text(result)
-    )
-    return text, getattr(file, "exit_code", lambda result: 0)(result)
-
-
 def _complain(command: str, message: str) -> int:
     print(f"{command}: {' '.join(message.split())}", file=sys.stderr)
     return 2
+
+
+def _how_to_resume(verb: str, arguments: list[str]) -> str:
+    if not VERBS[verb].resumes:
+        return "stopped"
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        return "stopped, and the work so far is saved; rerun the same torchrun command to resume"
+    words = shlex.join(["covpool", verb, *arguments])
+    return f"stopped, and the work so far is saved; to resume: {words}"
+
+
+def _is_first() -> bool:
+    """Return whether this process prints; under torchrun only the first one does."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def _help() -> str:
@@ -200,6 +228,111 @@ def _help() -> str:
             "",
             *lines,
             "",
-            "covpool VERB --help has the options of a verb, and an example.",
+            "covpool VERB --help lists the options of a verb, with an example.",
         ]
     )
+
+
+# Advice on errors of the disk.
+REMEDIES = {
+    errno.ENOSPC: "free some space, and rerun the command",
+    errno.EDQUOT: "free some space, and rerun the command",
+    errno.EROFS: "use another folder",
+    errno.EACCES: "change its permissions, or use another folder",
+    errno.EPERM: "change its permissions, or use another folder",
+    errno.ENOTDIR: "a file is where a folder should be; use another folder",
+    errno.EMFILE: "raise the limit of open files (ulimit -n), or use fewer --workers",
+}
+# Words of the RuntimeError with which torch reports that the CPU's memory is full.
+NO_MEMORY = ("can't allocate memory", "not enough memory", "Cannot allocate memory")
+
+
+def explained(error: Exception, extra: str) -> tuple[str, int]:
+    """Return a sentence and an exit code for an error.
+
+    The code is 2 for a :class:`~covpool.errors.CovpoolError` and for errors of the environment: a missing
+    package, the disk, the network or the memory. It is 1 for all others, which are bugs. The sentence is
+    empty where another process prints it.
+
+    Args:
+        error: the error that ended a verb.
+        extra: the extra that has the verb's dependencies.
+    """
+    if isinstance(error, ToldByFirstError):
+        return "", 2
+    if isinstance(error, Interrupted):  # one training run of several, as in probe
+        return str(error), error.exit_code
+    if isinstance(error, CovpoolError):
+        return str(error), 2
+    if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("covpool"):
+        return f"{error.name} is missing: pip install '{f'covpool[{extra}]' if extra else error.name}'", 2
+    if _is_memory(error):
+        where = "GPU" if "CUDA" in str(error) else "machine"
+        return f"the {where} does not have enough memory: use a smaller batch size or smaller images", 2
+    if isinstance(error, OSError):
+        return _of_the_disk(error) if error.strerror else str(error), 2
+    told = f"{type(error).__name__}: {error}"
+    return f"internal error: {told}; please report it, with the traceback above", 1
+
+
+def did_you_mean(word: str, choices: Iterable[str]) -> str:
+    """Return the choice most similar to ``word`` as the end of a sentence, or nothing.
+
+    It is for verbs, options and paths. :mod:`covpool.functional.arguments` has one for values, with torch.
+    """
+    bare = {choice.lstrip("-"): choice for choice in choices}  # two hyphens make any two options alike
+    word = word.lstrip("-")
+    near = [name for name in bare if name.startswith(f"{word}-")] or difflib.get_close_matches(
+        word, bare, cutoff=0.7
+    )
+    return f": did you mean {bare[near[0]]}?" if near else ""
+
+
+def _is_memory(error: Exception) -> bool:
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError | OSError) and any(words in str(error) for words in NO_MEMORY)
+
+
+def _of_the_disk(error: OSError) -> str:
+    told = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)
+    if error.errno == errno.ENOENT and isinstance(error.filename, str | os.PathLike):
+        return told + _named_alike(Path(error.filename))
+    remedy = REMEDIES.get(error.errno or 0)
+    return f"{told}: {remedy}" if remedy else told
+
+
+def _named_alike(path: Path) -> str:
+    """Return a neighbor with a similar name, for a file that does not exist."""
+    try:
+        return did_you_mean(path.name, [neighbor.name for neighbor in path.parent.iterdir()])
+    except OSError:  # its folder does not exist either
+        return ""
+
+
+# Settings of malloc.h.
+M_TRIM_THRESHOLD = -1
+M_MMAP_MAX = -4
+
+
+def keep_freed_memory() -> bool:
+    """Ask the C library to keep freed memory, for this process and those that it forks.
+
+    glibc returns a freed block above 32 MB to the kernel at once, and the activations of a batch are such
+    blocks. The kernel has to find and zero their pages again: a third of the time of EfficientNet-Lite2 at
+    448 pixels on a CPU. Keeping them makes that process a quarter larger; it does not grow further.
+
+    The setting is for a whole process, so only a program may change it, not a library.
+
+    Returns:
+        Whether the setting was made. Other C libraries have none, and a setting of the user stays.
+    """
+    tunables = os.environ.get("GLIBC_TUNABLES", "")
+    if "glibc.malloc." in tunables or any(name.startswith("MALLOC_") for name in os.environ):
+        return False
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):  # musl, macOS and Windows
+        return False
+    # Blocks of any size come from the heap, and its end is never returned.
+    return bool(mallopt(M_MMAP_MAX, 0)) and bool(mallopt(M_TRIM_THRESHOLD, -1))

@@ -1,4 +1,4 @@
-"""Command lines from dataclasses: jsonargparse, with options spelled by hyphens and errors in a sentence."""
+"""Command lines from dataclasses, by jsonargparse: options have hyphens, and errors are one sentence."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import argparse
 import dataclasses
 import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, TypeVar, get_type_hints
 
+import docstring_parser
 from jsonargparse import DefaultHelpFormatter
 
-from covpool.cli.mistakes import did_you_mean
-from covpool.train.recipe_files import SentenceParser
+from covpool.cli.main import did_you_mean
+from covpool.train.parser import SentenceParser
 
 Arguments = TypeVar("Arguments")
 
@@ -21,73 +22,111 @@ Arguments = TypeVar("Arguments")
 def parse(
     command: str, arguments: type[Arguments], argv: Sequence[str], example: str = ""
 ) -> tuple[Arguments, bool]:
-    """The dataclass ``arguments`` from a command line, and whether JSON was asked for.
+    """Return the dataclass ``arguments`` from a command line, and whether to print JSON."""
+    (made,), as_json = parse_several(command, (arguments,), argv, example)
+    return made, as_json
 
-    The help ends with the ``example``, a command line that works.
+
+def parse_several(
+    command: str,
+    kinds: Sequence[type[Any]],
+    argv: Sequence[str],
+    example: str = "",
+    skip: Collection[str] = (),
+) -> tuple[list[Any], bool]:
+    """Return several dataclasses from a command line, and whether to print JSON.
+
+    Args:
+        command: the name in the help.
+        kinds: the dataclasses. The docstring of the first is the help; its fields without a default are
+            positional.
+        argv: the words of the command line.
+        example: a command line that works, for the end of the help.
+        skip: fields that are no options.
 
     Raises:
-        ValueError: with a sentence on what is wrong.
+        UsageError: if an option is wrong.
     """
-    parser = make_parser(command, arguments)
+    parser = make_parser(command, *kinds, skip=skip)
     parser.example = example
     parsed = parser.parse_args(valued([underscored(word) for word in argv], parser.hints)).as_dict()
-    as_json, _ = parsed.pop("json"), parsed.pop("debug")
-    return arguments(**parsed), as_json
+    as_json = parsed.pop("json")
+    for name in parser.lists:
+        parsed[name] = tuple(part.strip() for part in parsed[name].split(",") if part.strip())
+    return [
+        kind(**{name: parsed[name] for name in _names(kind) if name in parsed}) for kind in kinds
+    ], as_json
 
 
-def part_of(arguments: Any, kind: type[Arguments]) -> Arguments:
-    """The dataclass ``kind`` from arguments that have all of its fields, beside others."""
-    fields = dataclasses.fields(kind)  # type: ignore[arg-type]
-    return kind(**{field.name: getattr(arguments, field.name) for field in fields})
-
-
-def make_parser(command: str, arguments: type[Any]) -> Parser:
-    """A parser with an option for every field, and those that all verbs share."""
-    summary = (inspect.getdoc(arguments) or "").partition("\n\nAttributes:")[0]
+def make_parser(command: str, *kinds: type[Any], skip: Collection[str] = ()) -> Parser:
+    """Return a parser with an option for every field, and the options of all verbs."""
+    summary = (inspect.getdoc(kinds[0]) or "").partition("\n\nAttributes:")[0]
     parser = Parser(prog=command, description=summary, formatter_class=Help, allow_abbrev=False)
-    parser.hints = get_type_hints(arguments)
-    parser.add_class_arguments(arguments, as_group=False, as_positional=True)
+    parser.hints, parser.lists = {}, []
+    for kind in kinds:
+        hints = get_type_hints(kind)
+        lists = [name for name in _names(kind) if hints[name] == Sequence[str]]
+        parser.hints |= hints | dict.fromkeys(lists, str)
+        parser.lists += lists
+        parser.add_class_arguments(kind, as_group=False, as_positional=True, skip={*lists, *skip})
+        for name in lists:
+            _add_list(parser, kind, name)
     add_shared(parser)
     return parser
 
 
+def _add_list(parser: Parser, kind: type[Any], name: str) -> None:
+    """Add an option of several words, separated by commas."""
+    meanings = {
+        meaning.arg_name: meaning.description for meaning in docstring_parser.parse(kind.__doc__ or "").params
+    }
+    default = ",".join(getattr(kind, name))
+    parser.add_argument(f"--{name}", type=str, default=default, help=meanings[name])
+
+
+def _names(kind: type[Any]) -> list[str]:
+    return [field.name for field in dataclasses.fields(kind)]
+
+
 def add_shared(parser: Any) -> None:
-    """The options of every verb, into a parser or a group of one."""
+    """Add the options of every verb to a parser or a group of one."""
     parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.add_argument("--debug", action="store_true", help="print the traceback of an error")
 
 
 class Parser(SentenceParser):
-    """Hyphens in what is printed, and an exception in place of an exit.
+    """Print options with hyphens, and raise an exception instead of exiting.
 
     Attributes:
         example: a command line that works, for the end of the help.
+        lists: options whose values are separated by commas.
     """
 
     example: str = ""
+    lists: list[str]
 
     def format_help(self, *args: Any, **kwargs: Any) -> str:
-        """As ever, with hyphens, and with the example."""
+        """Return the help, with hyphens and the example."""
         text = _hyphenated(super().format_help(*args, **kwargs))
         return f"{text}\nexample:\n  {self.example}\n" if self.example else text
 
     def sentence(self, message: str) -> str:
-        """As ever, with hyphens, and for an option that there is not one that it looks like."""
+        """Return what is wrong, with hyphens, and a similar option for one that does not exist."""
         told = _hyphenated(super().sentence(message))
         unknown = re.match(r"unrecognized arguments: (--[\w.-]+)", told)
         return told + did_you_mean(unknown[1], self.options()) if unknown else told
 
     def options(self) -> list[str]:
-        """All of them, as they are printed."""
+        """Return all options, as they are printed."""
         return [_hyphenated(name) for action in self._actions for name in action.option_strings]
 
     def spelled(self, key: str) -> str:
-        """As an option."""
+        """Return a key as an option."""
         return f"--{key}"
 
 
 class Help(DefaultHelpFormatter):
-    """Descriptions and defaults, without the Python types."""
+    """Print descriptions and defaults, without Python types."""
 
     def _get_help_string(self, action: argparse.Action) -> str:
         text = (action.help or "").replace("``", "").removesuffix(".")
@@ -96,13 +135,13 @@ class Help(DefaultHelpFormatter):
 
 
 def underscored(word: str) -> str:
-    """``--batch-size=8`` as ``--batch_size=8``: options are named as the fields are."""
+    """Return ``--batch-size=8`` as ``--batch_size=8``, since options are named as the fields are."""
     name, equals, value = word.partition("=")
     return name.replace("-", "_").replace("__", "--", 1) + equals + value if name.startswith("--") else word
 
 
 def valued(words: Sequence[str], hints: Mapping[str, Any]) -> list[str]:
-    """``--index`` as ``--index=true`` where it takes true or false and neither follows."""
+    """Return ``--index`` as ``--index=true`` where it takes true or false and neither follows."""
     flags = {f"--{name}" for name, hint in hints.items() if hint is bool}
     return [
         f"{word}=true" if word in flags and following not in ("true", "false") else word

@@ -1,7 +1,7 @@
 """``covpool plan``: see :func:`covpool.models.plan.plan`."""
 
 # Annotations are not postponed here: jsonargparse would import what is for type checkers to evaluate them.
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -12,27 +12,27 @@ EXAMPLE = "covpool plan resnet18 --num-classes 200"
 
 @dataclass(frozen=True)
 class Arguments:
-    """Print what training a network takes (parameters, memory, FLOPs), and the head to take.
+    """Print parameters, memory and FLOPs of training a network, and recommend a head.
 
-    Nothing is allocated or downloaded, so any size can be asked for.
+    It allocates and downloads nothing, so any size is possible.
 
     Attributes:
-        backbone: a name of timm, or ``alexnet``.
-        num_classes: 0 for no classifier.
-        batch_size: images in a step, on a GPU.
-        precision: of autocast; the parameters stay in float32.
-        optimizer: ``sgd`` has a momentum.
-        image_size: the side of the images; the backbone's own if not given.
+        backbone: name of a timm model, or ``alexnet``.
+        num_classes: number of classes; 0 for no classifier.
+        batch_size: images per training step, on a GPU.
+        precision: autocast precision; the parameters stay in float32.
+        optimizer: ``sgd`` has momentum.
+        image_size: image size in pixels; the backbone's own if not given.
         pool: the pooling method; ``gap`` is average pooling.
         dim: channels after the reduction; ``none`` for no reduction, ``auto`` for 256 where the backbone has
             more.
-        keep_resolution: leave out the last halving of the resolution; where possible if not given.
-        rank: of the bottleneck before the classifier; none if not given.
+        keep_resolution: remove the stride of the last stage; done where possible if not given.
+        rank: rank of a bottleneck before the classifier; no bottleneck if not given.
         head: ``mlp`` for hidden layers before the classifier.
         hidden: widths of the layers of ``mlp``, as ``[4096,4096]``, the default.
-        join: add first-order logits: ``cls``, of the class token, or ``gap``, of the average.
-        pool_options: of the method, as ``{"steps": 3}``.
-        backbone_options: for timm's create_model, as ``{"drop_path_rate": 0.1}``.
+        join: add first-order logits from the class token (``cls``) or from average pooling (``gap``).
+        pool_options: options of the pooling method, as ``{"steps": 3}``.
+        backbone_options: options of timm's create_model, as ``{"drop_path_rate": 0.1}``.
     """
 
     backbone: str
@@ -57,19 +57,9 @@ def run(arguments: Arguments) -> "Plan":
     from covpool.models.config import ModelConfig
     from covpool.models.plan import plan
 
+    given = {**vars(arguments), "dim": None if arguments.dim == "none" else arguments.dim}
     config = ModelConfig(
-        backbone=arguments.backbone,
-        num_classes=arguments.num_classes,
-        pool=arguments.pool,
-        dim=None if arguments.dim == "none" else arguments.dim,
-        keep_resolution=arguments.keep_resolution,
-        head=arguments.head,
-        rank=arguments.rank,
-        hidden=arguments.hidden,
-        join=arguments.join,
-        image_size=arguments.image_size,
-        pool_options=arguments.pool_options,
-        backbone_options=arguments.backbone_options,
+        **{field.name: given[field.name] for field in fields(ModelConfig) if field.name in given}
     )
     return plan(
         config,
@@ -80,7 +70,7 @@ def run(arguments: Arguments) -> "Plan":
 
 
 def text(result: "Plan") -> str:
-    """The plan as a table and a recommendation."""
+    """Return the plan as a table, and a recommendation."""
     from covpool.models.plan import plan_text
 
     return plan_text(result)

@@ -20,24 +20,23 @@ EXAMPLE = "covpool shard birds --out birds-shards"
 
 @dataclass(frozen=True)
 class Arguments:
-    """Write images into WebDataset tar shards, in random order, with an index of where each image lies.
+    """Write images into WebDataset tar shards, in random order, with an index of the image positions.
 
-    The images' files are copied as they are. Each of train, val and test goes into a folder of its name.
-    With --index nothing is written but the index, of tars that are there already: .png, .jpg and so on with
-    a .cls each.
+    It copies the image files unchanged. Each of train, val and test gets a folder of its name. With --index
+    it writes only the index of existing tars: .png, .jpg and so on, each with a .cls.
 
     Attributes:
         data: a folder of classes, with or without train, val and test; a CSV of path,label; CUB-200-2011,
-            FGVC-Aircraft or Stanford Cars as their authors ship them; or, with ``--index``, a folder of tars.
-        out: a new folder for the shards.
-        index: make the index of tars that are there already.
-        classes: with ``--index``: a text file with a class name on each line, in the order of the labels. The
+            FGVC-Aircraft or Stanford Cars as published; or, with ``--index``, a folder of tars.
+        out: new folder for the shards.
+        index: write the index of existing tars.
+        classes: text file with a class name on each line, in the order of the labels, for ``--index``; the
             names in the tars if not given, or the labels.
-        layout: of the data; ``auto`` finds it out.
-        megabytes: the size at which a shard is closed.
-        seed: of the random order, and of what is set aside.
-        val_fraction: of the training images, by class and seed, to be val where there is none; shards cannot
-            be divided later. 0 for none.
+        layout: layout of the data; ``auto`` detects it.
+        megabytes: size of a shard, in MB.
+        seed: random seed of the order and of the validation split.
+        val_fraction: share of the training images that becomes val where there is none, by class; shards
+            cannot be divided later. 0 for none.
     """
 
     data: str
@@ -52,7 +51,7 @@ class Arguments:
 
 @dataclass(frozen=True)
 class Folder:
-    """What is in a folder of shards."""
+    """The contents of a folder of shards."""
 
     folder: str
     images: int
@@ -63,20 +62,20 @@ class Folder:
 
 @dataclass(frozen=True)
 class Sharded:
-    """The folders, and how many samples of others' tars were left out for want of an image or a label."""
+    """The folders, and the number of samples left out because they have no image or no label."""
 
     folders: tuple[Folder, ...]
     left_out: int
 
 
 def run(arguments: Arguments) -> Sharded:
-    """Write the shards, or the index of those that are there."""
+    """Write the shards, or the index of existing ones."""
     _check(arguments)
     return _index(arguments) if arguments.index else _write(arguments)
 
 
 def text(result: Sharded) -> str:
-    """A line for each folder."""
+    """Return a line for each folder."""
     from covpool.wording import counted
 
     lines = [
@@ -91,7 +90,7 @@ def text(result: Sharded) -> str:
 
 
 def _check(arguments: Arguments) -> None:
-    """Raise where options contradict each other."""
+    """Raise if options contradict each other."""
     if arguments.index and arguments.out is not None:
         raise UsageError("--index writes beside the tars: give no --out")
     if not arguments.index and arguments.out is None:
@@ -134,7 +133,7 @@ def _write(arguments: Arguments) -> Sharded:
 
 
 def _with_val(sets: "Mapping[Split, ImageSet]", arguments: Arguments) -> "Mapping[Split, ImageSet]":
-    """With a val from train, if there is none and it was asked for."""
+    """Split val off train, if there is none and ``--val-fraction`` is given."""
     from covpool.train.splits import split_off
 
     if not arguments.val_fraction or "val" in sets:
@@ -151,7 +150,7 @@ def _index(arguments: Arguments) -> Sharded:
     from covpool.data.shards.write import index_shards, tar_folders
     from covpool.progress import Progress
 
-    names = None if arguments.classes is None else _class_names(arguments.classes)
+    names = None if arguments.classes is None else class_names(arguments.classes)
     folders = tar_folders(Path(arguments.data))
     with Progress("tars") as progress:
         indexes, left_out = index_shards(folders, names, progress)
@@ -159,8 +158,12 @@ def _index(arguments: Arguments) -> Sharded:
     return Sharded(made, left_out)
 
 
-def _class_names(file: Path) -> list[str]:
-    names = file.read_text("utf-8-sig").rstrip().splitlines()  # editors of Windows begin with a mark
+def class_names(file: Path) -> list[str]:
+    """Read a text file with the name of a class on each line."""
+    try:
+        names = file.read_text("utf-8-sig").rstrip().splitlines()  # editors of Windows begin with a mark
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{file} is not UTF-8 text: {error.reason} at byte {error.start}") from error
     if not names:
         raise UsageError(f"{file} is empty: it should have the name of a class in each line")
     if "" in names:

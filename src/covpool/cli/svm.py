@@ -19,24 +19,24 @@ EXAMPLE = "covpool svm runs/birds/bundle birds --out runs/birds/svm"
 class Arguments:
     """Fit linear SVMs on a trained network's features: the fine-grained protocol.
 
-    Features of length one, of the training images and their mirror images, one SVM for each class, scores
-    averaged with those of the mirror image. The new bundle has the SVMs as its classifier. Told is the top-1
-    of the bundle's own classifier and of the SVMs, with and without the mirror image.
+    It trains one SVM per class on normalized features of the training images and their horizontal flips. The
+    new bundle has the SVMs as its classifier. It reports top-1 accuracy of the bundle's own classifier and of
+    the SVMs, with and without averaging over the flip.
 
     Attributes:
-        bundle: of a trained network.
+        bundle: folder of a trained model.
         data: images, as for covpool train.
-        out: the new bundle.
-        split: to learn from: ``train``, or ``train+val``.
-        layout: of the data; ``auto`` finds it out.
-        features: a folder for the features, which another fit reuses; beside the new bundle if not given.
-        c: C of the SVMs.
+        out: folder for the new bundle.
+        split: training split: ``train``, or ``train+val``.
+        layout: layout of the data; ``auto`` detects it.
+        features: folder for the features, which another fit reuses; next to the new bundle if not given.
+        c: regularization parameter C of the SVMs.
         calibrate: scale every class's scores so that the medians of its own and of other images are 1 and -1.
-        max_memory: in GB; where LinearSVC would take more, features are streamed from the disk.
-        batch_size: images at a time.
+        max_memory: memory limit in GB; features are streamed from disk if LinearSVC would need more.
+        batch_size: images per batch.
         workers: processes that load images.
-        precision: of the network.
-        device: ``auto`` takes a GPU if there is one.
+        precision: precision of the network.
+        device: ``auto`` uses a GPU if there is one.
     """
 
     bundle: Path
@@ -60,7 +60,7 @@ def run(arguments: Arguments) -> "SVMReport":
     from covpool.progress import Progress
 
     if arguments.out is None:
-        raise UsageError("where should the new bundle go? give --out")
+        raise UsageError("--out is missing: the folder for the new bundle")
     return fit_svm(
         arguments.bundle,
         arguments.data,
@@ -78,7 +78,7 @@ def run(arguments: Arguments) -> "SVMReport":
 
 
 def text(result: "SVMReport") -> str:
-    """A small table, and where things are."""
+    """Return a small table, and the paths."""
     lines = []
     if (accuracy := result.accuracy) is not None:
         rows = (("own classifier", accuracy.own, accuracy.own_flip), ("SVM", accuracy.svm, accuracy.svm_flip))

@@ -1,26 +1,65 @@
-"""``covpool train``: see :func:`covpool.train.fitting.fit` and :func:`covpool.train.comparison.compare`."""
+"""``covpool train``, and the options of verbs that take a recipe: its keys, the common ones by a short name.
+
+See :func:`covpool.train.fitting.fit` and :func:`covpool.train.comparison.compare`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import argparse
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from types import NoneType
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+
+from covpool.cli.parser import Help, Parser, add_shared, underscored, valued
+from covpool.errors import Interrupted, UsageError
+from covpool.nn.pooling import METHODS
+from covpool.train.recipe import Recipe
+from covpool.train.recipe_files import SHORT, options, read_recipe, recipe_names, recipe_text, sections
+from covpool.wording import counted
 
 if TYPE_CHECKING:
     from covpool.train.fitting import Run
-    from covpool.train.recipe import Recipe
 
 EXAMPLE = "covpool train --data birds --model lcnet_050 --image-size 64 --epochs 3"
+SUMMARY = """Train a network on images, and write a run folder with bundle and report.
+
+covpool reads the recipe first, then the command line; --print-config prints the result.
+Rerun the command to resume after an interruption.
+On several GPUs or machines: torchrun --nproc-per-node 8 -m covpool train ..."""
+
+# Options that are no keys of a recipe.
+TRAIN_OPTIONS: dict[str, dict[str, Any]] = {
+    "compare": {"type": str, "help": "also train with this pooling, and report on both: gap, or another"},
+    "print_config": {"action": "store_true", "help": "print the complete recipe, and exit"},
+}
+
+# Help of keys whose description in their section is not clear without it.
+ALONE = {
+    "data.limit": "largest number of images of each split, for a trial",
+    "model.pool": f"pooling method: {', '.join(METHODS)}; gap trains the average-pooling baseline",
+    "weights.pretrained": "start from timm's weights of the backbone, downloaded",
+    "weights.bundle": "start from the network in this folder, of a run or of covpool convert",
+    "weights.freeze": "backbone: train pooling and classifier only",
+    "schedule.epochs": "number of training epochs",
+    "optimizer.weight_decay": "weight decay",
+    "loop.precision": "autocast precision: float32, bfloat16 or float16",
+    "loop.device": "auto, cpu or cuda",
+    "checkpoint.steps": "steps between checkpoints, in addition to those at the end of each epoch",
+    "checkpoint.minutes": "minutes between checkpoints, in addition to those at the end of each epoch",
+}
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """What a command line asks for.
+    """The arguments of ``covpool train``.
 
     Attributes:
-        recipe: with all that was changed in it.
+        recipe: the recipe, with the changes of the command line.
         compare: another pooling to train too.
-        print_config: show the recipe, and do nothing.
+        print_config: print the recipe, and exit.
     """
 
     recipe: Recipe
@@ -41,7 +80,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Interruption:
-    """A run that was told to stop."""
+    """A run that a signal stopped."""
 
     sentence: str
     exit_code: int
@@ -55,10 +94,7 @@ class Configuration:
 
 
 def parse(words: Sequence[str]) -> tuple[Arguments, bool]:
-    """A recipe and what the command line changes in it, in any order."""
-    from covpool.cli.train_options import make_parser, parse_words
-    from covpool.train.recipe_files import read_recipe
-
+    """Read the recipe and apply the changes of the command line."""
     values = parse_words(words, make_parser(example=EXAMPLE))
     own = {name: values.pop(name, None) for name in ("recipe", "compare", "print_config", "json", "debug")}
     recipe = read_recipe(own["recipe"], values)
@@ -66,17 +102,11 @@ def parse(words: Sequence[str]) -> tuple[Arguments, bool]:
 
 
 def run(arguments: Arguments) -> Trained | Interruption | Configuration:
-    """Train, or show what would be done."""
-    from covpool.cli.train_options import check_data
-    from covpool.train.recipe_files import recipe_text
-
+    """Train, or return the recipe."""
     recipe = arguments.recipe
     if arguments.print_config:
         return Configuration(recipe_text(recipe).rstrip())
     check_data(recipe)
-
-    from covpool.errors import Interrupted
-
     try:
         return _train(recipe) if arguments.compare is None else _compare(recipe, arguments.compare)
     except Interrupted as interruption:
@@ -84,7 +114,7 @@ def run(arguments: Arguments) -> Trained | Interruption | Configuration:
 
 
 def text(result: Trained | Interruption | Configuration) -> str:
-    """What came out, and where it is."""
+    """Return the metrics, and the path of the report."""
     if isinstance(result, Configuration):
         return result.recipe
     if isinstance(result, Interruption):
@@ -94,7 +124,7 @@ def text(result: Trained | Interruption | Configuration) -> str:
 
 
 def exit_code(result: Trained | Interruption | Configuration) -> int:
-    """That of the signal, after an interruption."""
+    """Return that of the signal after an interruption, else 0."""
     return result.exit_code if isinstance(result, Interruption) else 0
 
 
@@ -117,8 +147,6 @@ def _trained(run: Run) -> Trained:
 
 
 def _result(run: Trained) -> str:
-    from covpool.wording import counted
-
     before = "finished before: " if run.was_finished else ""
     epochs = f"after {counted(run.summary['epochs'], 'epoch')}"
     metrics = run.summary["metrics"]
@@ -128,3 +156,131 @@ def _result(run: Trained) -> str:
     return (
         f"{before}{shares} on the {counted(metrics['images'], 'image')} of {run.summary['split']}, {epochs}"
     )
+
+
+def check_data(recipe: Recipe) -> None:
+    """Raise if the recipe names no images."""
+    if not recipe.data.path:
+        raise UsageError("--data is missing: a folder of images, a CSV of path,label, or shards")
+
+
+def parse_words(words: Sequence[str], parser: Parser) -> dict[str, Any]:
+    """Return the values of a command line by key, without defaults."""
+    spelled = [_by_key(underscored(word)) for word in words]
+    given = parser.parse_args(_nulled(valued(spelled, parser.hints), parser.hints), defaults=False)
+    return {key: value for key, value in given.items() if not isinstance(value, argparse.Namespace)}
+
+
+def make_parser(
+    command: str = "covpool train",
+    summary: str = SUMMARY,
+    more: Mapping[str, Mapping[str, Any]] = TRAIN_OPTIONS,
+    example: str = "",
+) -> Parser:
+    """Return a parser with the common options first.
+
+    Args:
+        command: the verb.
+        summary: its help.
+        more: its options that are no keys of a recipe, with the arguments of ``add_argument``.
+        example: a command line that works.
+    """
+    parser = _Parser(
+        prog=command,
+        usage=f"{command} --data DIR [--recipe NAME] [--model NAME] [options]",
+        description=summary,
+        epilog="recipes:\n" + "\n".join(f"  {name}: {text}" for name, text in recipe_names().items()),
+        formatter_class=_Help,
+        allow_abbrev=False,
+        print_config=None,  # jsonargparse has such an option itself, for parsers with files of their own
+    )
+    parser.example = example
+    parser.hints = {"recipe": str} | {name: how["type"] for name, how in more.items() if "type" in how}
+    common = parser.add_argument_group("common options")
+    common.add_argument(
+        "--recipe",
+        type=str,
+        help="a recipe of the list below, or a YAML file (default: modern; with pretrained weights finetune)",
+    )
+    by_key = {key: short for short, key in SHORT.items()}
+    own = [key for key in options() if "." not in key]
+    for key in [*by_key, *own]:
+        _add(common, parser, key)
+    for name, how in more.items():
+        common.add_argument(f"--{name}", **how)
+    add_shared(common)
+    for section in sections():
+        group = parser.add_argument_group(f"more options of {section}")
+        for key in options():
+            if key.startswith(f"{section}.") and key not in by_key:
+                _add(group, parser, key)
+    return parser
+
+
+def _add(group: Any, parser: Parser, key: str) -> None:
+    option = options()[key]
+    parser.hints[key] = option.hint
+    group.add_argument(
+        f"--{key}",
+        type=option.hint,
+        default=argparse.SUPPRESS,
+        metavar=_metavar(key, option.hint),
+        help=_plain(ALONE.get(key, option.meaning)),
+    )
+
+
+class _Parser(Parser):
+    """Use short names of options, also in errors."""
+
+    def sentence(self, message: str) -> str:
+        """Return what is wrong, with short names."""
+        return _short(super().sentence(message))
+
+    def options(self) -> list[str]:
+        """Return all options, and the short names."""
+        return [*super().options(), *(f"--{short.replace('_', '-')}" for short in SHORT)]
+
+
+class _Help(Help, argparse.RawDescriptionHelpFormatter):
+    """Print short names, and each recipe on a line."""
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        return _short(super()._format_action_invocation(action))
+
+
+def _metavar(key: str, hint: Any) -> str:
+    if hint is bool:
+        return "true|false"
+    return "|".join(get_args(hint)) if get_origin(hint) is Literal else key.rpartition(".")[2].upper()
+
+
+def _short(text: str) -> str:
+    """Replace options by their short names, with hyphens."""
+    by_key = {key.replace("_", "-"): short.replace("_", "-") for short, key in SHORT.items()}
+    return re.sub(r"(?<=--)[\w.-]+", lambda key: by_key.get(key[0].replace("_", "-"), key[0]), text)
+
+
+def _plain(meaning: str) -> str:
+    """Return a description without the markup of docstrings."""
+    meaning = re.sub(r":\w+:`~?([^`]+)`", r"\1", meaning)
+    return re.sub(r"``(?:\"(\w+)\"|(.+?))``", r"\1\2", meaning).replace("None", "null")
+
+
+def _by_key(word: str) -> str:
+    """Return ``--epochs=3`` as ``--schedule.epochs=3``."""
+    name, equals, value = word.partition("=")
+    if not name.startswith("--"):
+        return word
+    return f"--{SHORT.get(name[2:], name[2:])}{equals}{value}"
+
+
+def _nulled(words: Sequence[str], hints: Mapping[str, Any]) -> list[str]:
+    """Return ``--dim none`` as ``--dim null``, where null is possible."""
+    nullable = {f"--{key}" for key, hint in hints.items() if NoneType in get_args(hint)}
+    made = []
+    for before, word in pairwise(["", *words]):
+        name, _, value = word.partition("=")
+        if name in nullable and value == "none":
+            word = f"{name}=null"
+        made.append("null" if before in nullable and word == "none" else word)
+    return made

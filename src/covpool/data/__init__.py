@@ -1,1 +1,40 @@
-"""Images: where they are listed, read, checked, ordered and made into batches."""
+"""List, read, check and order images, and make batches of them."""
+
+from typing import TYPE_CHECKING
+
+from covpool.lazy import lazily
+
+if TYPE_CHECKING:
+    from covpool.data.image_set import ImageSet
+    from covpool.data.loader import EvaluationLoader, TrainingLoader
+    from covpool.data.shards.reader import open_shards
+    from covpool.data.shards.write import write_shards
+    from covpool.data.sources import Source, layout_of, open_images, open_splits, open_unlabeled, splits
+    from covpool.data.transforms import (
+        Augmentation,
+        Preprocessing,
+        evaluation_transform,
+        training_transform,
+    )
+    from covpool.errors import BadImageError
+
+__all__ = [
+    "Augmentation",
+    "BadImageError",
+    "EvaluationLoader",
+    "ImageSet",
+    "Preprocessing",
+    "Source",
+    "TrainingLoader",
+    "evaluation_transform",
+    "layout_of",
+    "open_images",
+    "open_shards",
+    "open_splits",
+    "open_unlabeled",
+    "splits",
+    "training_transform",
+    "write_shards",
+]
+
+__getattr__ = lazily(__name__, "data", __file__)

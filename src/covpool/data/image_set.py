@@ -206,9 +206,13 @@ def read_file(path: str) -> bytes:
 
     Raises:
         OSError: if it cannot be read.
-        BadImageError: if it is much too large for an image.
+        BadImageError: if it is much too large for an image, or its name is invalid.
     """
-    with open(path, "rb") as file:
+    try:
+        file = open(path, "rb")  # noqa: SIM115  # closed below
+    except ValueError as error:  # a null character in the name
+        raise BadImageError("unreadable", f"{path!r} is no name of a file: {error}") from error
+    with file:
         size = os.fstat(file.fileno()).st_size
         if size > MAX_FILE_BYTES:
             raise BadImageError("too large", f"the file has {size:,} bytes")

@@ -13,7 +13,8 @@ from typing import Any
 
 from covpool.data.decode import FORMAT_OF
 from covpool.data.image_set import read_file
-from covpool.errors import BadImageError, ShardError, UsageError
+from covpool.data.shards.remote import patiently
+from covpool.errors import BadImageError, ShardError, StorageError, UsageError
 
 # Errors of the machine or the network: the next image would fail too, and later none would.
 PASSING = {
@@ -161,7 +162,7 @@ class Address:
             is_folder = bool(store.isdir(self.path))
             is_there = is_folder or store.exists(self.path)
         except OSError as error:
-            raise OSError(f"{self.url} cannot be reached: {error}") from error
+            raise StorageError(f"{self.url} cannot be reached: {error}") from error
         if not is_there:
             raise FileNotFoundError(f"{self.url} does not exist")
         return is_folder
@@ -175,7 +176,6 @@ class Address:
         """
         if self.is_local:
             return read_file(self.path)
-        from covpool.data.shards.remote import patiently
 
         def attempt() -> bytes | OSError:
             try:

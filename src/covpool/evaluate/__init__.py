@@ -1,1 +1,25 @@
-"""What a trained network is worth, and its use on images: one folder or file a protocol."""
+"""Evaluate trained networks: accuracy, retrieval, linear SVMs, and heads on a frozen backbone."""
+
+from typing import TYPE_CHECKING
+
+from covpool.lazy import lazily
+
+if TYPE_CHECKING:
+    from covpool.evaluate.accuracy import Evaluation, evaluate
+    from covpool.evaluate.probe import Probed, ProbeOptions
+    from covpool.evaluate.retrieval import Retrieval, retrieve
+    from covpool.evaluate.svm import Passing, SVMReport, fit_svm
+
+__all__ = [
+    "Evaluation",
+    "Passing",
+    "ProbeOptions",
+    "Probed",
+    "Retrieval",
+    "SVMReport",
+    "evaluate",
+    "fit_svm",
+    "retrieve",
+]
+
+__getattr__ = lazily(__name__, "eval", __file__)

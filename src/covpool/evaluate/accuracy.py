@@ -25,7 +25,7 @@ from covpool.evaluate.results import (
     write_results,
 )
 from covpool.evaluate.statistics import LEVEL, RESAMPLES, calibrate, intervals
-from covpool.functional.arguments import check_choice
+from covpool.functional.arguments import check_choice, check_whole
 from covpool.inference.forward import Pass, ProgressCall, channels_last, open_bundle, open_split
 from covpool.processes import joined_processes
 from covpool.train.metrics import Predictions, measure
@@ -155,6 +155,7 @@ def evaluate(
     """
     bundle, data, folder = str(bundle), str(data), Path(out)
     check_choice("views", views, VIEWS)
+    check_whole("seed", seed, at_least=0)
     passing = Pass(batch_size, workers, precision, progress)
     arguments = {"bundle": bundle, "data": data, "layout": layout, "views": views, **passing.described()}
     with joined_processes(device) as processes:

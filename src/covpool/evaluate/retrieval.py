@@ -114,6 +114,8 @@ def retrieve(
     bundle, data, folder = str(bundle), str(data), Path(out)
     check_choice("engine", engine, ENGINES)
     passing = Pass(batch_size, workers, precision, progress)
+    if not at:
+        raise UsageError("--at is empty: pass at least one k, as [1]")
     for k in at:
         check_whole("at", k)
     if engine == "faiss" and find_spec("faiss") is None:

@@ -1,8 +1,15 @@
 """Export trained networks to ONNX and torch.export, and compare each file with the model."""
 
-from covpool.errors import ExportRefusedError
-from covpool.export.export_options import ExportOptions
-from covpool.export.exporting import ExportReport, export_model
-from covpool.export.targets import read_metadata
+from typing import TYPE_CHECKING
+
+from covpool.lazy import lazily
+
+if TYPE_CHECKING:
+    from covpool.errors import ExportRefusedError
+    from covpool.export.export_options import ExportOptions
+    from covpool.export.exporting import ExportReport, export_model
+    from covpool.export.targets import read_metadata
 
 __all__ = ["ExportOptions", "ExportRefusedError", "ExportReport", "export_model", "read_metadata"]
+
+__getattr__ = lazily(__name__, "export", __file__)

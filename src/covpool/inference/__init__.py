@@ -1,7 +1,13 @@
 """Run networks over images: predictions, embeddings and features of any number of images."""
 
-from covpool.inference.bulk import Done, Files, infer
-from covpool.inference.tasks import Embed, Predict
-from covpool.inference.work import Running
+from typing import TYPE_CHECKING
+
+from covpool.lazy import lazily
+
+if TYPE_CHECKING:
+    from covpool.inference.bulk import Done, infer
+    from covpool.inference.options import Embed, Files, Predict, Running
 
 __all__ = ["Done", "Embed", "Files", "Predict", "Running", "infer"]
+
+__getattr__ = lazily(__name__, "eval", __file__)

@@ -17,34 +17,17 @@ from covpool.data.sources import open_unlabeled
 from covpool.data.transforms import Preprocessing
 from covpool.durable import check_outside
 from covpool.errors import UsageError
-from covpool.functional.arguments import check_choice, check_whole
 from covpool.inference.local_engine import run_local
+from covpool.inference.options import Files, Running
 from covpool.inference.output import Place, open_place
-from covpool.inference.tasks import Format, Task
-from covpool.inference.work import Decoder, Predictor, Progress, Running, Unit, Work, Writer, divide
+from covpool.inference.tasks import Task
+from covpool.inference.work import Decoder, Predictor, Progress, Unit, Work, Writer, divide
 from covpool.models.bundle import read_card
 from covpool.models.card import Card
 from covpool.wording import counted, duration
 
 JOB = "job.json"
 FORMAT, VERSION = "covpool bulk", 1
-
-
-@dataclass(frozen=True)
-class Files:
-    """How rows are divided into files.
-
-    Attributes:
-        format: ``"parquet"`` or ``"csv"``.
-        rows_per_file: the most that a file has.
-    """
-
-    format: Format = "parquet"
-    rows_per_file: int = 1024
-
-    def __post_init__(self) -> None:
-        check_choice("format", self.format, ("parquet", "csv"))
-        check_whole("rows_per_file", self.rows_per_file, at_least=1)
 
 
 def describe_job(card: Card, task: Task, files: Files, images: ImageSet, units: list[Unit]) -> dict[str, Any]:

@@ -13,8 +13,9 @@ from covpool.data.batch import Failure
 from covpool.data.image_set import ImageSet
 from covpool.data.loader import outlive_signals
 from covpool.errors import DataError, ShardError
+from covpool.inference.options import Running
 from covpool.inference.tasks import Columns
-from covpool.inference.work import Batch, Decoder, Progress, Running, Unit, Work, bad_rows
+from covpool.inference.work import Batch, Decoder, Progress, Unit, Work, bad_rows
 
 
 class Piece(NamedTuple):

@@ -15,8 +15,9 @@ import ray.data
 
 from covpool.data.image_set import ImageSet
 from covpool.errors import DataError, ShardError
+from covpool.inference.options import Running
 from covpool.inference.tasks import Columns
-from covpool.inference.work import Batch, Decoder, Progress, Running, Unit, Work, Writer, bad_rows
+from covpool.inference.work import Batch, Decoder, Progress, Unit, Work, Writer, bad_rows
 
 Row = dict[str, Any]
 COLUMNS = ("id", "image", "error")

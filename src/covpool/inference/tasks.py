@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from covpool.errors import UsageError
-from covpool.functional.arguments import check_choice, check_whole
+from covpool.inference.options import Embed, Format, Precision, Predict
 from covpool.models.model import PooledClassifier
 
 
@@ -44,7 +43,6 @@ def projection(length: int, to: int, seed: int = 0) -> Tensor:
     return matrix.float()
 
 
-Precision = Literal["float32", "bfloat16"]
 Columns = dict[str, Any]
 
 
@@ -76,61 +74,7 @@ class Outputs(Protocol):
         """The same columns for images that have none."""
 
 
-@dataclass(frozen=True)
-class Predict:
-    """The likeliest classes, with their probabilities.
-
-    Attributes:
-        top: how many classes.
-        flip: average the logits with those of the mirrored image.
-        precision: of the network.
-    """
-
-    top: int = 5
-    flip: bool = False
-    precision: Precision = "float32"
-
-    def __post_init__(self) -> None:
-        check_whole("top", self.top, at_least=1)
-        check_choice("precision", self.precision, ("float32", "bfloat16"))
-
-    def start(self, model: PooledClassifier) -> Outputs:
-        """Raises ValueError if the network has no classifier."""
-        return _Classes(self, model)
-
-
-@dataclass(frozen=True)
-class Embed:
-    """The vector that the classifier receives, of length one.
-
-    Attributes:
-        raw: leave the vector as long as it is.
-        project: to so many numbers; see :func:`~covpool.inference.tasks.projection`.
-        seed: of the projection.
-        dtype: of the numbers in the rows.
-        flip: average with the vector of the mirrored image, before anything else.
-        precision: of the network.
-    """
-
-    raw: bool = False
-    project: int | None = None
-    seed: int = 0
-    dtype: Literal["float32", "float16"] = "float32"
-    flip: bool = False
-    precision: Precision = "float32"
-
-    def __post_init__(self) -> None:
-        check_choice("dtype", self.dtype, ("float32", "float16"))
-        check_choice("precision", self.precision, ("float32", "bfloat16"))
-        if self.project is not None:
-            check_whole("project", self.project, at_least=1)
-
-    def start(self, model: PooledClassifier) -> Outputs:
-        """Raises ValueError if the projection would be to more numbers than there are."""
-        return _Vectors(self, model)
-
-
-class _Classes:
+class Classes:
     """Columns ``label1``, ``score1``, ``label2`` and so on."""
 
     def __init__(self, task: Predict, model: PooledClassifier) -> None:
@@ -141,12 +85,14 @@ class _Classes:
         self.names = np.array(model.classes or [str(k) for k in range(model.num_classes)], dtype=object)
 
     def columns(self, logits_BK: Tensor) -> Columns:
+        """Return names and probabilities of the top classes."""
         scores, places = logits_BK.softmax(dim=1).topk(self.top, dim=1)
         labels = self.names[places.cpu().numpy()]
         values = scores.cpu().numpy()
         return self._named(labels, values)
 
     def empty(self, count: int) -> Columns:
+        """Return empty names and NaN."""
         labels = np.full((count, self.top), "", dtype=object)
         return self._named(labels, np.full((count, self.top), np.nan, dtype=np.float32))
 
@@ -157,7 +103,7 @@ class _Classes:
         return named
 
 
-class _Vectors:
+class Vectors:
     """A column ``vector``."""
 
     def __init__(self, task: Embed, model: PooledClassifier) -> None:
@@ -170,9 +116,11 @@ class _Vectors:
             self.projection = matrix.to(next(model.parameters()).device)
 
     def forward(self, images: Tensor) -> Tensor:
+        """Return the vectors that the classifier receives."""
         return self.model.forward_head(self.model.forward_features(images), pre_logits=True)
 
     def columns(self, vectors_BD: Tensor) -> Columns:
+        """Scale and project the embeddings."""
         if not self.task.raw:
             vectors_BD = torch.nn.functional.normalize(vectors_BD, dim=1)
         if self.projection is not None:
@@ -180,10 +128,8 @@ class _Vectors:
         return {"vector": vectors_BD.to(self.dtype).cpu().numpy()}
 
     def empty(self, count: int) -> Columns:
+        """Return vectors of NaN."""
         return {"vector": torch.full((count, self.width), torch.nan, dtype=self.dtype).numpy()}
-
-
-Format = Literal["parquet", "csv"]
 
 
 def write_table(parts: Sequence[Columns], kind: Format) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,9 +19,9 @@ from covpool.data.remote import cannot_go_on
 from covpool.data.transforms import Preprocessing, evaluation_transform
 from covpool.device import autocast
 from covpool.errors import BadImageError, UsageError
-from covpool.functional.arguments import check_choice, check_whole
+from covpool.inference.options import Format
 from covpool.inference.output import Place
-from covpool.inference.tasks import Columns, Format, Task, write_table
+from covpool.inference.tasks import Columns, Task, write_table
 from covpool.models.bundle import load_model, read_card
 
 
@@ -193,33 +193,6 @@ def _finite_rows(columns: Columns, count: int) -> NDArray[np.bool_]:
 
 
 Progress = Callable[[int, int], None]
-
-
-@dataclass(frozen=True)
-class Running:
-    """How a job is run, which the rows do not depend on, but for the last bits of a number.
-
-    Attributes:
-        batch_size: images that the network sees at once.
-        workers: processes that read and decode; 0 for none but this one. The cluster's matter with Ray.
-        device: ``"cpu"``, ``"cuda"``, or ``"auto"`` for a GPU if there is one.
-        engine: ``"local"`` for this machine, ``"ray"`` for a cluster.
-        actors: with Ray, processes with a network each.
-        ray_address: of a cluster of Ray; one is started on this machine if not given.
-    """
-
-    batch_size: int = 64
-    workers: int = 2
-    device: str = "auto"
-    engine: Literal["local", "ray"] = "local"
-    actors: int = 1
-    ray_address: str | None = None
-
-    def __post_init__(self) -> None:
-        check_choice("engine", self.engine, ("local", "ray"))
-        check_choice("device", self.device, ("auto", "cpu", "cuda"))
-        for name, least in (("batch_size", 1), ("workers", 0), ("actors", 1)):
-            check_whole(name, getattr(self, name), at_least=least)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from covpool.errors import KeepResolutionError, UnsupportedBackboneError
+from covpool.errors import CovpoolError, KeepResolutionError, UnsupportedBackboneError
 from covpool.models.config import Features
 from covpool.models.surgery import (
     applies_alone,
@@ -177,7 +177,9 @@ class Probe:
         with torch.device("meta"):
             try:
                 self.network = build_network(name, options).eval()
-            except (AssertionError, KeyError, RuntimeError, TypeError) as error:
+            except CovpoolError:
+                raise
+            except Exception as error:  # of timm, whatever its networks make of the options
                 told = f" with {dict(options)}" if options else ""
                 raise UnsupportedBackboneError(f"timm cannot build {name}{told}: {error}") from error
         if any(isinstance(part, CovPool) for part in self.network.children()):

@@ -30,12 +30,12 @@ _VARIABLES = (
 )
 
 
-def describe_source(rooms: Sequence[str]) -> dict[str, Any]:
-    """Return the commit, whether the code differs from it, and a digest of some subpackages.
+def describe_source(packages: Sequence[str]) -> dict[str, Any]:
+    """Return the commit, whether the code differs from it, and a digest of some packages of covpool.
 
     The digest makes resuming a run safe: uncommitted changes alter the code but not the commit.
     """
-    return {"commit": _commit(), "dirty": _dirty(), "digest": _digest(rooms)}
+    return {"commit": _commit(), "dirty": _dirty(), "digest": _digest(packages)}
 
 
 def describe_versions() -> dict[str, Any]:
@@ -112,10 +112,10 @@ def _git(*arguments: str) -> str | None:
     return done.stdout.strip()
 
 
-def _digest(rooms: Sequence[str]) -> str:
+def _digest(packages: Sequence[str]) -> str:
     digest = hashlib.sha256()
-    for room in rooms:
-        for path in sorted((PACKAGE / room).rglob("*.py")):
+    for package in packages:
+        for path in sorted((PACKAGE / package).rglob("*.py")):
             digest.update(path.relative_to(PACKAGE).as_posix().encode())
             digest.update(path.read_bytes())
     return digest.hexdigest()[:16]

@@ -23,11 +23,11 @@ Results = dict[str, Any]
 ORIGIN = "covpool.provenance"
 
 
-def new_results(rooms: Sequence[str], arguments: dict[str, Any], device: str, seed: int | None) -> Results:
+def new_results(packages: Sequence[str], arguments: dict[str, Any], device: str, seed: int | None) -> Results:
     """Return the entries that all results have: code, arguments, versions and machine.
 
     Args:
-        rooms: subpackages of covpool that the results depend on.
+        packages: packages of covpool that the results depend on.
         arguments: of the command or function.
         device: ``cpu`` or ``cuda``.
         seed: random seed; ``None`` if nothing is random.
@@ -36,7 +36,7 @@ def new_results(rooms: Sequence[str], arguments: dict[str, Any], device: str, se
         "schema_version": 1,
         "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "seed": seed,
-        "source": describe_source(rooms),
+        "source": describe_source(packages),
         "versions": describe_versions(),
         "machine": describe_machine(device),
         "device": device,

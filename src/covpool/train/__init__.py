@@ -1,12 +1,8 @@
-"""Train on torch.distributed: recipes, the loop, checkpoints and reports.
+"""Train on one or several GPUs: recipes, the loop, checkpoints, and the run folder."""
 
-Names are imported on first use: the command line needs only the recipes.
-"""
+from typing import TYPE_CHECKING
 
-from __future__ import annotations
-
-import importlib
-from typing import TYPE_CHECKING, Any
+from covpool.lazy import lazily
 
 if TYPE_CHECKING:
     from covpool.errors import Interrupted
@@ -29,17 +25,4 @@ __all__ = [
     "write_recipe",
 ]
 
-_FILES = {
-    "comparison": ("Comparison", "compare"),
-    "fitting": ("Interrupted", "Run", "fit"),
-    "lr_find": ("find_lr",),
-    "recipe": ("Recipe",),
-    "recipe_files": ("read_recipe", "recipe_names", "write_recipe"),
-}
-
-
-def __getattr__(name: str) -> Any:
-    for file, names in _FILES.items():
-        if name in names:
-            return getattr(importlib.import_module(f"covpool.train.{file}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazily(__name__, "train", __file__)

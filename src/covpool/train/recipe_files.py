@@ -10,17 +10,17 @@ from collections.abc import Mapping
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from types import MappingProxyType, NoneType, UnionType
-from typing import Any, Literal, NamedTuple, NoReturn, Union, get_args, get_origin, get_type_hints
+from types import MappingProxyType
+from typing import Any, NamedTuple, get_origin, get_type_hints
 
 import docstring_parser
 import yaml
-from jsonargparse import ArgumentParser
 
 from covpool.durable import replace_file
 from covpool.errors import UsageError
 from covpool.models.config import CLASS_TOKEN
 from covpool.nn.pooling import METHODS
+from covpool.train.parser import SentenceParser
 from covpool.train.recipe import Recipe
 
 __all__ = [
@@ -47,15 +47,6 @@ _SAME = """
 """
 SHORT |= {key.rpartition(".")[2]: key for key in _SAME.split()}
 SHORT |= {"checkpoint_steps": "checkpoint.steps", "checkpoint_minutes": "checkpoint.minutes"}
-IN_WORDS = {
-    bool: "true or false",
-    dict: 'names and values, as {"a": 1}',
-    float: "a number",
-    int: "a whole number",
-    Path: "a path",
-    str: "a word",
-    tuple: "a list, as [1,2]",
-}
 
 
 def read_recipe(
@@ -199,43 +190,6 @@ def _fields(kind: type[Any], default: Any) -> dict[str, Option]:
 def _readable(hint: Any) -> Any:
     """Hide the types inside a dict, where jsonargparse would read the string ``"1e-3"`` as a number."""
     return dict if get_origin(hint) is dict else hint
-
-
-class SentenceParser(ArgumentParser):
-    """A parser that raises instead of exiting, and names types in words; ``hints`` has the types."""
-
-    hints: dict[str, Any]
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Raise a UsageError."""
-        raise UsageError(self.sentence(message)) from ex
-
-    def sentence(self, message: str) -> str:
-        """Shorten a message of jsonargparse, which lists Python types over several lines."""
-        key = re.search(r'key "([\w.]+)"', message)
-        if key is None or key[1] not in self.hints:
-            return message
-        given = re.search(r"(?:Got|Given) value: (.*)", message)
-        got = f"; got {given[1]}" if given else ""
-        return f"{self.spelled(key[1])} takes {in_words(self.hints[key[1]])}{got}"
-
-    def spelled(self, key: str) -> str:
-        """Return an option as the caller writes it."""
-        return key
-
-
-def in_words(hint: Any) -> str:
-    """Return ``int | Literal["auto", "none"] | None`` as "a whole number, auto or none"."""
-    *others, last = _kinds(hint)
-    return f"{', '.join(others)} or {last}" if others else last
-
-
-def _kinds(hint: Any) -> list[str]:
-    if get_origin(hint) is Literal:
-        return [str(choice) for choice in get_args(hint)]
-    if get_origin(hint) in (Union, UnionType):
-        return [word for kind in get_args(hint) if kind is not NoneType for word in _kinds(kind)]
-    return [IN_WORDS.get(get_origin(hint) or hint, "something else")]
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML is untyped

@@ -50,7 +50,11 @@ def _rows(root: Path, places: dict[str, int]) -> Iterator[Row]:
 def _lines(path: Path) -> dict[str, str]:
     """Return the value of each number."""
     found = {}
-    for line in path.read_text("utf-8").splitlines():
+    try:
+        text = path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from error
+    for line in text.splitlines():
         number, space, value = line.strip().partition(" ")
         if not space:
             raise UsageError(f"{path} should have a number and a value on each line; one is {line!r}")

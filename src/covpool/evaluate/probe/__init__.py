@@ -1,6 +1,13 @@
-"""A frozen backbone, its features computed once, and heads trained on them in minutes."""
+"""Train heads on a frozen backbone in minutes; its features are computed once."""
 
-from covpool.evaluate.probe.options import ProbeOptions
-from covpool.evaluate.probe.probing import Probed, probe
+from typing import TYPE_CHECKING
+
+from covpool.lazy import lazily
+
+if TYPE_CHECKING:
+    from covpool.evaluate.probe.options import ProbeOptions
+    from covpool.evaluate.probe.probing import Probed, probe
 
 __all__ = ["ProbeOptions", "Probed", "probe"]
+
+__getattr__ = lazily(__name__, "eval", __file__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -78,40 +79,40 @@ HEADS = ("gap", "isqrt_cov", "isqrt_cov+gap")
 
 @dataclass(frozen=True)
 class ProbeOptions:
-    """A backbone, the heads on it, and how they learn.
+    """A backbone, the heads on it, and their training.
 
-    The rates and the like were found on 21 species of CUB-200-2011, their test images included, and are used
-    as they are on all other sets of docs/probing.md.
+    The defaults were tuned on 21 species of CUB-200-2011, including their test images. All other data sets of
+    docs/probing.md use them unchanged.
 
     Attributes:
         model: a backbone of timm.
-        heads: a pooling method, ``cls`` for the class token, and either joined by ``+gap`` or ``+cls``.
+        heads: pooling methods, ``cls`` for the class token, and either joined by ``+gap`` or ``+cls``.
         dim: channels after the learned reduction of second-order heads.
-        pretrained: timm's weights of the backbone, downloaded.
-        weights: the backbone's weights, of a file.
-        key_map: how the file's names become timm's; see :func:`covpool.create_model`.
-        image_size: the side of the images, ``None`` for the backbone's own.
-        preprocessing: what differs from the backbone's own.
-        seeds: of every head so many are trained, from 0 on.
-        epochs: over the images and their mirrors.
-        batch_size: of a step.
-        lr: the learning rate at its highest: one cycle of AdamW.
-        weight_decay: of AdamW.
-        drop_rate: dropout before the classifier.
-        label_smoothing: the share of every label that is spread over all classes.
-        val_fraction: of the training images, set aside by each seed to choose the best head by, where there
-            is no val; 0 to choose none.
-        svm_seeds: linear SVMs too, on the vectors of so many seeds of every head.
-        precision: in which the backbone runs, by autocast.
-        compile: the backbone by torch.compile, with its weights as constants: two to three times faster,
-            after half a minute.
-        extract_batch: images in a step of the backbone.
+        pretrained: use timm's weights of the backbone, downloaded.
+        weights: file with weights of the backbone.
+        key_map: how parameter names of the file become timm's: ``order``, or a mapping of prefixes; see
+            ``covpool.create_model``.
+        image_size: image size in pixels; the backbone's own if not given.
+        preprocessing: changes to the backbone's own, as ``{"mean": [0.5, 0.5, 0.5]}``.
+        seeds: number of random seeds per head.
+        epochs: number of epochs over the images and their horizontal flips.
+        batch_size: images per training step of a head.
+        lr: largest learning rate of the one-cycle schedule.
+        weight_decay: weight decay of AdamW.
+        drop_rate: dropout rate before the classifier.
+        label_smoothing: label smoothing of the loss.
+        val_fraction: share of the training images that each seed sets aside to choose the best head, where
+            there is no val; 0 to choose none.
+        svm_seeds: number of seeds per head that also get linear SVMs on their embeddings.
+        precision: autocast precision of the backbone.
+        compile: compile the backbone with torch.compile: two to three times faster, after half a minute.
+        extract_batch: images per batch of the backbone.
         workers: processes that read images.
-        device: ``auto`` takes a GPU if there is one.
+        device: ``auto`` uses a GPU if there is one.
     """
 
-    model: str
-    heads: tuple[str, ...] = HEADS
+    model: str = "resnet50"
+    heads: Sequence[str] = HEADS
     dim: int = 128
     pretrained: bool = False
     weights: str | None = None
@@ -140,9 +141,7 @@ class ProbeOptions:
         for head in self.heads:
             parse_head(head)
         if self.pretrained == (self.weights is not None):
-            raise UsageError(
-                "a frozen backbone is worth its weights: give --pretrained, for timm's, or --weights FILE"
-            )
+            raise UsageError("probing needs a pretrained backbone: pass --pretrained or --weights FILE")
         check_choice("precision", self.precision, ("float32", "bfloat16", "float16"))
         for name in ("dim", "seeds", "epochs", "batch_size", "extract_batch"):
             check_whole(name, getattr(self, name))

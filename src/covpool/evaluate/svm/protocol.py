@@ -120,7 +120,7 @@ def fit_svm(
     check_c(c)
     with joined_processes(passing.device) as processes:
         if processes.world_size > 1:
-            processes.fail(ValueError("SVMs are fitted by one process: start it without torchrun"))
+            processes.fail(UsageError("SVMs are fitted by one process: start it without torchrun"))
         _check_out(bundle, out, folder)
         if "test" in split_names(split):
             raise UsageError(f"--split {split} would learn from the images that SVMs are tried on")

@@ -16,7 +16,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 from sklearn.svm import LinearSVC
 
-from covpool.errors import UsageError
+from covpool.errors import StorageError, UsageError
 
 # Rows that are scored at a time.
 CHUNK = 1024
@@ -138,7 +138,7 @@ class RowFile:
             for row, number in zip(found, wanted, strict=True):
                 file.seek(self._offset(number))
                 if file.readinto(row.data) != row.nbytes:
-                    raise OSError(f"{self.path} is cut short: delete it, and have it made anew")
+                    raise StorageError(f"{self.path} is cut short: delete it, and rerun the command")
         return found
 
     def write(self, numbers: Iterable[int], rows: NDArray[np.float32]) -> None:
@@ -147,7 +147,7 @@ class RowFile:
             for number, row in zip(numbers, np.ascontiguousarray(rows, dtype=np.float32), strict=True):
                 file.seek(self._offset(number))
                 if file.write(row.data) != row.nbytes:
-                    raise OSError(f"{self.path} could not be written: is the disk full?")
+                    raise StorageError(f"{self.path} could not be written: is the disk full?")
 
     def sync(self) -> None:
         """Return when what was written is on the disk."""

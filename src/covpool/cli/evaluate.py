@@ -1,0 +1,142 @@
+"""``covpool eval`` and ``covpool retrieve``: see :mod:`covpool.evaluate`."""
+
+# Annotations are not postponed here: jsonargparse would import what is for type checkers to evaluate them.
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from covpool.cli.main import Command
+
+
+@dataclass(frozen=True)
+class EvalArguments:
+    """Measure the accuracy and the calibration of a bundle, over all images and per class.
+
+    Metrics have 95 % intervals from a bootstrap over images. The folder gets results.json, tables of all
+    predictions and of the classes, and figures. Under torchrun the processes share the images.
+
+    Attributes:
+        bundle: folder of covpool train or covpool convert.
+        data: a folder of classes, with or without train, val and test; a CSV of path,label; CUB-200-2011,
+            FGVC-Aircraft or Stanford Cars as published; or shards.
+        out: folder for the results, new or from an earlier evaluation.
+        split: train, val or test, or several joined by a plus.
+        views: ``flip`` averages the logits of an image and its horizontal flip, ``ten-crop`` those of ten
+            crops.
+        seed: random seed of the bootstrap.
+    """
+
+    bundle: str
+    data: str
+    out: str = "evaluation"
+    split: str = "test"
+    views: Literal["one", "flip", "ten-crop"] = "one"
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class RetrieveArguments:
+    """Search for images of the same class by a bundle's embeddings: recall at k, mAP, and mAP at R.
+
+    The embedding is the vector that the classifier receives; images are compared by cosine similarity. Their
+    classes may differ from the bundle's. The folder gets results.json, a table of the queries, and a figure
+    with examples. Under torchrun the processes share the images.
+
+    Attributes:
+        bundle: folder of covpool train or covpool convert.
+        data: a folder of classes, with or without train, val and test; a CSV of path,label; CUB-200-2011,
+            FGVC-Aircraft or Stanford Cars as published; or shards.
+        out: folder for the results, new or from an earlier search.
+        split: split of the queries: train, val or test, or several joined by a plus.
+        gallery: split that is searched, or several joined by a plus; that of the queries if not given. A
+            query never finds itself.
+        at: values of k for recall at k.
+        engine: ``faiss`` (pip install 'covpool[faiss]') is exact too, but does not report mAP: it ranks no
+            more images than recall and mAP at R need.
+    """
+
+    bundle: str
+    data: str
+    out: str = "retrieval"
+    split: str = "test"
+    gallery: str | None = None
+    at: tuple[int, ...] = (1, 2, 4, 8)
+    engine: Literal["exact", "faiss"] = "exact"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How images are read and go through the network.
+
+    Attributes:
+        layout: layout of the data; ``auto`` detects it.
+        batch_size: images per batch, in each process.
+        workers: processes that read images, for each process.
+        device: ``auto`` uses a GPU if there is one.
+        precision: autocast precision.
+    """
+
+    layout: Literal["auto", "csv", "cub", "aircraft", "cars", "folder", "shards"] = "auto"
+    batch_size: int = 64
+    workers: int = 2
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The folder of the results, and the results."""
+
+    folder: str
+    results: dict[str, Any]
+
+
+def run_eval(arguments: EvalArguments, reading: Reading) -> Measured:
+    """Evaluate, and write the folder."""
+    from covpool.evaluate.accuracy import evaluate
+    from covpool.progress import Progress
+
+    with Progress("images") as progress:
+        done = evaluate(**asdict(arguments), **asdict(reading), progress=progress)
+    return Measured(str(done.folder), done.results)
+
+
+def text_of_eval(result: Measured) -> str:
+    """Return a table, and the paths of the files."""
+    from covpool.evaluate.accuracy import results_table
+    from covpool.evaluate.results import closing_lines
+
+    return f"{results_table(result.results)}\n\n{closing_lines(result.folder, result.results)}"
+
+
+def run_retrieve(arguments: RetrieveArguments, reading: Reading) -> Measured:
+    """Search, and write the folder."""
+    from covpool.evaluate.retrieval import retrieve
+    from covpool.progress import Progress
+
+    with Progress("images") as progress:
+        done = retrieve(**asdict(arguments), **asdict(reading), progress=progress)
+    return Measured(str(done.folder), done.results)
+
+
+def text_of_retrieve(result: Measured) -> str:
+    """Return a table, and the paths of the files."""
+    from covpool.evaluate.results import closing_lines
+    from covpool.evaluate.retrieval import results_table
+
+    return f"{results_table(result.results)}\n\n{closing_lines(result.folder, result.results)}"
+
+
+eval = Command(
+    EvalArguments,
+    "covpool eval runs/birds/bundle birds --out runs/birds/evaluation",
+    run_eval,
+    text_of_eval,
+    OPTIONS=(Reading,),
+)
+retrieve = Command(
+    RetrieveArguments,
+    "covpool retrieve runs/birds/bundle birds --out runs/birds/retrieval",
+    run_retrieve,
+    text_of_retrieve,
+    OPTIONS=(Reading,),
+)

@@ -1,0 +1,81 @@
+"""``covpool predict`` and ``covpool embed``: see :func:`covpool.inference.bulk.infer`."""
+
+# Annotations are not postponed here: jsonargparse would import what is for type checkers to evaluate them.
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from covpool.cli.main import Command
+from covpool.inference.options import Embed, Files, Predict, Running
+
+if TYPE_CHECKING:
+    from covpool.inference import Done
+
+
+@dataclass(frozen=True)
+class PredictArguments:
+    """Predict the classes of any number of images, from one to a billion.
+
+    It writes rows of id, label1, score1 and so on into a folder, with one file per tar or per 1,024 images.
+    An unreadable image becomes a row with an error. Rerun the command to resume after an interruption.
+
+    Attributes:
+        bundle: folder of a trained model.
+        data: an image; a folder of images; a CSV with a column path; a Parquet file, or a folder of them; or
+            tars. A path or a remote URL, as s3://bucket/images.
+        out: folder for the rows, or a remote URL.
+    """
+
+    bundle: str
+    data: str
+    out: str = "predictions"
+
+
+@dataclass(frozen=True)
+class EmbedArguments:
+    """Write the embeddings that the classifier receives, for search and for other classifiers.
+
+    It writes rows of id and vector into a folder, with one file per tar or per 1,024 images. An unreadable
+    image becomes a row with an error. Rerun the command to resume after an interruption.
+
+    Attributes:
+        bundle: folder of a trained model.
+        data: an image; a folder of images; a CSV with a column path; a Parquet file, or a folder of them; or
+            tars. A path or a remote URL, as s3://bucket/images.
+        out: folder for the rows, or a remote URL.
+    """
+
+    bundle: str
+    data: str
+    out: str = "embeddings"
+
+
+def run(arguments: Any, task: Predict | Embed, files: Files, running: Running) -> "Done":
+    """Run the task over all images, or resume it."""
+    from covpool.inference import infer
+    from covpool.progress import Progress
+
+    with Progress("images") as progress:
+        return infer(arguments.bundle, arguments.data, arguments.out, task, files, running, progress)
+
+
+def text(result: "Done") -> str:
+    """Return the number of rows, and how many are new."""
+    from covpool.inference.bulk import report_text
+
+    return report_text(result)
+
+
+predict = Command(
+    PredictArguments,
+    "covpool predict runs/birds/bundle photos --format csv --out predictions",
+    run,
+    text,
+    OPTIONS=(Predict, Files, Running),
+)
+embed = Command(
+    EmbedArguments,
+    "covpool embed runs/birds/bundle photos --out embeddings",
+    run,
+    text,
+    OPTIONS=(Embed, Files, Running),
+)

@@ -1,0 +1,116 @@
+"""The options of bulk inference. Importing them is quick, as the command line shows them in its help."""
+
+# Annotations are not postponed here: jsonargparse would import what is for type checkers to evaluate them.
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from covpool.functional.arguments import check_choice, check_whole
+
+if TYPE_CHECKING:
+    from covpool.inference.tasks import Outputs
+    from covpool.models.model import PooledClassifier
+
+Precision = Literal["float32", "bfloat16"]
+Format = Literal["parquet", "csv"]
+
+
+@dataclass(frozen=True)
+class Predict:
+    """The top-k classes, with their probabilities.
+
+    Attributes:
+        top: number of classes per image.
+        flip: average the logits with those of the horizontally flipped image.
+        precision: precision of the network.
+    """
+
+    top: int = 5
+    flip: bool = False
+    precision: Precision = "float32"
+
+    def __post_init__(self) -> None:
+        check_whole("top", self.top, at_least=1)
+        check_choice("precision", self.precision, ("float32", "bfloat16"))
+
+    def start(self, model: "PooledClassifier") -> "Outputs":
+        """Prepare the task for a network; raise UsageError if it has no classifier."""
+        from covpool.inference.tasks import Classes
+
+        return Classes(self, model)
+
+
+@dataclass(frozen=True)
+class Embed:
+    """The embedding: the vector that the classifier receives, scaled to length 1.
+
+    Attributes:
+        raw: do not scale the embeddings to length 1.
+        project: dimensions after a random projection that preserves distances; no projection if not given.
+        seed: random seed of the projection.
+        dtype: data type of the embeddings.
+        flip: average with the embedding of the horizontally flipped image, before anything else.
+        precision: precision of the network.
+    """
+
+    raw: bool = False
+    project: int | None = None
+    seed: int = 0
+    dtype: Literal["float32", "float16"] = "float32"
+    flip: bool = False
+    precision: Precision = "float32"
+
+    def __post_init__(self) -> None:
+        check_choice("dtype", self.dtype, ("float32", "float16"))
+        check_choice("precision", self.precision, ("float32", "bfloat16"))
+        if self.project is not None:
+            check_whole("project", self.project, at_least=1)
+
+    def start(self, model: "PooledClassifier") -> "Outputs":
+        """Prepare the task for a network; raise UsageError if it has fewer dimensions than ``project``."""
+        from covpool.inference.tasks import Vectors
+
+        return Vectors(self, model)
+
+
+@dataclass(frozen=True)
+class Files:
+    """How rows are divided into files.
+
+    Attributes:
+        format: file format, ``parquet`` or ``csv``.
+        rows_per_file: largest number of rows in a file.
+    """
+
+    format: Format = "parquet"
+    rows_per_file: int = 1024
+
+    def __post_init__(self) -> None:
+        check_choice("format", self.format, ("parquet", "csv"))
+        check_whole("rows_per_file", self.rows_per_file, at_least=1)
+
+
+@dataclass(frozen=True)
+class Running:
+    """How a job runs. The rows do not depend on it, except for the last bits of a value.
+
+    Attributes:
+        batch_size: images per batch.
+        workers: processes that read and decode images; 0 reads in the main process. Ray ignores it.
+        device: ``cpu``, ``cuda``, or ``auto`` for a GPU if there is one.
+        engine: ``local`` for this machine, ``ray`` for a cluster (pip install 'covpool[scale]').
+        actors: number of Ray processes, each with a network.
+        ray_address: address of a Ray cluster; Ray starts on this machine if not given.
+    """
+
+    batch_size: int = 64
+    workers: int = 2
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    engine: Literal["local", "ray"] = "local"
+    actors: int = 1
+    ray_address: str | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("engine", self.engine, ("local", "ray"))
+        check_choice("device", self.device, ("auto", "cpu", "cuda"))
+        for name, least in (("batch_size", 1), ("workers", 0), ("actors", 1)):
+            check_whole(name, getattr(self, name), at_least=least)
