@@ -25,7 +25,7 @@ from covpool.export.graph import (
     torch_runner,
     trace,
 )
-from covpool.export.options import FORMATS, ExportOptions, Job, Progress, graph_input, normalized, open_job
+from covpool.export.options import CPU, FORMATS, ExportOptions, Job, Progress, graph_input, open_job
 from covpool.export.parity import TOLERANCES, Latency, Parity, compare, measure_latency, objection
 from covpool.export.results import (
     METADATA,
@@ -37,6 +37,7 @@ from covpool.export.results import (
     write_export_results,
 )
 from covpool.export.smaller import to_half, to_int8
+from covpool.inference.forward import Forward
 
 # Heights and widths that a graph of free size is tried on, over its own: a little larger, larger and not
 # square, smaller.
@@ -200,9 +201,9 @@ def _compared(job: Job, runners: Mapping[str, Runner], progress: Progress) -> tu
     """Every file beside torch, on all images; and the first image, as the files take it."""
     reference: list[Array] = []
     found: dict[str, list[Array]] = {name: [] for name in runners}
-    own, one = torch_runner(job.model), None
+    own, one = Forward(job.model, device=CPU, preprocessing=job.preprocessing), None
     for pixels in job.source.pixels(job.images, job.preprocessing, progress):
-        reference.append(own(normalized(pixels, job.preprocessing).numpy()))
+        reference.append(own(pixels)["logits"][0].numpy())
         images = graph_input(pixels, job.preprocessing, takes_pixels=job.options.takes_pixels)
         one = images[:1] if one is None else one
         for name, run in runners.items():

@@ -12,18 +12,20 @@ import torch
 from torch import Tensor
 
 from covpool.data.image_set import ImageSet
-from covpool.data.loader import EvaluationLoader
 from covpool.data.shards.reader import ShardSet
 from covpool.data.sources import splits
 from covpool.data.transforms import Preprocessing, normalize_transform, pixels_transform
 from covpool.errors import UsageError
 from covpool.export.graph import Array
 from covpool.functional.arguments import check_choice, check_whole
-from covpool.inference.forward import open_split
+from covpool.inference.forward import Pass, open_split
 from covpool.models.bundle import load_model, read_card
 from covpool.models.card import Card
 from covpool.models.model import PooledClassifier
+from covpool.processes import Processes
 from covpool.train.splits import sample
+
+CPU = torch.device("cpu")
 
 
 class Format(NamedTuple):
@@ -122,16 +124,10 @@ class Source:
         return sample(images.some(count, seed) if isinstance(images, ShardSet) else images, count, seed)
 
     def pixels(self, images: ImageSet, preprocessing: Preprocessing, progress: Progress) -> Iterator[Tensor]:
-        """Batches ``(B, 3, size, size)`` in uint8; what cannot be read is left out."""
-        loader = EvaluationLoader(
-            images, pixels_transform(preprocessing), batch_size=self.batch_size, workers=self.workers
-        )
-        done = 0
-        for batch in loader:
-            done += len(batch.ids) + len(batch.bad)
-            if len(batch.ids):
-                yield batch.images
-            progress(done, len(images))
+        """Yield batches ``(B, 3, size, size)`` in uint8, without unreadable images."""
+        passing, alone = Pass(self.batch_size, self.workers, progress=progress), Processes(0, 1, CPU)
+        batches = passing.batches(images, pixels_transform(preprocessing), alone)
+        return (batch.images for batch in batches if len(batch.ids))
 
 
 def graph_input(pixels_B3HW: Tensor, preprocessing: Preprocessing, *, takes_pixels: bool) -> Array:

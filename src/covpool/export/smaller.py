@@ -321,10 +321,13 @@ class _Images(CalibrationDataReader):  # type: ignore[misc]  # onnxruntime is un
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without advice through the root logger, to prepare the model by another tool first."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
+    """Drop the warnings that ONNX Runtime's quantizer sends to the root logger, and only those."""
+
+    def keep(record: logging.LogRecord) -> bool:
+        return record.levelno > logging.WARNING or "onnxruntime" not in record.pathname
+
+    logging.root.addFilter(keep)
     try:
         yield
     finally:
-        logging.disable(before)
+        logging.root.removeFilter(keep)
