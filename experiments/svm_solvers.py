@@ -20,9 +20,9 @@ import torch
 
 from covpool.data.sources import open_splits
 from covpool.durable import replace_file
-from covpool.evaluate.probe.extraction import Extractor, frozen_config
-from covpool.evaluate.probe.training import unit_vectors
-from covpool.evaluate.svm.solvers import LinearScores, Problem, RowFile, solve_in_memory, solve_streaming
+from covpool.evaluate.probe.features import Extractor, frozen_config, unit_vectors
+from covpool.evaluate.svm.solvers import LinearScores, Problem, solve_in_memory, solve_streaming
+from covpool.inference.store import RowFile
 from covpool.models.bundle import load_model
 from covpool.models.create import build_model
 from covpool.provenance.origin import new_results
@@ -41,8 +41,8 @@ def run(sets: Path, runs: Path, scratch: Path) -> dict[str, Any]:
     built = build_model(frozen, checkpoint_path=weights_file(CASE.backbone), key_map=options.key_map)
     extractor = Extractor(built, options, runs / "cache", with_maps=True, device=torch.device("cpu"))
     for split, images in open_splits(sets / CASE.data).items():
-        folder = extractor.folder(images, lambda done, total: None)
-        cached = extractor.extract(images, folder, lambda done, total: None)
+        store = extractor.store(images, lambda done, total: None)
+        cached = extractor.extract(images, store, lambda done, total: None)
         vectors[split] = unit_vectors(model, cached).numpy()
         labels[split] = cached.labels[cached.usable]
     train = vectors["train"].reshape(-1, vectors["train"].shape[-1])

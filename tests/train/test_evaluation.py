@@ -26,10 +26,10 @@ def evaluate(group: dict[str, str], world_size: int, out: Path) -> None:
     from covpool.data.loader import EvaluationLoader
     from covpool.data.sources import open_images
     from covpool.data.transforms import Preprocessing, evaluation_transform
+    from covpool.inference.forward import Forward
     from covpool.models import create_model
     from covpool.processes import joined_processes
-    from covpool.train.metrics import measure
-    from covpool.train.predictions import predict
+    from covpool.train.metrics import measure, predict
     from covpool.train.splits import split_off
 
     torch.manual_seed(0)
@@ -40,7 +40,7 @@ def evaluate(group: dict[str, str], world_size: int, out: Path) -> None:
         loader = EvaluationLoader(
             images, transform, batch_size=64, rank=processes.rank, world_size=processes.world_size
         )
-        found = predict(model, loader, processes)
+        found = predict(Forward(model, device=processes.device).run(loader), processes)
         assert found is not None
         result = measure(found[0], 10), vars(found[0])
         (out / f"{world_size}-{processes.rank}.pickle").write_bytes(pickle.dumps(result))

@@ -6,11 +6,22 @@ import torch
 import torchmetrics.functional.classification as oracle
 
 from covpool.data.batch import BadImage, Batch
+from covpool.inference.forward import Forward
 from covpool.processes import Processes
-from covpool.train.metrics import measure
-from covpool.train.predictions import predict
+from covpool.train import metrics
+from covpool.train.metrics import Predictions, measure
 
 ALONE = Processes(0, 1, torch.device("cpu"))
+
+
+def predict(
+    batches: list[Batch], network: torch.nn.Module | None = None
+) -> tuple[Predictions, list[BadImage]]:
+    """By default the network is the identity, so that its logits are the images of the batches."""
+    forward = Forward(network or torch.nn.Identity(), device=ALONE.device)
+    found = metrics.predict(forward.run(batches), ALONE)
+    assert found is not None
+    return found
 
 
 def batches(logits: torch.Tensor, labels: torch.Tensor, size: int) -> list[Batch]:
@@ -26,27 +37,24 @@ def test_metrics_are_those_of_torchmetrics(classes: int, n: int) -> None:
     torch.manual_seed(classes)
     labels = torch.randint(classes, (n,))
     logits = torch.randn(n, classes) + 2 * torch.nn.functional.one_hot(labels, classes)
-    # The network is the identity, so that its logits are what it is given.
-    found = predict(torch.nn.Identity(), batches(logits, labels, 16), ALONE)
-    assert found is not None
-    metrics = measure(found[0], classes)
-    assert metrics.top1 == pytest.approx(oracle.multiclass_accuracy(logits, labels, classes, "micro"))
+    found = predict(batches(logits, labels, 16))
+    measured = measure(found[0], classes)
+    assert measured.top1 == pytest.approx(oracle.multiclass_accuracy(logits, labels, classes, "micro"))
     top5 = oracle.multiclass_accuracy(logits, labels, classes, "micro", top_k=min(5, classes))
-    assert metrics.top5 == pytest.approx(top5)
+    assert measured.top5 == pytest.approx(top5)
     # torchmetrics too leaves out classes without images and predictions.
-    assert metrics.macro_f1 == pytest.approx(oracle.multiclass_f1_score(logits, labels, classes, "macro"))
+    assert measured.macro_f1 == pytest.approx(oracle.multiclass_f1_score(logits, labels, classes, "macro"))
     present = labels.unique()
     recall = oracle.multiclass_recall(logits, labels, classes, "none")[present].mean()
-    assert metrics.balanced_accuracy == pytest.approx(recall)
-    assert metrics.loss == pytest.approx(torch.nn.functional.cross_entropy(logits, labels))
-    assert metrics.images == n
+    assert measured.balanced_accuracy == pytest.approx(recall)
+    assert measured.loss == pytest.approx(torch.nn.functional.cross_entropy(logits, labels))
+    assert measured.images == n
 
 
 def test_predictions_are_in_the_order_of_the_set() -> None:
     logits, labels = torch.eye(6), torch.arange(6)
     shuffled = [batches(logits, labels, 2)[i] for i in (2, 0, 1)]
-    found = predict(torch.nn.Identity(), shuffled, ALONE)
-    assert found is not None
+    found = predict(shuffled)
     assert found[0].ids.tolist() == found[0].predicted.tolist() == list(range(6))
     probability = torch.eye(6).softmax(dim=1)[0, 0]
     assert np.allclose(found[0].confidence, probability)
@@ -58,8 +66,7 @@ def test_nothing_to_measure_is_told() -> None:
     empty = Batch(
         torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64), (bad,)
     )
-    found = predict(torch.nn.Identity(), [empty], ALONE)
-    assert found is not None
+    found = predict([empty])
     assert found[1] == [bad]
     with pytest.raises(ValueError, match="none of the images could be used"):
         measure(found[0], 3)
@@ -67,29 +74,27 @@ def test_nothing_to_measure_is_told() -> None:
 
 def test_a_network_of_nans_has_no_hits() -> None:
     labels = torch.zeros(4, dtype=torch.int64) + 1
-    found = predict(torch.nn.Identity(), batches(torch.full((4, 9), torch.nan), labels, 4), ALONE)
-    assert found is not None
-    metrics = measure(found[0], 9)
-    assert (metrics.top1, metrics.top5) == (0, 0)
+    found = predict(batches(torch.full((4, 9), torch.nan), labels, 4))
+    measured = measure(found[0], 9)
+    assert (measured.top1, measured.top5) == (0, 0)
 
 
 def test_of_equal_logits_the_first_count() -> None:
     labels = torch.arange(9)
-    found = predict(torch.nn.Identity(), batches(torch.zeros(9, 9), labels, 4), ALONE)
-    assert found is not None
-    metrics = measure(found[0], 9)
-    assert (metrics.top1, metrics.top5) == (pytest.approx(1 / 9), pytest.approx(5 / 9))
+    found = predict(batches(torch.zeros(9, 9), labels, 4))
+    measured = measure(found[0], 9)
+    assert (measured.top1, measured.top5) == (pytest.approx(1 / 9), pytest.approx(5 / 9))
 
 
 def test_a_prediction_that_is_stopped_gives_none() -> None:
     asked = iter([False, True, True])
     given = batches(torch.eye(6), torch.arange(6), 2)
-    assert predict(torch.nn.Identity(), given, ALONE, is_stopped=lambda: next(asked)) is None
+    results = Forward(torch.nn.Identity(), device=ALONE.device).run(given, lambda: next(asked))
+    assert metrics.predict(results, ALONE, lambda: next(asked)) is None
 
 
 def test_the_mode_of_the_network_stays() -> None:
     network = torch.nn.Dropout(0.9).train()
-    found = predict(network, batches(torch.eye(6), torch.arange(6), 2), ALONE)
-    assert found is not None
+    found = predict(batches(torch.eye(6), torch.arange(6), 2), network)
     assert found[0].predicted.tolist() == list(range(6))  # dropout was off
     assert network.training

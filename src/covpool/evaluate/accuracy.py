@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-import torch
-from torch import Tensor, nn
-
-from covpool.data.batch import BadImage, Transform
+from covpool.data.batch import BadImage
 from covpool.data.image_set import ImageSet
-from covpool.data.transforms import Preprocessing, evaluation_transform, ten_crop_transform
-from covpool.errors import UsageError
 from covpool.evaluate.results import (
     Results,
     begin_results,
@@ -26,49 +19,11 @@ from covpool.evaluate.results import (
 )
 from covpool.evaluate.statistics import LEVEL, RESAMPLES, calibrate, intervals
 from covpool.functional.arguments import check_choice, check_whole
-from covpool.inference.forward import Pass, ProgressCall, channels_last, open_bundle, open_split
+from covpool.inference.forward import VIEWS, Pass, ProgressCall, Views, open_bundle, open_split
 from covpool.processes import joined_processes
-from covpool.train.metrics import Predictions, measure
-from covpool.train.predictions import predict
+from covpool.train.metrics import Predictions, measure, predict
 from covpool.train.run_folder import RunFolder
 from covpool.wording import counted
-
-Views = Literal["one", "flip", "ten-crop"]
-VIEWS = ("one", "flip", "ten-crop")
-
-
-def views_transform(preprocessing: Preprocessing, views: Views) -> Transform:
-    """From a picture to what :class:`AveragedViews` wants of it."""
-    make = ten_crop_transform if views == "ten-crop" else evaluation_transform
-    transform: Transform = make(preprocessing)
-    return transform
-
-
-class AveragedViews(nn.Module):
-    """A classifier that averages its logits over views of an image.
-
-    Args:
-        model: gives the logits of one view.
-        views: ``"one"``; ``"flip"``, the image and its mirror; ``"ten-crop"``.
-
-    Shapes:
-        ``(B, 3, H, W)``, or ``(B, 10, 3, H, W)`` for ten crops, to ``(B, K)``.
-    """
-
-    def __init__(self, model: nn.Module, views: Views) -> None:
-        super().__init__()
-        self.model, self.views = model, views
-
-    def forward(self, images: Tensor) -> Tensor:
-        """One view after the other, so that all of them need no more memory than one."""
-        logits = [self.model(channels_last(view)).float() for view in self._views(images)]
-        return torch.stack(logits).mean(dim=0)
-
-    def _views(self, images: Tensor) -> Sequence[Tensor]:
-        if self.views == "ten-crop":
-            return images.unbind(dim=1)
-        return (images, images.flip(-1)) if self.views == "flip" else (images,)
-
 
 NAMES = {
     "top1": "top-1",
@@ -163,12 +118,9 @@ def evaluate(
         processes.by_first(lambda: prepare_folder(folder, PROTOCOL, data))
         model = processes.together(lambda: open_bundle(bundle, processes.device))
         images = processes.together(lambda: open_split(model, data, split, layout))
-        transform = views_transform(Preprocessing.of(model.pretrained_cfg), views)
-        batches = passing.batches(images, transform, processes)
-        found = predict(AveragedViews(model, views), batches, processes, precision)
-        assert found is not None  # nobody can stop it
+        found = predict(passing.run(model, images, processes, views=views), processes)
+        assert found is not None  # nothing interrupts it
         predictions, bad = found
-        processes.together(lambda: _check_finite(predictions, images, precision))
 
         def finish() -> Results:
             results = new_results(PROTOCOL, arguments, processes, seed)
@@ -179,15 +131,6 @@ def evaluate(
             return results
 
         return Evaluation(folder, processes.by_first(finish), predictions, images)
-
-
-def _check_finite(predictions: Predictions, images: ImageSet, precision: str) -> None:
-    wrong = predictions.ids[~np.isfinite(predictions.losses)]
-    if len(wrong):
-        raise UsageError(
-            f"the logits of {len(wrong)} images are not finite in {precision}, first of "
-            f"{images.name(int(wrong[0]))}: try --precision float32, or train anew"
-        )
 
 
 def _measured(predictions: Predictions, classes: int, seed: int) -> dict[str, Any]:
@@ -208,7 +151,7 @@ def _write(
     folder: Path, results: Results, predictions: Predictions, images: ImageSet, bad: list[BadImage]
 ) -> None:
     """The results come last: where they are, so is the rest."""
-    from covpool.evaluate.accuracy_figures import write_figures  # here, because what draws takes seconds
+    from covpool.evaluate.figures import write_figures  # here: matplotlib takes seconds to import
 
     begin_results(folder, PROTOCOL)
     files = RunFolder(folder)

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from covpool.data.image_set import ImageSet
 from covpool.data.sources import open_images, split_names
-from covpool.data.transforms import Preprocessing, evaluation_transform
 from covpool.errors import UsageError
 from covpool.evaluate.results import (
     Results,
@@ -126,22 +125,20 @@ def retrieve(
         started = time.monotonic()
         processes.by_first(lambda: prepare_folder(folder, PROTOCOL, data))
         model = processes.together(lambda: open_bundle(bundle, processes.device))
-        transform = evaluation_transform(Preprocessing.of(model.pretrained_cfg))
 
         def opened(name: str) -> ImageSet:
             return processes.together(lambda: open_images(data, name, layout))
 
         def side(name: str) -> Side:
             images = opened(name)
-            batches = passing.batches(images, transform, processes)
-            return Side(name, images, embed(model, batches, processes, precision))
+            return Side(name, images, embed(model, images, passing, processes))
 
         searched = None if other is None else side(other)
         is_part = searched is not None and set(split_names(split)) < set(split_names(searched.split))
         asked = opened(split) if is_part else side(split)
 
         def finish() -> Results:
-            from covpool.evaluate.retrieval_files import write_files  # what draws takes seconds to import
+            from covpool.evaluate.figures import write_files  # here: matplotlib takes seconds to import
 
             itself = None
             if isinstance(asked, Side):

@@ -11,12 +11,11 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from covpool.data.batch import BadImage, Batch
+from covpool.data.batch import BadImage
 from covpool.data.image_set import ImageSet, Joined
 from covpool.data.sources import split_names
-from covpool.device import autocast
 from covpool.errors import UsageError
-from covpool.inference.forward import channels_last
+from covpool.inference.forward import Pass
 from covpool.models.model import PooledClassifier
 from covpool.processes import Processes
 
@@ -95,62 +94,52 @@ def _parts(images: ImageSet) -> tuple[ImageSet, ...]:
     return images.sets if isinstance(images, Joined) else (images,)
 
 
-def embed(
-    model: PooledClassifier, batches: Iterable[Batch], processes: Processes, precision: str = "float32"
-) -> Embeddings:
-    """What the classifier receives, scaled to length 1: of all images in the first process, which searches.
+def embed(model: PooledClassifier, images: ImageSet, options: Pass, processes: Processes) -> Embeddings:
+    """Compute the embeddings of a set: the input of the classifier, scaled to unit length.
 
-    The others keep those of their own images: all vectors in every process would take its multiple.
+    The first process, which searches, gets the embeddings of all images. The others keep only their own:
+    all embeddings in every process would take too much memory.
 
     Args:
         model: in evaluation mode.
-        batches: this process's.
-        processes: among which the set is divided.
-        precision: of autocast.
+        images: the set.
+        options: batch size, workers, precision and progress.
+        processes: share the images of the set.
 
     Raises:
-        ValueError: in a sentence, if no image could be used, or a vector is not finite.
+        ValueError: if no image is readable, or an embedding is not finite.
     """
-    own = processes.together(lambda: _own(model, batches, processes.device, precision))
-    gathered = processes.gather_to_first(own)
-    found: list[Embeddings] = []
-    processes.by_first(lambda: found.append(_joined(gathered, precision)))  # what it raises, all raise
-    return found[0] if found else own
+
+    def vectors(batch: Tensor) -> dict[str, Tensor]:
+        received = model.forward_head(model.forward_features(batch), pre_logits=True)
+        return {"vectors": F.normalize(received.float(), dim=1)}
+
+    def own() -> Embeddings:
+        results = list(options.run(model, images, processes, vectors))
+        found = [result for result in results if len(result.ids)]
+        return Embeddings(
+            np.concatenate([np.zeros(0, np.int64), *(result.ids for result in found)]),
+            np.concatenate([np.zeros(0, np.int64), *(result.labels for result in found)]),
+            torch.cat([torch.empty(0, model.head_hidden_size), *(r.outputs["vectors"][0] for r in found)]),
+            tuple(image for result in results for image in result.bad),
+        )
+
+    mine = processes.together(own)
+    gathered = processes.gather_to_first(mine)
+    joined: list[Embeddings] = []
+    processes.by_first(lambda: joined.append(_joined(gathered)))  # an error there ends all processes
+    return joined[0] if joined else mine
 
 
-def _joined(gathered: list[Embeddings], precision: str) -> Embeddings:
-    bad = tuple(image for part in gathered for image in part.bad)
-    parts = [part for part in gathered if len(part.ids)]
-    if not parts:
+def _joined(gathered: list[Embeddings]) -> Embeddings:
+    ids = np.concatenate([part.ids for part in gathered])
+    if not len(ids):
         raise UsageError(NOTHING)
-    ids = np.concatenate([part.ids for part in parts])
     order = np.argsort(ids, kind="stable")
-    vectors = torch.cat([part.vectors for part in parts])
-    if not bool(vectors.isfinite().all()):
-        remedy = "" if precision == "float32" else ": try --precision float32"
-        raise UsageError(f"some vectors are not finite in {precision}{remedy}")
-    labels = np.concatenate([part.labels for part in parts])
-    return Embeddings(ids[order], labels[order], vectors[torch.from_numpy(order)], bad)
-
-
-def _own(
-    model: PooledClassifier, batches: Iterable[Batch], device: torch.device, precision: str
-) -> Embeddings:
-    """Those of this process."""
-    ids: list[Tensor] = [torch.empty(0, dtype=torch.int64)]
-    labels, vectors, bad = list(ids), [torch.empty(0, model.head_hidden_size)], list[BadImage]()
-    with torch.inference_mode():
-        for batch in batches:
-            bad.extend(batch.bad)
-            if len(batch.ids) == 0:
-                continue
-            images = channels_last(batch.images.to(device, non_blocking=True))
-            with autocast(device, precision):
-                received = model.forward_head(model.forward_features(images), pre_logits=True)
-            ids.append(batch.ids)
-            labels.append(batch.labels)
-            vectors.append(F.normalize(received.float(), dim=1).cpu())
-    return Embeddings(torch.cat(ids).numpy(), torch.cat(labels).numpy(), torch.cat(vectors), tuple(bad))
+    vectors = torch.cat([part.vectors for part in gathered])[torch.from_numpy(order)]
+    labels = np.concatenate([part.labels for part in gathered])
+    bad = tuple(image for part in gathered for image in part.bad)
+    return Embeddings(ids[order], labels[order], vectors, bad)
 
 
 Column = NDArray[np.float64]

@@ -1,4 +1,4 @@
-"""Bootstrap intervals and calibration error."""
+"""Bootstrap intervals of metrics, and the calibration error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from covpool.train.metrics import Predictions
 
 RESAMPLES = 2000
 LEVEL = 0.95
-# Numbers in the largest array of a block of resamples.
+# Number of values in the largest array of a block of resamples.
 BLOCK = 1 << 22
 
 Column = NDArray[np.float64]
@@ -22,13 +22,16 @@ Column = NDArray[np.float64]
 def intervals(
     predictions: Predictions, classes: int, seed: int, resamples: int = RESAMPLES
 ) -> dict[str, tuple[float, float]]:
-    """A 95 % interval of each metric but the loss, by its name.
+    """Return a 95 % bootstrap interval of each accuracy metric, by name.
+
+    The calibration error has none. Chance gaps between confidence and accuracy add up in every resample, so
+    its bootstrap interval would lie above the true value: it excluded 0 for calibrated predictions.
 
     Args:
-        predictions: for at least one image.
-        classes: how many there are.
-        seed: of the resamples.
-        resamples: how many.
+        predictions: of at least one image.
+        classes: the number of classes.
+        seed: seed of the resamples.
+        resamples: the number of resamples.
     """
     n = len(predictions.ids)
     terms_Fn = _terms(predictions, classes)
@@ -47,44 +50,42 @@ def intervals(
 
 
 def _weights(random: np.random.Generator, rows: int, n: int) -> Column:
-    """How often each of ``n`` images is in each of ``rows`` resamples of ``n`` draws."""
+    """Return how often each of ``n`` images is drawn in each of ``rows`` resamples."""
     drawn = random.integers(n, size=(rows, n)) + n * np.arange(rows)[:, None]
     return np.bincount(drawn.ravel(), minlength=rows * n).reshape(rows, n).astype(np.float64)
 
 
 def _terms(predictions: Predictions, classes: int) -> sparse.csr_array:
-    """What each image adds to each sum: right, in the top 5, three counts of a class, the gap of a bin."""
+    """Return the terms of each image: correct, in the top 5, and three counts of its class."""
     n, labels, predicted = len(predictions.ids), predictions.labels, predictions.predicted
     right = (labels == predicted).astype(np.float64)
     ones, zeros = np.ones(n), np.zeros(n, dtype=np.int64)
-    first = 2 + classes * np.arange(4)
+    first = 2 + classes * np.arange(3)
     added = [
         (zeros, right),
         (zeros + 1, predictions.in_top5.astype(np.float64)),
         (first[0] + labels, right),
         (first[1] + labels, ones),
         (first[2] + predicted, ones),
-        (first[3] + bin_of(predictions.confidence), right - predictions.confidence),
     ]
     rows, values = (np.concatenate(column) for column in zip(*added, strict=True))
     images = np.tile(np.arange(n), len(added))
-    return sparse.csr_array((values, (rows, images)), shape=(int(first[3]) + BINS, n))
+    return sparse.csr_array((values, (rows, images)), shape=(2 + 3 * classes, n))
 
 
 def _metrics(sums_FR: Column, n: int, classes: int) -> dict[str, Column]:
-    """As :func:`covpool.train.metrics.measure` and :func:`calibrate` have them, for each resample."""
-    hits, of_class, called = sums_FR[2 : 2 + 3 * classes].reshape(3, classes, -1)
+    """Return the metrics of each resample, as :func:`covpool.train.metrics.measure` defines them."""
+    hits, of_class, called = sums_FR[2:].reshape(3, classes, -1)
     return {
         "top1": sums_FR[0] / n,
         "top5": sums_FR[1] / n,
         "macro_f1": _mean_of_shares(2 * hits, of_class + called),
         "balanced_accuracy": _mean_of_shares(hits, of_class),
-        "expected_calibration_error": np.abs(sums_FR[2 + 3 * classes :]).sum(axis=0) / n,
     }
 
 
 def _mean_of_shares(parts_KR: Column, wholes_KR: Column) -> Column:
-    """The mean over classes of part by whole; of those that a resample has."""
+    """Return the mean share over the classes that a resample contains."""
     is_there = wholes_KR > 0
     shares = np.divide(parts_KR, wholes_KR, out=np.zeros_like(parts_KR), where=is_there)
     means: Column = shares.sum(axis=0) / is_there.sum(axis=0)
@@ -96,14 +97,14 @@ BINS = 15
 
 @dataclass(frozen=True)
 class Calibration:
-    """Images in bins by their confidence, and how far it is from the truth there; fractions from 0 to 1.
+    """Calibration of the confidences, in 15 bins of equal width; fractions from 0 to 1.
 
     Attributes:
-        expected_error: ECE: the mean over images of their bin's gap between accuracy and mean confidence.
+        expected_error: ECE, the mean gap between accuracy and mean confidence, weighted by images per bin.
         maximum_error: the largest gap of a bin.
-        images: in each of 15 equally wide bins, of the confidences above its lower end, up to its upper one.
-        confidence: the mean in each bin; ``None`` where there is no image.
-        accuracy: likewise.
+        images: the number of images per bin; a bin includes its upper end.
+        confidence: the mean confidence per bin; ``None`` for an empty bin.
+        accuracy: the accuracy per bin; ``None`` for an empty bin.
     """
 
     expected_error: float
@@ -114,13 +115,13 @@ class Calibration:
 
 
 def bin_of(confidence: NDArray[np.float32]) -> NDArray[np.int64]:
-    """The bin of each confidence; the upper ends belong to the bins, so that certainty is in the last."""
+    """Return the bin of each confidence; a bin includes its upper end, so that 1.0 is in the last."""
     ends = np.linspace(0, 1, BINS + 1)[1:-1]
     return np.digitize(confidence, ends, right=True)
 
 
 def calibrate(predictions: Predictions) -> Calibration:
-    """The calibration of predictions, of which there must be some."""
+    """Return the calibration of the predictions of at least one image."""
     place = bin_of(predictions.confidence)
     right = predictions.labels == predictions.predicted
     images = np.bincount(place, minlength=BINS)

@@ -8,22 +8,25 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from covpool.data.image_set import ImageSet
-from covpool.data.loader import EvaluationLoader
 from covpool.data.sources import splits
 from covpool.data.transforms import Preprocessing, pixels_transform
 from covpool.errors import UsageError
-from covpool.export.graph import Array, ExportGraph, graph_input, normalized
+from covpool.export.graph import Array, ExportGraph, graph_input
 from covpool.export.targets import TARGETS, Target
 from covpool.functional.arguments import check_choice, check_whole
-from covpool.inference.forward import open_bundle, open_split
+from covpool.inference.forward import Pass, open_bundle, open_split
 from covpool.models.bundle import read_card
 from covpool.models.card import Card
 from covpool.models.model import PooledClassifier
+from covpool.processes import Processes
 from covpool.train.splits import sample
 
 Progress = Callable[[int, int], None]
+
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -109,23 +112,14 @@ class Job:
     images: ImageSet
     calibration: ImageSet | None
 
-    def batches(self, images: ImageSet, progress: Progress) -> Iterator[tuple[Array, Array]]:
-        """Read batches for the model and for the graph, without unreadable images."""
-        options, done = self.options, 0
-        loader = EvaluationLoader(
-            images,
-            pixels_transform(self.preprocessing),
-            batch_size=options.batch_size,
-            workers=options.workers,
-        )
-        for batch in loader:
-            done += len(batch.ids) + len(batch.bad)
+    def batches(self, images: ImageSet, progress: Progress) -> Iterator[tuple[Tensor, Array]]:
+        """Read batches of pixels in uint8, and the input of the graph; unreadable images are left out."""
+        options = self.options
+        passing = Pass(options.batch_size, options.workers, progress=progress)
+        for batch in passing.batches(images, pixels_transform(self.preprocessing), Processes(0, 1, CPU)):
             if len(batch.ids):
-                yield (
-                    normalized(batch.images, self.preprocessing).numpy(),
-                    graph_input(batch.images, self.preprocessing, takes_pixels=options.takes_pixels),
-                )
-            progress(done, len(images))
+                pixels = batch.images
+                yield pixels, graph_input(pixels, self.preprocessing, takes_pixels=options.takes_pixels)
 
 
 def open_job(bundle: str | Path, data: str | Path | None, options: ExportOptions) -> Job:
@@ -143,7 +137,7 @@ def open_job(bundle: str | Path, data: str | Path | None, options: ExportOptions
     path = data if data is not None or not isinstance(recipe, dict) else recipe.get("path")
     if not path or not isinstance(path, (str, Path)):
         raise UsageError("the comparison with the bundle needs images: pass --data")
-    model = open_bundle(str(bundle), torch.device("cpu")).float()
+    model = open_bundle(str(bundle), CPU).float()
     preprocessing = Preprocessing.of(model.pretrained_cfg)
     path, there = str(path), splits(str(path), options.layout)
     split = options.split or next(one for one in ("test", "val", "train", *there) if one in there)

@@ -14,11 +14,12 @@ import torch
 from covpool.durable import replace_folder, write_file
 from covpool.errors import ExportRefusedError, UsageError
 from covpool.evaluate.results import Results
-from covpool.export.export_options import ExportOptions, Job, Progress, open_job
+from covpool.export.export_options import CPU, ExportOptions, Job, Progress, open_job
 from covpool.export.export_results import METADATA, describe, prepare_export, write_export_results
 from covpool.export.graph import Array, Runner, Traced, example, may_have_free_size, torch_runner, trace
 from covpool.export.parity import Latency, Parity, compare, measure_latency
 from covpool.export.targets import TARGETS, Exportable
+from covpool.inference.forward import Forward
 
 EAGER, COMPILED = "torch eager", "torch.compile"
 # Heights and widths, relative to the image size, that a graph with dynamic size is tested on.
@@ -129,9 +130,9 @@ def compare_files(
     """Compare every file with torch on all images; also return the first image, as the files receive it."""
     reference: list[Array] = []
     found: dict[str, list[Array]] = {name: [] for name in runners}
-    own, one = torch_runner(job.model), None
-    for normalized, images in job.batches(job.images, progress):
-        reference.append(own(normalized))
+    own, one = Forward(job.model, device=CPU, preprocessing=job.preprocessing), None
+    for pixels, images in job.batches(job.images, progress):
+        reference.append(own(pixels)["logits"][0].numpy())
         one = images[:1] if one is None else one
         for name, run in runners.items():
             found[name].append(run(images))

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from covpool.data.transforms import Preprocessing, normalize_transform
-from covpool.inference.forward import channels_last
 from covpool.models.model import PooledClassifier
 from covpool.models.surgery import takes_image_size
 
@@ -132,7 +131,8 @@ def graph_input(pixels_B3HW: Tensor, preprocessing: Preprocessing, *, takes_pixe
 
 def normalized(pixels_B3HW: Tensor, preprocessing: Preprocessing) -> Tensor:
     """Normalize a batch with the transform of training and evaluation, which the graph must reproduce."""
-    return channels_last(normalize_transform(preprocessing)(pixels_B3HW))
+    images: Tensor = normalize_transform(preprocessing)(pixels_B3HW)
+    return images.contiguous(memory_format=torch.channels_last)
 
 
 def torch_runner(module: nn.Module | Callable[..., Any]) -> Runner:

@@ -100,8 +100,8 @@ def to_int8(model: ModelProto, images: Sequence[Array]) -> ModelProto:
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         source, target = Path(folder, "float.onnx"), Path(folder, "int8.onnx")
         # The quantizer advises through the root logger to preprocess the model first.
-        stack.callback(logging.disable, logging.root.manager.disable)
-        logging.disable(logging.WARNING)
+        logging.root.addFilter(_keep)
+        stack.callback(logging.root.removeFilter, _keep)
         onnx.save(rounded, source)
         quantize_static(
             source,
@@ -248,3 +248,8 @@ def _half(tensor: TensorProto, name: str) -> TensorProto:
     values = numpy_helper.to_array(tensor)
     clipped = np.where(np.isfinite(values), np.clip(values, -LARGEST_HALF, LARGEST_HALF), values)
     return numpy_helper.from_array(clipped.astype(np.float16), name)
+
+
+def _keep(record: logging.LogRecord) -> bool:
+    """Drop warnings of ONNX Runtime, and only those."""
+    return record.levelno > logging.WARNING or "onnxruntime" not in record.pathname

@@ -2,36 +2,180 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
+import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from covpool.data.image_set import ImageSet
 from covpool.data.remote import Address
+from covpool.data.shards.remote import patiently
 from covpool.data.sources import open_unlabeled
 from covpool.data.transforms import Preprocessing
-from covpool.durable import check_outside
+from covpool.durable import check_outside, held, sync_folder, write_file
 from covpool.errors import UsageError
-from covpool.inference.local_engine import run_local
-from covpool.inference.options import Files, Running
-from covpool.inference.output import Place, open_place
-from covpool.inference.tasks import Task
-from covpool.inference.work import Decoder, Predictor, Progress, Unit, Work, Writer, divide
+from covpool.inference.options import Files, Format, Running
+from covpool.inference.tasks import Columns, Task, write_table
+from covpool.inference.work import Decoder, Predictor, Progress, Unit, Work, divide, run_local
 from covpool.models.bundle import read_card
 from covpool.models.card import Card
 from covpool.wording import counted, duration
+
+# The ending of files that are being written.
+SAVING = ".covpool-saving"
+# Object storage in which an object appears once it is complete; elsewhere a file grows under its name.
+WHOLE_OBJECTS = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oss", "memory"})
+
+
+class Place(Protocol):
+    """A folder of output files; each file is complete or absent.
+
+    Attributes:
+        has_locks: whether :meth:`held` keeps other processes out.
+    """
+
+    has_locks: bool
+
+    def names(self) -> set[str]:
+        """Return the names of its files, without hidden ones."""
+
+    def read(self, name: str) -> bytes:
+        """Return the content of a file."""
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a file; if writing fails, the file does not exist."""
+
+    def held(self) -> contextlib.AbstractContextManager[None]:
+        """Keep other processes from writing, if possible, and remove partial files of a killed process."""
+
+
+class Disk:
+    """A local folder."""
+
+    has_locks = True
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def names(self) -> set[str]:
+        """List."""
+        if not self.folder.exists():
+            return set()
+        return {name for name in os.listdir(self.folder) if not name.startswith(".")}
+
+    def read(self, name: str) -> bytes:
+        """Read."""
+        return (self.folder / name).read_bytes()
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write under a temporary name, and rename the complete file."""
+        saving = self.folder / f".{name}.{secrets.token_hex(4)}{SAVING}"
+        try:
+            write_file(saving, data)
+            os.replace(saving, self.folder / name)
+        finally:
+            saving.unlink(missing_ok=True)
+        sync_folder(self.folder)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold a lock that dies with this process, and that its workers do not inherit."""
+        with held(self.folder):
+            for left in self.folder.glob(f".*{SAVING}"):
+                left.unlink(missing_ok=True)
+            yield
+
+
+class Bucket:
+    """A folder in object storage."""
+
+    has_locks = False
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+
+    def names(self) -> set[str]:
+        """List."""
+
+        def attempt() -> set[str]:
+            store = self.address.store
+            try:
+                names = {path.rpartition("/")[2] for path in store.ls(self.address.path, detail=False)}
+            except FileNotFoundError:
+                return set()
+            # Some servers list the folder itself, with an empty name.
+            return {name for name in names if name and not name.startswith(".")}
+
+        return patiently(self.address.url, attempt)
+
+    def read(self, name: str) -> bytes:
+        """Download."""
+        return self.address.below(name).read()
+
+    def write(self, name: str, data: bytes) -> None:
+        """Upload; where a file would grow under its name, upload under a temporary one and rename."""
+        where = self.address.below(name)
+        saving = self.address.below(f".{name}.{secrets.token_hex(4)}{SAVING}")
+
+        def attempt() -> None:
+            store = self.address.store
+            protocols = {store.protocol} if isinstance(store.protocol, str) else set(store.protocol)
+            if protocols & WHOLE_OBJECTS:
+                store.pipe_file(where.path, data)
+                return
+            store.makedirs(self.address.path, exist_ok=True)
+            store.pipe_file(saving.path, data)
+            if store.exists(where.path):  # from an attempt whose answer was lost; not every server replaces
+                store.rm_file(where.path)
+            store.mv(saving.path, where.path)
+
+        patiently(where.url, attempt, "written")
+
+    def held(self) -> contextlib.AbstractContextManager[None]:
+        """Do nothing: object storage has no locks."""
+        return contextlib.nullcontext()
+
+
+def open_place(out: str | Path) -> Place:
+    """Return the folder at an address; it is made when something is written."""
+    address = Address.of(out)
+    return Disk(Path(address.path)) if address.is_local else Bucket(address)
+
+
+@dataclass(frozen=True)
+class TableWriter:
+    """Writes the rows of a unit into a file of its own.
+
+    Attributes:
+        place: the folder.
+        format: the format of the file.
+    """
+
+    place: Place
+    format: Format
+
+    def file(self, unit: Unit) -> str:
+        """Return the name of the file of a unit."""
+        return f"{unit.name}.{self.format}"
+
+    def __call__(self, unit: Unit, parts: Sequence[Columns]) -> None:
+        """Write all rows of a unit at once."""
+        self.place.write(self.file(unit), write_table(parts, self.format))
+
 
 JOB = "job.json"
 FORMAT, VERSION = "covpool bulk", 1
 
 
 def describe_job(card: Card, task: Task, files: Files, images: ImageSet, units: list[Unit]) -> dict[str, Any]:
-    """All that decides the rows. Batches, devices and engines do not, but for the last bits of a number."""
+    """Return everything that rows depend on. Batch sizes and devices change only the last bits of a value."""
     bundle = [asdict(card.config), card.classes, card.preprocessing, card.sha256]
     return {
         "format": FORMAT,
@@ -47,12 +191,12 @@ def describe_job(card: Card, task: Task, files: Files, images: ImageSet, units: 
 
 
 def begin_or_continue(place: Place, job: Mapping[str, Any], out: str) -> set[str]:
-    """The names of the files that are done, once it is clear that they are of this job.
+    """Return the names of the finished files of this job.
 
-    Where there is no row yet, a job may still change; not where nothing keeps another from beginning it.
+    A job without rows may still change, unless another process may have started it (no locks).
 
     Raises:
-        ValueError: if the folder is another job's, or holds something else.
+        ValueError: if the folder belongs to another job, or holds other files.
     """
     names = place.names()
     if JOB in names and (names != {JOB} or not place.has_locks):
@@ -63,7 +207,7 @@ def begin_or_continue(place: Place, job: Mapping[str, Any], out: str) -> set[str
         )
     else:
         if names:
-            _read(place, out)  # raises if it is none of ours
+            _read(place, out)  # raises if the file is not of covpool
         place.write(JOB, (json.dumps(job, indent=2) + "\n").encode())
     return names
 
@@ -74,7 +218,7 @@ def _read(place: Place, out: str) -> Any:
     except ValueError:
         job = None
     if not isinstance(job, dict) or job.get("format") != FORMAT:
-        raise UsageError(f"{out} has a {JOB} that is none of covpool's: give another folder by --out")
+        raise UsageError(f"{out} has a {JOB} that covpool did not write: give another folder by --out")
     return job
 
 
@@ -84,7 +228,8 @@ def _check_same(earlier: Mapping[str, Any], now: Mapping[str, Any], out: str) ->
     if different:
         told = ", ".join(_told(name, before.get(name), after[name]) for name in different)
         raise UsageError(
-            f"{out} holds rows of another job ({told}): go on as it began, or give another folder by --out"
+            f"{out} holds rows of another job ({told}): use the same settings to resume it, or give another "
+            "folder by --out"
         )
 
 
@@ -101,16 +246,16 @@ def _told(name: str, before: object, now: object) -> str:
 
 @dataclass(frozen=True)
 class Done:
-    """What a call did.
+    """The result of a call.
 
     Attributes:
-        out: where the rows are.
-        images: in the input.
-        files: of rows, all of them there.
-        new_images: whose rows this call wrote.
-        new_files: that this call wrote.
-        bad_images: of the new ones, whose rows have an error.
-        seconds: that it took.
+        out: the folder of the rows.
+        images: the number of images in the input.
+        files: the number of files with rows.
+        new_images: images whose rows this call wrote.
+        new_files: files that this call wrote.
+        bad_images: new images whose rows have an error.
+        seconds: the time it took.
     """
 
     out: str
@@ -131,23 +276,23 @@ def infer(
     running: Running | None = None,
     progress: Progress = lambda done, total: None,
 ) -> Done:
-    """Compute something for every image, into a folder of Parquet or CSV files.
+    """Compute rows for every image, into a folder of Parquet or CSV files.
 
-    If it is killed, the same call goes on where it was: files are whole or not there. A bad image becomes a
-    row with an error.
+    Call it again after an interruption to resume: each file is complete or absent. An unreadable image
+    becomes a row with an error.
 
     Args:
         bundle: the folder of a model.
         data: as for :func:`covpool.data.sources.open_unlabeled`.
-        out: a folder, or an address of a store; new, empty, or of this same job.
+        out: a folder or a remote URL; new, empty, or of this same job.
         task: a :class:`~covpool.inference.tasks.Predict` or an
             :class:`~covpool.inference.tasks.Embed`.
         files: how rows are divided into files.
         running: how it is run.
-        progress: is told how many images are done, and how many there are to do.
+        progress: called with the number of images done and the total.
 
     Raises:
-        ValueError: in a sentence, for example if ``out`` has the rows of another job.
+        ValueError: for example if ``out`` has the rows of another job.
     """
     files, running = files or Files(), running or Running()
     started = time.monotonic()
@@ -155,7 +300,7 @@ def infer(
     _check_outside(out, data)
     images = open_unlabeled(data)
     units = divide(images, files.rows_per_file)
-    writer = Writer(open_place(out), files.format)
+    writer = TableWriter(open_place(out), files.format)
     with writer.place.held():
         job = describe_job(card, task, files, images, units)
         there = begin_or_continue(writer.place, job, str(out))
@@ -188,14 +333,14 @@ def _engine(running: Running) -> Callable[[Work, Running, Progress], int]:
     if running.engine == "local":
         return run_local
     try:
-        from covpool.inference.ray_engine import run_ray  # here, because Ray is for clusters alone
+        from covpool.inference.ray_engine import run_ray  # here: Ray is optional
     except ModuleNotFoundError as error:
         raise UsageError(f"--engine ray needs {error.name}: pip install 'covpool[scale]'") from error
     return run_ray
 
 
 def report_text(done: Done) -> str:
-    """A line on what is there, and one on the bad images among what is new."""
+    """Return a line on the rows, and one on the unreadable images among the new ones."""
     files = counted(done.files, "file")
     there = f"{done.out}: {counted(done.images, 'row')} in {files}"
     if not done.new_files:

@@ -24,10 +24,10 @@ COLUMNS = ("id", "image", "error")
 
 
 def run_ray(work: Work, running: Running, progress: Progress) -> int:
-    """Do it, and return how many of the images were bad.
+    """Do the work, and return the number of bad images.
 
     Raises:
-        DataError: where the input cannot be read any more, or the rows cannot be written.
+        DataError: if the whole input became unreadable, or the rows cannot be written.
     """
     total, done, bad = sum(map(len, work.units)), 0, 0
     with _cluster(running.ray_address), _quiet():
@@ -58,15 +58,15 @@ def _dataset(work: Work, running: Running) -> ray.data.Dataset:
 
 
 def _shares(running: Running) -> tuple[float, float]:
-    """The cores and GPUs of an actor. Half of the cores at least are left to decode."""
+    """Return the cores and GPUs of an actor; at least half of the cores are left to decode."""
     there = ray.cluster_resources()  # type: ignore[no-untyped-call]
     gpus = int(running.device == "cuda" or (running.device == "auto" and there.get("GPU", 0) > 0))
-    # Less than one in any case: what needs as much as a task does would be made one with it.
+    # Always below one: Ray fuses an actor that needs as much as a task with that task.
     return min(0.99, there.get("CPU", 1) / (2 * running.actors)), gpus
 
 
 def _decode(images: list[Any], decoder: Decoder, unit: Row) -> Row:
-    """A task: the pixels of a unit, all in one row, which cannot be split."""
+    """Decode a unit into one row, which Ray cannot split."""
     failure = ""
     try:
         batch = decoder.batch(_received(images[0]), range(unit["start"], unit["stop"]))
@@ -77,7 +77,7 @@ def _decode(images: list[Any], decoder: Decoder, unit: Row) -> Row:
 
 @cache
 def _received(images: Any) -> ImageSet:
-    """The input, once in each process."""
+    """Fetch the input once in each process."""
     received: ImageSet = ray.get(images)
     return received
 
@@ -91,7 +91,7 @@ class _Actor:
         self.predictor, self.writer, self.batch_size = make_predictor(), writer, batch_size
 
     def __call__(self, rows: dict[str, Any]) -> dict[str, Any]:
-        """From a row of pixels to a row on what was written; the mini-batches are those of one machine."""
+        """Write the rows of a unit, in the batches of the local engine; return the counts as a row."""
         unit = Unit(str(rows["name"][0]), int(rows["start"][0]), int(rows["stop"][0]))
         failure = str(rows["failure"][0])
         parts = [] if failure else self._rows(unit, {name: np.asarray(rows[name][0]) for name in COLUMNS})
@@ -113,7 +113,7 @@ class _Actor:
 
 @contextlib.contextmanager
 def _cluster(address: str | None) -> Iterator[None]:
-    """That of the caller, or one that is there for the time of the job."""
+    """Use the cluster of the caller, or start one for the time of the job."""
     if ray.is_initialized():
         yield
         return
@@ -127,7 +127,7 @@ def _cluster(address: str | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without Ray's own bars and lines: the caller tells how far it is."""
+    """Turn off Ray's progress bars and messages: the caller shows progress."""
     context = ray.data.DataContext.get_current()
     before = context.enable_progress_bars, context.print_on_execution_start
     logger = logging.getLogger("ray.data")

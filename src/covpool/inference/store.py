@@ -1,38 +1,43 @@
-"""Cache features on disk and resume after an interruption."""
+"""Store features on disk: computed once, read later, resumed after an interruption."""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.lib import format as npy
+from numpy.typing import DTypeLike, NDArray
 
+from covpool.data.batch import BadImage
 from covpool.data.decode import decode
-from covpool.data.image_set import ImageSet
-from covpool.data.shards.reader import ShardSet
+from covpool.data.image_set import ImageSet, Subset
 from covpool.durable import replace_file, sync_folder
-from covpool.errors import BadImageError, UsageError
+from covpool.errors import BadImageError, StorageError, UsageError
+from covpool.inference.forward import Result
+from covpool.wording import human
 
 Progress = Callable[[int, int], None]
 
-# In the place of a digest.
+# Stands for the digest of an unreadable image.
 UNREADABLE = bytes(hashlib.sha256().digest_size)
 
 
 class Content(NamedTuple):
-    """What was found when all images were read.
+    """Digests of the images of a set.
 
     Attributes:
-        digest: of all names, labels and bytes, in order.
-        images: the digests of each image's bytes, one after the other, zeros where they could not be read;
-            nothing of shards, which are not read for it.
+        digest: the digest of all names, labels and bytes, in order.
+        images: the digests of the images one after the other, zeros for unreadable images; empty for shards,
+            which are not read.
     """
 
     digest: str
@@ -40,8 +45,8 @@ class Content(NamedTuple):
 
 
 def read_content(images: ImageSet, progress: Progress) -> Content:
-    """Read all images. Shards have digests of their own, so they are not read."""
-    if isinstance(images, ShardSet):
+    """Read and hash all images; shards have digests of their own, so they are not read."""
+    if images.group_sizes() is not None:
         return Content(images.fingerprint(), b"")
     digest, each = hashlib.sha256(repr(images.classes).encode("utf-8", "surrogateescape")), bytearray()
     for i in range(len(images)):
@@ -50,7 +55,7 @@ def read_content(images: ImageSet, progress: Progress) -> Content:
         try:
             one = hashlib.sha256(images.read(i)).digest()
             digest.update(one)
-        except (OSError, ValueError) as error:  # such an image has no features either
+        except (OSError, ValueError) as error:  # an unreadable image has no features either
             one = UNREADABLE
             digest.update(type(error).__name__.encode())
         each += one
@@ -59,18 +64,18 @@ def read_content(images: ImageSet, progress: Progress) -> Content:
 
 
 def check_lasting(images: ImageSet, bad: Iterable[int], content: Content) -> None:
-    """Raise unless images that were found bad are so by the bytes that were read before.
+    """Raise if an unreadable image was readable when it was hashed.
 
-    What is kept is known by these bytes, so an image that a disk or a network failed to give once would be
-    missing from it ever after. Of shards nothing is known, and nothing is said.
+    Features are identified by these hashes, so after one disk or network error the image would be missing
+    from the stored features forever. Shards are not checked.
 
     Args:
         images: the set.
-        bad: numbers of images that have no features.
-        content: of the set.
+        bad: indices of the images without features.
+        content: digests of the set.
 
     Raises:
-        ValueError: for one that is no bad image.
+        ValueError: if the bytes of an image have changed, or the image is readable again.
     """
     for i in bad if content.images else ():
         before = content.images[i * len(UNREADABLE) : (i + 1) * len(UNREADABLE)]
@@ -88,48 +93,93 @@ def check_lasting(images: ImageSet, bad: Iterable[int], content: Content) -> Non
                 continue
             why = error.strerror or str(error)
         raise UsageError(
-            f"{images.name(i)} was there a while ago, and then could not be read ({why}): nothing of it is "
-            "kept, and the same command goes on"
+            f"{images.name(i)} became unreadable during the run ({why}). Its results were discarded. "
+            "Rerun the command to resume."
         )
 
 
-STATE = "state.json"
-# An image, and its mirror.
-VIEWS = 2
+class RowFile:
+    """A ``.npy`` file of rows, read and written without mapping it into memory.
 
-Array = np.memmap[Any, np.dtype[np.float16]]
-
-
-def nothing_done() -> dict[str, Any]:
-    """How far an array is that has no features yet; a list of its own for every caller to add to."""
-    return {"done": 0, "bad": [], "seconds": 0.0}
-
-
-class Shapes(NamedTuple):
-    """Of what is kept of one view of an image.
+    Args:
+        path: a file that :meth:`create` made.
+        dtype: the type of its values.
+        leading: number of leading axes that number the rows.
 
     Attributes:
-        features: as the backbone gives them; ``None`` where no head needs them.
-        average: the channels of their average, after the expansion.
-        token: the channels of the class token; ``None`` without one.
+        rows: the number of rows.
+        shape: the shape of a row.
     """
 
-    features: tuple[int, ...] | None
-    average: int
-    token: int | None
+    def __init__(self, path: str | Path, dtype: DTypeLike = np.float32, leading: int = 1) -> None:
+        self.path, self.dtype = Path(path), np.dtype(dtype)
+        mapped = npy.open_memmap(self.path, mode="r")
+        if mapped.ndim <= leading or mapped.dtype != self.dtype or not mapped.flags.c_contiguous:
+            raise UsageError(f"{path} is not an array of {self.dtype}, row by row")
+        self.rows, self.shape = int(np.prod(mapped.shape[:leading])), mapped.shape[leading:]
+        self._start, self._bytes = int(mapped.offset), int(np.prod(self.shape)) * self.dtype.itemsize
 
-    def of_arrays(self) -> dict[str, tuple[int, ...]]:
-        """By name, of those that there are."""
-        found: dict[str, tuple[int, ...] | None] = {
-            "features": self.features,
-            "average": (self.average,),
-            "token": None if self.token is None else (self.token,),
-        }
-        return {name: shape for name, shape in found.items() if shape is not None}
+    @classmethod
+    def create(cls, path: str | Path, *shape: int, dtype: DTypeLike = np.float32) -> RowFile:
+        """Make a new file of zeros, which take no disk space on most file systems until they are written."""
+        npy.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
+        return cls(path, dtype)
 
-    def bytes(self, images: int) -> int:
-        """What so many images take, with their mirrors."""
-        return VIEWS * images * 2 * sum(int(np.prod(shape)) for shape in self.of_arrays().values())
+    @property
+    def columns(self) -> int:
+        """The length of a row."""
+        return int(self.shape[-1])
+
+    def read(self, numbers: Iterable[int]) -> NDArray[Any]:
+        """Return the rows of these numbers, in their order."""
+        wanted = list(numbers)
+        found = np.empty((len(wanted), *self.shape), dtype=self.dtype)
+        with self.path.open("rb", buffering=0) as file:
+            for row, number in zip(found, wanted, strict=True):
+                file.seek(self._offset(number))
+                if file.readinto(row.data) != row.nbytes:
+                    raise StorageError(f"{self.path} is truncated: delete it and rerun the command")
+        return found
+
+    def write(self, numbers: Iterable[int], rows: NDArray[Any]) -> None:
+        """Write rows at these numbers."""
+        with self.path.open("r+b", buffering=0) as file:
+            for number, row in zip(numbers, np.ascontiguousarray(rows, dtype=self.dtype), strict=True):
+                file.seek(self._offset(number))
+                if file.write(row.data) != row.nbytes:
+                    raise StorageError(f"{self.path} could not be written: is the disk full?")
+
+    def sync(self) -> None:
+        """Return when the rows are on the disk."""
+        with self.path.open("r+b") as file:
+            os.fsync(file.fileno())
+
+    def _offset(self, number: int) -> int:
+        if not 0 <= number < self.rows:
+            raise IndexError(f"there are {self.rows} rows; got {number}")
+        return self._start + int(number) * self._bytes
+
+
+# Each image is stored with its horizontal flip.
+VIEWS = 2
+MANIFEST = "manifest.json"
+# An interruption loses the work of at most this many seconds.
+SECONDS_BETWEEN_SAVES = 30.0
+
+
+@dataclass(frozen=True)
+class State:
+    """How much of an array is done.
+
+    Attributes:
+        done: the features of the images before this index are on the disk.
+        bad: the unreadable images among them, by index.
+        seconds: the time they took.
+    """
+
+    done: int = 0
+    bad: dict[int, BadImage] = dataclasses.field(default_factory=dict)
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,153 +187,201 @@ class CachedFeatures:
     """The features of a set.
 
     Attributes:
-        arrays: ``(views, images, ...)`` in float16, on disk, by the names of :class:`Shapes`.
-        labels: of every image.
-        usable: the numbers of the images that have features; the others could not be read.
-        seconds: that it took to compute them.
+        arrays: ``(images, views, ...)`` by name, on disk.
+        labels: the class of every image.
+        usable: the indices of the images that have features; the others are unreadable.
+        seconds: the time that computing them took.
     """
 
-    arrays: dict[str, NDArray[np.float16]]
+    arrays: dict[str, NDArray[Any]]
     labels: NDArray[np.int64]
     usable: NDArray[np.int64]
     seconds: float
 
 
-class CacheFolder:
-    """Where the features of one set are, or will be.
+class FeatureStore:
+    """A folder with the features of one set: an ``.npy`` file per array, and ``manifest.json``.
+
+    Arrays are filled together, from the first image that one of them lacks. The caller locks the folder
+    (:func:`covpool.durable.held`) while it fills the store.
 
     Args:
-        path: the folder; its name is the digest of what the features depend on.
-        images: how many there are.
-        shapes: of what is wanted of each.
+        folder: need not exist.
+        key: everything that the features depend on, as JSON. Features of another key are not used.
+        images: the number of images.
+        shapes: the shape of each array for one view of one image, by name.
+        dtype: the type of the values.
     """
 
-    def __init__(self, path: Path, images: int, shapes: Shapes) -> None:
-        self.path, self.images, self.shapes = path, images, shapes
+    def __init__(
+        self,
+        folder: Path,
+        key: dict[str, Any],
+        images: int,
+        shapes: dict[str, tuple[int, ...]],
+        dtype: DTypeLike = np.float16,
+    ) -> None:
+        self.folder, self.key, self.images = folder, json.loads(json.dumps(key)), images
+        self.shapes, self.dtype = shapes, np.dtype(dtype)
 
-    def state(self) -> dict[str, Any]:
-        """How far all that is wanted is: images done, those that could not be read, seconds."""
-        states = self.states().values()
-        return {
-            "done": min(state["done"] for state in states),
-            "bad": sorted({i for state in states for i in state["bad"]}),
-            "seconds": max(state["seconds"] for state in states),  # arrays are filled together
-        }
+    def state(self) -> State:
+        """Return how much of all arrays is done."""
+        states = self._states().values()
+        return State(
+            done=min(state.done for state in states),
+            bad={i: image for state in states for i, image in state.bad.items()},
+            seconds=max(state.seconds for state in states),  # arrays are filled together
+        )
 
-    def states(self) -> dict[str, dict[str, Any]]:
-        """How far each array that is wanted is; one that is to be made has nothing done."""
-        written, to_be_made = self._written(), self._to_be_made()
-        return {
-            name: nothing_done() if name in to_be_made else written.get(name, nothing_done())
-            for name in self._wanted()
-        }
-
-    def write_states(self, states: dict[str, dict[str, Any]]) -> None:
-        """Of some arrays, in one move, once the features they speak of are on disk; others' stay."""
-        replace_file(self.path / STATE, json.dumps(self._written() | states).encode())
+    def bytes(self) -> int:
+        """Return the size of all arrays."""
+        return sum(map(self._bytes, self.shapes))
 
     def missing_bytes(self) -> int:
-        """What is not on the disk yet."""
-        return sum(2 * int(np.prod(shape)) for shape in self._to_be_made().values())
+        """Return the size of the arrays that are not on the disk yet."""
+        return sum(self._bytes(name) for name in self.shapes if not self._is_there(name))
 
-    def begin(self) -> None:
-        """Make what is not there, in its whole size: a disk that is full says so now."""
-        to_be_made = self._to_be_made()
-        # Before: a kill must not leave a new array with the state of an old one.
-        self.write_states({name: nothing_done() for name in to_be_made})
-        for name, shape in to_be_made.items():
-            self._make(name, shape)
-        sync_folder(self.path)
+    def is_begun(self) -> bool:
+        """Whether all arrays are there and belong to this key."""
+        return self.shapes.keys() <= self._read().keys() and not self.missing_bytes()
 
-    def array(self, name: str, mode: Literal["r", "r+"] = "r") -> Array:
-        """On disk."""
-        return np.lib.format.open_memmap(self._file(name), mode)
+    def path(self, name: str) -> Path:
+        """Return the file of an array."""
+        return self.folder / f"{name}.npy"
 
     def opened(self, labels: NDArray[np.int64]) -> CachedFeatures:
-        """What is in it, once it is complete."""
+        """Return the arrays, once they are complete."""
         state = self.state()
-        usable = np.setdiff1d(np.arange(self.images), np.asarray(state["bad"], dtype=np.int64))
-        arrays: dict[str, NDArray[np.float16]] = {name: self.array(name) for name in self._wanted()}
-        return CachedFeatures(arrays, labels, usable, state["seconds"])
+        usable = np.setdiff1d(np.arange(self.images), np.array(sorted(state.bad), dtype=np.int64))
+        arrays: dict[str, NDArray[Any]] = {
+            name: npy.open_memmap(self.path(name), "r") for name in self.shapes
+        }
+        return CachedFeatures(arrays, labels, usable, state.seconds)
 
-    def _written(self) -> dict[str, dict[str, Any]]:
-        """The states of all arrays, also of those that are not wanted now."""
+    def fill(
+        self,
+        images: ImageSet,
+        content: Content,
+        run: Callable[[ImageSet], Iterable[Result]],
+        progress: Progress,
+    ) -> None:
+        """Compute what is missing, and save it regularly.
+
+        Args:
+            images: the set.
+            content: digests of the set.
+            run: computes the outputs of some images, in their order; the names are those of the arrays.
+            progress: called with the number of images done and the total.
+
+        Raises:
+            ValueError: if an image became unreadable after it was hashed.
+        """
+        before = self._begin()
+        files = {name: RowFile(self.path(name), self.dtype) for name in before}
+        first = seen = min((state.done for state in before.values()), default=self.images)
+        bad: dict[int, BadImage] = {}
+        started = saved = time.monotonic()
+        for result in run(Subset(images, np.arange(first, self.images))) if first < self.images else ():
+            ids, start = result.ids + first, seen
+            seen += len(ids) + len(result.bad)
+            missing = sorted(set(range(start, seen)) - set(ids.tolist()))
+            check_lasting(images, missing, content)
+            bad |= zip(missing, result.bad, strict=True)
+            for name, file in files.items() if len(ids) else ():
+                file.write(ids, self._rows(result.outputs[name].transpose(0, 1).numpy()))
+            progress(seen, self.images)
+            now = time.monotonic()
+            if now - saved >= SECONDS_BETWEEN_SAVES or seen == self.images:
+                for file in files.values():
+                    file.sync()
+                self._write(
+                    {name: _add(state, first, seen, bad, now - started) for name, state in before.items()}
+                )
+                saved = now
+
+    def _rows(self, values: NDArray[np.float32]) -> NDArray[Any]:
+        """Values too large for the type become its largest: a head cannot learn from infinities."""
+        largest = float(np.finfo(self.dtype).max)
+        return values.clip(-largest, largest).astype(self.dtype)
+
+    def _begin(self) -> dict[str, State]:
+        """Make the missing arrays in full size, so that a full disk fails now; return the unfinished ones."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        states = self._states()
+        # First: after a kill, a new array must not have the state of an old one.
+        self._write(states)
+        for name in self.shapes:
+            if not self._is_there(name):
+                self._make(name)
+        sync_folder(self.folder)
+        return {name: state for name, state in states.items() if state.done < self.images}
+
+    def _make(self, name: str) -> None:
+        """Under another name first: an array that another process has opened stays as it is."""
+        new = self.folder / f".{name}.npy.covpool-making"
         try:
-            written: dict[str, dict[str, Any]] = json.loads((self.path / STATE).read_text())
-        except (OSError, ValueError):
-            return {}
-        return written
-
-    def _to_be_made(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of the arrays that are not there, or are not what they should be."""
-        return {name: shape for name, shape in self._wanted().items() if not self._is_there(name, shape)}
-
-    def _is_there(self, name: str, shape: tuple[int, ...]) -> bool:
-        try:
-            array = self.array(name)
-        except (OSError, ValueError):
-            return False
-        return array.shape == shape and array.dtype == np.float16
-
-    def _make(self, name: str, shape: tuple[int, ...]) -> None:
-        """By another name first: what other processes have opened stays as it is."""
-        new = self.path / f".{name}.npy.covpool-making"
-        try:
-            np.lib.format.open_memmap(new, "w+", np.float16, shape).flush()
+            npy.open_memmap(new, "w+", self.dtype, self._shape(name)).flush()
             with open(new, "r+b") as file:
                 if hasattr(os, "posix_fallocate"):
                     os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
-            os.replace(new, self._file(name))
+            os.replace(new, self.path(name))
         finally:
             new.unlink(missing_ok=True)
 
-    def _wanted(self) -> dict[str, tuple[int, ...]]:
-        return {name: (VIEWS, self.images, *shape) for name, shape in self.shapes.of_arrays().items()}
+    def _states(self) -> dict[str, State]:
+        """Return the state of each array; nothing is done of an array that is missing or damaged."""
+        read = self._read()
+        return {name: read.get(name, State()) if self._is_there(name) else State() for name in self.shapes}
 
-    def _file(self, name: str) -> Path:
-        return self.path / f"{name}.npy"
+    def _read(self) -> dict[str, State]:
+        """Return the states in the manifest, also those of arrays that this store does not want."""
+        try:
+            manifest = json.loads((self.folder / MANIFEST).read_bytes())
+            arrays = manifest["arrays"] if manifest["key"] == self.key else {}
+            return {
+                name: State(one["done"], {i: BadImage(*image) for i, image in one["bad"]}, one["seconds"])
+                for name, one in arrays.items()
+            }
+        except (OSError, ValueError, KeyError, TypeError):  # no manifest, or of another program
+            return {}
+
+    def _write(self, states: dict[str, State]) -> None:
+        """Write the manifest at once; the states of other arrays stay."""
+        arrays = {
+            name: {"done": state.done, "bad": list(state.bad.items()), "seconds": state.seconds}
+            for name, state in (self._read() | states).items()
+        }
+        manifest = {"key": self.key, "arrays": arrays}
+        replace_file(self.folder / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
+
+    def _is_there(self, name: str) -> bool:
+        try:
+            array = npy.open_memmap(self.path(name), "r")
+        except (OSError, ValueError):
+            return False
+        return array.shape == self._shape(name) and array.dtype == self.dtype
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        return (self.images, VIEWS, *self.shapes[name])
+
+    def _bytes(self, name: str) -> int:
+        return int(np.prod(self._shape(name))) * self.dtype.itemsize
 
 
-class Filling:
-    """Those that lack images, together, from the first that any of them lacks; whole ones are left alone.
+def _add(state: State, first: int, done: int, bad: dict[int, BadImage], seconds: float) -> State:
+    kept = {i: image for i, image in state.bad.items() if i < first}
+    return State(done, kept | bad, state.seconds + seconds)
+
+
+def check_room(folder: Path, size: int, what: str, option: str) -> None:
+    """Raise if a disk has less room than features need.
 
     Args:
-        folder: where the arrays are.
-
-    Attributes:
-        first: the number of the first image that is wanted.
+        folder: on that disk.
+        size: the bytes that are needed.
+        what: a sentence on the size, without its end.
+        option: names another folder.
     """
-
-    def __init__(self, folder: CacheFolder) -> None:
-        self.first = folder.state()["done"]
-        self._folder, self._since = folder, time.monotonic()
-        self._before = {
-            name: state for name, state in folder.states().items() if state["done"] < folder.images
-        }
-        self._arrays = {name: folder.array(name, "r+") for name in self._before}
-
-    def put(self, ids: NDArray[np.int64], values: dict[str, NDArray[np.float16]]) -> None:
-        """What was computed of some images, ``(views, images, ...)`` by name."""
-        for name, array in self._arrays.items():
-            array[:, ids] = values[name]
-
-    def save(self, done: int, bad: list[int]) -> None:
-        """Bring it to the disk, and then write down how far it is.
-
-        Args:
-            done: the images up to here have their features.
-            bad: those from the first on that have none, as they could not be read.
-        """
-        for array in self._arrays.values():
-            array.flush()
-        seconds = time.monotonic() - self._since
-        self._folder.write_states(
-            {
-                name: {
-                    "done": done,
-                    "bad": [i for i in before["bad"] if i < self.first] + bad,
-                    "seconds": before["seconds"] + seconds,
-                }
-                for name, before in self._before.items()
-            }
-        )
+    free = shutil.disk_usage(folder).free
+    if size > free:
+        raise UsageError(f"{what}, and {folder} has {human(free, 'B')} free: give another {option}")

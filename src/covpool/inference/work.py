@@ -1,28 +1,31 @@
-"""Units of bulk inference: decode a batch, run the network, write the rows."""
+"""Bulk inference on this machine: decode a batch, run the network, write the rows of a unit."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain, zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torchvision.transforms import v2
+from torch.utils.data import DataLoader, Dataset
 
+from covpool.data.batch import Failure
 from covpool.data.decode import decode
 from covpool.data.image_set import ImageSet
+from covpool.data.loader import outlive_signals
 from covpool.data.remote import cannot_go_on
-from covpool.data.transforms import Preprocessing, evaluation_transform
-from covpool.device import autocast
-from covpool.errors import BadImageError, UsageError
-from covpool.inference.options import Format
-from covpool.inference.output import Place
-from covpool.inference.tasks import Columns, Task, write_table
-from covpool.models.bundle import load_model, read_card
+from covpool.data.transforms import Preprocessing, pixels_transform
+from covpool.errors import BadImageError, DataError, ShardError, UsageError
+from covpool.inference.forward import Forward, open_bundle
+from covpool.inference.options import Running
+from covpool.inference.tasks import Columns, Task
+from covpool.models.bundle import read_card
 
 
 @dataclass(frozen=True)
@@ -30,9 +33,9 @@ class Unit:
     """A range of images whose rows go into one file.
 
     Attributes:
-        name: of that file, without its extension.
-        start: the first image.
-        stop: one past the last.
+        name: the name of the file, without its extension.
+        start: the index of the first image.
+        stop: one past the last image.
     """
 
     name: str
@@ -43,13 +46,13 @@ class Unit:
         return self.stop - self.start
 
     def parts(self, size: int) -> Iterator[range]:
-        """The mini-batches: they never reach from one unit into another, so rows depend on no neighbour."""
+        """Yield the batches; a batch never spans two units, so rows do not depend on other units."""
         for start in range(self.start, self.stop, size):
             yield range(start, min(start + size, self.stop))
 
 
 def divide(images: ImageSet, rows: int) -> list[Unit]:
-    """The units of some images: a group each, or several where a group has more than ``rows``."""
+    """Return the units of some images: one per group, or several if a group has more than ``rows``."""
     units: list[Unit] = []
     start = 0
     for group in images.groups(rows):
@@ -65,38 +68,30 @@ Batch = dict[str, Any]
 
 
 class Decoder:
-    """Makes pixels of bytes as a network's evaluation does, up to where values become floats.
-
-    Pixels stay bytes on their way from process to process, a quarter of what floats would take.
+    """Decode images to pixels in uint8, as evaluation does; pixels are small to send between processes.
 
     Args:
-        preprocessing: what the network wants.
+        preprocessing: the preprocessing of the network.
     """
 
     def __init__(self, preprocessing: Preprocessing) -> None:
         self.size = preprocessing.size
-        *pixels, self.to_float, self.normalize = evaluation_transform(preprocessing).transforms
-        self.pixels = v2.Compose(pixels)
+        self.pixels = pixels_transform(preprocessing)
 
     def __call__(self, data: bytes) -> Tensor:
-        """Bytes of a file to ``(3, size, size)`` from 0 to 255.
+        """Return the pixels ``(3, size, size)`` of the bytes of a file.
 
         Raises:
-            BadImageError: with what is wrong with it.
+            BadImageError: if the image is unreadable.
         """
         pixels: Tensor = self.pixels(decode(data))
         return pixels
 
-    def floats(self, pixels_B3HW: Tensor) -> Tensor:
-        """What the network receives."""
-        images: Tensor = self.normalize(self.to_float(pixels_B3HW))
-        return images
-
     def batch(self, images: ImageSet, numbers: range) -> Batch:
-        """Columns ``id``, ``image`` and ``error``, a row an image; of a bad one the pixels are zeros.
+        """Return the columns ``id``, ``image`` and ``error``; unreadable images have zeros as pixels.
 
         Raises:
-            ShardError: where nothing can be read any more.
+            ShardError: if the whole input became unreadable.
         """
         pixels = torch.zeros(len(numbers), 3, self.size, self.size, dtype=torch.uint8)
         ids = np.empty(len(numbers), dtype=object)
@@ -113,28 +108,27 @@ class Decoder:
 
 
 def _id(images: ImageSet, i: int) -> str:
-    """An image's name. Where it is in a file with others, that file may be gone."""
+    """Return the name of an image. The shard that contains the name may be gone."""
     try:
         name = images.name(i)
     except OSError as error:
         raise cannot_go_on(error.filename or f"image {i}", error) from error
-    # The bytes of a file's name need not be UTF-8, those of a text in a table must.
+    # File names need not be UTF-8, texts in a table must be.
     return name.encode("utf-8", "backslashreplace").decode()
 
 
-# The error of a row whose numbers would say nothing.
+# The error of a row whose values are not finite.
 NOT_FINITE = "not finite: the numbers of this image are too large for their type, or no numbers at all"
 
 
 class Predictor:
-    """From a batch of pixels to rows; ``ray.data.Dataset.map_batches`` takes it as it is.
+    """Compute the rows of a batch of pixels; also a function for ``ray.data.Dataset.map_batches``.
 
     Args:
         bundle: the folder of a model.
-        task: what is wanted.
+        task: computes the columns.
         device: ``"cpu"``, ``"cuda"``, or ``"auto"`` for a GPU if there is one.
-        sha256: of the weights that are meant. A process may be started long after the job, and a bundle be
-            replaced meanwhile.
+        sha256: the hash of the weights. A process may start long after the job, when the bundle was replaced.
     """
 
     def __init__(
@@ -144,47 +138,39 @@ class Predictor:
             device = "cuda" if torch.cuda.is_available() else "cpu"
         if device == "cuda" and not torch.cuda.is_available():
             raise UsageError("device is cuda, but torch sees no GPU here: pass cpu")
-        self.device, self.task = torch.device(device), task
-        model = load_model(bundle, device=self.device)
+        model = open_bundle(str(bundle), torch.device(device))
         if sha256 is not None and read_card(bundle).sha256 != sha256:
             raise UsageError(f"{bundle} is not the bundle any more that the job began with")
-        self.decoder = Decoder(Preprocessing.of(model.pretrained_cfg))
-        # Convolutions are quicker where the channels of a pixel lie together.
-        self.outputs = task.start(model.to(memory_format=torch.channels_last))  # type: ignore[call-overload]
+        outputs = self.outputs = task.start(model)
+        self.forward = Forward(
+            model,
+            lambda images: {"values": outputs.forward(images)},
+            device=torch.device(device),
+            precision=task.precision,
+            views="flip" if task.flip else "one",
+            preprocessing=Preprocessing.of(model.pretrained_cfg),
+        )
 
     def __call__(self, batch: Batch) -> Columns:
-        """The rows of a batch.
+        """Return ``id``, the columns of the task, and ``error``, which is ``""`` for usable images.
 
         Args:
-            batch: as :meth:`covpool.inference.work.Decoder.batch` makes it.
-
-        Returns:
-            ``id``, the columns of the task, and ``error``, which is ``""`` where there was none.
+            batch: the columns of :meth:`Decoder.batch`.
         """
         good = np.flatnonzero(batch["error"] == "")
         columns, errors = self.outputs.empty(len(batch["id"])), batch["error"].copy()
         if len(good):
-            pixels = torch.as_tensor(batch["image"][good])
-            made = self.outputs.columns(self._vectors(pixels))
+            values = self.forward(torch.as_tensor(batch["image"][good]))["values"]
+            made = self.outputs.columns(values.mean(dim=0))
             finite = _finite_rows(made, len(good))
             errors[good[~finite]] = NOT_FINITE
             for name, values in made.items():
                 columns[name][good[finite]] = values[finite]
         return {"id": batch["id"], **columns, "error": errors}
 
-    @torch.inference_mode()
-    def _vectors(self, pixels: Tensor) -> Tensor:
-        images = self.decoder.floats(pixels.to(self.device, non_blocking=True))
-        images = images.contiguous(memory_format=torch.channels_last)
-        with autocast(self.device, self.task.precision):
-            vectors = self.outputs.forward(images).float()
-            if self.task.flip:
-                vectors = (vectors + self.outputs.forward(images.flip(-1)).float()) / 2
-        return vectors
-
 
 def _finite_rows(columns: Columns, count: int) -> NDArray[np.bool_]:
-    """Which rows have none but finite numbers."""
+    """Return which rows have only finite values."""
     finite = np.ones(count, dtype=bool)
     for values in columns.values():
         if values.dtype.kind == "f":
@@ -195,37 +181,23 @@ def _finite_rows(columns: Columns, count: int) -> NDArray[np.bool_]:
 Progress = Callable[[int, int], None]
 
 
-@dataclass(frozen=True)
-class Writer:
-    """Writes the rows of a unit.
-
-    Attributes:
-        place: where to.
-        format: of the file.
-    """
-
-    place: Place
-    format: Format
-
-    def file(self, unit: Unit) -> str:
-        """The name of a unit's file."""
-        return f"{unit.name}.{self.format}"
+class Writer(Protocol):
+    """Writes the rows of a unit; see :class:`covpool.inference.bulk.TableWriter`."""
 
     def __call__(self, unit: Unit, parts: Sequence[Columns]) -> None:
         """Write all rows of a unit at once."""
-        self.place.write(self.file(unit), write_table(parts, self.format))
 
 
 @dataclass(frozen=True)
 class Work:
-    """What there is to do.
+    """A job for an engine.
 
     Attributes:
-        images: all of the input.
-        units: those that are not done yet.
+        images: the whole input.
+        units: the units that are not done yet.
         decoder: from bytes to pixels.
         make_predictor: makes the function from pixels to rows, once in each process that has a network.
-        writer: of the rows.
+        writer: writes the rows.
     """
 
     images: ImageSet
@@ -236,5 +208,98 @@ class Work:
 
 
 def bad_rows(rows: Columns) -> int:
-    """How many have an error."""
+    """Return how many rows have an error."""
     return int((rows["error"] != "").sum())
+
+
+class Piece(NamedTuple):
+    """A batch to decode."""
+
+    unit: Unit
+    numbers: range
+
+
+class Decoded(NamedTuple):
+    """A decoded batch, or why there are no more."""
+
+    piece: Piece
+    batch: Batch | Failure
+
+
+def run_local(work: Work, running: Running, progress: Progress) -> int:
+    """Do the work: processes decode, this one computes, a thread writes. Return the number of bad images.
+
+    Raises:
+        DataError: if the whole input became unreadable.
+        OSError: if the rows cannot be written.
+    """
+    predictor = work.make_predictor()
+    total, done, bad = sum(map(len, work.units)), 0, 0
+    unfinished: dict[str, list[Columns]] = {}
+    with ThreadPoolExecutor(1) as thread:
+        writing: Future[None] | None = None
+        for (unit, numbers), batch in _batches(work, running):
+            if isinstance(batch, Failure):
+                raise DataError(batch.sentence)
+            rows = predictor(batch)
+            unfinished.setdefault(unit.name, []).append(rows)
+            done, bad = done + len(numbers), bad + bad_rows(rows)
+            if numbers.stop == unit.stop:
+                if writing is not None:
+                    writing.result()  # one at a time: waiting rows take memory
+                writing = thread.submit(work.writer, unit, unfinished.pop(unit.name))
+            progress(done, total)
+        if writing is not None:
+            writing.result()
+    return bad
+
+
+def _batches(work: Work, running: Running) -> Iterator[Decoded]:
+    loader = DataLoader(
+        _Batches(work.images, work.decoder),
+        batch_size=None,
+        sampler=_Pieces(work.units, running),
+        num_workers=running.workers,
+        collate_fn=_as_it_is,
+        worker_init_fn=outlive_signals() if running.workers else None,
+    )
+    return (decoded for decoded in loader if decoded is not None)
+
+
+class _Batches(Dataset[Decoded | None]):
+    """Decodes batches in a worker."""
+
+    def __init__(self, images: ImageSet, decoder: Decoder) -> None:
+        self.images, self.decoder = images, decoder
+
+    def __getitem__(self, piece: Piece | None) -> Decoded | None:
+        if piece is None:
+            return None
+        try:
+            return Decoded(piece, self.decoder.batch(self.images, piece.numbers))
+        except ShardError as error:  # raised here, it would arrive inside a traceback
+            return Decoded(piece, Failure(str(error)))
+
+
+class _Pieces:
+    """The batches of as many units at a time as there are workers, in turn.
+
+    The loader asks its workers in turn too, so each decodes whole units. ``None`` fills the turns at the end.
+    """
+
+    def __init__(self, units: Sequence[Unit], running: Running) -> None:
+        self.units, self.running = units, running
+
+    def __iter__(self) -> Iterator[Piece | None]:
+        waiting = iter(self.units)
+        lanes = [self._lane(waiting) for _ in range(max(self.running.workers, 1))]
+        return chain.from_iterable(zip_longest(*lanes))
+
+    def _lane(self, waiting: Iterator[Unit]) -> Iterator[Piece]:
+        for unit in waiting:
+            for numbers in unit.parts(self.running.batch_size):
+                yield Piece(unit, numbers)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch

@@ -1,31 +1,39 @@
-"""What is measured on a set, from the predictions for each of its images.
+"""Compute predictions and metrics from the logits of a set of images.
 
-The predictions are gathered from all processes first, so a metric is the same on any number of them.
+Predictions are gathered from all processes first, so a metric does not depend on their number.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 
+from covpool.data.batch import BadImage
 from covpool.errors import UsageError
+from covpool.inference.forward import Result
+from covpool.processes import Processes
+
+TOP = 5
 
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """For each image, in the order of the set; arrays of one length.
+    """The predictions of all images, in the order of the set; arrays of one length.
 
     Attributes:
-        ids: the image's number in the set.
-        labels: its class.
+        ids: the index of the image in the set.
+        labels: the class of the image.
         predicted: the class of the highest logit.
-        confidence: the probability of that class.
-        label_confidence: the probability of its own class.
+        confidence: the probability of the predicted class.
+        label_confidence: the probability of the image's own class.
         losses: the cross-entropy.
-        in_top5: whether its class is among the five highest.
+        in_top5: whether the image's class is among the top-5 predictions.
     """
 
     ids: NDArray[np.int64]
@@ -39,15 +47,15 @@ class Predictions:
 
 @dataclass(frozen=True)
 class Metrics:
-    """Of a set; fractions from 0 to 1.
+    """The metrics of a set; fractions from 0 to 1.
 
     Attributes:
         loss: the mean cross-entropy.
-        top1: the fraction whose highest logit is right.
-        top5: the fraction with the right class among the five highest.
-        macro_f1: the mean of the classes' F1, of those with images or predictions.
-        balanced_accuracy: the mean of the classes' recall, of those with images.
-        images: how many there were.
+        top1: the top-1 accuracy.
+        top5: the top-5 accuracy.
+        macro_f1: the mean F1 of the classes that have images or predictions.
+        balanced_accuracy: the mean recall of the classes that have images.
+        images: the number of images.
     """
 
     loss: float
@@ -58,12 +66,70 @@ class Metrics:
     images: int
 
 
-# Of all metrics but the number of images.
+# All metrics except the number of images.
 NAMES = tuple(one.name for one in fields(Metrics) if one.name != "images")
 
 
+def predict(
+    results: Iterable[Result], processes: Processes, is_stopped: Callable[[], bool] = lambda: False
+) -> tuple[Predictions, list[BadImage]] | None:
+    """Return the predictions of all processes, in every process, and the unreadable images.
+
+    Args:
+        results: the ``logits`` of this process's batches; several views are averaged.
+        processes: share the images of the set.
+        is_stopped: whether the loop was interrupted. If it was in one process, all return ``None``.
+    """
+    parts: list[Predictions] = []
+    bad: list[BadImage] = []
+
+    def predict_all() -> None:
+        for result in results:
+            bad.extend(result.bad)
+            if len(result.ids):
+                parts.append(_predictions(result))
+
+    processes.together(predict_all)
+    gathered = processes.gather((parts, bad, is_stopped()))
+    if any(stopped for _, _, stopped in gathered):
+        return None
+    return (
+        _joined([part for parts, _, _ in gathered for part in parts]),
+        [image for _, bad, _ in gathered for image in bad],
+    )
+
+
+def _predictions(result: Result) -> Predictions:
+    logits_BK, labels = result.outputs["logits"].mean(dim=0), torch.from_numpy(result.labels)
+    probabilities = logits_BK.softmax(dim=1)
+    confidence, predicted = probabilities.max(dim=1)
+    own = labels[:, None]
+    # Ties count as argmax breaks them: of equal logits, the first class is the highest.
+    same, first = logits_BK == logits_BK.gather(1, own), torch.arange(logits_BK.shape[1]) < own
+    above = ((logits_BK > logits_BK.gather(1, own)) | (same & first)).sum(dim=1)
+    return Predictions(
+        ids=result.ids,
+        labels=result.labels,
+        predicted=predicted.numpy(),
+        confidence=confidence.numpy(),
+        label_confidence=probabilities.gather(1, own)[:, 0].numpy(),
+        losses=F.cross_entropy(logits_BK, labels, reduction="none").numpy(),
+        in_top5=((above < TOP) & ~logits_BK.isnan().any(dim=1)).numpy(),
+    )
+
+
+def _joined(parts: list[Predictions]) -> Predictions:
+    """Concatenate the parts in the order of the set."""
+    if not parts:
+        whole, real = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float32)
+        return Predictions(whole, whole, whole, real, real, real, np.zeros(0, dtype=bool))
+    order = np.argsort(np.concatenate([part.ids for part in parts]), kind="stable")
+    names = [field.name for field in fields(Predictions)]
+    return Predictions(**{n: np.concatenate([getattr(part, n) for part in parts])[order] for n in names})
+
+
 def measure(predictions: Predictions, classes: int) -> Metrics:
-    """All metrics.
+    """Return all metrics.
 
     Raises:
         ValueError: if there is no image.

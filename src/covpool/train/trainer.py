@@ -22,6 +22,7 @@ from covpool.errors import (
     NotFiniteError,
     TrainingError,
 )
+from covpool.inference.forward import Forward
 from covpool.models.bundle import check_savable, read_card, save_model
 from covpool.processes import Processes, Signals
 from covpool.train.checkpoint import (
@@ -35,9 +36,8 @@ from covpool.train.checkpoint import (
     write_checkpoint,
 )
 from covpool.train.journal import Journal
-from covpool.train.metrics import Metrics, Predictions, measure
+from covpool.train.metrics import Metrics, Predictions, measure, predict
 from covpool.train.network import make_model
-from covpool.train.predictions import predict
 from covpool.train.recipe import Recipe
 from covpool.train.run_folder import BadImages, RunFolder
 from covpool.train.splits import Splits, make_loader
@@ -107,13 +107,13 @@ class Trainer:
         model = self.learner.best_weights
         self.processes.broadcast_buffers(model)
         loader = self._val_loader if images is self.splits.val else None
-        found = predict(
-            model,
-            loader or self._evaluation_loader(images),
-            self.processes,
-            self.recipe.loop.precision,
-            is_stopped=lambda: bool(self.signals.received),
-        )
+        forward = Forward(model, device=self.processes.device, precision=self.recipe.loop.precision)
+
+        def is_stopped() -> bool:
+            return bool(self.signals.received)
+
+        results = forward.run(loader or self._evaluation_loader(images), is_stopped)
+        found = predict(results, self.processes, is_stopped)
         if found is None:
             self._leave()
         predictions, bad = found

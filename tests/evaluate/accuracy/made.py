@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from covpool.data.batch import Batch
+from covpool.inference.forward import Forward
 from covpool.processes import Processes
-from covpool.train.metrics import Predictions
-from covpool.train.predictions import predict
+from covpool.train.metrics import Predictions, predict
 
 
 def made_logits(n: int, classes: int, seed: int = 0, skill: float = 2.0) -> tuple[Tensor, Tensor]:
@@ -25,6 +25,7 @@ def made_logits(n: int, classes: int, seed: int = 0, skill: float = 2.0) -> tupl
 def predictions_of(logits: Tensor, labels: Tensor) -> Predictions:
     """By the code that a network's logits take."""
     batch = Batch(logits, labels, torch.arange(len(labels)), ())
-    found = predict(nn.Identity(), [batch], Processes(0, 1, torch.device("cpu")))
+    alone = Processes(0, 1, torch.device("cpu"))
+    found = predict(Forward(nn.Identity(), device=alone.device).run([batch]), alone)
     assert found is not None
     return found[0]

@@ -22,7 +22,7 @@ from torchmetrics.classification import (
 from covpool.data.sources import open_images
 from covpool.data.transforms import Preprocessing, evaluation_transform
 from covpool.evaluate.accuracy import evaluate
-from covpool.evaluate.accuracy_figures import _named
+from covpool.evaluate.figures import _named
 from covpool.models import create_model, load_model, save_model
 from covpool.train.report.figures import _counts
 from tests.evaluate.birds import CLASSES

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from covpool.inference import Done, Embed, Files, Predict, Running, infer
-from covpool.inference.bulk import report_text
-from covpool.inference.output import Disk
+from covpool.inference.bulk import Disk, report_text
 from covpool.inference.work import Predictor
 from covpool.models import create_model, save_model
 from covpool.models.bundle import read_card
@@ -129,8 +128,8 @@ def test_rows_do_not_go_among_the_images(bundle: Path, data: Path, monkeypatch: 
     ("name", "content", "sentence"),
     [
         ("thesis.txt", "", r"holds other things, such as 'thesis\.txt'"),
-        ("job.json", '{"name": "mine"}', "none of covpool's"),
-        ("job.json", "{", "none of covpool's"),
+        ("job.json", '{"name": "mine"}', "that covpool did not write"),
+        ("job.json", "{", "that covpool did not write"),
     ],
 )
 def test_the_folder_of_something_else(

@@ -10,7 +10,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from covpool.data.shards import remote as cache
 from covpool.errors import ShardError
-from covpool.inference.output import open_place
+from covpool.inference.bulk import open_place
 
 
 class Growing(MemoryFileSystem):

@@ -15,9 +15,9 @@ import pytest
 from covpool.data.sources import open_unlabeled
 from covpool.data.transforms import Preprocessing
 from covpool.inference import Embed, Files, Predict, Running, infer
-from covpool.inference.output import open_place
+from covpool.inference.bulk import TableWriter, open_place
 from covpool.inference.tasks import Columns
-from covpool.inference.work import Batch, Decoder, Predictor, Work, Writer, divide
+from covpool.inference.work import Batch, Decoder, Predictor, Work, divide
 from covpool.models.bundle import read_card
 from tests.evaluate.bulk.small import hidden, pictures, rows_of, write_folder
 
@@ -92,7 +92,7 @@ def test_a_killed_actor_is_replaced(tmp_path: Path, bundle: Path, data: Path) ->
         divide(images, FILES.rows_per_file),
         Decoder(Preprocessing.of(read_card(bundle).preprocessing)),
         partial(Mortal, marker, bundle, Predict(), "cpu"),
-        Writer(open_place(out), "parquet"),
+        TableWriter(open_place(out), "parquet"),
     )
     run_ray(work, RAY, lambda done, total: None)
     assert marker.exists()
@@ -129,7 +129,7 @@ def test_what_cannot_be_written_is_told_in_a_sentence(tmp_path: Path, bundle: Pa
         divide(images, 50),
         Decoder(Preprocessing.of(read_card(bundle).preprocessing)),
         partial(Predictor, bundle, Predict(), "cpu"),
-        Writer(open_place(tmp_path / "missing"), "parquet"),
+        TableWriter(open_place(tmp_path / "missing"), "parquet"),
     )
     with pytest.raises(ValueError, match=r"No such file or directory.*missing"):
         run_ray(work, RAY, lambda done, total: None)

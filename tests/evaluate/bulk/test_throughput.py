@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from covpool.data.image_set import ImageSet
 from covpool.data.sources import open_unlabeled
-from covpool.data.transforms import Preprocessing
+from covpool.data.transforms import Preprocessing, normalize_transform
 from covpool.inference import Embed, Files, Running, infer
 from covpool.inference.work import Decoder
 from covpool.models import create_model, load_model, save_model
@@ -37,11 +37,12 @@ class Decoded(Dataset[torch.Tensor]):
 def bare_loop(bundle: Path, data: Path) -> None:
     """A loader and a network, and nothing else."""
     model = load_model(bundle).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    decoder = Decoder(Preprocessing.of(model.pretrained_cfg))
-    loader = DataLoader(Decoded(open_unlabeled(data), decoder), BATCH, num_workers=WORKERS)
+    preprocessing = Preprocessing.of(model.pretrained_cfg)
+    loader = DataLoader(Decoded(open_unlabeled(data), Decoder(preprocessing)), BATCH, num_workers=WORKERS)
+    normalize = normalize_transform(preprocessing)
     with torch.inference_mode():
         for pixels in loader:
-            images = decoder.floats(pixels).contiguous(memory_format=torch.channels_last)
+            images = normalize(pixels).contiguous(memory_format=torch.channels_last)
             model.forward_head(model.forward_features(images), pre_logits=True)
 
 

@@ -6,10 +6,11 @@ import dataclasses
 import sys
 
 from covpool.cli.main import main
-from covpool.evaluate.probe import extraction, probing
+from covpool.evaluate.probe import probing
+from covpool.inference import store
 
 if __name__ == "__main__":
-    extraction.SAVED_EVERY = 4
+    store.SECONDS_BETWEEN_SAVES = 0.0
     whole = probing.Extractor.__init__
 
     def slower(self, model, options, *rest):  # type: ignore[no-untyped-def]

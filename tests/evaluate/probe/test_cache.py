@@ -1,29 +1,56 @@
-"""Folders of features, without a network."""
+"""Stores of features, without a network."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from covpool.inference.store import CacheFolder, Shapes
+import torch
+
+from covpool.data.batch import BadImage
+from covpool.data.image_set import ImageSet
+from covpool.inference.forward import Result
+from covpool.inference.store import Content, FeatureStore, State
+from tests.data.memory_images import memory_images
 
 
-def test_bad_images_of_one_folder_are_not_those_of_another(tmp_path: Path) -> None:
-    shapes = Shapes(None, 4, None)
-    first, second = (CacheFolder(tmp_path / name, 3, shapes) for name in ("first", "second"))
-    first.state()["bad"].append(2)
-    assert second.state() == {"done": 0, "bad": [], "seconds": 0.0}
+def a_store(folder: Path, **shapes: tuple[int, ...]) -> FeatureStore:
+    return FeatureStore(folder, {"of": "sparrows"}, 3, shapes)
 
 
-def test_room_is_wanted_only_for_what_is_not_there(tmp_path: Path) -> None:
-    tmp_path.joinpath("cache").mkdir()
-    averages = CacheFolder(tmp_path / "cache", 3, Shapes(None, 4, None))
-    averages.begin()
+def fill(store: FeatureStore) -> None:
+    images = memory_images(3)
+
+    def run(part: ImageSet) -> list[Result]:
+        ids = torch.arange(len(part)).numpy()
+        outputs = {name: torch.ones(2, len(part), *shape) for name, shape in store.shapes.items()}
+        return [Result(ids, ids, outputs, ())]
+
+    store.fill(images, Content("", b""), run, lambda done, total: None)
+
+
+def test_bad_images_of_one_store_are_not_those_of_another(tmp_path: Path) -> None:
+    first, second = (a_store(tmp_path / name, average=(4,)) for name in ("first", "second"))
+    first.state().bad[2] = BadImage("a.jpg", "unreadable", "it is empty")
+    assert second.state() == State(0, {}, 0.0)
+
+
+def test_only_missing_arrays_need_room(tmp_path: Path) -> None:
+    averages = a_store(tmp_path / "cache", average=(4,))
+    fill(averages)
     assert averages.missing_bytes() == 0
-    both = CacheFolder(tmp_path / "cache", 3, Shapes((5, 2, 2), 4, None))
+    both = a_store(tmp_path / "cache", average=(4,), features=(5, 2, 2))
     assert both.missing_bytes() == 2 * 3 * 2 * 5 * 2 * 2
 
 
-def test_averages_alone_take_little_room() -> None:
-    maps, averages = Shapes((320, 7, 7), 1280, None), Shapes(None, 1280, None)
-    assert maps.bytes(1000) == 2 * 1000 * 2 * (320 * 49 + 1280)
-    assert averages.bytes(1000) == 2 * 1000 * 2 * 1280
+def test_features_of_another_key_are_not_used(tmp_path: Path) -> None:
+    fill(a_store(tmp_path, average=(4,)))
+    assert a_store(tmp_path, average=(4,)).state().done == 3
+    other = FeatureStore(tmp_path, {"of": "auks"}, 3, {"average": (4,)})
+    assert (other.state().done, other.is_begun()) == (0, False)
+
+
+def test_averages_alone_take_little_room(tmp_path: Path) -> None:
+    maps = FeatureStore(tmp_path, {}, 1000, {"features": (320, 7, 7), "average": (1280,)})
+    averages = FeatureStore(tmp_path, {}, 1000, {"average": (1280,)})
+    assert maps.bytes() == 2 * 1000 * 2 * (320 * 49 + 1280)
+    assert averages.bytes() == 2 * 1000 * 2 * 1280

@@ -59,7 +59,7 @@ def test_an_image_that_cannot_be_read_for_a_while_is_not_given_up(
         return read(self, i)
 
     monkeypatch.setattr(ImageFiles, "read", failing)
-    with pytest.raises(ValueError, match=r"was there a while ago, .*\(it can be again\)"):
+    with pytest.raises(ValueError, match=r"became unreadable during the run \(it can be again\)"):
         probe(str(birds), options, out=tmp_path / "out", cache=tmp_path / "cache")
     made = probe(str(birds), options, out=tmp_path / "out", cache=tmp_path / "cache")
     assert made.record["images_left_out"] == {"train": 0, "test": 0}
@@ -74,7 +74,7 @@ def test_numbers_that_are_not_finite_are_no_features(
     monkeypatch.setattr(
         PooledClassifier, "forward_features", lambda self, x: (forward(self, x).abs() + 1) * huge * huge
     )
-    with pytest.raises(ValueError, match="the backbone gives numbers that are not finite"):
+    with pytest.raises(ValueError, match="the average of 32 images of a batch are not finite in float32"):
         probe(str(birds), OPTIONS, out=tmp_path / "out", cache=tmp_path / "cache")
 
 
@@ -98,7 +98,7 @@ def test_the_size_is_told_before_anything_is_computed(birds: Path, tmp_path: Pat
     )
     hashed, size, computed = list(dict.fromkeys(told))[:3]
     assert (hashed, computed) == ("images hashed", "images")
-    assert size == f"features take 73.7 kB in {tmp_path / 'cache'}: 256 numbers of an image and its mirror"
+    assert size == f"features take 73.7 kB in {tmp_path / 'cache'}: 256 values per image and flip"
 
 
 def test_maps_are_added_where_only_averages_were(birds: Path, tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_one_process_at_a_time_makes_features(birds: Path, tmp_path: Path) -> No
     options = dataclasses.replace(OPTIONS, heads=("gap",), seeds=1, epochs=1)
     probe(str(birds), options, out=tmp_path / "a", cache=tmp_path / "cache")
     (folder, _) = sorted((tmp_path / "cache").iterdir())
-    (folder / "state.json").unlink()
+    (folder / "manifest.json").unlink()
     code = f"""
 import time
 from pathlib import Path
@@ -148,7 +148,7 @@ def test_features_that_are_not_finite_are_refused(birds: Path, tmp_path: Path) -
     weights["conv_stem.weight"][0, 0, 0, 0] = torch.nan
     torch.save(weights, tmp_path / "nan.pth")
     options = dataclasses.replace(OPTIONS, weights=str(tmp_path / "nan.pth"))
-    with pytest.raises(ValueError, match="gives numbers that are not finite: try --precision float32"):
+    with pytest.raises(ValueError, match=r"not finite in float32, first of .*: check the weights"):
         probe(str(birds), options, out=tmp_path / "out", cache=tmp_path / "cache")
 
 
@@ -157,5 +157,5 @@ def test_a_split_without_a_usable_image(birds: Path, tmp_path: Path) -> None:
     shutil.copytree(birds, root)
     for file in (root / "train").rglob("*.jpg"):
         file.write_bytes(b"no image")
-    with pytest.raises(ValueError, match="none of the images of a split can be used"):
+    with pytest.raises(ValueError, match="none of the images of a split is readable"):
         probe(str(root), OPTIONS, out=tmp_path / "out", cache=tmp_path / "cache")

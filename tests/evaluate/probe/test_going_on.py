@@ -165,8 +165,8 @@ def test_killed_it_goes_on(birds: Path, tmp_path: Path) -> None:
         return [*words, "--out", str(tmp_path / name), "--cache", str(tmp_path / f"{name}-cache")]
 
     def half_way() -> bool:
-        files = (tmp_path / "killed-cache").rglob("state.json")
-        states = (state for file in files for state in json.loads(file.read_text()).values())
+        files = (tmp_path / "killed-cache").rglob("manifest.json")
+        states = (state for file in files for state in json.loads(file.read_text())["arrays"].values())
         return any(0 < state["done"] < SPECIES * 12 for state in states)
 
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}

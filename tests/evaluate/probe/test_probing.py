@@ -20,9 +20,9 @@ from covpool.data.loader import EvaluationLoader
 from covpool.data.sources import open_images
 from covpool.data.transforms import Preprocessing, evaluation_transform
 from covpool.evaluate.probe import probe
+from covpool.evaluate.probe.features import head_outputs
 from covpool.evaluate.probe.probing import right_answers
-from covpool.evaluate.probe.training import head_outputs
-from covpool.inference.store import CacheFolder, Shapes
+from covpool.inference.store import FeatureStore
 from covpool.provenance.origin import check_schema
 from tests.data.pictures import needs_sparrows
 from tests.evaluate.probe.small_probing import OPTIONS
@@ -89,9 +89,9 @@ def test_a_bundle_does_to_images_what_was_measured_on_features(
     (batch,) = EvaluationLoader(images, transform, batch_size=64)
     with torch.no_grad():
         logits = torch.stack([model(batch.images), model(batch.images.flip(-1))])
-    kept = CacheFolder(cache / probed.record["features"]["test"], len(images), shapes_of(model)).opened(
-        batch.labels.numpy()
-    )
+    folder = cache / probed.record["features"]["test"]
+    key = json.loads((folder / "manifest.json").read_text())["key"]
+    kept = FeatureStore(folder, key, len(images), shapes_of(model)).opened(batch.labels.numpy())
     # Features are kept in float16.
     (found,) = (part for _, part in head_outputs(model, kept, kept.usable))
     torch.testing.assert_close(found, logits, atol=2e-3 * float(logits.abs().max()), rtol=1e-2)
@@ -100,8 +100,9 @@ def test_a_bundle_does_to_images_what_was_measured_on_features(
     assert model.classes == images.classes
 
 
-def shapes_of(model: Any) -> Shapes:
-    return Shapes((48, 4, 4) if model.config.pool != "gap" else None, 256, None)
+def shapes_of(model: Any) -> dict[str, tuple[int, ...]]:
+    average = {"average": (256,)}
+    return average if model.config.pool == "gap" else average | {"features": (48, 4, 4)}
 
 
 @pytest.mark.slow

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from covpool.data.image_set import ImageSet
-from covpool.evaluate.probe import extraction
-from covpool.evaluate.probe.extraction import Extractor, frozen_config
+from covpool.evaluate.probe.features import Extractor, frozen_config
+from covpool.inference import store
 from covpool.inference.store import CachedFeatures
 from covpool.models.config import ModelConfig
 from covpool.models.create import build_model
@@ -27,7 +27,7 @@ class StoppedError(Exception):
 
 @pytest.fixture(autouse=True)
 def _often_saved(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extraction, "SAVED_EVERY", BATCH)
+    monkeypatch.setattr(store, "SECONDS_BETWEEN_SAVES", 0.0)
 
 
 def pictures(bad: int) -> MemoryImages:
@@ -50,8 +50,7 @@ def extracted(
         if done >= stop_at:
             raise StoppedError
 
-    folder = extractor.folder(images, lambda done, total: None)
-    return extractor.extract(images, folder, stop)
+    return extractor.extract(images, extractor.store(images, lambda done, total: None), stop)
 
 
 def assert_same(found: CachedFeatures, wanted: CachedFeatures) -> None:
@@ -68,7 +67,7 @@ def test_maps_that_were_left_half_way_are_not_taken_for_whole(tmp_path: Path) ->
     extracted(tmp_path / "cache", with_maps=False, images=images)  # fills the averages to the end
     found = extracted(tmp_path / "cache", with_maps=True, images=images)
     assert_same(found, extracted(tmp_path / "whole", with_maps=True, images=images))
-    assert found.arrays["features"][:, found.usable].any(axis=(2, 3, 4)).all()
+    assert found.arrays["features"][found.usable].any(axis=(2, 3, 4)).all()
 
 
 def test_arrays_that_are_unequally_far_are_all_filled(tmp_path: Path) -> None:
@@ -95,7 +94,7 @@ def test_averages_in_use_stay_while_maps_are_added(tmp_path: Path) -> None:
 def test_an_array_made_anew_leaves_the_one_in_use_alone(tmp_path: Path) -> None:
     extracted(tmp_path / "cache", with_maps=False)
     (file,) = (tmp_path / "cache").rglob("average.npy")
-    np.save(file, np.ones((2, COUNT, 3), np.float16))  # of another shape
+    np.save(file, np.ones((COUNT, 2, 3), np.float16))  # of another shape
     in_use = np.load(file, mmap_mode="r")
     found = extracted(tmp_path / "cache", with_maps=False)
     assert (in_use == 1).all()
@@ -103,5 +102,5 @@ def test_an_array_made_anew_leaves_the_one_in_use_alone(tmp_path: Path) -> None:
     assert sorted(path.name for path in file.parent.iterdir()) == [
         ".covpool-lock",
         "average.npy",
-        "state.json",
+        "manifest.json",
     ]

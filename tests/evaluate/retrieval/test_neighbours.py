@@ -5,7 +5,7 @@ from matplotlib.colors import to_hex
 from PIL import Image
 
 from covpool.drawing import LIGHT, png
-from covpool.evaluate.retrieval_files import RIGHT, WRONG, Found, chosen_queries, draw_neighbours
+from covpool.evaluate.figures import RIGHT, WRONG, Found, chosen_queries, draw_neighbours
 from covpool.evaluate.search import Scores
 
 

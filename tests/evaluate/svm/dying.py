@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 
 from covpool.data.sources import open_images
-from covpool.evaluate.svm import features as store
+from covpool.evaluate.svm.classifier import make_features
+from covpool.inference import store
 from covpool.inference.forward import Pass
 from covpool.inference.store import read_content
 from covpool.models.bundle import load_model
@@ -23,15 +24,15 @@ def progress(done: int, total: int) -> None:
 
 
 if __name__ == "__main__":
-    store.BETWEEN_SAVES = float(sys.argv[5])
+    store.SECONDS_BETWEEN_SAVES = float(sys.argv[5])
     model, images = load_model(sys.argv[2]), open_images(sys.argv[3])
-    store.make_features(
+    make_features(
         Path(sys.argv[1]),
         {"of": "sparrows"},
         model,
         images,
         read_content(images, lambda done, total: None),
-        Pass(4, 0, "float32", progress=None),
+        Pass(4, 0),
         Processes(0, 1, torch.device("cpu")),
         tell=print,
         progress=progress,

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from covpool.evaluate.svm.solvers import Problem, RowFile, solve_streaming
+from covpool.evaluate.svm.solvers import Problem, solve_streaming
+from covpool.inference.store import RowFile
 
 COLUMNS, CLASSES, AT_ONCE = 2048, 20, 500
 

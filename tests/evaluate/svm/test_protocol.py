@@ -46,8 +46,8 @@ def top1(scores: NDArray[np.float64], labels: NDArray[np.int64]) -> float:
 @torch.no_grad()
 def by_hand(new: PooledClassifier, report: SVMReport, data: Path) -> list[NDArray[np.float64]]:
     """Scores of test images and of their mirror images: the stored features, and LinearSVC."""
-    rows = np.load(Path(report.features) / "features.npy").astype(np.float64)
-    labels = np.repeat(np.load(Path(report.features) / "labels.npy"), 2)
+    rows = np.load(Path(report.features) / "features.npy").astype(np.float64).reshape(-1, report.columns)
+    labels = np.repeat(np.asarray(open_images(data, "train").labels), 2)
     svm = LinearSVC(C=1, tol=1e-7, max_iter=100_000, random_state=5).fit(rows, labels)
     images, _ = pictures(new, data, "test")
     both = [new.forward_head(new.forward_features(x), pre_logits=True) for x in (images, images.flip(-1))]

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from covpool.evaluate.svm.solvers import RowFile
+from covpool.inference.store import RowFile
 
 
 def test_rows_come_back_by_number(tmp_path: Path) -> None:
@@ -24,10 +24,10 @@ def test_rows_come_back_by_number(tmp_path: Path) -> None:
 
 def test_other_files_and_those_cut_short_are_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "other.npy", np.zeros((2, 2)))
-    with pytest.raises(ValueError, match=r"is no matrix of float32"):
+    with pytest.raises(ValueError, match=r"is not an array of float32"):
         RowFile(tmp_path / "other.npy")
     file = RowFile.create(tmp_path / "rows.npy", 6, 5)
     with (tmp_path / "rows.npy").open("r+b") as short:
         short.truncate(200)
-    with pytest.raises(OSError, match=r"is cut short: delete it"):
+    with pytest.raises(OSError, match=r"is truncated: delete it"):
         file.read(range(6))

@@ -19,7 +19,7 @@ import torch
 from covpool.data.decode import decode
 from covpool.data.sources import open_images
 from covpool.data.transforms import Preprocessing, evaluation_transform
-from covpool.evaluate.svm.features import Features, make_features
+from covpool.evaluate.svm.classifier import Features, make_features
 from covpool.inference.forward import Pass
 from covpool.inference.store import UNREADABLE, read_content
 from covpool.models.bundle import load_model, save_model
@@ -51,7 +51,7 @@ def make(folder: Path, bundle: Path, data: Path, **changes: Any) -> tuple[Featur
         folder,
         model=load_model(bundle),
         images=images,
-        passing=Pass(4, 0, "float32", progress=None),
+        passing=Pass(4, 0),
         processes=Processes(0, 1, torch.device("cpu")),
         tell=told.append,
         progress=lambda done, total: steps.append(done),
@@ -118,7 +118,7 @@ def test_bad_images_are_left_out_and_kept_in_mind(data: Path, bundle: Path, tmp_
         assert labels.tolist() == np.repeat(np.delete(made.labels, range(4, 8)), 2).tolist()
 
 
-@pytest.mark.parametrize("name", ["features.npy", "labels.npy"])
+@pytest.mark.parametrize("name", ["features.npy", "manifest.json"])
 def test_what_was_deleted_or_cut_is_made_anew(data: Path, bundle: Path, tmp_path: Path, name: str) -> None:
     first, _, _ = make(tmp_path, bundle, data)
     rows = first.rows.read(range(36))
@@ -137,7 +137,7 @@ def test_an_image_that_cannot_be_read_for_a_while_is_not_given_up(
     name = sorted((there / "train").rglob("*.jpg"))[6]
     gone = name.rename(tmp_path / "elsewhere")
     name.symlink_to(gone.with_name("nowhere"))
-    with pytest.raises(ValueError, match=r"was there a while ago, .*\(No such file or directory\)"):
+    with pytest.raises(ValueError, match=r"became unreadable during the run \(No such file or directory\)"):
         make(tmp_path / "features", bundle, there, content=content)
     name.unlink()
     gone.rename(name)
@@ -156,7 +156,7 @@ def test_an_image_that_was_cut_after_it_was_hashed_is_not_given_up(
     whole = name.read_bytes()
     name.unlink()
     name.write_bytes(whole[:1000])
-    with pytest.raises(ValueError, match=r"was there a while ago, .*\(it has changed\)"):
+    with pytest.raises(ValueError, match=r"became unreadable during the run \(it has changed\)"):
         make(tmp_path / "features", bundle, there, content=content)
 
 
@@ -175,7 +175,7 @@ def test_a_disk_without_room(
     data: Path, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = namedtuple("usage", "free")
-    monkeypatch.setattr("covpool.evaluate.svm.features.shutil.disk_usage", lambda folder: usage(1000))
+    monkeypatch.setattr("covpool.inference.store.shutil.disk_usage", lambda folder: usage(1000))
     with pytest.raises(ValueError, match=r"^features take 19.0 kB and .* has 1.00 kB free: give another"):
         make(tmp_path, bundle, data)
     assert list(tmp_path.iterdir()) == []
@@ -186,10 +186,10 @@ def test_there_must_be_room_for_what_the_solver_keeps_too(
 ) -> None:
     usage, columns = namedtuple("usage", "free"), load_model(bundle).head_hidden_size
     free = 18 * 2 * 4 * columns  # 18 images, and 3 classes
-    monkeypatch.setattr("covpool.evaluate.svm.features.shutil.disk_usage", lambda folder: usage(free + 431))
+    monkeypatch.setattr("covpool.inference.store.shutil.disk_usage", lambda folder: usage(free + 431))
     with pytest.raises(ValueError, match="give another folder"):
         make(tmp_path, bundle, data)
-    monkeypatch.setattr("covpool.evaluate.svm.features.shutil.disk_usage", lambda folder: usage(free + 432))
+    monkeypatch.setattr("covpool.inference.store.shutil.disk_usage", lambda folder: usage(free + 432))
     make(tmp_path, bundle, data)
 
 
@@ -213,14 +213,14 @@ def test_features_that_are_not_finite_are_refused(data: Path, tmp_path: Path) ->
         next(model.backbone_parts()[0].parameters()).fill_(torch.nan)
     spoiled = save_model(model, tmp_path / "spoiled")
     first = open_images(data).name(0)
-    sentence = f"^the features of 4 images of a batch are not finite in float32, first of {first}: try"
+    sentence = f"^the features of 4 images of a batch are not finite in float32, first of {first}: check"
     with pytest.raises(ValueError, match=sentence):
         make(tmp_path / "features", spoiled, data)
 
 
 def test_a_folder_of_something_else_is_left_alone(data: Path, bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "diary.txt").write_text("mine")
-    (tmp_path / "features.json").write_text(json.dumps({"key": "another program's"}))
+    (tmp_path / "manifest.json").write_text(json.dumps({"key": "another program's"}))
     with pytest.raises(ValueError, match=r"holds other things, such as 'diary.txt': give a new folder"):
         make(tmp_path, bundle, data)
     assert len(list(tmp_path.iterdir())) == 2

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from covpool.evaluate.svm.solvers import LinearScores, Problem, RowFile, solve_in_memory, solve_streaming
+from covpool.evaluate.svm.solvers import LinearScores, Problem, solve_in_memory, solve_streaming
+from covpool.inference.store import RowFile
 from tests.evaluate.svm.samples import Matrix, a_problem, features
 
 

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from shutil import disk_usage
 from typing import Any
 
 import numpy as np
@@ -24,13 +23,19 @@ from covpool.data.order import number
 from covpool.data.sources import open_splits
 from covpool.durable import check_outside, held
 from covpool.errors import UsageError
-from covpool.evaluate.probe.extraction import Extractor, frozen_config
+from covpool.evaluate.probe.features import (
+    Extractor,
+    fit_head,
+    fit_svms,
+    frozen_config,
+    head_outputs,
+    svm_scores,
+)
 from covpool.evaluate.probe.options import POOLED_ALREADY, ProbeOptions, head_config, parse_head
 from covpool.evaluate.probe.record import PROTOCOL, ProbeFolder, new_record, summarised
-from covpool.evaluate.probe.training import fit_head, head_outputs
 from covpool.evaluate.results import mark_folder, prepare_folder
 from covpool.evaluate.svm.classifier import check_every_class
-from covpool.inference.store import CachedFeatures, CacheFolder
+from covpool.inference.store import CachedFeatures, FeatureStore, check_room
 from covpool.models.bundle import save_model
 from covpool.models.config import ModelConfig
 from covpool.models.create import build_model
@@ -178,22 +183,23 @@ class _Probing:
         extractor = Extractor(model, self.options, self.cache, with_maps, self.device)
         self.expands = extractor.model.expansion is not None
         self._check_heads()
-        folders = {
-            split: extractor.folder(images, lambda done, total: self.progress("images hashed", done, total))
+        stores = {
+            split: extractor.store(images, lambda done, total: self.progress("images hashed", done, total))
             for split, images in self.sets.items()
         }
-        self.folder.rows_of({split: folder.path.name for split, folder in folders.items()})
-        self._check_room(extractor, folders)
+        names = {split: store.folder.name for split, store in stores.items()}
+        self.folder.rows_of(names)
+        self._check_room(stores)
         features = {
             split: extractor.extract(
-                self.sets[split], folder, lambda done, total: self.progress("images", done, total)
+                self.sets[split], store, lambda done, total: self.progress("images", done, total)
             )
-            for split, folder in folders.items()
+            for split, store in stores.items()
         }
         if self.options.svm_seeds:
             train = features["train"]
             check_every_class(train.labels[train.usable], self.train_images.classes)
-        return features, {split: folder.path.name for split, folder in folders.items()}
+        return features, names
 
     def _check_heads(self) -> None:
         """Build each without memory: before hours of features, not after."""
@@ -201,27 +207,19 @@ class _Probing:
             with torch.device("meta"):
                 build_model(self._config(head))
 
-    def _check_room(self, extractor: Extractor, folders: dict[str, CacheFolder]) -> None:
-        size = sum(extractor.shapes.bytes(len(images)) for images in self.sets.values())
+    def _check_room(self, stores: dict[str, FeatureStore]) -> None:
+        size = sum(store.bytes() for store in stores.values())
         if size / GIGABYTE > self.max_cache:
             raise UsageError(
                 f"features would take {size / GIGABYTE:.1f} GB, more than --max-cache {self.max_cache:g}: "
                 "give a larger one, a smaller --image-size, or --heads gap alone, which needs no maps"
             )
         self.cache.mkdir(parents=True, exist_ok=True)
-        missing, free = (
-            sum(folder.missing_bytes() for folder in folders.values()),
-            disk_usage(self.cache).free,
-        )
-        if missing > free:
-            raise UsageError(
-                f"{self.cache} has room for {free / GIGABYTE:.1f} GB, and the features take "
-                f"{missing / GIGABYTE:.1f}: give another --cache"
-            )
-        shape = "×".join(map(str, extractor.shapes.features or (extractor.shapes.average,)))
-        self.tell(
-            f"features take {human(size, 'B')} in {self.cache}: {shape} numbers of an image and its mirror"
-        )
+        missing = sum(store.missing_bytes() for store in stores.values())
+        check_room(self.cache, missing, f"features take {human(missing, 'B')}", "--cache")
+        shapes = stores["train"].shapes
+        shape = "×".join(map(str, shapes.get("features", shapes["average"])))
+        self.tell(f"features take {human(size, 'B')} in {self.cache}: {shape} values per image and flip")
 
     def _row(
         self, head: str, seed: int, commit: str | None, features: dict[str, CachedFeatures]
@@ -251,8 +249,6 @@ class _Probing:
         return row
 
     def _svm(self, model: PooledClassifier, train: CachedFeatures, test: CachedFeatures) -> dict[str, Any]:
-        from covpool.evaluate.probe.training import fit_svms, svm_scores
-
         started = time.monotonic()
         scores = svm_scores(model, fit_svms(model, train, self.folder.path), test)
         shares = right_answers([(scores, test.labels[test.usable])])

@@ -1,28 +1,171 @@
-"""The classifier of trained SVMs: checks, calibration, accuracy."""
+"""The features that SVMs learn from, and the classifier that they become."""
 
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from covpool.data.batch import BadImage
 from covpool.data.image_set import ImageSet
+from covpool.durable import LOCK
 from covpool.errors import UsageError
-from covpool.evaluate.svm.features import views
-from covpool.evaluate.svm.solvers import LinearScores, Problem
-from covpool.inference.forward import Pass
+from covpool.evaluate.svm.solvers import LinearScores, Problem, left_behind
+from covpool.functional.arguments import check_choice
+from covpool.inference.forward import Outputs, Pass, prepare
+from covpool.inference.store import MANIFEST, VIEWS, Content, FeatureStore, Progress, RowFile, check_room
 from covpool.models.create import build_model
+from covpool.models.head import unit
 from covpool.models.model import PooledClassifier
 from covpool.processes import Processes
-from covpool.wording import counted
+from covpool.wording import counted, human
+
+Precision = Literal["float32", "bfloat16"]
+FEATURES = "features"
+# Files of the features of earlier versions, which are computed again.
+EARLIER = ("features.json", "labels.npy")
+
+
+@dataclass(frozen=True)
+class Passing:
+    """How images go through the network.
+
+    Attributes:
+        batch_size: images per batch.
+        workers: processes that load images.
+        precision: autocast precision: ``"float32"`` or ``"bfloat16"``.
+        device: ``"cpu"``, ``"cuda"``, or ``"auto"`` for a GPU if there is one.
+    """
+
+    batch_size: int = 32
+    workers: int = 0
+    precision: Precision = "float32"
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        check_choice("precision", self.precision, ("float32", "bfloat16"))
+        check_choice("device", self.device, ("auto", "cpu", "cuda"))
+        self.made()
+
+    def made(self, progress: Progress | None = None) -> Pass:
+        """Return the options of the loop over the images."""
+        return Pass(self.batch_size, self.workers, self.precision, progress)
+
+
+def outputs_of(model: PooledClassifier) -> Callable[[Tensor], Outputs]:
+    """Return the function from images to ``features`` and, if the model has a classifier, ``logits``."""
+
+    def outputs(images: Tensor) -> Outputs:
+        maps = model.forward_features(images)
+        vector, first = model.forward_pool(maps), model.forward_first_order(maps)
+        found = {FEATURES: unit_parts(model, model.classify(vector, first, pre_logits=True))}
+        return found | {"logits": model.classify(vector, first)} if model.num_classes else found
+
+    return outputs
+
+
+def unit_parts(model: PooledClassifier, received: Tensor) -> Tensor:
+    """Scale the input of the second-order and of the first-order classifier, if any, to unit length each."""
+    second = model.head.hidden_size
+    parts = [received[:, :second], received[:, second:]]
+    return torch.cat([unit(part.float()) for part in parts if part.shape[1]], dim=1)
+
+
+@dataclass(frozen=True, eq=False)
+class Features:
+    """The features of a set.
+
+    Attributes:
+        rows: two for each image.
+        labels: the class of each image, -1 for unreadable images.
+        bad: the unreadable images.
+    """
+
+    rows: RowFile
+    labels: NDArray[np.int64]
+    bad: list[BadImage]
+
+    def samples(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the numbers of the rows that have features, and their classes."""
+        labels = np.repeat(self.labels, VIEWS)
+        numbers = np.flatnonzero(labels >= 0)
+        return numbers, labels[numbers]
+
+
+def make_features(
+    folder: Path,
+    key: dict[str, Any],
+    model: PooledClassifier,
+    images: ImageSet,
+    content: Content,
+    passing: Pass,
+    processes: Processes,
+    *,
+    tell: Callable[[str], None],
+    progress: Progress,
+) -> Features:
+    """Return the features of all images: those in the folder if the key is the same, else new ones.
+
+    Args:
+        folder: holds the features alone, and is locked by the caller.
+        key: everything that the features depend on, as JSON.
+        model: computes the features.
+        images: the set.
+        content: digests of the set.
+        passing: how images go through the network.
+        processes: this process, on its device.
+        tell: called with the size, before anything is computed.
+        progress: called with the number of images done and the total.
+
+    Raises:
+        ValueError: if room is short, the folder has other files in it, or features are not finite.
+    """
+    store = FeatureStore(folder, key, len(images), {FEATURES: (model.head_hidden_size,)}, np.float32)
+    if not store.is_begun():
+        _make_room(store, len(images.classes), tell)
+    model, outputs = prepare(model, processes.device), outputs_of(model)
+    store.fill(
+        images, content, lambda part: passing.run(model, part, processes, outputs, views="flip"), progress
+    )
+    bad = store.state().bad
+    labels = np.array(images.labels, dtype=np.int64)
+    labels[list(bad)] = -1
+    return Features(RowFile(store.path(FEATURES), leading=2), labels, list(bad.values()))
+
+
+def _make_room(store: FeatureStore, classes: int, tell: Callable[[str], None]) -> None:
+    """Empty the folder, and check that the disk has room for the features and for the files of a solver.
+
+    Raises:
+        ValueError: if there is too little room, or the folder has other files in it.
+    """
+    folder = store.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    ours = [folder / name for name in (MANIFEST, *EARLIER)] + [store.path(FEATURES)]
+    left = left_behind(folder)
+    known = {LOCK, *(path.name for path in [*ours, *left])}
+    if others := sorted(path.name for path in folder.iterdir() if path.name not in known):
+        raise UsageError(f"{folder} holds other things, such as {others[0]!r}: give a new folder")
+    for path in ours:  # the manifest first: it must not outlive the array
+        path.unlink(missing_ok=True)
+    for path in left:
+        shutil.rmtree(path)
+    size, beside = store.bytes(), VIEWS * store.images * classes * 4  # the streaming solver's floats
+    tell(f"features take {human(size, 'B')} in {folder}")
+    what = f"features take {human(size, 'B')} and their SVMs up to {human(beside, 'B')}"
+    check_room(folder, size + beside, what, "folder")
 
 
 def check_every_class(labels: NDArray[np.integer], classes: Sequence[str]) -> None:
-    """Raise unless every class has an image that can be used, by the labels of those that can.
+    """Raise unless every class has a readable image.
 
     Example:
         >>> check_every_class(np.array([0, 0, 2]), ["auk", "bee", "cat"])
@@ -38,12 +181,12 @@ def check_every_class(labels: NDArray[np.integer], classes: Sequence[str]) -> No
         )
 
 
-# The others' median is taken over so many samples at most, so that memory does not grow with their number.
+# The median of the other classes is taken over at most this many samples, so that memory stays bounded.
 OTHERS = 50_000
 
 
 def calibrated(scores: LinearScores, problem: Problem) -> LinearScores:
-    """The same SVMs, with medians of +1 and -1; one that does not tell its class apart stays as it is."""
+    """Scale the scores of each SVM to medians of +1 and -1; an SVM that does not separate its class stays."""
     everyone = np.arange(len(problem))
     own = np.empty(len(problem), dtype=np.float32)
     for some, found in scores.of_samples(problem, everyone):
@@ -63,15 +206,15 @@ def calibrated(scores: LinearScores, problem: Problem) -> LinearScores:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Fractions from 0 to 1 of the images.
+    """Top-1 accuracy, as fractions from 0 to 1.
 
     Attributes:
-        own: of the network's own classifier; ``None`` where it has none.
-        own_flip: with its logits averaged over an image and its mirror image.
+        own: of the network's own classifier; ``None`` if it has none.
+        own_flip: with logits averaged over the image and its horizontal flip.
         svm: of the SVMs.
-        svm_flip: with their scores averaged likewise; the paper's figure.
-        images: how many there were.
-        left_out: how many could not be used.
+        svm_flip: with scores averaged over the image and its flip, as in the paper.
+        images: the number of images.
+        left_out: the number of unreadable images.
     """
 
     own: float | None
@@ -88,29 +231,27 @@ def measure(
     images: ImageSet,
     passing: Pass,
     processes: Processes,
-    progress: Callable[[int, int], None],
 ) -> Accuracy:
-    """Both classifiers, in one pass over the images.
+    """Measure both classifiers in one pass over the images.
 
     Raises:
-        ValueError: if no image can be used, or the network's numbers are not finite.
+        ValueError: if no image is readable, or an output of the network is not finite.
     """
     right = dict.fromkeys(("own", "own_flip", "svm", "svm_flip"), 0)
     count = left_out = 0
-    for made in views(model, images, passing, processes):
-        left_out += len(made.bad)
-        if len(made.ids):
-            count += len(made.ids)
-            labels = made.labels.numpy()
-            found = {"svm": scores.of(made.features.numpy())}
-            if made.logits is not None:
-                found["own"] = made.logits.numpy()
-            for name, of_views in found.items():
-                right[name] += _hits(of_views[:, 0], labels)
-                right[f"{name}_flip"] += _hits(of_views.mean(axis=1), labels)
-        progress(count + left_out, len(images))
+    for result in passing.run(model, images, processes, outputs_of(model), views="flip"):
+        left_out += len(result.bad)
+        if not len(result.ids):
+            continue
+        count += len(result.ids)
+        found = {"svm": scores.of(result.outputs["features"].numpy())}
+        if "logits" in result.outputs:
+            found["own"] = result.outputs["logits"].numpy()
+        for name, of_views in found.items():
+            right[name] += _hits(of_views[0], result.labels)
+            right[f"{name}_flip"] += _hits(of_views.mean(axis=0), result.labels)
     if not count:
-        raise UsageError("none of the images to measure on can be used: 'covpool check' tells why")
+        raise UsageError("no test image is readable: run 'covpool check'")
     has_own = model.num_classes > 0
     return Accuracy(
         own=right["own"] / count if has_own else None,
@@ -127,12 +268,12 @@ def _hits(scores: NDArray[np.float32], labels: NDArray[np.int64]) -> int:
 
 
 def with_svm(model: PooledClassifier, scores: LinearScores, classes: Sequence[str]) -> PooledClassifier:
-    """A model of the same backbone, pooling and hidden layers, whose logits are the scores of the SVMs.
+    """Return a model with the same backbone, pooling and hidden layers, whose logits are the SVM scores.
 
     Args:
-        model: that made the features.
-        scores: of what its classifier receives, of length one (of a joined model, each part).
-        classes: the classes' names.
+        model: computed the features.
+        scores: of the features of unit length (each part, in a joined model).
+        classes: the names of the classes.
     """
     config = dataclasses.replace(model.config, normalize="l2", num_classes=len(classes))
     with torch.random.fork_rng(devices=[]):

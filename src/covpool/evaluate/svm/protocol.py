@@ -18,8 +18,16 @@ from covpool.data.sources import open_images, split_names, splits
 from covpool.data.transforms import Preprocessing
 from covpool.durable import check_outside, held
 from covpool.errors import UsageError
-from covpool.evaluate.svm.classifier import Accuracy, calibrated, check_every_class, measure, with_svm
-from covpool.evaluate.svm.features import Features, Passing, Progress, make_features
+from covpool.evaluate.svm.classifier import (
+    Accuracy,
+    Features,
+    Passing,
+    calibrated,
+    check_every_class,
+    make_features,
+    measure,
+    with_svm,
+)
 from covpool.evaluate.svm.solvers import (
     LinearScores,
     Problem,
@@ -29,7 +37,7 @@ from covpool.evaluate.svm.solvers import (
     solve_streaming,
 )
 from covpool.inference.forward import open_split
-from covpool.inference.store import read_content
+from covpool.inference.store import Progress, read_content
 from covpool.models.bundle import check_replaceable, load_model, read_card, save_model
 from covpool.models.card import Card
 from covpool.models.model import PooledClassifier
@@ -153,7 +161,7 @@ def fit_svm(
         if "test" in splits(data, layout):
             test = _images(model, data, "test", layout)
             with progress("test images") as bar:
-                accuracy = measure(model, scores, test, passing.made(), processes, bar)
+                accuracy = measure(model, scores, test, passing.made(bar), processes)
             save_model(made, out, recipe=recipe, metrics={"test": dataclasses.asdict(accuracy)})
     return SVMReport(
         bundle=str(out),

@@ -1,9 +1,11 @@
-"""Train heads and SVMs on cached features."""
+"""Extract features with a frozen backbone, and train heads and SVMs on them."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +16,13 @@ from torch import Tensor
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import OneCycleLR
 
+from covpool.data.image_set import ImageSet
 from covpool.data.order import number, permutation
+from covpool.data.transforms import Preprocessing
+from covpool.durable import held
+from covpool.errors import UsageError
 from covpool.evaluate.probe.options import POOLED_ALREADY, ProbeOptions
-from covpool.evaluate.svm.features import unit_parts
+from covpool.evaluate.svm.classifier import unit_parts
 from covpool.evaluate.svm.solvers import (
     LinearScores,
     Problem,
@@ -24,9 +30,114 @@ from covpool.evaluate.svm.solvers import (
     solve_in_memory,
     solve_streaming,
 )
-from covpool.inference.store import VIEWS, CachedFeatures
+from covpool.inference.forward import Outputs, Pass, prepare
+from covpool.inference.store import VIEWS, CachedFeatures, Content, FeatureStore, Progress, read_content
+from covpool.models.config import ModelConfig
 from covpool.models.create import parameter_groups
 from covpool.models.model import PooledClassifier
+from covpool.processes import Processes
+
+# Part of the key of features. It is also in the results of earlier versions, so it stays.
+FORMAT = 3
+
+
+def frozen_config(config: ModelConfig) -> ModelConfig:
+    """Return the config of the network that computes features, from that of a second-order network.
+
+    Global average pooling is joined, so that it is computed as in the average-pooling baseline. The last
+    stage stays as it was trained.
+    """
+    return replace(
+        config, num_classes=0, pool="cov", dim=None, join="gap", keep_resolution=False, drop_rate=0.0
+    )
+
+
+class Extractor:
+    """A frozen backbone and the folder of its features.
+
+    Args:
+        model: a model of :func:`frozen_config`.
+        options: precision, batch size, workers and others.
+        cache: the folder of all features.
+        with_maps: store the feature maps; without, only their average and the class token.
+        device: computes the features.
+    """
+
+    def __init__(
+        self,
+        model: PooledClassifier,
+        options: ProbeOptions,
+        cache: Path,
+        with_maps: bool,
+        device: torch.device,
+    ) -> None:
+        self.model = prepare(model, device)
+        self.options, self.cache, self.with_maps, self.device = options, cache, with_maps, device
+        self.preprocessing = Preprocessing.of(model.pretrained_cfg)
+        size = self.preprocessing.size
+        with torch.no_grad():
+            one = self._outputs(torch.zeros(1, 3, size, size, device=device))
+        self.shapes = {name: tuple(values.shape[1:]) for name, values in one.items()}
+        # Every batch has the same size, so it is compiled once.
+        self._forward: Callable[[Tensor], Outputs] = (
+            torch.compile(self._outputs, options={"freezing": True}) if options.compile else self._outputs
+        )
+        self._network = _digest_of(model)
+        self._contents: dict[Path, Content] = {}
+
+    def store(self, images: ImageSet, progress: Progress) -> FeatureStore:
+        """Return the store of a set, which may be empty."""
+        content = read_content(images, progress)
+        key = {
+            "format": FORMAT,
+            "images": content.digest,
+            "network": self._network,
+            "preprocessing": asdict(self.preprocessing),
+            "precision": self.options.precision,
+        }
+        name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
+        self._contents[self.cache / name] = content
+        return FeatureStore(self.cache / name, key, len(images), self.shapes)
+
+    def extract(self, images: ImageSet, store: FeatureStore, progress: Progress) -> CachedFeatures:
+        """Return the features of a set; compute those that are missing."""
+        options, alone = self.options, Processes(0, 1, self.device)
+        passing = Pass(options.extract_batch, options.workers, options.precision)
+        if store.state().done < len(images):
+            with held(store.folder):
+                store.fill(
+                    images,
+                    self._contents[store.folder],
+                    lambda part: passing.run(self.model, part, alone, self._forward, views="flip", pad=True),
+                    progress,
+                )
+        found = store.opened(np.asarray(images.labels, dtype=np.int64))
+        if not len(found.usable):
+            raise UsageError("none of the images of a split is readable: run 'covpool check'")
+        return found
+
+    def _outputs(self, batch: Tensor) -> Outputs:
+        model = self.model
+        features = model.forward_features(batch)
+        average = model.forward_first_order(features)
+        assert average is not None
+        found = {"average": average}
+        if self.with_maps:
+            found["features"] = features
+        if model.format.has_class_token:
+            found["token"] = model.format.class_token(features)
+        return found
+
+
+def _digest_of(model: PooledClassifier) -> str:
+    """Hash all weights that the features depend on."""
+    digest = hashlib.sha256(repr(model.config.backbone).encode())
+    for part in model.backbone_parts():
+        for name, tensor in sorted(part.state_dict().items()):
+            digest.update(name.encode())
+            digest.update(tensor.cpu().numpy().tobytes())
+    return digest.hexdigest()
+
 
 EVALUATED_AT_ONCE = 256
 
@@ -49,7 +160,7 @@ def read_rows(
     """From disk to the device, and only what the model's head needs of it."""
     needed = _arrays_of(model)
     arrays = {
-        name: torch.from_numpy(np.asarray(cached.arrays[name][views, ids])).to(device).float()
+        name: torch.from_numpy(np.asarray(cached.arrays[name][ids, views])).to(device).float()
         for name in needed
     }
     return Rows(arrays, torch.from_numpy(cached.labels[ids]).to(device))

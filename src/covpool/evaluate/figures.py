@@ -1,0 +1,264 @@
+"""Draw the figures and write the tables of evaluation and retrieval results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+from PIL import Image
+from scipy.stats import binomtest
+
+from covpool.data.image_set import ImageSet, Names
+from covpool.drawing import LIGHT, Theme, drawn, dress, new_figure, png, text_style
+from covpool.durable import replace_file
+from covpool.evaluate.results import Results
+from covpool.evaluate.search import Scores, Side
+from covpool.evaluate.statistics import BINS
+from covpool.train.metrics import Predictions
+from covpool.train.report.figures import draw_confusion
+from covpool.train.report.per_class import ClassRow, errors_by_pair, per_class, per_class_csv
+from covpool.train.report.record import Predictions as NamedPredictions
+from covpool.train.report.thumbnails import squared, thumbnail
+from covpool.train.run_folder import RunFolder, csv_bytes
+
+# More classes would not be legible.
+SHOWN = 40
+CLASS_LETTERS = 30
+
+
+def draw_classes(rows: Sequence[ClassRow], theme: Theme) -> Figure:
+    """A line for each class: its recall with a 95 % interval (Wilson), its precision, and how many images."""
+    there = [
+        (row, drawn(row.name, f"class {number}", CLASS_LETTERS))
+        for number, row in enumerate(rows)
+        if row.images
+    ]
+    shown = sorted(there, key=lambda pair: (pair[0].recall, pair[0].name))[:SHOWN]
+    figure = new_figure(theme, 7.2, 1.3 + 0.24 * max(len(shown), 4))
+    axes = figure.subplots()
+    dress(axes, theme)
+    axes.grid(visible=False, axis="y")
+    _draw_classes(axes, [row for row, _ in shown], theme)
+    names = [f"{name}  ({row.images:,})" for row, name in shown]
+    axes.set_yticks(range(len(names)), names, **{**text_style(), "color": theme.ink, "fontsize": 9})
+    axes.set_ylim(len(shown) - 0.4, -0.6)
+    axes.set_xlim(-2, 102)
+    axes.set_xlabel("recall and precision, %", color=theme.faint)
+    if len(there) > SHOWN:
+        axes.set_ylabel(f"the {SHOWN} hardest of {len(there):,} classes", color=theme.faint)
+    return figure
+
+
+def _draw_classes(axes: Axes, rows: Sequence[ClassRow], theme: Theme) -> None:
+    places = range(len(rows))
+    tests = [binomtest(round(row.recall * row.images), row.images) for row in rows]
+    ends = [test.proportion_ci(method="wilson") for test in tests]
+    axes.hlines(
+        places,
+        [100 * end.low for end in ends],
+        [100 * end.high for end in ends],
+        color=theme.series[0],
+        alpha=0.35,
+        linewidth=4,
+    )
+    recall = [100 * row.recall for row in rows]
+    axes.plot(recall, places, "o", color=theme.series[0], markersize=5, label="recall, with 95 % interval")
+    precision = [100 * row.precision for row in rows]  # where it is NaN, nothing is drawn
+    axes.plot(precision, places, "D", color=theme.series[1], markersize=4, label="precision")
+    axes.legend(
+        loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False, labelcolor=theme.ink, fontsize=9
+    )
+
+
+WIDTH = 1 / BINS
+
+
+def draw_reliability(metrics: Mapping[str, float], calibration: Mapping[str, Any], theme: Theme) -> Figure:
+    """A bar for each bin of confidences: how often it is right, and below, how many images it has.
+
+    Args:
+        metrics: with ``expected_calibration_error`` and ``maximum_calibration_error``.
+        calibration: ``images``, ``confidence`` and ``accuracy`` of each bin.
+        theme: the colours.
+    """
+    figure = new_figure(theme, 4.8, 5.6)
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    for axes in (above, below):
+        dress(axes, theme)
+    _draw_bins(above, calibration["confidence"], calibration["accuracy"], theme)
+    errors = (100 * metrics[f"{name}_calibration_error"] for name in ("expected", "maximum"))
+    above.set_title(
+        "calibration error: expected {:.1f} %, largest of a bin {:.1f} %".format(*errors),
+        fontsize=10,
+        color=theme.ink,
+        loc="left",
+    )
+    middles = (np.arange(BINS) + 0.5) * WIDTH
+    below.bar(middles, calibration["images"], 0.9 * WIDTH, color=theme.faint)
+    below.yaxis.set_major_locator(MaxNLocator(4, integer=True))
+    below.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    below.set_ylabel("images", color=theme.faint)
+    below.set_xlabel("confidence", color=theme.faint)
+    below.set_xlim(0, 1)
+    return figure
+
+
+def _draw_bins(
+    axes: Axes, confidence: Sequence[float | None], accuracy: Sequence[float | None], theme: Theme
+) -> None:
+    filled = [number for number, value in enumerate(accuracy) if value is not None]
+    middles = (np.array(filled) + 0.5) * WIDTH
+    right = np.array([accuracy[number] for number in filled], dtype=float)
+    sure = np.array([confidence[number] for number in filled], dtype=float)
+    axes.plot((0, 1), (0, 1), color=theme.faint, linewidth=1, linestyle=(0, (4, 3)))
+    axes.bar(middles, right, 0.9 * WIDTH, color=theme.series[0], label="accuracy")
+    axes.hlines(
+        sure,
+        middles - 0.45 * WIDTH,
+        middles + 0.45 * WIDTH,
+        color=theme.series[1],
+        linewidth=2.2,
+        label="mean confidence",
+    )
+    axes.set_ylim(0, 1.02)
+    axes.set_ylabel("share that is right", color=theme.faint)
+    axes.legend(loc="upper left", frameon=False, labelcolor=theme.ink, fontsize=9)
+
+
+def write_figures(folder: Path, results: Results, predictions: Predictions, images: ImageSet) -> None:
+    """Write ``confusion.png``, ``per_class.png``, ``per_class.csv`` and ``reliability.png``."""
+    named = _named(predictions, images)
+    rows = per_class(named)
+    figures = {
+        "confusion": draw_confusion(named, errors_by_pair(named), LIGHT),
+        "per_class": draw_classes(rows, LIGHT),
+        "reliability": draw_reliability(results["metrics"], results["calibration"], LIGHT),
+    }
+    for name, figure in figures.items():
+        replace_file(folder / f"{name}.png", png(figure))
+    replace_file(folder / "per_class.csv", per_class_csv(rows))
+
+
+def _named(predictions: Predictions, images: ImageSet) -> NamedPredictions:
+    """As reports have them."""
+    return NamedPredictions(
+        images.classes,
+        Names(images.name(i) for i in predictions.ids.tolist()),
+        predictions.labels,
+        predictions.predicted,
+        predictions.confidence.astype(float),
+        predictions.label_confidence.astype(float),
+    )
+
+
+QUERIES = 10
+QUERY_LETTERS = 24
+# In inches: a picture with its frame, with what is below and beside it, and what is around them all.
+SIDE, CELL, MARGIN, TOP = 1.6, (1.75, 2.05), 0.12, 0.4
+# Columns, for the title to have room.
+FEWEST = 5
+TITLE = "query, and the nearest images; above the queries of the lowest average precision (AP), below others"
+# Frames of what is of the query's class and what is not: also of different lightness, for all eyes.
+RIGHT, WRONG = "#1f9d45", "#a61b1b"
+
+
+class Found(NamedTuple):
+    """An image: the name of its class, and the picture, if it could be had."""
+
+    label: str
+    picture: Image.Image | None
+
+
+Row = tuple[Found, float, Sequence[Found]]
+
+
+def chosen_queries(scores: Scores, most: int = QUERIES) -> list[int]:
+    """Half of them those with the worst average precision, worst first; the others spread over the set."""
+    counted = np.flatnonzero(scores.counted)
+    worst = counted[np.argsort(scores.best_known_precision[counted], kind="stable")[: (most + 1) // 2]]
+    others = np.setdiff1d(counted, worst)
+    wanted = min(most - len(worst), len(others))
+    # The middles of equal parts, so that neither the first class nor the last is always among them.
+    spread = others[((np.arange(wanted) + 0.5) * len(others) / max(wanted, 1)).astype(int)]
+    return [*worst.tolist(), *spread.tolist()]
+
+
+def draw_neighbours(rows: Sequence[Row], theme: Theme) -> Figure:
+    """A row for each query: the image, and to its right what is nearest, framed by whether it matches.
+
+    Args:
+        rows: the query, its average precision, and its neighbours.
+        theme: the colours.
+    """
+    columns = max(FEWEST, 1 + max(len(found) for _, _, found in rows))
+    width, height = columns * CELL[0] + MARGIN, len(rows) * CELL[1] + TOP
+    figure = new_figure(theme, width, height)
+    figure.set_layout_engine("none")
+    # One for all: axes of their own for each picture would take seconds to lay out.
+    axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
+    axes.set_axis_off()
+    axes.text(MARGIN, TOP / 2, TITLE, va="center", fontsize=10, color=theme.faint)
+    for line, (query, precision, found) in enumerate(rows):
+        y = TOP + line * CELL[1]
+        _draw(axes, MARGIN, y, query, theme.ink, theme)
+        axes.text(MARGIN, y + SIDE + 0.3, f"AP {precision:.2f}", fontsize=7.5, color=theme.faint)
+        for column, one in enumerate(found, start=1):
+            colour = RIGHT if one.label == query.label else WRONG
+            _draw(axes, MARGIN + column * CELL[0], y, one, colour, theme)
+    return figure
+
+
+def _draw(axes: Axes, x: float, y: float, found: Found, colour: str, theme: Theme) -> None:
+    """The picture with its upper left corner at a place, a frame, and its class below."""
+    picture = Image.new("RGB", (2, 2), "gray") if found.picture is None else found.picture
+    extent = (x, x + SIDE, y + SIDE, y)
+    axes.imshow(squared(picture, theme.grid), extent=extent, aspect="auto")
+    axes.add_patch(Rectangle((x, y), SIDE, SIDE, fill=False, edgecolor=colour, linewidth=3))
+    label = drawn(found.label, "(no font for its name)", QUERY_LETTERS)
+    axes.text(x, y + SIDE + 0.16, label, fontsize=7.5, color=colour, **text_style())
+
+
+COLUMNS = ("name", "label", "matches", "first_match", "average_precision", "at_r", "nearest", "nearest_label")
+
+
+def write_files(folder: Path, scores: Scores, queries: Side, gallery: Side | None) -> None:
+    """Write ``queries.csv``, ``neighbours.png`` and ``bad_images.csv``; no gallery means the queries."""
+    searched = gallery or queries
+    replace_file(folder / "queries.csv", csv_bytes(COLUMNS, _rows(scores, queries, searched)))
+    rows = [
+        (
+            _found(queries, query),
+            float(scores.best_known_precision[query]),
+            [_found(searched, place) for place in scores.nearest[query].tolist()],
+        )
+        for query in chosen_queries(scores)
+    ]
+    replace_file(folder / "neighbours.png", png(draw_neighbours(rows, LIGHT), dpi=110))
+    bad = [image for side in (queries, gallery) if side for image in side.embeddings.bad]
+    RunFolder(folder).write_bad_images(bad)
+
+
+def _found(side: Side, place: int) -> Found:
+    return Found(side.label(place), thumbnail(side.images, int(side.embeddings.ids[place])))
+
+
+def _rows(scores: Scores, queries: Side, gallery: Side) -> Iterator[list[object]]:
+    whole = scores.precision
+    for query, matches in enumerate(scores.matches.tolist()):
+        nearest = int(scores.nearest[query, 0])
+        yield [
+            queries.name(query),
+            queries.label(query),
+            matches,
+            int(scores.first_match[query]) or "",
+            f"{whole[query]:.6g}" if matches and whole is not None else "",
+            f"{scores.precision_at_r[query]:.6g}" if matches else "",
+            gallery.name(nearest),
+            gallery.label(nearest),
+        ]
