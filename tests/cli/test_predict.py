@@ -32,8 +32,8 @@ def test_as_a_person_runs_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "predictions: 12 rows in 3 files, all of them there already\n"
     assert main([*command, "--flip"]) == 2
     assert capsys.readouterr().err == (
-        "covpool predict: predictions holds rows of another job (flip was False, is True): go on as it "
-        "began, or give another folder by --out\n"
+        "covpool predict: predictions holds rows of another job (flip was False, is True): use the "
+        "same settings to resume it, or give another folder by --out\n"
     )
 
 

@@ -40,7 +40,7 @@ def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_table_and_where_the_best_is(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 0
     told = capsys.readouterr()
-    assert told.err == "features take 38.4 kB in probe-cache: 96×2×2 numbers of an image and its mirror\n"
+    assert told.err == "features take 38.4 kB in probe-cache: 96×2×2 values per image and flip\n"
     printed = told.out.splitlines()
     titles = ["head", "seeds", "choosing", "choosing, flip", "test", "test, flip", "seconds"]
     assert re.split("  +", printed[0]) == titles

@@ -93,7 +93,9 @@ class Forward:
         if count < self.pad_to:
             images = torch.cat([images, images.new_zeros(self.pad_to - count, *images.shape[1:])])
         # One view after the other: all views together would need more memory.
-        with torch.inference_mode(), autocast(self.device, self.precision):
+        # A network that is compiled with frozen weights runs under no_grad alone.
+        inference = torch.inference_mode(not self.pad_to)
+        with inference, torch.no_grad(), autocast(self.device, self.precision):
             found = [self.outputs(self._laid_out(view)) for view in self._split(images)]
             return {name: torch.stack([view[name][:count].float() for view in found]) for name in found[0]}
 
