@@ -70,6 +70,7 @@ def test_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert "after 2 epochs" in told.out
 
 
+@pytest.mark.slow
 def test_predict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     a_bundle(tmp_path / "bundle")

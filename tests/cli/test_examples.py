@@ -38,7 +38,8 @@ LEFT = {
 # They print what they have to say, or tell themselves where it is.
 PRINTED = {"plan", "doctor", "bench"}
 # They train, compile or trace; tests of their own guard them too.
-SLOW = {"bench", "diagnose", "doctor", "explain", "export", "lr-find", "probe", "reproduce", "svm", "train"}
+SLOW = {"bench", "diagnose", "doctor", "eval", "explain", "export", "lr-find", "probe"}
+SLOW |= {"reproduce", "retrieve", "svm", "train"}
 
 
 def example(verb: str) -> str:

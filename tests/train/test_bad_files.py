@@ -63,7 +63,7 @@ def flawed(tmp_path: Path) -> Path:
 
 
 @needs_tiny10
-@pytest.mark.parametrize("layout", ["folder", "shards"])
+@pytest.mark.parametrize("layout", ["folder", pytest.param("shards", marks=pytest.mark.slow)])
 @pytest.mark.usefixtures("_no_report")
 def test_bad_images_cost_one_sample_each_and_are_listed(flawed: Path, tmp_path: Path, layout: str) -> None:
     data = flawed

@@ -121,11 +121,11 @@ def test_another_recipe_does_not_go_on_with_a_run(tmp_path: Path) -> None:
     "changes",
     [
         {"data.balance": "sampling", "loop.accumulate": 3},
-        {"loop.precision": "bfloat16", "loop.channels_last": True},
         {"data.val_fraction": 0, "data.path": str(TINY10 / "train")},
         *(
             pytest.param(changes, marks=pytest.mark.slow)
             for changes in (
+                {"loop.precision": "bfloat16", "loop.channels_last": True},
                 {"model.pool": "gap"},
                 {"data.balance": "weights"},
                 {"optimizer.name": "sgd", "schedule.kind": "exponential"},
@@ -141,6 +141,7 @@ def test_options_of_a_recipe_train(tmp_path: Path, changes: dict[str, Any]) -> N
     assert (summary["metrics"] is None) == ("data.val_fraction" in changes)
 
 
+@pytest.mark.slow
 @needs_tiny10
 @pytest.mark.usefixtures("_no_report")
 def test_it_stops_early_and_keeps_the_best(tmp_path: Path) -> None:
@@ -153,6 +154,7 @@ def test_it_stops_early_and_keeps_the_best(tmp_path: Path) -> None:
     assert f"step-{5 * summary['best_epoch']:08d}" in steps
 
 
+@pytest.mark.slow
 @needs_tiny10
 @pytest.mark.usefixtures("_no_report")
 def test_it_waits_for_the_backbone_to_learn(tmp_path: Path) -> None:
@@ -168,6 +170,7 @@ def test_statistics_come_with_weights(tmp_path: Path) -> None:
         train(tmp_path / "run", {"weights.keep_statistics": True})
 
 
+@pytest.mark.slow
 @needs_tiny10
 @pytest.mark.usefixtures("_no_report")
 def test_a_bundle_is_where_another_run_begins(tmp_path: Path) -> None:

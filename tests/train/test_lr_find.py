@@ -59,7 +59,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], float]],
 
 
 @needs_tiny10
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adamw", pytest.param("sgd", marks=pytest.mark.slow)])
 def test_a_network(tmp_path: Path, optimizer: str) -> None:
     # The same images in every step, so that the loss has no noise.
     own = {"data.path": str(TINY10), "data.limit": 16, "batch_size": 16, "optimizer.name": optimizer}

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 WARNING = """
 import logging
 from covpool.processes import joined_processes
@@ -17,6 +19,7 @@ logging.getLogger("covpool").warning("good-bye")
 """
 
 
+@pytest.mark.slow
 def test_a_warning_is_heard_once(tmp_path: Path) -> None:
     script = tmp_path / "warn.py"
     script.write_text(WARNING)

@@ -182,7 +182,7 @@ def test_a_step_is_what_torch_does() -> None:
             torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6, msg=name)
 
 
-@pytest.mark.parametrize("parts", [2, 4, 6, 9])
+@pytest.mark.parametrize("parts", [4, 9])
 def test_in_parts_a_step_is_the_same(parts: int) -> None:
     whole, divided = make(PLAIN), make({**PLAIN, "loop.accumulate": parts})
     first, second = whole.step(batch(whole, 0), 0), divided.step(batch(divided, 0), 0)

@@ -153,7 +153,7 @@ def test_a_table_without_some_of_the_classes(bundle: Path, birds: Path, tmp_path
     assert {path.name for path in done.folder.iterdir()} == FILES
 
 
-@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+@pytest.mark.parametrize("precision", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
 def test_half_precision_is_near(bundle: Path, birds: Path, tmp_path: Path, precision: Any) -> None:
     whole = evaluate(bundle, birds, tmp_path / "whole", split="train", workers=0)
     half = evaluate(bundle, birds, tmp_path / "half", split="train", workers=0, precision=precision)

@@ -101,6 +101,7 @@ def test_half_the_bytes(tmp_path: Path, bundle: Path, data: Path) -> None:
     assert kinds == ["fixed_size_list<element: float>[36]", "fixed_size_list<element: halffloat>[36]"]
 
 
+@pytest.mark.slow
 def test_bfloat16_is_near(tmp_path: Path, bundle: Path, data: Path) -> None:
     whole = embedded(rows(tmp_path / "whole", bundle, data, Embed()))
     half = embedded(rows(tmp_path / "half", bundle, data, Embed(precision="bfloat16")))
@@ -119,6 +120,7 @@ def test_a_projection_keeps_distances() -> None:
     assert not torch.equal(matrix, projection(2080, 512, seed=4))
 
 
+@pytest.mark.slow
 def test_projected_vectors(tmp_path: Path, bundle: Path, data: Path) -> None:
     whole = embedded(rows(tmp_path / "whole", bundle, data, Embed()))
     short = embedded(rows(tmp_path / "short", bundle, data, Embed(project=12, seed=5)))
@@ -127,6 +129,7 @@ def test_projected_vectors(tmp_path: Path, bundle: Path, data: Path) -> None:
         infer(bundle, data, tmp_path / "more", Embed(project=37), running=RUNNING)
 
 
+@pytest.mark.slow
 def test_csv_has_the_same_rows(tmp_path: Path, bundle: Path, data: Path) -> None:
     for task in (Predict(top=2), Embed(project=3, dtype="float16")):
         name = type(task).__name__
@@ -246,7 +249,7 @@ def test_a_bundle_without_a_classifier_has_vectors_alone(tmp_path: Path, data: P
         infer(bundle, data, tmp_path / "predict", Predict(), running=RUNNING)
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("workers", [0, 2])
 def test_workers_change_nothing(tmp_path: Path, bundle: Path, data: Path, workers: int) -> None:
     told: list[tuple[int, int]] = []
     running = Running(batch_size=6, workers=workers)

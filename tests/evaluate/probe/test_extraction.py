@@ -101,6 +101,7 @@ def test_the_size_is_told_before_anything_is_computed(birds: Path, tmp_path: Pat
     assert size == f"features take 73.7 kB in {tmp_path / 'cache'}: 256 values per image and flip"
 
 
+@pytest.mark.slow
 def test_maps_are_added_where_only_averages_were(birds: Path, tmp_path: Path) -> None:
     for heads in (("gap",), ("gap", "isqrt_cov"), ("gap",)):
         options = dataclasses.replace(OPTIONS, heads=heads, seeds=1, epochs=1)
@@ -108,7 +109,7 @@ def test_maps_are_added_where_only_averages_were(birds: Path, tmp_path: Path) ->
     assert len(list((tmp_path / "cache").iterdir())) == 2  # train and test
 
 
-@pytest.mark.parametrize("damage", ["cut", "gone"])
+@pytest.mark.parametrize("damage", ["cut", pytest.param("gone", marks=pytest.mark.slow)])
 def test_a_damaged_cache_is_made_anew(birds: Path, tmp_path: Path, damage: str) -> None:
     options = dataclasses.replace(OPTIONS, heads=("gap",), seeds=1, epochs=1)
     made = [probe(str(birds), options, out=tmp_path / "a", cache=tmp_path / "cache")]

@@ -117,7 +117,7 @@ def test_the_table_has_every_method() -> None:
     assert {row.exported for row in ROWS} == {"yes"}, "write the test that the failure is still there"
 
 
-@rows("mpn_cov", "dropcov")
+@rows("dropcov")
 def test_compiled_whole_and_dynamic(row: Row) -> None:
     check_trained_compiled(row, "aot_eager")
 
@@ -137,7 +137,7 @@ def test_exported_with_a_dynamic_batch(row: Row) -> None:
         assert_close(program(*inputs), pool(*inputs), relative=1e-5)
 
 
-@rows("mtp_lya")
+@rows()
 def test_onnx_with_a_dynamic_batch(row: Row, tmp_path: Path) -> None:
     pool, (example, *others) = row.pool().eval(), batches()
     with as_the_page_says(row.onnx):
