@@ -22,9 +22,8 @@ import torch
 import torch.nn.functional as F
 
 from covpool.bench.steps import from_two_processes
-from covpool.data.batch import Batch
 from covpool.data.image_set import ImageSet
-from covpool.data.loader import TrainingLoader
+from covpool.data.loader import Batch, TrainingLoader
 from covpool.data.order import FolderOrder, ShardOrder
 from covpool.data.shards.reader import open_shards
 from covpool.data.shards.write import write_shards

@@ -1,7 +1,8 @@
-"""Run as one of the processes that torchrun started, or alone; stop cleanly on signals."""
+"""Devices and processes: choose a precision, join the processes of torchrun, stop cleanly on signals."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import os
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import NoReturn, TypeVar
+from typing import Literal, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,8 +21,32 @@ from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
 from covpool.errors import CovpoolError, ToldByFirstError, UsageError
+from covpool.provenance.machine import describe_machine
 
 LOGGER = logging.getLogger("covpool")
+
+
+def autocast(device: torch.device, precision: str) -> torch.autocast:
+    """Autocast to ``"bfloat16"`` or ``"float16"``; ``"float32"`` does nothing."""
+    half = precision != "float32"
+    if device.type == "cpu" and precision == "bfloat16":
+        _warn_of_emulation()
+    return torch.autocast(device.type, getattr(torch, precision) if half else None, enabled=half)
+
+
+def fastest_precision() -> Literal["bfloat16", "float32"]:
+    """Return the fastest precision of this CPU: bfloat16 with AMX, else float32."""
+    return "bfloat16" if "amx_bf16" in describe_machine("cpu")["flags"] else "float32"
+
+
+@functools.cache  # warn once
+def _warn_of_emulation() -> None:
+    flags = describe_machine("cpu")["flags"]
+    # The flags of ARM processors do not list it.
+    if "avx2" in flags and not {"amx_bf16", "avx512_bf16"} & set(flags):
+        LOGGER.warning("this CPU has no bfloat16 arithmetic: float32 is several times as fast on it")
+
+
 T = TypeVar("T")
 
 # Seconds to wait for the last exchange; a thread needs microseconds once it runs.

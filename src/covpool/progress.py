@@ -69,7 +69,7 @@ class Progress:
 
     def line(self, text: str) -> None:
         """Print lines that stay, above the bar. Control characters become question marks."""
-        from covpool.models.strict_json import printable
+        from covpool.models.card import printable
 
         for part in () if self.silent else text.splitlines():
             if self._bar is None:

@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from covpool.data.batch import Batch
 from covpool.data.image_set import ImageSet, Subset
-from covpool.data.loader import EvaluationLoader, TrainingLoader
+from covpool.data.loader import Batch, EvaluationLoader, TrainingLoader
 from covpool.data.order import BalancedOrder, FolderOrder, Order, ShardOrder
 from covpool.data.shards.reader import open_shards
 from covpool.data.shards.write import write_shards

@@ -14,8 +14,8 @@ from covpool.data.image_set import ImageSet
 from covpool.data.sources import open_splits
 from covpool.data.transforms import Preprocessing, evaluation_transform
 from covpool.explain import explain
+from covpool.explain.evidence import factors
 from covpool.explain.explaining import gap
-from covpool.explain.factors import factors
 from covpool.models.model import PooledClassifier
 from covpool.nn.pooling.isqrt_cov import IsqrtCov
 from covpool.nn.pooling.method import Cov, Method

@@ -5,7 +5,7 @@ import pytest
 import torch
 import torchmetrics.functional.classification as oracle
 
-from covpool.data.batch import BadImage, Batch
+from covpool.data.loader import BadImage, Batch
 from covpool.inference.forward import Forward
 from covpool.processes import Processes
 from covpool.train import metrics

@@ -7,7 +7,7 @@ import logging
 import pytest
 import torch
 
-from covpool import device as precision
+from covpool import processes as precision
 
 CPU = torch.device("cpu")
 

@@ -9,11 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from covpool.data.batch import Batch
+from covpool.data.loader import Batch
 from covpool.errors import UsageError
 from covpool.processes import Processes
-from covpool.train.network import make_model
-from covpool.train.optimizer import Schedule, load_optimizer_tensors, optimizer_tensors
+from covpool.train.network import Schedule, load_optimizer_tensors, make_model, optimizer_tensors
 from covpool.train.recipe import ScheduleOptions
 from covpool.train.recipe_files import read_recipe
 from covpool.train.step import Learner, Objective

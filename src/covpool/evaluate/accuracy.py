@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from covpool.data.batch import BadImage
 from covpool.data.image_set import ImageSet
+from covpool.data.loader import BadImage
 from covpool.evaluate.results import (
     Results,
     begin_results,

@@ -10,8 +10,7 @@ from covpool.data.image_set import ImageSet
 from covpool.durable import LOCK, check_outside, replace_file, sync_folder
 from covpool.errors import UsageError
 from covpool.models.bundle import read_card
-from covpool.models.card import versions
-from covpool.models.strict_json import plain_json
+from covpool.models.card import plain_json, versions
 from covpool.processes import Processes
 from covpool.provenance import origin
 

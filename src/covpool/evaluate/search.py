@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from covpool.data.batch import BadImage
 from covpool.data.image_set import ImageSet, Joined
+from covpool.data.loader import BadImage
 from covpool.data.sources import split_names
 from covpool.errors import UsageError
 from covpool.inference.forward import Pass

@@ -26,8 +26,8 @@ from covpool.functional.arguments import check_whole
 from covpool.functional.newton_schulz import newton_schulz
 from covpool.functional.normalization import norm_of, reciprocal_or_zero
 from covpool.models.bundle import load_model
+from covpool.models.card import plain_json
 from covpool.models.model import PooledClassifier
-from covpool.models.strict_json import plain_json
 from covpool.nn import CovPool
 from covpool.nn.pooling.isqrt_cov import IsqrtCov, PolarExpress
 from covpool.nn.pooling.lyapunov import MpaLya, MtpLya

@@ -19,8 +19,7 @@ from covpool.export.export_options import Job
 from covpool.export.graph import INPUT, OUTPUT, Traced
 from covpool.export.parity import Latency, Parity
 from covpool.export.targets import TARGETS
-from covpool.models.card import versions
-from covpool.models.strict_json import plain_json
+from covpool.models.card import plain_json, versions
 from covpool.provenance import origin
 from covpool.wording import counted
 

@@ -1,11 +1,10 @@
 """The mathematics, on tensors. Imports torch and nothing else."""
 
-from covpool.functional.covariance import covariance, second_moment
+from covpool.functional.covariance import covariance, second_moment, triu_unvec, triu_vec
 from covpool.functional.eigen import matrix_log, matrix_power
 from covpool.functional.isqrt_cov import isqrt_cov
 from covpool.functional.matrix_sqrt import inverse_matrix_sqrt, matrix_sqrt
 from covpool.functional.polar_express import polar_express_sqrt
-from covpool.functional.triu import triu_unvec, triu_vec
 
 __all__ = [
     "covariance",

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import DTypeLike, NDArray
 
-from covpool.data.batch import BadImage
 from covpool.data.decode import decode
 from covpool.data.image_set import ImageSet, Subset
+from covpool.data.loader import BadImage
 from covpool.durable import replace_file, sync_folder
 from covpool.errors import BadImageError, StorageError, UsageError
 from covpool.inference.forward import Result

@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from covpool.data.batch import Failure
 from covpool.data.decode import decode
 from covpool.data.image_set import ImageSet
-from covpool.data.loader import outlive_signals
+from covpool.data.loader import Failure, outlive_signals
 from covpool.data.remote import cannot_go_on
 from covpool.data.transforms import Preprocessing, pixels_transform
 from covpool.errors import BadImageError, DataError, ShardError, UsageError

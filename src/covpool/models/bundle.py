@@ -24,10 +24,20 @@ from torch.overrides import TorchFunctionMode
 
 from covpool.durable import read_folder, replace_folder, write_file
 from covpool.errors import BundleError, UsageTypeError
-from covpool.models.card import CARD, MAX_BYTES, WEIGHTS, Card, read_fields, versions, write_card
+from covpool.models.card import (
+    CARD,
+    MAX_BYTES,
+    WEIGHTS,
+    Card,
+    printable,
+    read_fields,
+    reason,
+    shown,
+    versions,
+    write_card,
+)
 from covpool.models.create import build_model
 from covpool.models.model import PooledClassifier
-from covpool.models.strict_json import printable, reason, shown
 from covpool.nn.reduction import drop_unused_norm
 
 __all__ = ["BundleError", "Card", "load_model", "read_card", "save_model"]

@@ -12,8 +12,7 @@ from typing import Any
 
 from covpool.drawing import png
 from covpool.durable import replace_file
-from covpool.models.card import versions
-from covpool.models.strict_json import plain_json
+from covpool.models.card import plain_json, versions
 from covpool.provenance.origin import Results, check_schema, new_results, results_path
 from covpool.reproduce.claims import Claim, Experiment, Judgement, errors
 from covpool.reproduce.figures import empty_figure

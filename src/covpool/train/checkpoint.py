@@ -20,9 +20,9 @@ from torch import Tensor
 
 from covpool.durable import replace_folder, write_file
 from covpool.errors import BundleError, DamagedCheckpointError
-from covpool.models.strict_json import parse, plain_json, reason
+from covpool.models.card import parse, plain_json, reason
 from covpool.processes import Processes
-from covpool.train.optimizer import load_optimizer_tensors, optimizer_tensors
+from covpool.train.network import load_optimizer_tensors, optimizer_tensors
 from covpool.train.step import Learner
 
 LOGGER = logging.getLogger("covpool")

@@ -13,8 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from covpool.data.batch import Batch
-from covpool.data.loader import TrainingLoader
+from covpool.data.loader import Batch, TrainingLoader
 from covpool.data.transforms import Preprocessing
 from covpool.durable import check_outside, replace_file
 from covpool.errors import UsageError

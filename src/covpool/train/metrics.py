@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from covpool.data.batch import BadImage
+from covpool.data.loader import BadImage
 from covpool.errors import UsageError
 from covpool.inference.forward import Result
 from covpool.processes import Processes

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from covpool.data.batch import BadImage
 from covpool.data.image_set import ENCODING, ERRORS, ImageSet
+from covpool.data.loader import BadImage
 from covpool.durable import replace_file
 from covpool.errors import TrainingError, UsageError
-from covpool.models.strict_json import plain_json
+from covpool.models.card import plain_json
 from covpool.processes import Processes
 from covpool.train.metrics import Predictions
 from covpool.train.recipe import Recipe

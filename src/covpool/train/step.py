@@ -15,14 +15,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torchvision.transforms import v2
 
-from covpool.data.batch import Batch
 from covpool.data.image_set import ImageSet, class_counts
+from covpool.data.loader import Batch
 from covpool.data.order import number
-from covpool.device import autocast
 from covpool.models.model import PooledClassifier
-from covpool.processes import Processes
-from covpool.train.network import make_parallel
-from covpool.train.optimizer import Schedule, make_optimizer
+from covpool.processes import Processes, autocast
+from covpool.train.network import Schedule, make_optimizer, make_parallel
 from covpool.train.recipe import LossOptions, Recipe, ScheduleOptions
 
 

@@ -10,9 +10,8 @@ from typing import Any, NoReturn
 
 import torch
 
-from covpool.data.batch import Batch
 from covpool.data.image_set import ImageSet
-from covpool.data.loader import EvaluationLoader
+from covpool.data.loader import Batch, EvaluationLoader
 from covpool.data.transforms import Preprocessing, evaluation_transform
 from covpool.errors import (
     BundleError,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from covpool.data.batch import Batch
+from covpool.data.loader import Batch
 from covpool.inference.forward import Forward
 from covpool.processes import Processes
 from covpool.train.metrics import Predictions, predict

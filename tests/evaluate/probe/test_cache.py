@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
-from covpool.data.batch import BadImage
 from covpool.data.image_set import ImageSet
+from covpool.data.loader import BadImage
 from covpool.inference.forward import Result
 from covpool.inference.store import Content, FeatureStore, State
 from tests.data.memory_images import memory_images

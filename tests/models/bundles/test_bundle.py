@@ -18,8 +18,7 @@ import covpool
 from covpool.errors import BundleError
 from covpool.models import PooledClassifier
 from covpool.models.bundle import check_savable, load_model, read_card, save_model
-from covpool.models.card import read_fields
-from covpool.models.strict_json import plain_json
+from covpool.models.card import plain_json, read_fields
 from tests.models.bundles.samples import (
     CLASSES,
     assert_same,

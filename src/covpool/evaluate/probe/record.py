@@ -10,7 +10,7 @@ from typing import Any
 from covpool.durable import replace_file, replace_folder, write_file
 from covpool.errors import UsageError
 from covpool.evaluate.results import FILE, write_results
-from covpool.models.strict_json import plain_json
+from covpool.models.card import plain_json
 from covpool.provenance.origin import new_results
 
 PROTOCOL = "probe"

@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from covpool.data.batch import BadImage
 from covpool.data.image_set import ImageSet
+from covpool.data.loader import BadImage
 from covpool.durable import LOCK
 from covpool.errors import UsageError
 from covpool.evaluate.svm.solvers import LinearScores, Problem, left_behind
@@ -23,8 +23,7 @@ from covpool.functional.arguments import check_choice
 from covpool.inference.forward import Outputs, Pass, prepare
 from covpool.inference.store import MANIFEST, VIEWS, Content, FeatureStore, Progress, RowFile, check_room
 from covpool.models.create import build_model
-from covpool.models.head import unit
-from covpool.models.model import PooledClassifier
+from covpool.models.model import PooledClassifier, unit
 from covpool.processes import Processes
 from covpool.wording import counted, human
 

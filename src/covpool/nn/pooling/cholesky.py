@@ -10,9 +10,8 @@ from torch import Tensor
 
 from covpool.functional.arguments import check_features, check_positive, check_weights
 from covpool.functional.centering import center, without_outliers
-from covpool.functional.covariance import as_batch
+from covpool.functional.covariance import as_batch, triu_vec
 from covpool.functional.differentiable import autocast_off
-from covpool.functional.triu import triu_vec
 from covpool.nn.pooling.method import Method
 
 

@@ -9,10 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from covpool.functional.covariance import covariance, mean
+from covpool.functional.covariance import covariance, mean, triu_vec
 from covpool.functional.differentiable import autocast_off
 from covpool.functional.normalization import l2_normalized, reciprocal_or_zero
-from covpool.functional.triu import triu_vec
 from covpool.nn.pooling.method import Method
 
 KERNEL = 3

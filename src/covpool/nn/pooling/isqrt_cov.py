@@ -10,12 +10,11 @@ from torch import Tensor, nn
 
 from covpool.functional import polar_express
 from covpool.functional.arguments import check_choice, check_steps
-from covpool.functional.covariance import covariance
+from covpool.functional.covariance import covariance, triu_vec
 from covpool.functional.isqrt_cov import COMPUTE_DTYPES, SIDES, Side, isqrt_cov
 from covpool.functional.matrix_sqrt import BACKWARDS, Backward
 from covpool.functional.newton_schulz import STEPS
 from covpool.functional.normalization import COMPENSATIONS, NORMALIZATIONS, Normalization
-from covpool.functional.triu import triu_vec
 from covpool.nn.pooling.method import Method
 
 

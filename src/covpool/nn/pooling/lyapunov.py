@@ -9,9 +9,8 @@ from torch import Tensor
 
 from covpool.errors import UsageError
 from covpool.functional.arguments import check_whole
-from covpool.functional.covariance import covariance
+from covpool.functional.covariance import covariance, triu_vec
 from covpool.functional.matrix_root import RootOptions, matrix_root
-from covpool.functional.triu import triu_vec
 from covpool.nn.pooling.method import Method
 
 

@@ -7,8 +7,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from covpool.functional.covariance import covariance, mean
-from covpool.functional.triu import triu_vec
+from covpool.functional.covariance import covariance, mean, triu_vec
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from covpool.functional.arguments import check_choice, check_positive
-from covpool.functional.covariance import covariance
+from covpool.functional.covariance import covariance, triu_vec
 from covpool.functional.differentiable import autocast_off
 from covpool.functional.eigen import (
     Power,
@@ -20,7 +20,6 @@ from covpool.functional.eigen import (
     spectrum,
 )
 from covpool.functional.normalization import largest_entry, reciprocal_or_zero
-from covpool.functional.triu import triu_vec
 from covpool.nn.pooling.method import Method
 
 

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from covpool.functional.arguments import check_positive, check_whole
-from covpool.functional.covariance import covariance
+from covpool.functional.covariance import covariance, triu_vec
 from covpool.functional.eigen import ScalarFunction, function_of_matrix, reciprocal_of_sums
-from covpool.functional.triu import triu_vec
 from covpool.nn.pooling.method import Method
 
 
