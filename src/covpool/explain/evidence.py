@@ -1,8 +1,8 @@
 r"""Compute exact evidence maps: how much each spatial position of an image adds to the logit of a class.
 
 A pooled matrix that is a function of the covariance factors over positions, :math:`C = M K M^T`, with a
-column of M for each position: :math:`f(\Sigma) = M\,g(M^TM)\,M^T` for centered features M. K weights each pair
-of positions. With :math:`L = M K`,
+column of M for each position: :math:`f(\Sigma) = M\,g(M^TM)\,M^T` for centered features M. K weights each
+pair of positions. With :math:`L = M K`,
 
 .. math::  \langle W, C \rangle = \sum_p m_p^T W \, l_p ,
 
