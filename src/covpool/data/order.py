@@ -1,4 +1,11 @@
-"""The order of samples in training and evaluation, reproducible on any number of processes."""
+"""The order of samples in training and evaluation, reproducible on any number of processes.
+
+Random numbers depend on a key, such as ``"order", seed, epoch``. BLAKE2 hashes it to the key of Philox, a
+counter-based generator. Only the raw output of Philox is used, which numpy guarantees never to change.
+
+Shards are read one window at a time, each shard once per epoch, so object storage sees sequential reads. No
+array is longer than the samples of a window or the list of shards.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Bootstrap intervals of metrics, and the calibration error."""
+"""Bootstrap intervals of metrics, and the calibration error.
+
+Every metric is a function of sums over images. A resample is a row of weights (how often each image was
+drawn), and all sums of many resamples are one product with a sparse matrix.
+"""
 
 from __future__ import annotations
 

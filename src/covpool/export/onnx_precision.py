@@ -1,4 +1,13 @@
-"""Convert the backbone of an ONNX graph to float16 or int8."""
+"""Convert the backbone of an ONNX graph to float16 or int8; pooling and classifier stay in float32.
+
+**float16.** Values are cast where they enter and leave the backbone. ONNX Runtime's own converter would also
+round values between the nodes that stay in float32.
+
+**int8.** Plain rounding changed the prediction of EfficientNet-Lite0 on six of a hundred sparrows. So weights
+are rounded such that errors cancel: GPTQ (Frantar et al., 2023) rounds a layer column by column and spreads
+the error of a column over the next ones, to disturb the outputs on observed inputs least. The first layers
+have the largest errors and few weights; they stay in float32.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,16 @@
-"""Center and scale features, with optional weights, so that no activation overflows."""
+"""Center and scale features, with optional weights.
+
+Three cases that a plain ``x - x.mean()`` gets wrong are solved here, for every operator:
+
+* Scale: M is divided by ``s = max - min`` of the channel with the largest spread, so that activations of
+  1e-12 and 1e12 are the same problem. The derivative treats s as a constant; the operators undo it exactly.
+* Offset: each channel is first shifted by one of its own features (its minimum; with weights, the feature
+  with the largest weight), then centered. This is exact for a channel that varies little around a large
+value. * Flatness: a channel whose spread is within four rounding units of its magnitude holds rounding
+  errors, not signal. It is zero in M and gets a zero gradient.
+
+Shapes: x ``(B, C, n)``, weights ``(B, n)``; values per image are ``(B, 1, 1)``.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,34 @@
 r"""Matrix square roots by several methods, with the gradient by the Lyapunov equation.
 
-The gradient X of the root Y of A solves :math:`Y X + X Y = G`, with G the gradient of Y (T.-Y. Lin, S. Maji,
-BMVC 2017). The Taylor and Padé approximants and the iterative solver are those of Y. Song, N. Sebe, W. Wang,
-ICLR 2022. Two things differ: the approximants are zero at zero, and the gradient between range and null space
-is complete.
+**Gradient.** The gradient X of the root Y of A solves :math:`Y X + X Y = G`, with G the symmetrized gradient
+of Y (T.-Y. Lin, S. Maji, BMVC 2017). Two solvers:
+
+* by eigenvalues :math:`s_i` of Y, :math:`X = U ((U^T G U)_{ij} / (s_i + s_j)) U^T`: one decomposition and
+  four products;
+* by iteration (Y. Song, N. Sebe, W. Wang, ICLR 2022), from :math:`B = Y/\sqrt t`, :math:`C = G/\sqrt t` with
+  :math:`t = \|A\|_F` of each matrix,
+
+  .. math::
+      B \leftarrow \tfrac12 B (3I - B^2), \qquad
+      C \leftarrow \tfrac12 \big(C (3I - B^2) - B^2 C + B C B\big), \qquad X = C - \tfrac12 B C B,
+
+  ``5K + 2`` products. The published end, :math:`X = \tfrac12 C`, is the same for a regular Y. For a singular
+  Y it halves the gradient between range and null space.
+
+**Approximants** for :math:`A` with eigenvalues :math:`\lambda = s^2` in [0, 1], from the same paper:
+
+* Taylor: :math:`A \sum_{k<K} \binom{2k}{k} 4^{-k} (I - A)^k`; K products.
+* Padé, with N even,
+
+  .. math::
+      \sqrt\lambda \approx \lambda\,\frac{\sum_j \binom{N}{2j+1} \lambda^j}{\sum_j \binom{N}{2j} \lambda^j} .
+
+  The coefficients are positive, so the quotient takes one Cholesky factorization; N/2 - 1 products.
+
+Both vanish at zero. The published form does not: its [5/5] quotient is 1/11 at λ = 0, which is wrong for a
+covariance with fewer positions than channels.
+
+Shapes: matrices ``(B, m, m)``.
 """
 
 from __future__ import annotations

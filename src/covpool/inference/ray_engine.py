@@ -1,4 +1,8 @@
-"""Run bulk inference on a Ray cluster."""
+"""Run bulk inference on a Ray cluster.
+
+A row of the Ray dataset is a unit. Tasks decode its images, and actors with a network each write its file.
+Both may run on any machine, so bundle, input and output must be paths or URLs that all machines share.
+"""
 
 from __future__ import annotations
 

@@ -20,6 +20,9 @@ from covpool.models.model import PooledClassifier
 def projection(length: int, to: int, seed: int = 0) -> Tensor:
     """A matrix ``(length, to)`` of orthogonal columns, √(length/to) long: it keeps lengths on average.
 
+    By Johnson and Lindenstrauss, 512 dimensions keep most distances within a factor of 1 ± 0.1, whatever the
+    data.
+
     Args:
         length: of the vectors.
         to: how many numbers are wanted, no more than ``length``.

@@ -1,4 +1,8 @@
-"""Bulk inference on this machine: decode a batch, run the network, write the rows of a unit."""
+"""Bulk inference on this machine: decode a batch, run the network, write the rows of a unit.
+
+A worker decodes complete units, so no two workers open the same tar or row group, and it starts the next unit
+while the last one is computed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Measure the memory and FLOPs of a model."""
+"""Measure the memory and FLOPs of a model.
+
+The step is the model's own forward and backward pass, in the given batch size and precision, on fake tensors
+with shapes and dtypes but no data. So ten million classes take no longer than ten.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,12 @@
-"""Build a timm or torchvision network, remove its expansion layer, keep the resolution of its last stage."""
+"""Build a timm or torchvision network, remove its expansion layer, keep the resolution of its last stage.
+
+EfficientNet, MobileNet and similar networks expand the last stage by a 1x1 convolution before the average.
+Covariance pooling is more accurate, and much smaller, on the channels before the expansion.
+
+Most architectures halve the resolution once more in the last stage. The paper leaves that out: four times as
+many positions give a better covariance. The layers that halve are found by running the network on the meta
+device.
+"""
 
 from __future__ import annotations
 

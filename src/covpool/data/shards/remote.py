@@ -1,4 +1,9 @@
-"""Shards in object storage, cached on a local disk."""
+"""Shards in object storage, cached on a local disk.
+
+A shard is downloaded under a temporary name and renamed once it is complete. A process locks a shard (flock)
+exclusively while it downloads it, and shared while it reads it; locked shards are never removed. The shard
+opened longest ago is removed first. If all are locked, the folder grows over its limit.
+"""
 
 from __future__ import annotations
 

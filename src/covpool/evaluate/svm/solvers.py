@@ -1,4 +1,19 @@
-"""Solve one-vs-all linear SVMs, in memory or streaming from disk."""
+"""Solve one-vs-all linear SVMs, in memory or streaming from disk.
+
+The loss is the squared hinge of scikit-learn's LinearSVC. The intercept is the weight of a feature that is
+always 1, so it is regularized like the other weights.
+
+**In memory.** With fewer samples than features, a rotation makes the problem smaller and keeps its solution:
+regularizer and scores depend only on products of samples, and the rows of L, from the Cholesky factorization
+G = L·Lᵀ of these products, have the same products. Weights w' for L are weights w = Xᵀ·L⁻ᵀ·w' for X. Equal
+samples make G singular, so 1e-10 is added to its diagonal.
+
+**Streaming.** Block minimization of the dual (Yu, Hsieh, Chang and Lin, "Large linear classification when
+data cannot fit in memory", 2010), for all classes at once. The dual has a value α ≥ 0 per sample and class,
+and weights w = Σ α·y·x. A pass reads the samples in random order, one block at a time, and improves their α
+by coordinate descent on the block's products. Memory holds the weights, one block and the labels; the α are
+in a file.
+"""
 
 from __future__ import annotations
 
