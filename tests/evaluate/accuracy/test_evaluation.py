@@ -167,7 +167,9 @@ def test_logits_that_are_not_finite_are_told(birds: Path, tmp_path: Path) -> Non
     with torch.no_grad():
         model.head.classifier.bias.fill_(torch.inf)  # type: ignore[operator, union-attr]
     broken = save_model(model, tmp_path / "broken", classes=CLASSES)
-    with pytest.raises(ValueError, match="logits of 18 images are not finite in float32, first of train/113"):
+    with pytest.raises(
+        ValueError, match="logits of 18 images of a batch are not finite in float32, first of train/113"
+    ):
         evaluate(broken, birds, tmp_path / "out", split="train", workers=0)
 
 
