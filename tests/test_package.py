@@ -209,6 +209,7 @@ def test_torch_is_the_only_requirement() -> None:
     assert project["dependencies"] == ["torch>=2.10"]
 
 
+@pytest.mark.slow
 def test_import_covpool_takes_little_more_than_torch(capsys: pytest.CaptureFixture[str]) -> None:
     # Of the processor, in fresh processes and in turn: by the clock, other work on the machine would count.
     seconds: dict[str, list[float]] = {"torch": [], "torch, covpool.functional, covpool.nn": []}

@@ -34,10 +34,11 @@ def load(package: str, name: str, module: str, extra: str) -> Any:
     try:
         loaded = importlib.import_module(module)
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] in ("covpool", "torch"):
+        missing = (error.name or "").partition(".")[0]
+        if missing in ("covpool", "torch"):
             raise
         raise ModuleNotFoundError(
-            f"{package}.{name} needs {error.name}: pip install 'covpool[{extra}]'", name=error.name
+            f"{package}.{name} needs {missing}: pip install 'covpool[{extra}]'", name=missing
         ) from error
     return loaded if module == f"{package}.{name}" else getattr(loaded, name)
 

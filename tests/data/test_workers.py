@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 # What a script leaves behind is still there when Python ends its workers.
 SCRIPT = """
@@ -67,6 +69,7 @@ def told_when_gone(init: str) -> str:
     return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stderr
 
 
+@pytest.mark.slow
 def test_a_worker_does_not_tell_that_the_main_process_is_gone() -> None:
     assert "Traceback" in told_when_gone("None")
     assert told_when_gone("outlive_signals()") == ""

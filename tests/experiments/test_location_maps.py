@@ -12,6 +12,7 @@ from experiments.location_maps import areas, centre_first
 from tests.data.pictures import SPARROWS, needs_sparrows
 
 
+@pytest.mark.slow
 @needs_sparrows
 def test_every_order_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)

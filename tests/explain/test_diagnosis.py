@@ -152,7 +152,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["diagnose", *words]) == 0
     said = capsys.readouterr().out
     assert "isqrt_cov, 8 channels, 100 positions" in said
-    assert "of 3 images" in said
+    assert "on 3 images" in said
     found = json.loads((tmp_path / "out" / "diagnosis.json").read_text())
     assert found["images"] == 3
     assert len(found["spectrum"]) == 8

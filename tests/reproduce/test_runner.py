@@ -148,6 +148,7 @@ def test_an_experiment_keeps_a_run_of_its_own(tiny_imagenet: Path, tmp_path: Pat
     assert seconds[2] == seconds[0] < 12345.0
 
 
+@pytest.mark.slow
 def test_runs_of_another_scale_are_not_known(tiny_imagenet: Path, tmp_path: Path) -> None:
     one_row = dataclasses.replace(EXPERIMENTS["figure4"], rows=EXPERIMENTS["figure4"].rows[:1])  # type: ignore[union-attr]
     run_experiments([one_row], Place(tiny_imagenet, tmp_path, tmp_path, SMALLEST), seeds=1, tell=str)

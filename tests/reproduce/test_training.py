@@ -57,7 +57,7 @@ def test_a_loss_that_is_not_finite_is_a_result(
     assert is_done(CONFIGURATION, tmp_path)
     recipe = RunFolder(tmp_path / CONFIGURATION.name).recipe
     recipe.write_text(re.sub(r"(?m)^batch_size: \d+", "batch_size: 7", recipe.read_text()))
-    with pytest.raises(ValueError, match="was begun with --batch-size 7"):
+    with pytest.raises(ValueError, match="was started with --batch-size 7"):
         trained(CONFIGURATION, SMALLEST, data, tmp_path)
 
 

@@ -80,6 +80,7 @@ def test_the_numbers_are_those_of_the_bundle(tmp_path: Path) -> None:
     assert run.summary["metrics"]["top1"] == right / 40
 
 
+@pytest.mark.slow
 @needs_sparrows
 @pytest.mark.usefixtures("_no_report")
 def test_the_test_split_is_for_the_end_and_val_is_set_aside(tmp_path: Path) -> None:
@@ -97,6 +98,7 @@ def test_the_test_split_is_for_the_end_and_val_is_set_aside(tmp_path: Path) -> N
     assert log[-1]["step"] == 126 // 8
 
 
+@pytest.mark.slow
 @needs_tiny10
 @pytest.mark.usefixtures("_no_report")
 def test_another_recipe_does_not_go_on_with_a_run(tmp_path: Path) -> None:

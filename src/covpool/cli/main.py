@@ -265,7 +265,8 @@ def explained(error: Exception, extra: str) -> tuple[str, int]:
     if isinstance(error, CovpoolError):
         return str(error), 2
     if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("covpool"):
-        return f"{error.name} is missing: pip install '{f'covpool[{extra}]' if extra else error.name}'", 2
+        missing = (error.name or "").partition(".")[0]
+        return f"{missing} is missing: pip install '{f'covpool[{extra}]' if extra else missing}'", 2
     if _is_memory(error):
         where = "GPU" if "CUDA" in str(error) else "machine"
         return f"the {where} does not have enough memory: use a smaller batch size or smaller images", 2

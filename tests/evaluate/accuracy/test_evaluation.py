@@ -49,6 +49,7 @@ def torchrun(*words: str) -> None:
     assert run.returncode == 0, run.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="no limits of files")
 def test_the_same_call_mends_what_a_full_disk_left(bundle: Path, birds: Path, tmp_path: Path) -> None:
     import resource

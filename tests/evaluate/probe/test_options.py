@@ -12,7 +12,7 @@ from tests.evaluate.probe.small_probing import OPTIONS
 
 @pytest.mark.parametrize("changes", [{"weights": None}, {"pretrained": True}])
 def test_weights_come_from_one_place(changes: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="give --pretrained, for timm's, or --weights FILE"):
+    with pytest.raises(ValueError, match="pass --pretrained or --weights FILE"):
         dataclasses.replace(OPTIONS, **changes)
 
 

@@ -237,6 +237,7 @@ def test_the_report_shows_where_it_looks(tmp_path: Path, pool: str, kind: str) -
     assert ("By gradient: an approximation" in page) == (kind == "gradient")
 
 
+@pytest.mark.slow
 @needs_sparrows
 def test_without_a_model_there_are_no_maps(tmp_path: Path) -> None:
     images = open_splits(str(SPARROWS))["test"]

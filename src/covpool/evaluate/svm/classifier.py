@@ -169,14 +169,14 @@ def check_every_class(labels: NDArray[np.integer], classes: Sequence[str]) -> No
     Example:
         >>> check_every_class(np.array([0, 0, 2]), ["auk", "bee", "cat"])
         Traceback (most recent call last):
-        ValueError: 1 class has no training image that can be used, first 'bee': there is no SVM of it
+        covpool.errors.UsageError: 1 class has no readable training image, first 'bee': it has no SVM
     """
     lacking = np.flatnonzero(np.bincount(labels, minlength=len(classes)) == 0)
     if len(lacking):
         has = "has" if len(lacking) == 1 else "have"
         raise UsageError(
-            f"{counted(len(lacking), 'class')} {has} no training image that can be used, first "
-            f"{classes[lacking[0]]!r}: there is no SVM of it"
+            f"{counted(len(lacking), 'class')} {has} no readable training image, first "
+            f"{classes[lacking[0]]!r}: it has no SVM"
         )
 
 
