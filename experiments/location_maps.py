@@ -52,7 +52,7 @@ def run(bundle: Path, data: Path, count: int) -> dict[str, Any]:
         found = areas(model, image, label, _orders(model, image, label, len(rows)))
         rows.append({name: [one.deletion, one.insertion] for name, one in found.items()})
         print(f"{len(rows)} of {count} images", file=sys.stderr, flush=True)
-    rooms = ("functional", "nn", "models", "data", "explain", "../../experiments")
+    packages = ("functional", "nn", "models", "data", "explain", "../../experiments")
     card = read_card(bundle)
     about = {
         "model": card.config.backbone,
@@ -60,7 +60,7 @@ def run(bundle: Path, data: Path, count: int) -> dict[str, Any]:
         "dim": card.config.dim,
         "images": len(rows),
     }
-    return {"experiment": "location_maps", **new_results(rooms, about, "cpu", SEED), "rows": rows}
+    return {"experiment": "location_maps", **new_results(packages, about, "cpu", SEED), "rows": rows}
 
 
 @dataclass(frozen=True)

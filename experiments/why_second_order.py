@@ -253,10 +253,10 @@ def run(data: Path, weights: Path) -> dict[str, Any]:
     """Choose on the training images, and measure on the test images."""
     train, test = (features(data, split, weights, SIZE) for split in ("train", "test"))
     about = {"model": "tf_efficientnet_lite0", "image_size": SIZE, "channels": train.maps.shape[1]}
-    rooms = ("functional", "nn", "models", "data", "../../experiments")
+    packages = ("functional", "nn", "models", "data", "../../experiments")
     return {
         "experiment": "why_second_order",
-        **new_results(rooms, about, "cpu", None),
+        **new_results(packages, about, "cpu", None),
         **measure(train, test),
     }
 

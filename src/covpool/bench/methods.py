@@ -76,10 +76,10 @@ def run_methods(
         "batch_sizes": list(batch_sizes),
         "step_rounds": step_rounds,
     }
-    rooms = ("functional", "nn", "models", "train", "bench")
+    packages = ("functional", "nn", "models", "train", "bench")
     results: Results = {
         "suite": SUITE,
-        **new_results(rooms, arguments, device, seed),
+        **new_results(packages, arguments, device, seed),
         "layers": {},
         "training": None,
     }

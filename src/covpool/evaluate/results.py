@@ -20,7 +20,7 @@ FILE = "results.json"
 # What people call the results of a protocol, where that is not its name.
 CALLED = {"accuracy": "evaluation", "retrieval": "search"}
 # The code that a number depends on.
-ROOMS = ("functional", "nn", "models", "data", "train", "evaluate")
+PACKAGES = ("functional", "nn", "models", "data", "inference", "train", "evaluate")
 
 
 def new_results(protocol: str, arguments: dict[str, Any], processes: Processes, seed: int | None) -> Results:
@@ -32,7 +32,7 @@ def new_results(protocol: str, arguments: dict[str, Any], processes: Processes, 
         processes: that did the work.
         seed: of what came by chance; ``None`` where nothing did.
     """
-    head = origin.new_results(ROOMS, arguments, processes.device.type, seed)
+    head = origin.new_results(PACKAGES, arguments, processes.device.type, seed)
     head["versions"] |= versions()
     card = read_card(arguments["bundle"])
     bundle = {

@@ -27,7 +27,7 @@ from covpool.wording import counted
 METADATA = "model.json"
 PACKAGE, PROTOCOL = "covpool.export", "export"
 # The packages whose code the results depend on.
-ROOMS = ("functional", "nn", "models", "data", "export")
+PACKAGES = ("functional", "nn", "models", "data", "inference", "export")
 
 
 def describe(job: Job, traced: Traced) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def write_export_results(
 ) -> Results:
     """Write the results file, checked against its schema, and return its content."""
     arguments = {"bundle": job.bundle, "data": job.data, **asdict(job.options)}
-    results = origin.new_results(ROOMS, arguments, "cpu", 0)
+    results = origin.new_results(PACKAGES, arguments, "cpu", 0)
     results["versions"] |= versions() | {
         package.__name__: package.__version__ for package in (onnx, onnxruntime, onnxscript)
     }

@@ -22,14 +22,14 @@ from covpool.train.run_folder import csv_bytes
 PACKAGE = "covpool.reproduce"
 SCHEMA = "experiment"
 # The code that a number depends on.
-ROOMS = ("functional", "nn", "models", "data", "train", "reproduce")
+PACKAGES = ("functional", "nn", "models", "data", "inference", "train", "reproduce")
 # Of a run, besides its label.
 COLUMNS = ("seed", "top1_error", "top5_error", "train_error", "epochs", "parameters", "seconds", "failed")
 
 
 def empty_results(experiment: Experiment, scale: Scale) -> Results:
     """Without a run yet."""
-    head = new_results(ROOMS, {"scale": asdict(scale)}, "cpu", None)
+    head = new_results(PACKAGES, {"scale": asdict(scale)}, "cpu", None)
     head["versions"] |= versions()
     return {
         "experiment": experiment.name,

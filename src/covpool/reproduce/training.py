@@ -73,7 +73,7 @@ def _val(lines: list[str], classes: set[str]) -> Iterator[tuple[str, str, str]]:
 
 
 FAILURE = "failure.json"
-# The rooms that a run depends on.
+# The packages that a run depends on.
 SOURCE = ("functional", "nn", "models", "data", "train")
 
 

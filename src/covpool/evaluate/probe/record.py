@@ -14,7 +14,7 @@ from covpool.models.card import plain_json
 from covpool.provenance.origin import new_results
 
 PROTOCOL = "probe"
-ROOMS = ("functional", "nn", "models", "data", "evaluate")
+PACKAGES = ("functional", "nn", "models", "data", "inference", "train", "evaluate")
 # What may differ between a run and the one that goes on with it.
 FREE = ("seeds", "heads", "workers", "extract_batch", "compile")
 
@@ -73,7 +73,7 @@ class ProbeFolder:
 
 def new_record(arguments: dict[str, Any], images: dict[str, int], device: str) -> dict[str, Any]:
     """What every file begins with: which code, on what, with which arguments. Every row has its seed."""
-    head = new_results(ROOMS, arguments, device, seed=None)
+    head = new_results(PACKAGES, arguments, device, seed=None)
     return {"protocol": PROTOCOL, **head, "images": images, "rows": [], "heads": [], "best": None}
 
 
