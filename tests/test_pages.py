@@ -142,10 +142,10 @@ CHECKED: dict[str, Callable[[dict[str, Any], str], None]] = {
 
 
 # The front page is fast; the others export, train or evaluate.
-PAGES = [name if name == "README.md" else pytest.param(name, marks=pytest.mark.slow) for name in WITH_CODE]
+CASES = [name if name == "README.md" else pytest.param(name, marks=pytest.mark.slow) for name in WITH_CODE]
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", CASES)
 def test_the_code_of_a_page_runs(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
