@@ -100,7 +100,7 @@ class Configuration:
     """What is trained. Two experiments that ask for the same share one run.
 
     Attributes:
-        network: one of :data:`covpool.reproduce.miniature.networks.NAMES`.
+        network: one of :data:`covpool.reproduce.networks.NAMES`.
         pool: a method of :func:`covpool.nn.methods`.
         options: of the pooling.
         dim: the channels of the covariance of a ResNet; ``None`` for its own number.
