@@ -19,7 +19,7 @@ from covpool.cli.check import Arguments
 from covpool.cli.main import main
 from covpool.data import look as collection
 from covpool.data.check import REMEDIES, check
-from covpool.data.layouts import SOURCES, UNLABELED
+from covpool.data.layouts import SOURCES
 from covpool.data.look import Look
 from tests.data.pictures import RED, jpeg
 from tests.data.trees import digests, plant, write
@@ -40,7 +40,7 @@ def test_options_are_those_of_the_library() -> None:
     parameters = inspect.signature(check).parameters
     example = Arguments("set")
     assert (example.layout, example.workers) == (parameters["layout"].default, parameters["workers"].default)
-    assert set(get_args(get_type_hints(Arguments)["layout"])) == {"auto", *SOURCES} - set(UNLABELED)
+    assert set(get_args(get_type_hints(Arguments)["layout"])) == {"auto", *SOURCES} - {"files"}
 
 
 def test_as_a_person_runs_it(messy: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,11 +12,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from covpool.data.image_set import BaseSet, ImageSet
-from covpool.data.sources import Split
+from covpool.data.sources import Marks, Split
 
-
-def recognizes(path: str) -> bool:
-    return os.path.isfile(os.path.join(path, "images.npy"))
+MARKS = Marks(files=("images.npy",))
 
 
 def open_splits(path: str, cache: str | None = None) -> Mapping[Split, ImageSet]:

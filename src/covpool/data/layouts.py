@@ -5,11 +5,10 @@ from typing import TYPE_CHECKING, Literal
 # The module of each source. The first that recognizes a path opens it: see covpool.data.sources.Source.
 SOURCES = {
     name: f"covpool.data.sources.{name}"
-    for name in ("csv", "shards", "cub", "aircraft", "cars", "parquet", "tars", "folder", "files")
+    for name in ("csv", "shards", "cub", "aircraft", "cars", "parquet", "folder", "files")
 }
-UNLABELED = ("tars", "files")
 
 if TYPE_CHECKING:
     Layout = str
 else:
-    Layout = Literal[("auto", *(name for name in SOURCES if name not in UNLABELED))]
+    Layout = Literal[("auto", *(name for name in SOURCES if name != "files"))]  # which has no labels

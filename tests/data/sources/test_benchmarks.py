@@ -10,6 +10,7 @@ import pytest
 from scipy.io import savemat
 
 from covpool.data.sources import layout_of, open_images, open_unlabeled, splits
+from covpool.errors import UsageError
 from tests.data.sources.test_folder import content
 from tests.data.trees import plant, write
 
@@ -160,6 +161,12 @@ def test_without_labels_each_image_is_listed_once(tmp_path: Path) -> None:
             f"images/{line.split(' ', 1)[1]}" for line in (root / "images.txt").read_text().splitlines()
         ]
         assert images.read(2)
-    assert len(open_unlabeled(make_aircraft(tmp_path / "planes"))) == sum(
-        len(open_images(tmp_path / "planes", split)) for split in splits(tmp_path / "planes")
-    )
+    planes = make_aircraft(tmp_path / "planes" / "fgvc-aircraft-2013b")
+    assert len(open_unlabeled(planes)) == sum(len(open_images(planes, split)) for split in splits(planes))
+
+
+def test_torchvision_needs_the_name_of_the_folder(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="planes should be named fgvc-aircraft-2013b"):
+        open_images(make_aircraft(tmp_path / "planes"))
+    with pytest.raises(UsageError, match="cars should be named stanford_cars"):
+        open_images(make_cars(tmp_path / "cars"))

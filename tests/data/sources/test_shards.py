@@ -18,7 +18,7 @@ from covpool.data.image_set import ImageSet
 from covpool.data.shards import remote as cache_module
 from covpool.data.shards.write import write_shards
 from covpool.data.sources import layout_of, open_splits
-from covpool.errors import ShardError
+from covpool.errors import ShardError, UsageError
 from covpool.train.recipe import DataOptions
 from covpool.train.splits import open_data
 from tests.data.memory_images import memory_images
@@ -75,9 +75,9 @@ def test_nothing_there(url: str) -> None:
     for address in (f"{url}/none", "memory://none"):
         with pytest.raises(ValueError, match=rf"^{address} has no index\.json: 'covpool shard' writes"):
             open_splits(address)
-    with pytest.raises(ShardError, match=r"^s3://bucket/birds/index\.json cannot be opened: Install s3fs"):
+    with pytest.raises(UsageError, match=r"^s3://bucket/birds cannot be opened: Install s3fs"):
         open_splits("s3://bucket/birds")
-    with pytest.raises(ShardError, match=r"^no-such://x/index\.json cannot be opened: Protocol not known"):
+    with pytest.raises(UsageError, match=r"^no-such://x cannot be opened: Protocol not known"):
         open_splits("no-such://x")
 
 

@@ -3,12 +3,13 @@
 - ``folder``: ``train/wren/1.jpg``, with ``val`` and ``test`` next to ``train``; or ``wren/1.jpg``, not split.
 - ``csv``: a table ``path,label`` or ``path,label,split``.
 - ``cub``, ``aircraft``, ``cars``: CUB-200-2011, FGVC-Aircraft and Stanford Cars as their authors ship them.
-- ``shards``: tars with an index, as ``covpool shard`` writes them.
+- ``shards``: tars with an index, as ``covpool shard`` writes them; without labels, any tars.
 - ``parquet``: Parquet files with columns ``image`` and ``label``, as Hugging Face writes them.
-- ``tars`` and ``files``: tars without an index and single images, which have no labels.
+- ``files``: single images, which have no labels.
 
-To add a source, write a module with the functions of :class:`Source` and add its name to
-:data:`covpool.data.layouts.SOURCES`, before the sources that would recognize its files too.
+To add a source, write a module with the names of :class:`Source` and add it to
+:data:`covpool.data.layouts.SOURCES`, before the sources that would recognize its files too. What no source
+recognizes is a folder or a single image.
 """
 
 from __future__ import annotations
@@ -48,11 +49,41 @@ SPLIT_OF: dict[str, Split] = {
 }
 
 
-class Source(Protocol):
-    """The functions of a source's module."""
+@dataclass(frozen=True)
+class Marks:
+    """How a source recognizes its images on disk, by names alone.
 
-    def recognizes(self, path: str) -> bool:
-        """Return whether the source can open a path or URL, by the names of files alone."""
+    Attributes:
+        endings: the ends of the names of its files.
+        in_folders: whether it also opens a folder of such files, directly or in folders of splits. A folder
+            with other folders is not meant, since these may be classes.
+        files: paths in a folder, one of which is enough.
+    """
+
+    endings: tuple[str, ...] = ()
+    in_folders: bool = False
+    files: tuple[str, ...] = ()
+
+    def match(self, path: str) -> bool:
+        """Return whether a file or folder is one for the source."""
+        if not os.path.isdir(path):
+            return path.lower().endswith(self.endings)
+        if self.in_folders:
+            return self._fill(Path(path))
+        return any(os.path.isfile(os.path.join(path, name)) for name in self.files)
+
+    def _fill(self, top: Path) -> bool:
+        inside = subfolders(top)
+        if any(name.lower() not in (*SPLIT_OF, "data") or subfolders(top / name) for name in inside):
+            return False
+        folders = (top, *(top / name for name in inside))
+        return any(name.lower().endswith(self.endings) for folder in folders for name in os.listdir(folder))
+
+
+class Source(Protocol):
+    """What the module of a source defines."""
+
+    MARKS: Marks
 
     def open_splits(self, path: str, cache: str | None = None) -> Mapping[Split, ImageSet]:
         """Open the labeled images of each split, which have the same classes.
@@ -135,9 +166,7 @@ def open_unlabeled(path: str | Path) -> ImageSet:
         OSError: if the path does not exist.
     """
     address = Address.of(path)
-    address.is_folder()  # raises if there is nothing
-    name = next(name for name in layouts.SOURCES if _source(name).recognizes(address.url))
-    images = _source(name).open_unlabeled(address.url)
+    images = _source(_recognized(address)).open_unlabeled(address.url)
     if not len(images):
         raise UsageError(f"{path} has no images: their names end in {', '.join(FORMAT_OF)}")
     return images
@@ -169,12 +198,26 @@ def layout_of(path: str | Path) -> str:
     if "://" in path:  # no requests for a guess: labeled images in object storage are shards or Parquet
         return "parquet" if path.lower().endswith(".parquet") else "shards"
     os.stat(path)
-    return next(name for name in layouts.SOURCES if _source(name).recognizes(path))
+    return _recognized(Address.of(path))
+
+
+def _recognized(address: Address) -> str:
+    is_folder = address.is_folder()  # raises if there is nothing
+    for name in layouts.SOURCES:
+        marks = _source(name).MARKS
+        if marks.match(address.path) if address.is_local else address.url.lower().endswith(marks.endings):
+            return name
+    if not address.is_local:
+        from covpool.data.shards.remote import has_index
+
+        if has_index(address.url):
+            return "shards"
+    return "folder" if is_folder else "files"
 
 
 def _source(name: str) -> Source:
     if name not in layouts.SOURCES:
-        known = ", ".join(one for one in layouts.SOURCES if one not in layouts.UNLABELED)
+        known = ", ".join(one for one in layouts.SOURCES if one != "files")
         raise UsageError(f"layout must be one of {known}; got {name!r}")
     return cast(Source, importlib.import_module(layouts.SOURCES[name]))
 
@@ -283,18 +326,6 @@ def sort_classes(names: Iterable[str]) -> tuple[str, ...]:
 
 
 ARCHIVES = (".parquet", ".tar")
-
-
-def holds(path: str, extension: str) -> bool:
-    """Return whether a local folder holds such files, directly or in folders of splits, and no classes."""
-    if "://" in path or not os.path.isdir(path):
-        return False
-    top = Path(path)
-    inside = subfolders(top)
-    if any(name.lower() not in (*SPLIT_OF, "data") or subfolders(top / name) for name in inside):
-        return False
-    folders = (top, *(top / name for name in inside))
-    return any(name.lower().endswith(extension) for folder in folders for name in os.listdir(folder))
 
 
 def list_below(address: Address) -> list[str]:

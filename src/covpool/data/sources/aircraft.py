@@ -9,15 +9,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from covpool.data.image_set import ImageFiles, ImageSet
-from covpool.data.sources import SPLITS, Listing, Row, Split, make_listing
+from covpool.data.sources import SPLITS, Listing, Marks, Row, Split, make_listing
+from covpool.errors import UsageError
 
 FOLDER = "fgvc-aircraft-2013b"  # torchvision looks for this name
-VARIANTS = Path("data", "variants.txt")
-
-
-def recognizes(path: str) -> bool:
-    """Recognize the list of variants."""
-    return (_parent(path) / FOLDER / VARIANTS).is_file()
+MARKS = Marks(files=("data/variants.txt", f"{FOLDER}/data/variants.txt"))
 
 
 def open_splits(path: str, cache: str | None = None) -> Mapping[Split, ImageFiles]:
@@ -34,6 +30,8 @@ def _read(path: str) -> Listing:
     from torchvision.datasets import FGVCAircraft  # here, because the import takes a while
 
     root = _parent(path)
+    if not (root / FOLDER).is_dir():
+        raise UsageError(f"{path} should be named {FOLDER}, as in the archive of the data set")
     # The loader returns the path instead of the image.
     sets = {split: FGVCAircraft(root, split, annotation_level="variant", loader=str) for split in SPLITS}
 

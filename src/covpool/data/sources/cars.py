@@ -7,17 +7,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from covpool.data.image_set import ImageFiles, ImageSet
-from covpool.data.sources import Listing, Row, Split, make_listing
+from covpool.data.sources import Listing, Marks, Row, Split, make_listing
+from covpool.errors import UsageError
 
 FOLDER = "stanford_cars"  # torchvision looks for this name
-CLASSES = Path("devkit", "cars_meta.mat")
+MARKS = Marks(files=("devkit/cars_meta.mat", f"{FOLDER}/devkit/cars_meta.mat"))
 OTHERS = ("devkit/cars_train_annos.mat", "cars_test_annos_withlabels.mat", "cars_train", "cars_test")
 SPLITS: tuple[Split, ...] = ("train", "test")
-
-
-def recognizes(path: str) -> bool:
-    """Recognize the list of classes."""
-    return (_parent(path) / FOLDER / CLASSES).is_file()
 
 
 def open_splits(path: str, cache: str | None = None) -> Mapping[Split, ImageFiles]:
@@ -35,6 +31,8 @@ def _read(path: str) -> Listing:
     from torchvision.datasets import StanfordCars  # here, because the import takes a while
 
     root = _parent(path)
+    if not (root / FOLDER).is_dir():
+        raise UsageError(f"{path} should be named {FOLDER}, as in the archive of the data set")
     for name in OTHERS:
         (root / FOLDER / name).stat()  # this error names the file, unlike torchvision's
     # The loader returns the path instead of the image.

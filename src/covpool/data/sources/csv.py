@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,17 +18,12 @@ import numpy as np
 
 from covpool.data.image_set import ImageFiles, ImageSet
 from covpool.data.remote import Address
-from covpool.data.sources import SPLIT_OF, SPLITS, Listing, Row, Split, make_listing, sort_classes
+from covpool.data.sources import SPLIT_OF, SPLITS, Listing, Marks, Row, Split, make_listing, sort_classes
 from covpool.data.sources.files import FileImages
 from covpool.errors import UsageError
 
-EXTENSIONS = (".csv", ".tsv")
+MARKS = Marks(endings=(".csv", ".tsv"))
 Lines = Iterator[list[str]]
-
-
-def recognizes(path: str) -> bool:
-    """Recognize the extension."""
-    return path.lower().endswith(EXTENSIONS) and ("://" in path or os.path.isfile(path))
 
 
 def open_splits(path: str, cache: str | None = None) -> Mapping[Split, ImageFiles]:

@@ -6,16 +6,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from covpool.data.image_set import ImageFiles, ImageSet
-from covpool.data.sources import Listing, Row, Split, make_listing
+from covpool.data.sources import Listing, Marks, Row, Split, make_listing
 from covpool.errors import UsageError
 
 FOLDER = "CUB_200_2011"
 IMAGES, LABELS, SPLIT, CLASSES = "images.txt", "image_class_labels.txt", "train_test_split.txt", "classes.txt"
-
-
-def recognizes(path: str) -> bool:
-    """Recognize the text files, in the folder or in ``CUB_200_2011`` inside it."""
-    return all((_root(path) / name).is_file() for name in (IMAGES, LABELS, SPLIT, CLASSES))
+MARKS = Marks(files=(LABELS, f"{FOLDER}/{LABELS}"))
 
 
 def open_splits(path: str, cache: str | None = None) -> Mapping[Split, ImageFiles]:

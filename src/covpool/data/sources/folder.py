@@ -8,31 +8,37 @@ Hidden files and folders, whose names begin with a dot, are ignored. Files witho
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from covpool.data.image_set import ImageFiles, ImageSet
 from covpool.data.remote import Address, composed, files_under, is_image, subfolders
-from covpool.data.sources import SPLIT_OF, Listing, Row, Split, list_below, make_listing, parquet, tars
+from covpool.data.sources import (
+    SPLIT_OF,
+    Listing,
+    Marks,
+    Row,
+    Split,
+    list_below,
+    make_listing,
+    parquet,
+    shards,
+)
 from covpool.data.sources.files import FileImages
 from covpool.errors import UsageError
 
 LOGGER = logging.getLogger("covpool")
-
-
-def recognizes(path: str) -> bool:
-    """Recognize any folder."""
-    return Address.of(path).is_folder() if "://" in path else os.path.isdir(path)
+MARKS = Marks()  # of what no other source recognizes
 
 
 def open_unlabeled(path: str) -> ImageSet:
     """Open all images below a folder, or the tars or Parquet files below it."""
     address = Address.of(path)
     names = list_below(address)  # once: object storage needs a request for every thousand files
-    for extension, open_files in ((tars.EXTENSION, tars.open_files), (parquet.EXTENSION, parquet.open_files)):
-        if any(name.lower().endswith(extension) for name in names):
-            return open_files(address, names)
+    if any(name.lower().endswith(shards.EXTENSION) for name in names):
+        return shards.open_files(address, names)
+    if any(name.lower().endswith(parquet.EXTENSION) for name in names):
+        return parquet.open_files(address, names)
     return FileImages(address, names)
 
 

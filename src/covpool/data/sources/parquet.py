@@ -26,11 +26,12 @@ from numpy.typing import NDArray
 
 from covpool.data.image_set import BaseSet, Group, ImageSet, digest_of
 from covpool.data.remote import Address
-from covpool.data.sources import SPLIT_OF, SPLITS, Split, check_alike, holds, list_below, sort_classes
+from covpool.data.sources import SPLIT_OF, SPLITS, Marks, Split, check_alike, list_below, sort_classes
 from covpool.errors import BadImageError, ShardError, UsageError
 
 LOGGER = logging.getLogger("covpool")
 EXTENSION = ".parquet"
+MARKS = Marks(endings=(EXTENSION,), in_folders=True)
 BYTES, LABEL = ("image", "bytes"), "label"
 # Row groups that a process keeps in training: a window of them, unless they take more memory than this.
 KEPT_GROUPS, KEPT_BYTES = 16, 1 << 29
@@ -69,11 +70,6 @@ class RowGroup(NamedTuple):
     number: int
     first: int
     rows: int
-
-
-def recognizes(path: str) -> bool:
-    """Recognize a Parquet file, or a folder of them."""
-    return path.lower().endswith(EXTENSION) or holds(path, EXTENSION)
 
 
 def open_unlabeled(path: str) -> ImageSet:

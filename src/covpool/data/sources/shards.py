@@ -1,55 +1,66 @@
-"""Tar shards with an index, as ``covpool shard`` writes them: in one folder, or in one per split."""
+"""Tars of images: with an index, as ``covpool shard`` writes them, they have labels.
+
+Shards are in one folder, or in one per split. Any tars can be read without labels.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import logging
-from collections.abc import Mapping
-from pathlib import Path
+import os
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path, PurePosixPath
 
-from covpool.data.image_set import ImageSet
-from covpool.data.sources import SPLITS, Split, tars
-from covpool.errors import UsageError
+from covpool.data.image_set import MAX_FILE_BYTES, BaseSet, Group, ImageSet
+from covpool.data.remote import Address, cannot_go_on, is_passing
+from covpool.data.shards.scan import TarImage, find_images
+from covpool.data.sources import SPLITS, Marks, Split, check_alike, list_below
+from covpool.errors import BadImageError, ShardError, UsageError
 from covpool.wording import counted
 
 LOGGER = logging.getLogger("covpool")
-INDEX = "index.json"
-
-
-def recognizes(path: str) -> bool:
-    """Recognize an index, in the folder or in one of a local split."""
-    if "://" not in path:
-        return bool(_folders(Path(path)))
-    from covpool.data.shards.remote import has_index  # here, because the import of fsspec takes a while
-
-    return has_index(path)
+INDEX, EXTENSION = "index.json", ".tar"
+MARKS = Marks(endings=(EXTENSION,), in_folders=True)
 
 
 def open_splits(path: str, cache: str | None = None) -> Mapping[Split, ImageSet]:
-    """Open the shards of each split.
+    """Open the shards of each split by their index.
 
     Args:
         path: a folder or a URL.
         cache: a local folder for shards in object storage.
     """
-    from covpool.data.shards.reader import open_shards
+    from covpool.data.shards.reader import open_shards  # here, because the import of fsspec takes a while
 
-    places: Mapping[Split, str | Path] = _urls(path) if "://" in path else _folders(Path(path))
-    if not places:
-        raise UsageError(f"{path} has no {INDEX}: 'covpool shard' writes shards and their index")
-    return {split: open_shards(place, cache=cache) for split, place in places.items()}
+    address = Address.of(path)
+    if _has_index(address):
+        return {"train": open_shards(path, cache=cache)}
+    folders = {split: address.below(split) for split in SPLITS}
+    found = {split: folder for split, folder in folders.items() if _has_index(folder)}
+    if not found:
+        raise UsageError(
+            f"{path} has no {INDEX}: 'covpool shard' writes shards and their index, and "
+            "'covpool shard --index' the index of other tars"
+        )
+    return {split: open_shards(folder.url, cache=cache) for split, folder in found.items()}
 
 
 def open_unlabeled(path: str) -> ImageSet:
-    """Open the shards of one folder by their index; those of splits as plain tars, whose ids are unique."""
+    """Open the shards of a folder by their index; other tars in it and below by their headers."""
+    address = Address.of(path)
+    if address.url.lower().endswith(EXTENSION):
+        return open_files(address.parent, [address.name])
+    if not _has_index(address):  # also for shards of splits, whose ids would not be unique
+        return open_files(address, list_below(address))
     from covpool.data.shards.reader import open_shards
 
-    if "://" not in path and not _has_index(Path(path)):
-        return tars.open_unlabeled(path)
     shards = open_shards(path)
     if shards.index.left_out:
         message = (
-            f"{path}: its index.json is without {counted(shards.index.left_out, 'sample')} that "
-            "have no label or no image. Remove index.json from a local folder to read all images"
+            f"{path}: its {INDEX} is without {counted(shards.index.left_out, 'sample')} that "
+            f"have no label or no image. Remove {INDEX} from a local folder to read all images"
         )
         if not len(shards):
             raise UsageError(message)
@@ -57,21 +68,90 @@ def open_unlabeled(path: str) -> ImageSet:
     return shards
 
 
-def _urls(url: str) -> dict[Split, str]:
-    from covpool.data.shards.remote import has_index
-
-    url = url.rstrip("/")
-    if has_index(url):
-        return {"train": url}
-    return {split: f"{url}/{split}" for split in SPLITS if has_index(f"{url}/{split}")}
+def open_files(root: Address, names: Sequence[str]) -> ImageSet:
+    """Open tars by name."""
+    check_alike(root, names, EXTENSION)
+    return Tars(root, names)
 
 
-def _folders(path: Path) -> dict[Split, Path]:
-    if _has_index(path):
-        return {"train": path}
-    return {split: path / split for split in SPLITS if _has_index(path / split)}
+def _has_index(folder: Address) -> bool:
+    if not folder.is_local:
+        from covpool.data.shards.remote import has_index
 
-
-def _has_index(path: Path) -> bool:
+        return has_index(folder.url)
     # Other programs write an index.json too.
-    return (path / INDEX).is_file() and next(path.glob("*.tar"), None) is not None
+    return os.path.isfile(folder.below(INDEX).path) and any(Path(folder.path).glob("*.tar"))
+
+
+class Tars(BaseSet):
+    """The images of local tars. The headers of a tar are read when it is opened, and again for its images.
+
+    Args:
+        root: the folder that names start from.
+        names: of the tars.
+    """
+
+    classes: tuple[str, ...] = ()
+    labels = None
+
+    def __init__(self, root: Address, names: Sequence[str]) -> None:
+        if not root.is_local:
+            raise UsageError(
+                f"{root.url} has tars without an index.json, which are only read from a local disk: "
+                "copy them, or write an index of labeled images with 'covpool shard --index'"
+            )
+        self.root, self.names = Path(root.path), names
+        self.counts, digest = list[int](), hashlib.sha256()
+        for name in names:
+            found = find_images(self.root / name)
+            self.counts.append(len(found))
+            date = (self.root / name).stat().st_mtime_ns
+            digest.update(os.fsencode(repr((name, date, [tuple(image) for image in found]))))
+        self._stamp = digest.hexdigest()
+        self._ends = list(accumulate(self.counts))
+        self._found: tuple[int, list[TarImage]] = -1, []
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def name(self, i: int) -> str:
+        """Return the name of the tar and of the image in it."""
+        path, image = self._find(i)
+        return f"{path.relative_to(self.root).as_posix()}/{image.name}"
+
+    def read(self, i: int) -> bytes:
+        """Return the bytes of an image."""
+        path, image = self._find(i)
+        if image.size > MAX_FILE_BYTES:
+            raise BadImageError("too large", f"it has {image.size:,} bytes in {path.name}")
+        try:
+            with path.open("rb") as file:
+                file.seek(image.offset)
+                data = file.read(image.size)
+        except OSError as error:
+            if is_passing(error) or isinstance(error, FileNotFoundError):
+                raise cannot_go_on(path, error) from error
+            raise
+        if len(data) < image.size:
+            raise ShardError(f"the input cannot be read any more: {path} was cut short")
+        return data
+
+    def group_sizes(self) -> Sequence[int]:
+        """Return the number of images in each tar."""
+        return self.counts
+
+    def groups(self, rows: int) -> list[Group]:
+        """Return a group per tar."""
+        stems = (PurePosixPath(name).stem for name in self.names)
+        return [Group(*group) for group in zip(stems, self.counts, strict=True)]
+
+    def stamp(self) -> str:
+        """Return a hash of the tars' names and dates, and of the names and places of the images."""
+        return self._stamp
+
+    def _find(self, i: int) -> tuple[Path, TarImage]:
+        tar = bisect_right(self._ends, i)
+        path = self.root / self.names[tar]
+        if self._found[0] != tar:  # images are read in order, so one tar is enough to remember
+            self._found = tar, find_images(path)
+        return path, self._found[1][i - self._ends[tar] + self.counts[tar]]
