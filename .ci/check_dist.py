@@ -35,8 +35,8 @@ assert not any(
 
 # A tag that the sources do not expect would make a release whose results lie in another's folder. What a
 # development version leads to depends on the tags that a clone has.
-(expected,) = re.findall(r'"(.+)\.dev0"', (root / "src" / "covpool" / "version.py").read_text("utf-8"))
+(expected,) = re.findall(r'"(.+)\.dev0"', (root / "src" / "covpool" / "__init__.py").read_text("utf-8"))
 assert ".dev" in version or re.fullmatch(rf"{re.escape(expected)}(rc\d+)?", version), (
-    f"it was built as {version}, but src/covpool/version.py is on the way to {expected}"
+    f"it was built as {version}, but src/covpool/__init__.py leads to {expected}"
 )
 print(f"{wheel.name}: {len(source)} files, {wheel.stat().st_size // 1000} kB")

@@ -41,8 +41,8 @@ from covpool.bench.methods import check_device
 from covpool.bench.timing import MakeProgress, Schedule, rounded, silence, time_interleaved, timing_figures
 from covpool.durable import replace_file
 from covpool.functional import isqrt_cov
-from covpool.progress import Progress
 from covpool.provenance.origin import Results, check_schema, new_results, results_path
+from covpool.terminal import Progress
 
 SUITE = "isqrt_cov"
 CONTENDERS = {

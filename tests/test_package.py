@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 import covpool
+from covpool import CHECKOUT_VERSION, version_in
 from covpool.provenance.machine import release
-from covpool.version import OF_A_CHECKOUT, version_in
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "covpool"
@@ -229,13 +229,13 @@ def test_version_of_a_checkout_is_told_alike_everywhere() -> None:
     newest = re.search(r"^## \[(.+)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert cited
     assert newest
-    assert build["fallback-version"] == OF_A_CHECKOUT
-    assert {cited[1], newest[1]} == {release(OF_A_CHECKOUT)}
+    assert build["fallback-version"] == CHECKOUT_VERSION
+    assert {cited[1], newest[1]} == {release(CHECKOUT_VERSION)}
 
 
 def test_version_is_that_of_the_metadata_beside_the_package(tmp_path: Path) -> None:
     assert covpool.__version__ == version_in(Path(covpool.__file__).parents[1])
-    assert version_in(tmp_path) == OF_A_CHECKOUT
+    assert version_in(tmp_path) == CHECKOUT_VERSION
     information = tmp_path / "covpool-9.8.7.dist-info"
     information.mkdir()
     (information / "METADATA").write_text("Metadata-Version: 2.4\nName: covpool\nVersion: 9.8.7\n")
@@ -245,7 +245,7 @@ def test_version_is_that_of_the_metadata_beside_the_package(tmp_path: Path) -> N
 def test_version_in_a_checkout_is_not_that_of_an_installed_covpool() -> None:
     if Path(covpool.__file__) != SOURCE / "__init__.py":
         pytest.skip("covpool is not that of the checkout")
-    assert covpool.__version__ == OF_A_CHECKOUT
+    assert covpool.__version__ == CHECKOUT_VERSION
     try:
         installed = metadata.distribution("covpool")
     except metadata.PackageNotFoundError:

@@ -19,7 +19,8 @@ called = set()
 def note(frame, event, argument):
     code = frame.f_code
     is_function = code.co_flags & inspect.CO_OPTIMIZED and not code.co_name.startswith("<")
-    if event == "call" and is_function and "/src/covpool/" in code.co_filename:
+    is_ours = "/src/covpool/" in code.co_filename and code.co_filename.endswith(".py")
+    if event == "call" and is_function and is_ours:
         called.add(code.co_filename)
 threading.setprofile(note)
 sys.setprofile(note)

@@ -7,16 +7,31 @@ and their error names it.
 
 from __future__ import annotations
 
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from covpool.lazy import load
-from covpool.version import version_in
 
 if TYPE_CHECKING:
     from covpool import data, evaluate, explain, export, functional, inference, models, nn, train
     from covpool.models.bundle import load_model, save_model
     from covpool.models.create import create_model
+
+# The release that a checkout leads to; the commit is in every result. pyproject.toml, CITATION.cff and
+# CHANGELOG.md have the number too, and a test compares them.
+CHECKOUT_VERSION = "0.1.0.dev0"
+
+
+def version_in(folder: Path) -> str:
+    """Return the version of the package in a folder, even if another covpool is installed.
+
+    The metadata of a wheel is next to the package. An editable install has none there.
+    """
+    for installed in metadata.distributions(name="covpool", path=[str(folder)]):
+        return installed.version
+    return CHECKOUT_VERSION
+
 
 __version__ = version_in(Path(__file__).parents[1])
 

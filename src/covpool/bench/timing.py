@@ -23,7 +23,7 @@ from covpool.functional.arguments import check_whole
 Run = Callable[[], object]
 # Told after each round: how many are done, and how many there are.
 Tell = Callable[[int, int], object]
-# Makes one to tell, from words on what is counted, such as covpool.progress.Progress.
+# Makes one to tell, from words on what is counted, such as covpool.terminal.Progress.
 MakeProgress = Callable[[str], AbstractContextManager[Tell]]
 Round = dict[str, float]
 

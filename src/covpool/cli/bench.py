@@ -104,7 +104,7 @@ def _methods(arguments: Methods) -> Written:
 
     from covpool.bench.methods import LAYER_SCHEDULE, render, run_methods
     from covpool.bench.table import aligned
-    from covpool.progress import Progress
+    from covpool.terminal import Progress
 
     path = run_methods(
         arguments.out,

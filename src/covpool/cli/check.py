@@ -48,7 +48,7 @@ class Checked:
 def run(arguments: Arguments) -> Checked:
     """Check, and write the CSV."""
     from covpool.data.check import check, check_output, write_report
-    from covpool.progress import Progress
+    from covpool.terminal import Progress
 
     output = arguments.out or _default_output(arguments.data)
     check_output(output)  # now, not after hours of reading

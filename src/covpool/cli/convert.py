@@ -60,7 +60,7 @@ def run(arguments: Arguments) -> Converted:
 
 def text(result: Converted) -> str:
     """Return two lines."""
-    from covpool.wording import human
+    from covpool.terminal import human
 
     channels = "all" if result.dim is None else str(result.dim)
     return (

@@ -45,7 +45,7 @@ def parse(words: Sequence[str]) -> tuple[Arguments, bool]:
 def run(arguments: Arguments) -> Examination:
     """Examine."""
     from covpool.doctor import examine
-    from covpool.progress import Progress
+    from covpool.terminal import Progress
 
     with Progress("tests") as progress:
         return examine(progress)

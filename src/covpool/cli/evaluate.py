@@ -93,7 +93,7 @@ class Measured:
 def run_eval(arguments: EvalArguments, reading: Reading) -> Measured:
     """Evaluate, and write the folder."""
     from covpool.evaluate.accuracy import evaluate
-    from covpool.progress import Progress
+    from covpool.terminal import Progress
 
     with Progress("images") as progress:
         done = evaluate(**asdict(arguments), **asdict(reading), progress=progress)
@@ -111,7 +111,7 @@ def text_of_eval(result: Measured) -> str:
 def run_retrieve(arguments: RetrieveArguments, reading: Reading) -> Measured:
     """Search, and write the folder."""
     from covpool.evaluate.retrieval import retrieve
-    from covpool.progress import Progress
+    from covpool.terminal import Progress
 
     with Progress("images") as progress:
         done = retrieve(**asdict(arguments), **asdict(reading), progress=progress)

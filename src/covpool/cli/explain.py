@@ -43,7 +43,7 @@ class ExplainArguments:
 def run_explain(arguments: ExplainArguments) -> "Explanation":
     """Explain, and draw."""
     from covpool.explain.explaining import explain_images
-    from covpool.progress import Progress
+    from covpool.terminal import Progress
 
     with Progress("images") as progress:
         return explain_images(**vars(arguments), progress=progress)
@@ -51,7 +51,7 @@ def run_explain(arguments: ExplainArguments) -> "Explanation":
 
 def text_of_explain(result: "Explanation") -> str:
     """Return the number of images, and the largest difference between sums and logits."""
-    from covpool.wording import counted
+    from covpool.terminal import counted
 
     bad = f"; {result.bad} could not be read" if result.bad else ""
     lines = [f"{counted(result.images, 'image')} explained{bad}"]
@@ -96,7 +96,7 @@ class Diagnosed:
 def run_diagnose(arguments: DiagnoseArguments) -> Diagnosed:
     """Diagnose."""
     from covpool.explain.diagnosis import diagnose_images
-    from covpool.progress import Progress
+    from covpool.terminal import Progress
 
     with Progress("images") as progress:
         found = diagnose_images(**vars(arguments), progress=progress)
@@ -106,7 +106,7 @@ def run_diagnose(arguments: DiagnoseArguments) -> Diagnosed:
 def text_of_diagnose(result: Diagnosed) -> str:
     """Return a table, and the warnings."""
     from covpool.explain.diagnosis import warnings
-    from covpool.wording import counted
+    from covpool.terminal import counted
 
     found = result.found
     rows = [

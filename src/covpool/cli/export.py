@@ -45,7 +45,7 @@ class Exported:
 def run(arguments: Arguments, options: ExportOptions) -> Exported:
     """Export, and compare."""
     from covpool.export import export_model
-    from covpool.progress import Progress
+    from covpool.terminal import Progress
 
     if arguments.out is None:
         raise UsageError("--out is missing: the folder for the exported files")

@@ -51,8 +51,8 @@ class EmbedArguments:
 
 def run(arguments: Any, task: Predict | Embed, files: Files, running: Running) -> "Done":
     """Run the task over all images, or resume it."""
-    from covpool.inference import infer
-    from covpool.progress import Progress
+    from covpool.inference.bulk import infer
+    from covpool.terminal import Progress
 
     with Progress("images") as progress:
         return infer(arguments.bundle, arguments.data, arguments.out, task, files, running, progress)

@@ -50,7 +50,7 @@ class Result:
 def run(arguments: Arguments, options: ProbeOptions) -> Result:
     """Train the heads."""
     from covpool.evaluate.probe import probe
-    from covpool.progress import NamedProgress
+    from covpool.terminal import NamedProgress
 
     with NamedProgress() as progress:
         made = probe(options=options, **vars(arguments), tell=progress.tell, progress=progress)
@@ -60,7 +60,7 @@ def run(arguments: Arguments, options: ProbeOptions) -> Result:
 def text(result: Result) -> str:
     """Return a table, and the path of the best head."""
     from covpool.evaluate.probe.record import table_cells
-    from covpool.wording import aligned
+    from covpool.terminal import aligned
 
     best = f"best where it was chosen: {result.best}, in {result.folder}/bundle" if result.best else ""
     left_out = {split: count for split, count in result.record["images_left_out"].items() if count}

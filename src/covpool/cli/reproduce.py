@@ -49,8 +49,8 @@ class Written:
 
 def run(arguments: Arguments) -> Written:
     """Train, measure, and write the results."""
-    from covpool.progress import Progress
     from covpool.reproduce.runner import draw, run_all, write_page
+    from covpool.terminal import Progress
 
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     if arguments.experiment == "page":

@@ -76,7 +76,7 @@ def run(arguments: Arguments) -> Sharded:
 
 def text(result: Sharded) -> str:
     """Return a line for each folder."""
-    from covpool.wording import counted
+    from covpool.terminal import counted
 
     lines = [
         f"{folder.folder}: {counted(folder.images, 'image')} of {counted(folder.classes, 'class')} in "
@@ -111,7 +111,7 @@ def _check(arguments: Arguments) -> None:
 def _write(arguments: Arguments) -> Sharded:
     from covpool.data.shards.write import check_new, new_folder, write_shards
     from covpool.data.sources import open_splits
-    from covpool.progress import Progress
+    from covpool.terminal import Progress
 
     assert arguments.out is not None
     output = Path(arguments.out)
@@ -148,7 +148,7 @@ def _with_val(sets: "Mapping[Split, ImageSet]", arguments: Arguments) -> "Mappin
 
 def _index(arguments: Arguments) -> Sharded:
     from covpool.data.shards.write import index_shards, tar_folders
-    from covpool.progress import Progress
+    from covpool.terminal import Progress
 
     names = None if arguments.classes is None else class_names(arguments.classes)
     folders = tar_folders(Path(arguments.data))

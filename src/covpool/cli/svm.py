@@ -57,7 +57,7 @@ class Arguments:
 def run(arguments: Arguments) -> "SVMReport":
     """Fit, save, and measure."""
     from covpool.evaluate.svm import Passing, fit_svm
-    from covpool.progress import Progress
+    from covpool.terminal import Progress
 
     if arguments.out is None:
         raise UsageError("--out is missing: the folder for the new bundle")

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 from covpool.cli.parser import Help, Parser, add_shared, underscored, valued
 from covpool.errors import Interrupted, UsageError
 from covpool.nn.pooling import METHODS
+from covpool.terminal import counted
 from covpool.train.recipe import Recipe
 from covpool.train.recipe_files import SHORT, options, read_recipe, recipe_names, recipe_text, sections
-from covpool.wording import counted
 
 if TYPE_CHECKING:
     from covpool.train.fitting import Run

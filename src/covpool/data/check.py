@@ -20,7 +20,7 @@ from covpool.data.sources import Split, layout_of, read_splits
 from covpool.data.sources.folder import split_folders
 from covpool.durable import replace_file
 from covpool.errors import UsageError
-from covpool.wording import counted
+from covpool.terminal import counted
 
 NOT_IMAGES = ("a web page", "a Git LFS pointer", "PDF", "SVG")
 # These begin as TIFF does, and called so would give their preview.

@@ -12,7 +12,7 @@ import torch
 from covpool.doctor import checks
 from covpool.doctor.checks import Finding, NotHereError, missing_by_extra, versions
 from covpool.provenance.machine import describe_machine
-from covpool.wording import counted
+from covpool.terminal import counted
 
 Progress = Callable[[int, int], None]
 REINSTALL = "reinstall torch, for this CPU and driver: https://pytorch.org/get-started"

@@ -21,9 +21,9 @@ from covpool.evaluate.statistics import LEVEL, RESAMPLES, calibrate, intervals
 from covpool.functional.arguments import check_choice, check_whole
 from covpool.inference.forward import VIEWS, Pass, ProgressCall, Views, open_bundle, open_split
 from covpool.processes import joined_processes
+from covpool.terminal import counted
 from covpool.train.metrics import Predictions, measure, predict
 from covpool.train.run_folder import RunFolder
-from covpool.wording import counted
 
 NAMES = {
     "top1": "top-1",

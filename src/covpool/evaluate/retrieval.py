@@ -31,7 +31,7 @@ from covpool.evaluate.search import Scores, Side, embed, score, search_exact, se
 from covpool.functional.arguments import check_choice, check_whole
 from covpool.inference.forward import Pass, ProgressCall, open_bundle
 from covpool.processes import joined_processes
-from covpool.wording import counted
+from covpool.terminal import counted
 
 
 def results_table(results: Results) -> str:

@@ -34,7 +34,7 @@ from covpool.nn.pooling.lyapunov import MpaLya, MtpLya
 from covpool.nn.pooling.method import Cov
 from covpool.nn.pooling.spectral import MpnCov
 from covpool.nn.pooling.svd import SvdPade, SvdTaylor
-from covpool.wording import counted
+from covpool.terminal import counted
 
 Figures = dict[str, float | None]
 # Methods whose output is the triangle of a power of the covariance; other outputs have no eigenvalues.

@@ -7,7 +7,7 @@ pair of positions. With :math:`L = M K`,
 .. math::  \langle W, C \rangle = \sum_p m_p^T W \, l_p ,
 
 a sum over positions. L can be computed from either side of the features, n×n or C×C, as in
-:mod:`covpool.functional.isqrt_sides`: :math:`M\,Z(M^TM) = Z(MM^T)\,M`.
+:mod:`covpool.functional.isqrt_cov`: :math:`M\,Z(M^TM) = Z(MM^T)\,M`.
 
 Letters: B images, C channels, n positions.
 """
@@ -24,11 +24,9 @@ import torch
 from torch import Tensor, nn
 
 from covpool.errors import UsageError
-from covpool.functional import isqrt_sides as sides
-from covpool.functional.centering import center
-from covpool.functional.covariance import triu_unvec, triu_vec
+from covpool.functional.covariance import center, triu_unvec, triu_vec
 from covpool.functional.eigen import spectrum
-from covpool.functional.isqrt_cov import cheaper_side
+from covpool.functional.isqrt_cov import cheaper_side, positions_kernel
 from covpool.functional.newton_schulz import newton_schulz
 from covpool.functional.normalization import Compensation, norm_of, reciprocal_or_zero
 from covpool.models.config import CLASS_TOKEN
@@ -96,8 +94,7 @@ def _iterated(m: Tensor, s: Tensor, method: IsqrtCov, side: Side) -> Factors:
         side = cheaper_side(m.shape[1], m.shape[2], options.steps)
     compensation: Compensation = "matched" if options.compensation == "matched" else "none"
     if side == "positions":
-        chosen = sides.Options(options.steps, options.normalization, compensation, True, m.dtype)
-        kernel = sides.value(m, s, chosen).kernel
+        kernel = positions_kernel(m, s, options.steps, options.normalization, compensation)
         return Factors(m, torch.bmm(m, kernel), kernel)
     gram = torch.bmm(m, m.mT)
     t = norm_of(gram, options.normalization)

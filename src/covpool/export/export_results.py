@@ -21,7 +21,7 @@ from covpool.export.parity import Latency, Parity
 from covpool.export.targets import TARGETS
 from covpool.models.card import plain_json, versions
 from covpool.provenance import origin
-from covpool.wording import counted
+from covpool.terminal import counted
 
 # The metadata of the files, in JSON.
 METADATA = "model.json"

@@ -26,7 +26,7 @@ from covpool.inference.tasks import Columns, Task, write_table
 from covpool.inference.work import Decoder, Predictor, Progress, Unit, Work, divide, run_local
 from covpool.models.bundle import read_card
 from covpool.models.card import Card
-from covpool.wording import counted, duration
+from covpool.terminal import counted, duration
 
 # The ending of files that are being written.
 SAVING = ".covpool-saving"

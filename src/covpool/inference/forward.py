@@ -20,7 +20,7 @@ from covpool.functional.arguments import check_choice, check_whole
 from covpool.models.bundle import load_model
 from covpool.models.model import PooledClassifier
 from covpool.processes import Processes, autocast
-from covpool.wording import counted
+from covpool.terminal import counted
 
 PRECISIONS = ("float32", "bfloat16", "float16")
 VIEWS = ("one", "flip", "ten-crop")

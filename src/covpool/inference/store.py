@@ -23,7 +23,7 @@ from covpool.data.loader import BadImage
 from covpool.durable import replace_file, sync_folder
 from covpool.errors import BadImageError, StorageError, UsageError
 from covpool.inference.forward import Result
-from covpool.wording import human
+from covpool.terminal import human
 
 Progress = Callable[[int, int], None]
 

@@ -29,7 +29,6 @@ from covpool.models.card import (
     MAX_BYTES,
     WEIGHTS,
     Card,
-    printable,
     read_fields,
     reason,
     shown,
@@ -38,7 +37,8 @@ from covpool.models.card import (
 )
 from covpool.models.create import build_model
 from covpool.models.model import PooledClassifier
-from covpool.nn.reduction import drop_unused_norm
+from covpool.nn.cov_pool import drop_unused_norm
+from covpool.terminal import printable
 
 __all__ = ["BundleError", "Card", "load_model", "read_card", "save_model"]
 

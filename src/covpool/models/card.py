@@ -18,6 +18,7 @@ import torch
 from covpool import __version__
 from covpool.errors import BundleError, UsageError, UsageTypeError
 from covpool.models.config import ModelConfig
+from covpool.terminal import printable
 
 
 def plain_json(name: str, value: object) -> Any:
@@ -78,11 +79,6 @@ def shown(value: object) -> str:
 def reason(error: BaseException) -> str:
     """Return the first line of an error's message, printable."""
     return printable(next(iter(str(error).splitlines()), "") or type(error).__name__)
-
-
-def printable(text: str) -> str:
-    """Return at most 300 characters, with question marks for those that control a terminal."""
-    return "".join(character if character.isprintable() else "?" for character in text[:300])
 
 
 CARD = "covpool.json"

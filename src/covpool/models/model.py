@@ -17,7 +17,7 @@ from covpool.functional.arguments import check_choice, check_whole
 from covpool.models.backbone import Backbone
 from covpool.models.config import CLASS_TOKEN, ModelConfig
 from covpool.nn import CovPool
-from covpool.nn.reduction import DIM
+from covpool.nn.cov_pool import DIM
 
 
 class Head(nn.Module):

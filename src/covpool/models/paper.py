@@ -11,7 +11,7 @@ from covpool.errors import UsageError
 from covpool.models.convert import PREPROCESSING
 from covpool.models.create import create_model
 from covpool.models.model import PooledClassifier
-from covpool.nn.reduction import DIM
+from covpool.nn.cov_pool import DIM
 
 
 @register_model

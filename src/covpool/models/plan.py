@@ -26,7 +26,7 @@ from covpool.models.footprint import (
     state_of,
 )
 from covpool.models.model import PooledClassifier
-from covpool.wording import aligned, human
+from covpool.terminal import aligned, human
 
 Recommendation = Literal["dense", "low rank or narrow", "class-sharded"]
 # The most classes for which a dense head, and for which a low-rank or narrow one, is recommended.

@@ -1,7 +1,6 @@
 """Modules around the mathematics: one pooling layer, one interface, a file a method."""
 
-from covpool.nn.cov_pool import CovPool, methods
-from covpool.nn.reduction import Reduction
+from covpool.nn.cov_pool import CovPool, Reduction, methods
 from covpool.nn.structured import NewtonSchulz, PostCompensation, PreNormalization
 
 __all__ = [

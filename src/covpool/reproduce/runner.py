@@ -29,7 +29,7 @@ from covpool.reproduce.training import (
     trained,
     write_subset,
 )
-from covpool.wording import duration
+from covpool.terminal import duration
 
 Tell = Callable[[str], object]
 # Seeds that are looked for among the runs that are done: more of them than were asked for this time may be.

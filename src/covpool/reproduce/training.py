@@ -21,12 +21,12 @@ from covpool.errors import NotFiniteError, UsageError
 from covpool.processes import joined_processes
 from covpool.provenance.machine import describe_source
 from covpool.reproduce.networks import Configuration, Scale
+from covpool.terminal import duration
 from covpool.train.fitting import fit
 from covpool.train.network import make_model
 from covpool.train.recipe import Recipe
 from covpool.train.run_folder import RunFolder, as_begun, csv_bytes
 from covpool.train.splits import open_data
-from covpool.wording import duration
 
 # Of the choice of classes, the same in every experiment.
 SEED = 0

@@ -18,6 +18,7 @@ from covpool.models.card import versions
 from covpool.models.model import PooledClassifier
 from covpool.processes import Processes, Signals, caught_signals, joined_processes
 from covpool.provenance.machine import describe_machine, describe_source, machine_name
+from covpool.terminal import counted
 from covpool.train.metrics import NAMES
 from covpool.train.network import own_state
 from covpool.train.recipe import Recipe
@@ -25,7 +26,6 @@ from covpool.train.recipe_files import write_recipe
 from covpool.train.run_folder import BadImages, RunFolder, as_begun
 from covpool.train.splits import Splits, joined, open_data
 from covpool.train.trainer import Trainer
-from covpool.wording import counted
 
 LOGGER = logging.getLogger("covpool")
 # After 19 steps isqrt_cov was less accurate than GAP on 5 species of sparrows; after 240, more on 21.

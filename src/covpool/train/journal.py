@@ -16,12 +16,11 @@ from covpool.durable import replace_file
 from covpool.errors import UsageError
 from covpool.models.model import PooledClassifier
 from covpool.processes import Processes
-from covpool.progress import Progress
+from covpool.terminal import Progress, counted
 from covpool.train.metrics import NAMES
 from covpool.train.recipe import Recipe
 from covpool.train.run_folder import RunFolder
 from covpool.train.step import Outcome
-from covpool.wording import counted
 
 LOGGER = logging.getLogger("covpool")
 # Log lines per epoch, at most.

@@ -19,7 +19,7 @@ from covpool.durable import check_outside, replace_file
 from covpool.errors import UsageError
 from covpool.functional.arguments import check_whole
 from covpool.processes import Processes, joined_processes
-from covpool.progress import Progress
+from covpool.terminal import Progress
 from covpool.train.network import make_model, own_state
 from covpool.train.recipe import Recipe, ScheduleOptions
 from covpool.train.run_folder import csv_bytes

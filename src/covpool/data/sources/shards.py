@@ -18,7 +18,7 @@ from covpool.data.remote import Address, cannot_go_on, is_passing
 from covpool.data.shards.scan import TarImage, find_images
 from covpool.data.sources import SPLITS, Marks, Split, check_alike, list_below
 from covpool.errors import BadImageError, ShardError, UsageError
-from covpool.wording import counted
+from covpool.terminal import counted
 
 LOGGER = logging.getLogger("covpool")
 INDEX, EXTENSION = "index.json", ".tar"

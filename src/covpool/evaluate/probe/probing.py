@@ -41,8 +41,8 @@ from covpool.models.config import ModelConfig
 from covpool.models.create import build_model
 from covpool.models.model import PooledClassifier
 from covpool.processes import joined_processes
+from covpool.terminal import human
 from covpool.train.splits import check_classes, split_off
-from covpool.wording import human
 
 LOGGER = logging.getLogger("covpool")
 GIGABYTE = 1e9

@@ -25,7 +25,7 @@ from covpool.inference.store import MANIFEST, VIEWS, Content, FeatureStore, Prog
 from covpool.models.create import build_model
 from covpool.models.model import PooledClassifier, unit
 from covpool.processes import Processes
-from covpool.wording import counted, human
+from covpool.terminal import counted, human
 
 Precision = Literal["float32", "bfloat16"]
 FEATURES = "features"

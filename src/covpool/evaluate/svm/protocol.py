@@ -42,7 +42,7 @@ from covpool.models.bundle import check_replaceable, load_model, read_card, save
 from covpool.models.card import Card
 from covpool.models.model import PooledClassifier
 from covpool.processes import Processes, joined_processes
-from covpool.wording import counted, human
+from covpool.terminal import counted, human
 
 LOGGER = logging.getLogger("covpool")
 MAX_MEMORY = 8.0  # GB

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from covpool.functional.arguments import check_features, check_positive, check_weights
-from covpool.functional.centering import center, without_outliers
-from covpool.functional.covariance import as_batch, triu_vec
+from covpool.functional.covariance import as_batch, center, triu_vec, without_outliers
 from covpool.functional.differentiable import autocast_off
 from covpool.nn.pooling.method import Method
 

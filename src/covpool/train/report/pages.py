@@ -19,6 +19,7 @@ from covpool.drawing import LIGHT, png
 from covpool.durable import replace_file
 from covpool.errors import UsageError
 from covpool.models.model import PooledClassifier
+from covpool.terminal import duration as time_for_people
 from covpool.train.report.figures import (
     SHOWN,
     curve_pictures,
@@ -37,7 +38,6 @@ from covpool.train.report.per_class import (
 )
 from covpool.train.report.record import Predictions, RunRecord, read_run
 from covpool.train.report.thumbnails import looks, most_confident_errors, tiles
-from covpool.wording import duration as time_for_people
 
 MISSING = "–"
 SPLITS = {"train": "training", "val": "validation", "test": "test"}

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from covpool import progress
-from covpool.progress import NamedProgress, Progress
+from covpool import terminal
+from covpool.terminal import NamedProgress, Progress
 
 
 class Terminal(io.StringIO):
@@ -29,7 +29,7 @@ def _terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Its last number is the time."""
     now = [100.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[-1])
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: now[-1])
     return now
 
 
@@ -159,7 +159,7 @@ def test_no_thread_is_left_for_workers_to_be_forked_from(clock: list[float]) -> 
 
 
 def test_each_name_has_its_own_count(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress.sys, "stderr", stream := Terminal())
+    monkeypatch.setattr(terminal.sys, "stderr", stream := Terminal())
     with NamedProgress() as show:
         show("images", 0, 4)
         clock.append(102.0)
@@ -175,4 +175,4 @@ def test_each_name_has_its_own_count(clock: list[float], monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(("left", "text"), [(0.4, "0 s"), (59.6, "1 min 0 s"), (3599.7, "1 h 0 min")])
 def test_durations(left: float, text: str) -> None:
-    assert progress.duration(left) == text
+    assert terminal.duration(left) == text
