@@ -7,11 +7,12 @@ and their error names it.
 
 from __future__ import annotations
 
+import ast
+import importlib
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from covpool.lazy import load
 
 if TYPE_CHECKING:
     from covpool import data, evaluate, explain, export, functional, inference, models, nn, train
@@ -70,8 +71,49 @@ def __getattr__(name: str) -> Any:
     package = "models" if name in _FROM_MODELS else name
     if package not in _EXTRAS:
         raise AttributeError(f"module 'covpool' has no attribute {name!r}")
-    return load("covpool", name, f"covpool.{package}", _EXTRAS[package])
+    return _load("covpool", name, f"covpool.{package}", _EXTRAS[package])
 
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+def lazily(package: str, extra: str, file: str) -> Callable[[str], Any]:
+    """Return the ``__getattr__`` of a package whose imports are all under ``if TYPE_CHECKING``.
+
+    Args:
+        package: its ``__name__``.
+        extra: the extra with its dependencies, for the error where one is missing.
+        file: its ``__file__``, from which the imports are read.
+    """
+    modules: dict[str, str] = {}
+
+    def get(name: str) -> Any:
+        if not modules and not name.startswith("__"):
+            modules.update(_imports(file))
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return _load(package, name, modules[name], extra)
+
+    return get
+
+
+def _load(package: str, name: str, module: str, extra: str) -> Any:
+    """Return a name of a package from a module, or the module if it has this name."""
+    try:
+        loaded = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing in ("covpool", "torch"):
+            raise
+        raise ModuleNotFoundError(
+            f"{package}.{name} needs {missing}: pip install 'covpool[{extra}]'", name=missing
+        ) from error
+    return loaded if module == f"{package}.{name}" else getattr(loaded, name)
+
+
+def _imports(file: str) -> dict[str, str]:
+    """Return the module of each name that the type checker imports."""
+    blocks = [node for node in ast.parse(Path(file).read_text("utf-8")).body if isinstance(node, ast.If)]
+    imports = [node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom)]
+    return {alias.name: str(node.module) for node in imports for alias in node.names}

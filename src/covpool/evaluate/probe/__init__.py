@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from covpool.lazy import lazily
+from covpool import lazily
 
 if TYPE_CHECKING:
     from covpool.evaluate.probe.options import ProbeOptions
