@@ -17,6 +17,7 @@ from covpool.models.config import Features
 from covpool.models.surgery import (
     applies_alone,
     build_network,
+    builder,
     expansion,
     layers_to_keep_resolution,
     leave_out,
@@ -87,51 +88,103 @@ def make_backbone(
     options = dict(options or {})
     if "img_size" in options:
         raise UnsupportedBackboneError("img_size is image_size= of create_model")
+    surgery = _plan_once(name, keep, features, with_expansion, image_size, options)
+    if surgery.why_strided:
+        log.info("the last stage of %s stays as it is: %s", name, surgery.why_strided)
+    network = build_network(name, surgery.options, pretrained=pretrained)
+    kept, removed = surgery.kept, (*surgery.expansion, *surgery.unused)
+    if checkpoint_path is not None:
+        optional = [name for name in removed if name not in kept]
+        load_backbone(network, checkpoint_path, key_map, optional=optional)
+    apart = nn.Sequential(*[network.get_submodule(name) for name in kept]) if kept else None
+    leave_out(network, surgery.expansion)
+    remove_stride(network, surgery.strided)
+    norm_before_pooling(network)
+    leave_out(network, surgery.unused)
+    return Backbone(network, surgery.format, bool(surgery.strided), apart, surgery.expanded_channels)
+
+
+@dataclass(frozen=True)
+class Surgery:
+    """What to change in a network, by the names of its layers.
+
+    Attributes:
+        options: for timm's ``create_model``.
+        expansion: the layers that expand the channels, to leave out.
+        kept: those of them to keep beside the network.
+        strided: the layers to take the stride from.
+        why_strided: why there are none, where they were looked for.
+        unused: the layers that no longer have a part in the features.
+        format: of the features.
+        expanded_channels: of the features after the expansion.
+    """
+
+    options: dict[str, Any]
+    expansion: list[str]
+    kept: list[str]
+    strided: list[str]
+    why_strided: str
+    unused: list[str]
+    format: FeatureFormat
+    expanded_channels: int
+
+
+_PLANNED: dict[tuple[object, ...], Surgery] = {}
+
+
+def _plan_once(name: str, *arguments: Any) -> Surgery:
+    """Return the surgery on a network, remembered: a plan takes longer than the network itself.
+
+    A name may come to mean another network, so the function that builds it is part of the key.
+    """
+    key = (name, builder(name), *map(repr, arguments))
+    if key not in _PLANNED:
+        _PLANNED[key] = _plan(name, *arguments)
+    return _PLANNED[key]
+
+
+def _plan(
+    name: str,
+    keep: bool | None,
+    features: Features,
+    with_expansion: bool,
+    image_size: int | None,
+    options: dict[str, Any],
+) -> Surgery:
     probe = Probe(name, options)
     if image_size is not None and takes_image_size(probe.network):
-        options["img_size"] = image_size
+        options = {**options, "img_size": image_size}
         probe = Probe(name, options)
     expanding = expansion(probe.network) if features == "stage" else []
     kept = expanding if with_expansion and applies_alone(probe.network) else []
     expanded = probe.features() if kept else None
     leave_out(probe.network, expanding)
-    strided = _strided_layers(probe, keep)
+    strided, why_strided = _strided_layers(probe, keep)
     remove_stride(probe.network, strided)
     norm_before_pooling(probe.network)
     unused = unused_parts(probe.network, probe.used_parameters())
     leave_out(probe.network, unused)
-
-    network = build_network(name, options, pretrained=pretrained)
-    if checkpoint_path is not None:
-        optional = [name for name in (*expanding, *unused) if name not in kept]
-        load_backbone(network, checkpoint_path, key_map, optional=optional)
-    apart = nn.Sequential(*[network.get_submodule(name) for name in kept]) if kept else None
-    leave_out(network, expanding)
-    remove_stride(network, strided)
-    norm_before_pooling(network)
-    leave_out(network, unused)
     found = probe.format()
     channels = found.channels if expanded is None else expanded.shape[1]
-    return Backbone(network, found, bool(strided), expansion=apart, expanded_channels=channels)
+    return Surgery(options, expanding, kept, strided, why_strided, unused, found, channels)
 
 
-def _strided_layers(probe: Probe, keep: bool | None) -> list[str]:
-    """The layers to take the stride from; none where it is not wanted, or not possible and not asked for."""
+def _strided_layers(probe: Probe, keep: bool | None) -> tuple[list[str], str]:
+    """Return the layers to take the stride from, or why there are none."""
     if keep is False:
-        return []
+        return [], ""
     try:
         # Without autograd: some networks cache what they compute, and the probe is copied.
         with torch.no_grad():
             if probe.format().layout == "channels_last":
                 raise KeepResolutionError("its features are tokens, or laid out like them")
-            return layers_to_keep_resolution(probe.network, probe.features)
+            return layers_to_keep_resolution(probe.network, probe.features), ""
     except KeepResolutionError as reason:
         if keep:
             raise KeepResolutionError(
                 f"{probe.name} cannot keep its last stage's resolution: {reason}"
             ) from None
-        log.info("the last stage of %s stays as it is: %s", probe.name, reason)
-        return []
+        return [], str(reason)
 
 
 @dataclass(frozen=True)

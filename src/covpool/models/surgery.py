@@ -51,6 +51,12 @@ def build_network(name: str, options: Mapping[str, Any], *, pretrained: bool = F
     return network
 
 
+def builder(name: str) -> object:
+    """Return the class or function that builds a network; ``None`` if there is none of this name."""
+    plain = name.partition(".")[0]
+    return OWN.get(name) or (timm.model_entrypoint(plain) if timm.is_model(plain) else None)
+
+
 def takes_image_size(network: nn.Module) -> bool:
     """Whether the number of positions is part of the network, as in most transformers."""
     # A subclass may hand its arguments on without naming them.
