@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import shlex
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -17,33 +14,19 @@ from tests.cli.test_mistakes import FEW
 from tests.data.pictures import encode, photo
 from tests.data.trees import write
 from tests.evaluate.birds import a_bundle
+from tests.forked import command, errors, send_when
 
 GOES_ON = "stopped, and the work so far is saved; to resume: "
 
 
-def interrupted(command: str, sign: str) -> tuple[str, str]:
-    """What a process printed that got Ctrl-C as soon as a file was there, of its output and of its errors."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", *command.split()],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        # What runs in the background of a shell has Ctrl-C ignored, and so would its children.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-    try:
-        give_up = time.monotonic() + 240
-        while not list(Path().glob(sign)):
-            assert process.poll() is None, process.communicate()
-            assert time.monotonic() < give_up, "it did not begin"
-            time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=240)
-    finally:
-        process.kill()
-    assert process.returncode == 130, err
-    assert "Traceback" not in err
-    return out, err
+def interrupted(words: str, sign: str) -> tuple[str, str]:
+    """Return what a process printed that got Ctrl-C as soon as a file was there, and its errors."""
+    log = Path("log")
+    process = command(*words.split()[1:], log=log)
+    send_when(process, lambda: list(Path().glob(sign)), log, signal.SIGINT)
+    assert process.exitcode == 130, errors(log)
+    assert "Traceback" not in errors(log)
+    return log.read_text(), errors(log)
 
 
 def command_told(err: str) -> list[str]:
@@ -59,11 +42,11 @@ def test_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     picture = encode(photo((48, 40)), "JPEG")
     for number in range(64):
         write(tmp_path / f"birds/{('jay', 'tit')[number % 2]}/{number}.jpg", picture)
-    command = f"covpool train --data birds {FEW} --epochs 2 --checkpoint-steps 1 --trackers []"
-    out, err = interrupted(command, "run/checkpoints/step-*")
+    typed = f"covpool train --data birds {FEW} --epochs 2 --checkpoint-steps 1 --trackers []"
+    out, err = interrupted(typed, "run/checkpoints/step-*")
     assert out.startswith("stopped at step ")
     words = command_told(err)
-    assert words == command.split()[1:]
+    assert words == typed.split()[1:]
     assert main(words) == 0
     told = capsys.readouterr()
     assert "resuming from epoch" in told.err
@@ -77,8 +60,8 @@ def test_predict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     picture = encode(photo((48, 40)), "JPEG")
     for number in range(400):
         write(tmp_path / f"photos/{number:03d}.jpg", picture)
-    command = "covpool predict bundle photos --workers 1 --rows-per-file 8 --batch-size 8"
-    _, err = interrupted(command, "predictions/*.parquet")
+    typed = "covpool predict bundle photos --workers 1 --rows-per-file 8 --batch-size 8"
+    _, err = interrupted(typed, "predictions/*.parquet")
     words = command_told(err)
     kept = {path: path.stat().st_mtime_ns for path in Path("predictions").glob("*.parquet")}
     assert 0 < len(kept) < 50

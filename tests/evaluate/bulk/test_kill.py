@@ -2,46 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
 
 from covpool.inference import Files, Predict, Running, infer
 from tests.evaluate.bulk.small import hidden, ids, rows_of, write_links
-
-DEADLINE = 600
-
-
-def start(bundle: Path, data: Path, out: Path, rows_per_file: int) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "covpool", "predict", bundle, data, "--out", out, "--workers", "1"]
-    command += ["--rows-per-file", str(rows_per_file), "--top", "2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with open(log(out), "wb") as file:
-        return subprocess.Popen(command, env=environment, stdout=file, stderr=file)
-
-
-def log(out: Path) -> Path:
-    return out.with_suffix(".log")
+from tests.forked import command, finish, send_when
 
 
 def files(out: Path) -> set[str]:
     return {path.name for path in out.glob("*.parquet")}
-
-
-def kill_after(process: subprocess.Popen[bytes], out: Path, new: int) -> None:
-    """Kill it once it has written so many new files. Its worker is left to find out by itself."""
-    before, deadline = files(out), time.monotonic() + DEADLINE
-    while len(files(out) - before) < new:
-        assert process.poll() is None, log(out).read_text()
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-    process.kill()
-    assert process.wait() == -signal.SIGKILL
 
 
 @pytest.mark.parametrize(
@@ -52,17 +24,21 @@ def kill_after(process: subprocess.Popen[bytes], out: Path, new: int) -> None:
 def test_three_kills(
     tmp_path: Path, bundle: Path, count: int, rows_per_file: int, moments: tuple[int, ...]
 ) -> None:
-    data, out = write_links(tmp_path / "data", count), tmp_path / "out"
+    data, out, log = write_links(tmp_path / "data", count), tmp_path / "out", tmp_path / "log"
+
+    def start() -> BaseProcess:
+        sizes = ["--rows-per-file", rows_per_file, "--top", 2, "--workers", 1]
+        return command("predict", bundle, data, "--out", out, *sizes, log=log)
+
     written: set[str] = set()
     for new in moments:
-        process = start(bundle, data, out, rows_per_file)
-        kill_after(process, out, new)
+        # Its worker is left to find out by itself.
+        send_when(start(), lambda: len(files(out) - written) >= new, log)  # noqa: B023
         assert written < files(out)
         times = {name: (out / name).stat().st_mtime_ns for name in files(out)}
         written = files(out)
-    last = start(bundle, data, out, rows_per_file)
-    assert last.wait(timeout=DEADLINE) == 0, log(out).read_text()
-    assert f"{count:,} rows in" in log(out).read_text()
+    finish(start(), log)
+    assert f"{count:,} rows in" in log.read_text()
     assert {name: (out / name).stat().st_mtime_ns for name in times} == times, "a file was written twice"
     assert hidden(out) == []
 

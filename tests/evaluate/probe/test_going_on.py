@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import multiprocessing
 import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +15,15 @@ import pytest
 import timm
 import torch
 
-from covpool.evaluate.probe import probe
+from covpool.evaluate.probe import probe, probing
+from covpool.inference import store
 from tests.data.pictures import needs_sparrows
 from tests.evaluate.bulk.small import picture, write_folder
 from tests.evaluate.probe.small_probing import OPTIONS, SPECIES
 from tests.evaluate.test_lock import hold
+from tests.forked import command, finish, send_when
 
 pytestmark = needs_sparrows
-
-ROOT = Path(__file__).parents[3]
 
 
 def test_the_same_call_has_nothing_to_do(probed: Any, birds: Path, cache: Path) -> None:
@@ -152,35 +148,37 @@ def test_nothing_goes_among_the_images(birds: Path, tmp_path: Path, inside: str,
     assert not (birds / "among").exists()
 
 
-def test_killed_it_goes_on(birds: Path, tmp_path: Path) -> None:
+def test_killed_it_goes_on(birds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SIGKILL while features are computed and while heads are trained; it ends as if it never was."""
-    root = tmp_path / "birds"
+    root, log = tmp_path / "birds", tmp_path / "log"
     shutil.copytree(birds, root)
     sorted((root / "train").rglob("*.jpg"))[-2].write_bytes(b"no image")
+    # Features of four images at a time, saved after every four.
+    monkeypatch.setattr(store, "SECONDS_BETWEEN_SAVES", 0.0)
+    whole_batches = probing.Extractor.__init__
+    monkeypatch.setattr(
+        probing.Extractor,
+        "__init__",
+        lambda self, model, options, *rest: whole_batches(
+            self, model, dataclasses.replace(options, extract_batch=4), *rest
+        ),
+    )
 
-    def command(name: str) -> list[str]:
-        words = [sys.executable, "-m", "tests.evaluate.probe.often_saved", "probe", str(root)]
-        words += ["--model", "test_efficientnet", "--weights", "weights.pth", "--image-size", "64"]
+    def start(name: str) -> BaseProcess:
+        words = ["--model", "test_efficientnet", "--weights", "weights.pth", "--image-size", "64"]
         words += ["--dim", "8", "--heads", "gap,isqrt_cov", "--seeds", "2", "--epochs", "3", "--workers", "0"]
-        return [*words, "--out", str(tmp_path / name), "--cache", str(tmp_path / f"{name}-cache")]
+        places = ["--out", tmp_path / name, "--cache", tmp_path / f"{name}-cache"]
+        return command("probe", root, *words, *places, log=log)
 
     def half_way() -> bool:
         files = (tmp_path / "killed-cache").rglob("manifest.json")
         states = (state for file in files for state in json.loads(file.read_text())["arrays"].values())
         return any(0 < state["done"] < SPECIES * 12 for state in states)
 
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}
-    for reached in (half_way, lambda: "| gap |" in (tmp_path / "killed" / "table.md").read_text()):
-        process = subprocess.Popen(command("killed"), stdout=subprocess.DEVNULL, env=environment)
-        while process.poll() is None:
-            with contextlib.suppress(OSError):
-                if reached():
-                    break
-            time.sleep(0.005)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+    send_when(start("killed"), half_way, log)
+    send_when(start("killed"), lambda: "| gap |" in (tmp_path / "killed" / "table.md").read_text(), log)
     for name in ("killed", "whole"):
-        subprocess.run(command(name), check=True, capture_output=True, timeout=240, env=environment)
+        finish(start(name), log)
     killed, whole = (
         json.loads((tmp_path / name / "results.json").read_text()) for name in ("killed", "whole")
     )
