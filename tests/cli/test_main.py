@@ -312,6 +312,7 @@ print(main(["plan", "resnet18"]))
     assert result.returncode == 0
 
 
+@pytest.mark.slow
 def test_a_process() -> None:
     good = process("-m", "covpool", "plan", "test_resnet", "--dim", "24", "--batch-size", "8", "--json")
     assert good.returncode == 0, good.stderr

@@ -122,6 +122,7 @@ def test_text() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_with_torch_alone() -> None:
     # What verbs and packages import first of their extras is not there.
     script = """

@@ -16,7 +16,7 @@ from tests.nn import two_processes
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], dict[str, Tensor]]:
     # Starting two processes is what takes the time, so they train every case.
     folder: Path = tmp_path_factory.mktemp("gloo")
-    torch.multiprocessing.spawn(two_processes.run, (str(folder),), nprocs=2)
+    torch.multiprocessing.start_processes(two_processes.run, (str(folder),), nprocs=2, start_method="fork")
     return torch.load(folder / "results.pt", weights_only=True)
 
 

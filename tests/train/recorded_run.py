@@ -1,6 +1,6 @@
 """Runs in processes of their own, which note what each step learned from, and can be disturbed.
 
-By ``launch``, which forks the processes from a server that has imported what they need; or
+By ``launch``, which forks them from a process that has imported what they need; or
 ``torchrun -m tests.train.recorded_run RECORD PLAN``, with ``PLAN`` as JSON.
 """
 
@@ -49,8 +49,7 @@ def launch(
     plan: Mapping[str, Any],
 ) -> list[int | None]:
     """Run ``plan["recipe"]`` on so many processes; their exit codes."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["covpool.train.fitting", "tests.train.recorded_run"])
+    context = multiprocessing.get_context("fork")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -74,10 +73,10 @@ def _main(group: Mapping[str, str], record: Path, plan: dict[str, Any]) -> None:
 
     os.environ |= group
     torch.set_num_threads(1)
-    multiprocessing.set_start_method("fork", force=True)  # of the loaders' workers, as in a run of a user
     os.environ["LOCAL_RANK"] = os.environ["RANK"]
     with (record / f"stderr-{os.environ['RANK']}.txt").open("a") as file:
         os.dup2(file.fileno(), 2)
+    sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115  # pytest had put another in its place
     faulthandler.dump_traceback_later(SECONDS - 20, file=2)  # where it hangs, if it does
     sys.exit(run(record, plan))
 
@@ -115,6 +114,8 @@ def _disturbed(batch: Any, cursor: int, rank: int, plan: dict[str, Any]) -> Any:
     here = [rank, cursor]
     if plan.get("sigterm") == here:
         os.kill(os.getpid(), signal.SIGTERM)
+    if plan.get("sigkill") == here:
+        os.kill(os.getpid(), signal.SIGKILL)
     if plan.get("full_disk") == here:
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
     if here in plan.get("nan", []):

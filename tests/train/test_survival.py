@@ -126,6 +126,23 @@ def shards(path: Path) -> str:
 
 
 @pytest.mark.parametrize("killed", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_killed_and_started_again_it_ends_as_if_it_never_was(
+    undisturbed: Path, tmp_path: Path, killed: int
+) -> None:
+    record, run = folder(tmp_path, "record"), tmp_path / "run"
+    recipe = {**DATA, "out": str(run), "checkpoint.steps": 1}
+    codes = launch(2, record, {"recipe": recipe, "sigkill": [killed, 4]})
+    assert codes[killed] == -signal.SIGKILL
+    assert codes[1 - killed] not in (0, None)  # it cannot go on alone
+    assert launch(2, record, {"recipe": recipe}) == [0, 0]
+    assert [event["step"] for event in events(run, "resumed")] == [4]
+    for rank in (0, 1):
+        assert steps(record, rank) == steps(undisturbed / "record", rank)
+    assert hashes(run, LAST) == hashes(undisturbed / "run", LAST)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [0, 1])
 def test_killed_under_torchrun_it_ends_as_if_it_never_was(
     undisturbed: Path, tmp_path: Path, killed: int
 ) -> None:

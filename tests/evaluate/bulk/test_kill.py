@@ -18,8 +18,8 @@ def files(out: Path) -> set[str]:
 
 @pytest.mark.parametrize(
     ("count", "rows_per_file", "moments"),
-    [(600, 20, (1, 5, 3)), pytest.param(20_000, 256, (1, 30, 20), marks=pytest.mark.slow)],
-    ids=["600", "20000"],
+    [(200, 8, (1, 5, 3)), pytest.param(20_000, 256, (1, 30, 20), marks=pytest.mark.slow)],
+    ids=["200", "20000"],
 )
 def test_three_kills(
     tmp_path: Path, bundle: Path, count: int, rows_per_file: int, moments: tuple[int, ...]

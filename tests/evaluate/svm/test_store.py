@@ -6,8 +6,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from collections import namedtuple
 from pathlib import Path
 from typing import Any
@@ -20,12 +18,15 @@ from covpool.data.decode import decode
 from covpool.data.sources import open_images
 from covpool.data.transforms import Preprocessing, evaluation_transform
 from covpool.evaluate.svm.classifier import Features, make_features
+from covpool.evaluate.svm.solvers import solve_streaming
+from covpool.inference import store
 from covpool.inference.forward import Pass
 from covpool.inference.store import UNREADABLE, read_content
 from covpool.models.bundle import load_model, save_model
 from covpool.processes import Processes
 from tests.data.pictures import needs_sparrows
-from tests.evaluate.svm.samples import a_bundle, some_sparrows
+from tests.evaluate.svm.samples import a_bundle, a_problem, some_sparrows
+from tests.forked import DEADLINE, fork
 
 pytestmark = needs_sparrows
 KEY = {"of": "sparrows"}
@@ -46,7 +47,12 @@ def make(folder: Path, bundle: Path, data: Path, **changes: Any) -> tuple[Featur
     told: list[str] = []
     steps: list[int] = []
     images = open_images(data)
-    settings = {"key": KEY, "content": read_content(images, lambda done, total: None), **changes}
+    settings = {
+        "key": KEY,
+        "content": read_content(images, lambda done, total: None),
+        "progress": lambda done, total: steps.append(done),
+        **changes,
+    }
     made = make_features(
         folder,
         model=load_model(bundle),
@@ -54,7 +60,6 @@ def make(folder: Path, bundle: Path, data: Path, **changes: Any) -> tuple[Featur
         passing=Pass(4, 0),
         processes=Processes(0, 1, torch.device("cpu")),
         tell=told.append,
-        progress=lambda done, total: steps.append(done),
         **settings,
     )
     return made, told, steps
@@ -91,12 +96,24 @@ def test_finished_features_are_reused(data: Path, bundle: Path, tmp_path: Path) 
     [(0.0, [12, 16, 18]), pytest.param(1000.0, [4, 8, 12, 16, 18], marks=pytest.mark.slow)],
 )
 def test_a_kill_costs_what_was_not_saved(
-    data: Path, bundle: Path, between_saves: float, resumed: list[int], tmp_path: Path
+    data: Path,
+    bundle: Path,
+    between_saves: float,
+    resumed: list[int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """At the twelfth image, whose batch is not told of in the file yet."""
-    command = [sys.executable, "-m", "tests.evaluate.svm.dying", str(tmp_path / "killed")]
-    done = subprocess.run([*command, str(bundle), str(data), "12", str(between_saves)], check=False)
-    assert done.returncode == -signal.SIGKILL
+
+    def die(done: int, total: int) -> None:
+        if done >= 12:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "SECONDS_BETWEEN_SAVES", between_saves)
+        process = fork(lambda: make(tmp_path / "killed", bundle, data, progress=die), tmp_path / "log")
+    process.join(DEADLINE)
+    assert process.exitcode == -signal.SIGKILL
     made, _, steps = make(tmp_path / "killed", bundle, data)
     assert steps == resumed
     whole, _, _ = make(tmp_path / "whole", bundle, data)
@@ -193,11 +210,17 @@ def test_there_must_be_room_for_what_the_solver_keeps_too(
     make(tmp_path, bundle, data)
 
 
-@pytest.mark.slow
 def test_what_a_killed_solver_left_is_removed(data: Path, bundle: Path, tmp_path: Path) -> None:
     make(tmp_path, bundle, data)
-    command = [sys.executable, "-m", "tests.evaluate.svm.dying_solver", str(tmp_path)]
-    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+
+    def die(done: int, violation: float) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    process = fork(lambda: solve_streaming(a_problem(3, 10, 20), tmp_path, passes=die), tmp_path / "svm.log")
+    process.join(DEADLINE)
+    assert process.exitcode == -signal.SIGKILL
+    for log in tmp_path.glob("svm.*"):
+        log.unlink()
     (left,) = tmp_path.glob("svm-*")
     make(tmp_path, bundle, data, key={"of": "others"})
     assert not left.exists()
