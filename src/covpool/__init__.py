@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from covpool import data, evaluate, explain, export, functional, inference, models, nn, train
     from covpool.models.bundle import load_model, save_model
     from covpool.models.create import create_model
+    from covpool.nn.cov_pool import CovPool
 
 # The release that a checkout leads to; the commit is in every result. pyproject.toml, CITATION.cff and
 # CHANGELOG.md have the number too, and a test compares them.
@@ -37,6 +38,7 @@ def version_in(folder: Path) -> str:
 __version__ = version_in(Path(__file__).parents[1])
 
 __all__ = [
+    "CovPool",
     "__version__",
     "create_model",
     "data",
@@ -64,11 +66,12 @@ _EXTRAS = {
     "nn": "",
     "train": "train",
 }
-_FROM_MODELS = ("create_model", "load_model", "save_model")
+# The package of each name that is not a package itself.
+_PACKAGE_OF = {"CovPool": "nn", "create_model": "models", "load_model": "models", "save_model": "models"}
 
 
 def __getattr__(name: str) -> Any:
-    package = "models" if name in _FROM_MODELS else name
+    package = _PACKAGE_OF.get(name, name)
     if package not in _EXTRAS:
         raise AttributeError(f"module 'covpool' has no attribute {name!r}")
     return _load("covpool", name, f"covpool.{package}", _EXTRAS[package])

@@ -104,10 +104,12 @@ def test_poison_stays_in_its_matrix(root: Callable[..., Tensor], normalization: 
 
 
 @sides
-def test_negative_weight_shows_in_its_row(side: str) -> None:
-    """It cannot be refused without reading the device's memory; it must not pass for a number either."""
+def test_negative_weight_raises_or_shows_in_its_row(side: str) -> None:
     x, weights = torch.randn(2, 3, 4), torch.ones(2, 4)
     weights[0, 1] = -1.0
-    c = isqrt_cov(x, weights=weights, side=side)
+    with pytest.raises(ValueError, match="weights must not be negative"):
+        isqrt_cov(x, weights=weights, side=side)
+    # Inside vmap it cannot be seen; it must not pass for a number either.
+    c = torch.vmap(lambda one, weight: isqrt_cov(one, weights=weight, side=side))(x, weights)
     assert c[0].isnan().all()
     assert_near(c[1:], isqrt_cov(x[1:], side=side).double(), 1e-6)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import covpool
 from covpool.nn import CovPool, PostCompensation
 
 
@@ -17,6 +18,32 @@ def test_dim_given_in_the_place_of_the_method() -> None:
 def test_map_without_positions(dim: int | None) -> None:
     with pytest.raises(ValueError, match="x must have at least one position"):
         CovPool(4, dim=dim)(torch.zeros(2, 4, 0, 3))
+
+
+def test_a_misspelled_dim() -> None:
+    with pytest.raises(TypeError, match=r"dims is not an option.*did you mean 'dim'"):
+        CovPool(64, dims=32)
+
+
+def test_an_image_without_a_batch() -> None:
+    with pytest.raises(ValueError, match=r"add a dimension for the batch with x\.unsqueeze\(0\)"):
+        CovPool(64, dim=8)(torch.randn(64, 7, 7))
+
+
+@pytest.mark.parametrize("method", ["isqrt_cov", "gap", "cov", "cbp"])
+def test_negative_weights(method: str) -> None:
+    weights = torch.ones(2, 3, 3)
+    weights[1, 0, 2] = -0.1
+    with pytest.raises(ValueError, match="weights must not be negative"):
+        CovPool(4, method, dim=None)(torch.randn(2, 4, 3, 3), weights)
+
+
+def test_the_layer_is_at_the_top_and_takes_device_and_dtype() -> None:
+    layer = covpool.CovPool(8, "mpn_cov", dim=4, device="meta", dtype=torch.float64)
+    assert type(layer) is CovPool
+    tensors = [*layer.parameters(), *layer.buffers()]
+    assert all(tensor.is_meta for tensor in tensors)
+    assert all(tensor.dtype == torch.float64 for tensor in tensors if tensor.is_floating_point())
 
 
 def test_norm_of_another_shape() -> None:

@@ -112,3 +112,15 @@ def check_weights(weights: Tensor, x: Tensor) -> None:
         )
     if weights.device != x.device:
         raise UsageError(f"weights is on {weights.device} but x is on {x.device}: move one of them")
+    if weights.is_floating_point() and _has_negative(weights):
+        raise UsageError("weights must not be negative: pass weights.clamp(min=0), or a boolean mask")
+
+
+def _has_negative(weights: Tensor) -> bool:
+    """Return whether a weight is below zero; ``False`` where the numbers cannot be looked at."""
+    if torch.compiler.is_compiling() or weights.device.type == "meta":
+        return False
+    try:
+        return bool((weights.detach() < 0).any())
+    except RuntimeError:  # inside vmap, and of fake tensors
+        return False

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from covpool.durable import read_folder, replace_folder, write_file
-from covpool.errors import BundleError, UsageTypeError
+from covpool.errors import BundleError, UsageError, UsageTypeError
 from covpool.models.card import (
     CARD,
     MAX_BYTES,
@@ -126,7 +126,12 @@ def load_model(folder: str | Path, *, device: str | torch.device = "cpu") -> Poo
 
     Raises:
         BundleError: there is no bundle, or it is refused; the message says why.
+        UsageError: if there is no such device.
     """
+    try:
+        torch.empty(0, device=device)
+    except (AssertionError, RuntimeError) as error:  # torch's own without CUDA is an assertion
+        raise UsageError(f"device={str(device)!r} cannot be used here: {error}") from error
     with _naming(folder), torch.random.fork_rng(devices=[]):
         card, tensors = read_folder(folder, _read)
         with _explaining(card), torch.device("cpu"):

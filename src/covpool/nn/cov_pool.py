@@ -6,6 +6,7 @@ The size of a covariance grows with the square of the number of channels, so the
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import Any, Literal
 
 import torch
@@ -32,6 +33,8 @@ DIM = 256
 
 Layout = Literal["auto", "channels_first", "channels_last"]
 LAYOUTS = ("auto", "channels_first", "channels_last")
+# Arguments of the layer itself, which a misspelled option may mean.
+OWN_OPTIONS = ("in_channels", "method", "dim", "layout", "reduction", "device", "dtype")
 
 
 class CovPool(nn.Module):
@@ -46,6 +49,8 @@ class CovPool(nn.Module):
         reduction: ``"convolution"`` (with BatchNorm and ReLU) or ``"linear"``, for input of any rank.
             ``"auto"`` follows ``layout``: ``"linear"`` for ``"channels_last"``, which then takes tokens
             only; ``"convolution"`` for the others, which then take maps only.
+        device: of the parameters and buffers.
+        dtype: of the parameters and floating-point buffers.
         **method_options: options of the method; for ``"isqrt_cov"`` those of
             :func:`covpool.functional.isqrt_cov` and ``compensation="batchnorm"``.
 
@@ -72,6 +77,8 @@ class CovPool(nn.Module):
         layout: Layout = "auto",
         *,
         reduction: ReductionKind | Literal["auto"] = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
         **method_options: Any,
     ) -> None:
         super().__init__()
@@ -92,8 +99,11 @@ class CovPool(nn.Module):
         self.any_rank = dim is None or reduction != "auto"
         if reduction == "auto":
             reduction = "linear" if layout == "channels_last" else "convolution"
-        self.reduction = None if dim is None else Reduction(in_channels, dim, reduction)
-        self.pooling = _make_method(method, dim or in_channels, method_options)
+        with nullcontext() if device is None else torch.device(device):
+            self.reduction = None if dim is None else Reduction(in_channels, dim, reduction)
+            self.pooling = _make_method(method, dim or in_channels, method_options)
+        if dtype is not None:
+            self.to(dtype)
 
     @property
     def out_features(self) -> int:
@@ -176,6 +186,8 @@ def channels_first(x: Tensor, in_channels: int, layout: Layout) -> Tensor:
 
 
 def _advice(x: Tensor, in_channels: int, last: bool) -> str:
+    if x.ndim == 3 and x.shape[0] == in_channels:
+        return "add a dimension for the batch with x.unsqueeze(0)"
     other, axis = ("channels_first", 1) if last else ("channels_last", x.ndim - 1)
     if x.shape[axis] == in_channels:
         return f'pass layout="{other}", dimension {axis} has as many'
@@ -205,7 +217,7 @@ def _make_method(name: str, channels: int, options: dict[str, Any]) -> Method:
             listed = ", ".join(names) or "none"
             raise UsageTypeError(
                 f"{option} is not an option of method {name!r}; its options are: {listed}"
-                f"{did_you_mean(option, names)}"
+                f"{did_you_mean(option, (*OWN_OPTIONS, *names))}"
             )
     return method(channels, **options)
 
