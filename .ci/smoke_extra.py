@@ -42,7 +42,7 @@ def save_bundle() -> None:
 def bench() -> None:
     """Figures of a tiny layer, which follow their schema."""
     small = ["--sections", "[layers]", "--methods", "[gap]", "--sizes", '["8:16"]', "--batch", "2"]
-    run("bench", "methods", *small, "--rounds", "2", "--out", "figures")
+    run("bench", *small, "--rounds", "2", "--out", "figures")
     assert list(Path("figures").rglob("*.json")), "no figures were written"
 
 

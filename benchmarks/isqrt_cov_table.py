@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from covpool.bench.layers import MEASURES, MIB
-from covpool.bench.table import machine_words, source_words, table
-from covpool.bench.verdicts import number, with_quartiles
+from covpool.bench.table import machine_words, number, source_words, table, with_quartiles
 from covpool.provenance.origin import Results
 
 Quantity = Literal["speedup", "overhead", "cost", "memory"]

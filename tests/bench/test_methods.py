@@ -28,7 +28,7 @@ from covpool.bench.layers import (
 )
 from covpool.bench.methods import read_results, write_results
 from covpool.bench.steps import POOLS, Setting, _results, from_two_processes
-from covpool.bench.verdicts import LAYERS
+from covpool.bench.table import LAYERS
 from covpool.nn.pooling import METHODS
 from covpool.processes import Processes
 from covpool.provenance.origin import Results

@@ -9,6 +9,7 @@ import pytest
 from benchmarks.isqrt_cov import CONTENDERS, read_results, run_isqrt_cov
 from covpool.bench import Schedule, Size
 from covpool.provenance.origin import Results
+from tests.bench.conftest import methods_file, methods_results  # noqa: F401
 
 # One on each side: fewer positions than channels, and more.
 TINY_SIZES = (Size("tiny", 16, 9, batch=2), Size("wide", 8, 20, batch=3))

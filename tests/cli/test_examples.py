@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,13 @@ import torch
 from PIL import Image
 
 from covpool.cli.main import VERBS, main, verb_file
+from covpool.reproduce.networks import SMALLEST
+from covpool.reproduce.runner import run_all
 from tests.data.pictures import SPARROWS, needs_sparrows
 from tests.evaluate.birds import CLASSES, a_bundle
 from tests.models.weights.paper_networks import vgg_weights
+from tests.reproduce.conftest import write_tiny_imagenet
 
-ROOT = Path(__file__).parents[2]
 SIDE = 72
 # What is there after the example, for a person to look at.
 LEFT = {
@@ -32,11 +35,10 @@ LEFT = {
     "predict": "predictions/0000000.csv",
     "embed": "embeddings/0000000.parquet",
     "export": "runs/birds/exported/results.json",
-    "reproduce": "results.md",
     "convert": "runs/paper/bundle/covpool.json",
 }
 # They print what they have to say, or tell themselves where it is.
-PRINTED = {"plan", "doctor", "bench"}
+PRINTED = {"plan", "doctor", "bench", "reproduce"}
 # They train, compile or trace; tests of their own guard them too.
 SLOW = {"bench", "diagnose", "doctor", "eval", "explain", "export", "lr-find", "probe"}
 SLOW |= {"reproduce", "retrieve", "svm", "train"}
@@ -63,19 +65,19 @@ def _here(birds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder as the examples find it: images, a bundle, weights and a checkpoint of others."""
     (tmp_path / "birds").symlink_to(birds)
     (tmp_path / "photos").symlink_to(birds / "test" / CLASSES[0])
-    (tmp_path / "results").symlink_to(ROOT / "results")
     a_bundle(tmp_path / "runs/birds/bundle")
     monkeypatch.chdir(tmp_path)
 
 
-def provide(verb: str) -> None:
+def provide(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What only one verb needs."""
     if verb == "probe":
         torch.save(timm.create_model("lcnet_050", num_classes=0).state_dict(), "lcnet_050.pth")
     if verb == "convert":
         torch.save({"state_dict": vgg_weights(classes=3, dim=16, hidden=8)}, "vgg.pth.tar")
-    if verb == "bench":  # it writes there
-        Path("results").unlink()
+    if verb == "reproduce":  # in the smallest form: at its own size it trains for minutes
+        write_tiny_imagenet(Path("tiny-imagenet-200"))
+        monkeypatch.setattr("covpool.reproduce.runner.run_all", partial(run_all, scale=SMALLEST))
 
 
 def test_every_verb_has_an_example_of_one_line() -> None:
@@ -91,8 +93,8 @@ def test_every_verb_has_an_example_of_one_line() -> None:
 @pytest.mark.parametrize(
     "verb", [pytest.param(verb, marks=pytest.mark.slow if verb in SLOW else ()) for verb in VERBS]
 )
-def test_pasted(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    provide(verb)
+def test_pasted(verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    provide(verb, monkeypatch)
     covpool, *words = shlex.split(example(verb))
     assert covpool == "covpool"
     assert main(words) == 0, capsys.readouterr().err

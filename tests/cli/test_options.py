@@ -101,7 +101,7 @@ OPTIONS = {
         "--workers",
     ],
     "explain": ["--against", "--classes", "--limit", "--out", "--pairs", "--top"],
-    "reproduce": ["--add", "--budget", "--data", "--out", "--page", "--runs", "--seeds"],
+    "reproduce": ["--add", "--budget", "--data", "--out", "--runs", "--seeds"],
     "retrieve": [
         "--at",
         "--batch-size",

@@ -9,10 +9,15 @@ from tests.data.pictures import TINY10
 
 @pytest.fixture(scope="session")
 def tiny_imagenet(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """tiny10 in the folders that Tiny-ImageNet is shipped in."""
+    folder = tmp_path_factory.mktemp("data") / "tiny-imagenet-200"
+    write_tiny_imagenet(folder)
+    return folder
+
+
+def write_tiny_imagenet(folder: Path) -> None:
+    """Link tiny10 in the folders that Tiny-ImageNet is shipped in."""
     if not TINY10.is_dir():
         pytest.skip("tiny10 is not beside the project")
-    folder = tmp_path_factory.mktemp("data") / "tiny-imagenet-200"
     (folder / "val" / "images").mkdir(parents=True)
     classes = sorted(path.name for path in (TINY10 / "train").iterdir())
     lines = []
@@ -26,4 +31,3 @@ def tiny_imagenet(tmp_path_factory: pytest.TempPathFactory) -> Path:
             lines.append(f"{name}_{image.name}\t{name}\t0\t0\t63\t63")
     (folder / "wnids.txt").write_text("\n".join(classes))
     (folder / "val" / "val_annotations.txt").write_text("\n".join(lines))
-    return folder

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
+from covpool.reproduce.experiments import FIGURE4
 from covpool.reproduce.networks import SMALLEST
-from covpool.reproduce.resnet import FIGURE4
 from covpool.reproduce.runner import Place, run_experiments
 
 if __name__ == "__main__":

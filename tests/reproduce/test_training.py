@@ -13,7 +13,6 @@ import torch
 
 from covpool.errors import NotFiniteError, TrainingError
 from covpool.models.create import build_model
-from covpool.reproduce.claims import Experiment
 from covpool.reproduce.experiments import EXPERIMENTS
 from covpool.reproduce.networks import MINIATURE, SMALLEST, Configuration
 from covpool.reproduce.observation import observed
@@ -140,9 +139,8 @@ def test_depths() -> None:
 def test_runs_that_differ_have_other_names() -> None:
     names = {}
     for experiment in EXPERIMENTS.values():
-        if isinstance(experiment, Experiment):
-            for _, configuration in experiment.configurations(3):
-                assert names.setdefault(configuration.name, configuration) == configuration
+        for _, configuration in experiment.configurations(3):
+            assert names.setdefault(configuration.name, configuration) == configuration
     assert len(names) > 80
 
 

@@ -1,20 +1,17 @@
-"""Run the benchmark of the pooling methods, and write its results, page and figure."""
+"""Run the benchmark of the pooling methods, and write its results."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from covpool.bench.layers import Entry, Problem, Size, chosen_entries, chosen_sizes, measure_layers
-from covpool.bench.plot import draw
 from covpool.bench.steps import BATCH_SIZES, PAPER_SETTING, Setting, measured_steps
-from covpool.bench.table import markdown
 from covpool.bench.timing import MakeProgress, Schedule, silence
 from covpool.durable import replace_file
 from covpool.errors import UsageError
@@ -156,19 +153,3 @@ def _check_suite(results: Results) -> None:
             "in a checkout, python -m benchmarks.isqrt_cov renders those of isqrt_cov"
         )
     check_schema(results, "covpool.bench", SUITE)
-
-
-def render(path: str | Path) -> list[Path]:
-    """Write a page (``.md``) and, if matplotlib is installed, a figure (``.png``) next to a results JSON.
-
-    Returns:
-        The files written.
-    """
-    path = Path(path)
-    results = read_results(path)
-    page, figure = path.with_suffix(".md"), path.with_suffix(".png")
-    drawn = find_spec("matplotlib") is not None and bool(results["layers"] or results["training"])
-    if drawn:
-        draw(results, figure)
-    page.write_text(markdown(results, figure.name if drawn else None), encoding="utf-8")
-    return [page, figure] if drawn else [page]

@@ -1,21 +1,19 @@
-"""What an experiment leaves: a JSON of all its runs, and a CSV, a page and a figure made from that alone."""
+"""What an experiment leaves: a JSON and a CSV of all its runs, and a table made from the JSON alone."""
 
 from __future__ import annotations
 
 import json
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from covpool.drawing import png
 from covpool.durable import replace_file
 from covpool.models.card import plain_json, versions
 from covpool.provenance.origin import Results, check_schema, new_results, results_path
-from covpool.reproduce.claims import Claim, Experiment, Judgement, errors
-from covpool.reproduce.figures import empty_figure
+from covpool.reproduce.experiments import Experiment
 from covpool.reproduce.networks import Scale
 from covpool.train.run_folder import csv_bytes
 
@@ -59,32 +57,20 @@ def earlier(experiment: Experiment, scale: Scale, out: Path) -> dict[Path, Resul
 
 
 def write(results: Results, out: Path) -> Path:
-    """Check and write the JSON."""
+    """Check and write the JSON, and a CSV next to it."""
     plain = plain_json("results", results)
     check_schema(plain, PACKAGE, SCHEMA)
     path = results_path(out, plain["experiment"], plain)
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, (json.dumps(plain, indent=1, ensure_ascii=False) + "\n").encode())
+    replace_file(path.with_suffix(".csv"), table_of_runs(plain))
     return path
 
 
-def render(experiment: Experiment, path: Path) -> list[Path]:
-    """CSV, page and figure, from the JSON alone."""
-    results = json.loads(path.read_text(encoding="utf-8"))
-    check_schema(results, PACKAGE, SCHEMA)
-    made = {
-        path.with_suffix(".csv"): _csv(results),
-        path.with_suffix(".md"): f"{table(experiment, results)}\n".encode(),
-        path.with_suffix(".png"): _picture(experiment, results),
-    }
-    for file, content in made.items():
-        replace_file(file, content)
-    return list(made)
-
-
 def table(experiment: Experiment, results: Results) -> str:
-    """For a person, as Markdown: the rows, and what they say of the paper's claims."""
-    labels = [row.label for row in experiment.rows if errors(results, row.label)]
+    """For a person, as Markdown."""
+    trained = {run["label"] for run in results["runs"]}
+    labels = [row.label for row in experiment.rows if row.label in trained]
     timed = [label for label in labels if label in results["times"]]
     head = ["", "top-1 error, %", "top-5 error, %", "seeds", "seconds a run"]
     head += [f"ms an image (forward), times {experiment.reference}"] if timed else []
@@ -93,16 +79,7 @@ def table(experiment: Experiment, results: Results) -> str:
     for label in labels:
         cells = _cells(results, label) + ([_time(results["times"].get(label))] if timed else [])
         lines.append(f"| {' | '.join([label, *cells])} |")
-    judged = [(claim, claim.judge(results)) for claim in experiment.claims]
-    return "\n".join([*lines, "", *claim_lines(judged)])
-
-
-def claim_lines(judged: Sequence[tuple[Claim, Judgement]]) -> list[str]:
-    """A table of the paper's claims, ours and the verdicts."""
-    lines = ["| claim | the paper | here | verdict |", "|---|---|---|---|"]
-    for claim, found in judged:
-        lines.append(f"| {claim.text} | {claim.paper} | {found.ours} | {found.verdict} |")
-    return lines
+    return "\n".join(lines)
 
 
 def _setting(results: Results) -> list[str]:
@@ -148,21 +125,14 @@ def _time(found: dict[str, Any] | None) -> str:
     return f"{both:.2f} ({forward:.2f}), {found['both']['ratio']['median']:.2f}"
 
 
-def _csv(results: Results) -> bytes:
+def table_of_runs(results: Results) -> bytes:
+    """Return a CSV with a line per run."""
     rows = []
     for run in results["runs"]:
         last = run["epochs"][-1] if run["epochs"] else {}
         found = {**run, **last, "epochs": len(run["epochs"])}
         rows.append([run["label"], *(found.get(column) for column in COLUMNS)])
     return csv_bytes(("row", *COLUMNS), rows)
-
-
-def _picture(experiment: Experiment, results: Results) -> bytes:
-    height = 3.4 if len(experiment.rows) < 15 else 4.8
-    figure = empty_figure(height)
-    experiment.draw(results, figure)
-    figure.suptitle(experiment.title, fontsize=11, x=0.01, ha="left")
-    return png(figure)
 
 
 Runs = dict[str, dict[str, Any]]
@@ -191,27 +161,3 @@ def held_runs(experiment: Experiment, out: Path, scale: Scale) -> Runs:
             if (name := names.get((run["label"], run["seed"]))) is not None:
                 held[name] = {key: value for key, value in run.items() if key != "label"}
     return held
-
-
-def precision_differences(experiments: Iterable[Experiment], out: Path, scale: Scale) -> list[float]:
-    """Top-1 errors in float32 less those in bfloat16, of the configurations that results hold in both."""
-    found: dict[str, dict[str, float]] = {}
-    for experiment in experiments:
-        for name, run in held_runs(experiment, out, scale).items():
-            if not run["failed"]:
-                found.setdefault(name, {})[run["precision"]] = run["epochs"][-1]["top1_error"]
-    both = [one for one in found.values() if {"float32", "bfloat16"} <= one.keys()]
-    return [one["float32"] - one["bfloat16"] for one in both]
-
-
-def precision_sentence(points: list[float]) -> str:
-    """Describe the differences in a sentence for the page; empty if there are fewer than two."""
-    if len(points) < 2:
-        return ""
-    mean, deviation = statistics.mean(points), statistics.stdev(points)
-    told = "higher" if mean > 0 else "lower"
-    return (
-        f"{len(points)} networks were trained in both precisions from the same seed. Their error in float32\n"
-        f"was {abs(mean):.1f} points {told}, with a standard deviation of {deviation:.1f}. Keep this in mind "
-        "when you\ncompare rows of different precisions."
-    )

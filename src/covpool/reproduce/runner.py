@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import os
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from covpool.bench.methods import run_methods
+from covpool.bench.table import aligned
+from covpool.bench.table import report as bench_report
 from covpool.bench.timing import MakeProgress, silence
-from covpool.durable import replace_file
 from covpool.errors import UsageError
 from covpool.functional.arguments import check_choice, check_whole
-from covpool.provenance.machine import release
 from covpool.provenance.origin import results_path
-from covpool.reproduce.claims import Experiment, Measurement
-from covpool.reproduce.experiments import EXPERIMENTS, TRAINED
+from covpool.reproduce.experiments import EXPERIMENTS, Experiment
 from covpool.reproduce.networks import MINIATURE, Configuration, Scale
 from covpool.reproduce.observation import observed, timed
-from covpool.reproduce.page import page
-from covpool.reproduce.record import Runs, earlier, empty_results, known_runs, render, write
+from covpool.reproduce.record import Runs, earlier, empty_results, known_runs, table, write
 from covpool.reproduce.training import (
     affordable_seeds,
     estimated_seconds,
@@ -108,7 +107,7 @@ def run_experiments(
         for experiment in experiments:
             if configuration in [one for _, one in experiment.configurations(seeds)]:
                 write(collected(experiment, place), place.out)
-    return [file for experiment in experiments for file in finished(experiment, place, progress)]
+    return [finished(experiment, place, progress) for experiment in experiments]
 
 
 def plan(experiments: Sequence[Experiment], seeds: int) -> list[Configuration]:
@@ -163,7 +162,7 @@ def _done(experiment: Experiment, configuration: Configuration, place: Place) ->
     return place.known.get(experiment.name, {}).get(configuration.name)
 
 
-def finished(experiment: Experiment, place: Place, progress: MakeProgress) -> list[Path]:
+def finished(experiment: Experiment, place: Place, progress: MakeProgress) -> Path:
     """Time and look into what is to be, and write everything."""
     results = collected(experiment, place)
     rows = {row.label: row.configuration for row in experiment.rows}
@@ -174,8 +173,7 @@ def finished(experiment: Experiment, place: Place, progress: MakeProgress) -> li
         if label not in results["observations"] and is_done(rows[label], place.runs):
             found = observed(rows[label], place.scale, place.images, place.runs)
             results["observations"][label] = found
-    path = write(results, place.out)
-    return [path, *render(experiment, path)]
+    return write(results, place.out)
 
 
 def _estimates(place: Place) -> Callable[[Configuration], float]:
@@ -191,6 +189,8 @@ def _estimates(place: Place) -> Callable[[Configuration], float]:
     return seconds
 
 
+# Measured by covpool bench, with all that it has by default.
+TABLE2 = "table2"
 ALL = "all"
 
 
@@ -207,13 +207,12 @@ def run_all(
     tell: Tell = print,
     progress: MakeProgress = silence,
 ) -> list[Path]:
-    """Run an experiment, or all; the files of results.
+    """Run an experiment, or all, and return the files of results.
 
-    Those by training come first and share the budget; what is only measured has none. Of ``all``, those whose
-    images are not given are left out, and it is told.
+    Those by training come first and share the budget; ``table2`` is only measured and has none.
 
     Args:
-        name: of :data:`covpool.reproduce.experiments.EXPERIMENTS`, or ``all``.
+        name: of :data:`covpool.reproduce.experiments.EXPERIMENTS`, ``table2``, or ``all``.
         data: the folder tiny-imagenet-200.
         runs: a folder for training runs.
         out: the folder of results.
@@ -224,49 +223,24 @@ def run_all(
         tell: is told what is done, a line at a time.
         progress: makes a listener for what is timed.
     """
-    check_choice("experiment", name, (*EXPERIMENTS, ALL))
+    check_choice("experiment", name, (*EXPERIMENTS, TABLE2, ALL))
     check_whole("seeds", seeds)
-    chosen = list(EXPERIMENTS.values()) if name == ALL else [EXPERIMENTS[name]]
-    for one in chosen:
-        if name != ALL and isinstance(one, Measurement) and one.run is None:
-            raise UsageError(_how(one))
-    training = [one for one in chosen if isinstance(one, Experiment)]
     files: list[Path] = []
-    if training:
+    if training := [one for one in EXPERIMENTS.values() if name in (one.name, ALL)]:
         if data is None:
             raise UsageError("give --data the folder tiny-imagenet-200, which has train, val and wnids.txt")
         limit = None if budget is None else seconds_of(budget)
-        known = known_runs(TRAINED, out, scale) if add else {}
+        known = known_runs(EXPERIMENTS.values(), out, scale) if add else {}
         place = Place(data, runs, out, scale, known)
         files += run_experiments(training, place, seeds=seeds, budget=limit, tell=tell, progress=progress)
-    for one in chosen:
-        if isinstance(one, Measurement):
-            if one.run is None:
-                tell(f"{one.name} is left out: {_how(one)}")
-                continue
-            one.run(out)
-            files += one.read(out / release())[1]
+    if name in (TABLE2, ALL):
+        files.append(run_methods(out, progress=progress))
     return files
 
 
-def _how(one: Measurement) -> str:
-    listed = "; ".join(one.commands)
-    return f"{one.name} is measured from a checkout: {listed}; covpool reproduce page reads the results"
-
-
-def draw(out: Path) -> list[Path]:
-    """Tables and figures of the experiments by training, anew, from the files of results of this version."""
-    return [
-        file
-        for experiment in TRAINED
-        for path in sorted((out / release()).glob(f"{experiment.name}--*.json"))
-        for file in render(experiment, path)
-    ]
-
-
-def write_page(out: Path, file: Path) -> Path:
-    """The page of results of this version."""
-    folder = out / release()
-    link = Path(os.path.relpath(folder, file.parent)).as_posix()
-    replace_file(file, page(folder, link).encode())
-    return file
+def report(file: Path) -> str:
+    """Return the tables of a file of results, for a terminal."""
+    results = json.loads(file.read_bytes())
+    if "experiment" not in results:
+        return bench_report(results)
+    return aligned(table(EXPERIMENTS[results["experiment"]], results))

@@ -1,4 +1,4 @@
-"""The suite's results as a picture: layers as multiples of ``isqrt_cov``, and the speed of training."""
+"""The figure of ``covpool bench``: layers as multiples of ``isqrt_cov``, and the speed of training."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from covpool.bench.layers import MIB, REFERENCE
-from covpool.bench.verdicts import DECOMPOSITIONS, LAYERS, PAPER_SIZE, number, times_isqrt_cov
+from covpool.bench.table import DECOMPOSITIONS, LAYERS, PAPER_SIZE, number, times_isqrt_cov
 from covpool.provenance.origin import Results
 
 # Distinguishable with any colour vision.

@@ -1,4 +1,4 @@
-"""The paper's experiments with ResNets: Tables 4, 5 and 6, and Figure 4."""
+"""Claims and figures of the experiments with ResNets: Tables 4, 5 and 6, and Figure 4."""
 
 from __future__ import annotations
 
@@ -6,29 +6,23 @@ from dataclasses import replace
 
 from matplotlib.figure import Figure
 
-from covpool.reproduce.claims import (
+from covpool.reproduce import experiments
+from covpool.reproduce.experiments import BATCHNORM, DIMS, FIRST, MATCHED, MPN_COV, NONE, OURS, TUNED
+from covpool.reproduce.networks import RESNETS
+from experiments.paper.claims import (
     Claim,
-    Experiment,
+    Comparison,
     Judgement,
     Results,
-    Row,
     fails_to_learn,
     less_time,
     lower_error,
     not_run,
 )
-from covpool.reproduce.figures import COLOURS, curves, level, observed_curves, panel, points
-from covpool.reproduce.networks import RESNETS, Configuration
+from experiments.paper.figures import COLOURS, curves, level, observed_curves, panel, points
 
-NONE, BATCHNORM, MATCHED = "none", "BatchNorm", "trace (matched)"
-# The learning rate over its own, with which training without compensation is tried too.
-TUNED = (10.0, 100.0, 1000.0)
 # Gradients of one seed that differ by less, at any epoch, are not told apart.
 FAR = 10.0
-
-
-def _without(lr: float = 1.0) -> Configuration:
-    return Configuration("resnet10", "isqrt_cov", {"compensation": "none"}, lr=lr)
 
 
 def small_gradients(results: Results) -> Judgement:
@@ -65,19 +59,11 @@ def draw_table4(results: Results, figure: Figure) -> None:
     observed_curves(right, results, shown, "gradient_rms", "gradient at the pooling, rms")
 
 
-TABLE4 = Experiment(
-    name="table4",
-    title="Table 4: post-compensation, ResNet",
-    paper="without it the network fails to converge; BatchNorm gives 23.12, the matched scale 22.14",
+TABLE4 = Comparison(
+    experiment=experiments.TABLE4,
     at_full_size=(
         "A ResNet-50 is five times as deep: what is lost in scale at the pooling has to pass through "
         "all of it. The ten layers here learn without compensation too, only slowly."
-    ),
-    rows=(
-        Row(NONE, _without()),
-        *(Row(f"none, rate ×{lr:g}", _without(lr)) for lr in TUNED),
-        Row(BATCHNORM, Configuration("resnet10", "isqrt_cov", {"compensation": "batchnorm"})),
-        Row(MATCHED, Configuration("resnet10", "isqrt_cov")),
     ),
     claims=(
         fails_to_learn("Without compensation the network does not learn", NONE, "fails to converge"),
@@ -87,55 +73,39 @@ TABLE4 = Experiment(
         lower_error("The matched scale is better than BatchNorm", MATCHED, BATCHNORM, 0.98),
     ),
     draw=draw_table4,
-    observed=(NONE, BATCHNORM, MATCHED),
 )
-
-
-FIRST, EXACT, OURS = "ResNet", "MPN-COV", "iSQRT-COV"
 
 
 def draw_figure4(results: Results, figure: Figure) -> None:
     """Error against epochs, training and validation."""
     left, right = figure.subplots(1, 2, sharey=True)
-    curves(left, results, (FIRST, EXACT, OURS), what="train_error")
-    curves(right, results, (FIRST, EXACT, OURS))
+    curves(left, results, (FIRST, MPN_COV, OURS), what="train_error")
+    curves(right, results, (FIRST, MPN_COV, OURS))
     left.set_ylabel("top-1 error, %")
     left.set_title("images it learns from", loc="left", fontsize=10)
     right.set_title("images it has not seen", loc="left", fontsize=10)
     right.set_ylabel("")
 
 
-FIGURE4 = Experiment(
-    name="figure4",
-    title="Figure 4: convergence, ResNet",
-    paper="iSQRT-COV and MPN-COV converge much faster than the ResNet; 60 epochs give 22.14, 90 hardly less",
+FIGURE4 = Comparison(
+    experiment=experiments.FIGURE4,
     at_full_size=(
         "60 epochs of 5,000 steps each, where here they are a few hundred: convergence there is about "
         "epochs, here about steps."
     ),
-    rows=(
-        Row(FIRST, Configuration("resnet10", "gap")),
-        Row(EXACT, Configuration("resnet10", "mpn_cov")),
-        Row(OURS, Configuration("resnet10", "isqrt_cov")),
-    ),
     claims=(
         lower_error("After a third of the epochs, iSQRT-COV is ahead of the ResNet", OURS, FIRST, at=1 / 3),
         lower_error("After half of the epochs too", OURS, FIRST, at=0.5),
-        lower_error("MPN-COV is ahead of the ResNet after half of the epochs", EXACT, FIRST, at=0.5),
+        lower_error("MPN-COV is ahead of the ResNet after half of the epochs", MPN_COV, FIRST, at=0.5),
         not_run(
             "90 epochs are hardly better than 60",
             "top-5 error of 6.12 against 6.22",
             "runs here have one length",
         ),
-        lower_error("In the end iSQRT-COV is better than MPN-COV", OURS, EXACT, 0.59),
+        lower_error("In the end iSQRT-COV is better than MPN-COV", OURS, MPN_COV, 0.59),
     ),
     draw=draw_figure4,
 )
-
-
-def label(network: str, pool: str) -> str:
-    """Of a row."""
-    return f"{network}, {pool}"
 
 
 def draw_table5(results: Results, figure: Figure) -> None:
@@ -143,23 +113,16 @@ def draw_table5(results: Results, figure: Figure) -> None:
     axes = panel(figure, "layers", "top-1 error, %")
     depths = {network: int(network.removeprefix("resnet")) for network in RESNETS}
     for place, pool in enumerate(("gap", "isqrt_cov")):
-        at = {label(network, pool): depth for network, depth in depths.items()}
+        at = {f"{network}, {pool}": depth for network, depth in depths.items()}
         points(axes, results, at, pool, line=True, colour=place)
     axes.set_xticks(list(depths.values()))
     axes.legend(frameon=False, fontsize=9)
 
 
-TABLE5 = Experiment(
-    name="table5",
-    title="Table 5: second order against first order, ResNets of three depths",
-    paper="24.7 against 22.14 with 50 layers, 23.6 against 21.21 with 101; 23.0 for first order with 152",
+TABLE5 = Comparison(
+    experiment=experiments.TABLE5,
     at_full_size=(
         "Depths of 50 and 101 in bottleneck blocks, 2048 channels before the reduction, and 14×14 positions."
-    ),
-    rows=tuple(
-        Row(label(network, pool), Configuration(network, pool))
-        for network in RESNETS
-        for pool in ("gap", "isqrt_cov")
     ),
     claims=(
         lower_error(
@@ -193,9 +156,6 @@ TABLE5 = Experiment(
 )
 
 
-DIMS = (32, 64, 128)
-
-
 def draw_table6(results: Results, figure: Figure) -> None:
     """The error, and beside it the time, against d."""
     left, right = figure.subplots(1, 2)
@@ -215,18 +175,10 @@ def draw_table6(results: Results, figure: Figure) -> None:
         axes.minorticks_off()
 
 
-TABLE6 = Experiment(
-    name="table6",
-    title="Table 6: a compact covariance, ResNet",
-    paper="24.7 for the ResNet; 23.73, 22.78 and 22.14 for d = 64, 128 and 256",
+TABLE6 = Comparison(
+    experiment=experiments.TABLE6,
     at_full_size=(
         "d = 64 to 256; the classifier behind it has 1,000 classes, so that its width counts for more."
-    ),
-    rows=(
-        Row(FIRST, Configuration("resnet10", "gap")),
-        Row("d=32", Configuration("resnet10", "isqrt_cov", dim=32)),
-        Row("d=64", Configuration("resnet10", "isqrt_cov")),
-        Row("d=128", Configuration("resnet10", "isqrt_cov", dim=128)),
     ),
     claims=(
         lower_error("d=128 here, 256 there, is better than half of it", "d=128", "d=64", 0.64),
@@ -239,5 +191,4 @@ TABLE6 = Experiment(
         ),
     ),
     draw=draw_table6,
-    reference=FIRST,
 )

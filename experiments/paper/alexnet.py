@@ -1,30 +1,21 @@
-"""The paper's experiments with AlexNet: Figure 2, Table 3, and the analysis of approximate roots."""
+"""Claims and figures of the experiments with AlexNet: Figure 2, Table 3, and approximate roots."""
 
 from __future__ import annotations
 
 from matplotlib.figure import Figure
 
-from covpool.nn import methods
-from covpool.reproduce.claims import (
+from covpool.reproduce import experiments
+from covpool.reproduce.experiments import EXACT, FROBENIUS, OBSERVED, PLAIN, STEPS, TRACE
+from experiments.paper.claims import (
     Claim,
-    Experiment,
+    Comparison,
     Judgement,
     Results,
-    Row,
     less_time,
     lower_error,
     same_time,
 )
-from covpool.reproduce.figures import eigenvalue_maps, level, observed_curves, panel, points, ranking
-from covpool.reproduce.networks import Configuration
-
-STEPS = range(1, 10)
-PLAIN, EXACT = "Plain-COV", "MPN-COV (EIG)"
-
-
-def isqrt_cov(steps: int) -> Configuration:
-    """AlexNet with so many steps; five are those of the other experiments."""
-    return Configuration("alexnet", "isqrt_cov", {"steps": steps})
+from experiments.paper.figures import eigenvalue_maps, level, observed_curves, panel, points, ranking
 
 
 def draw_figure2(results: Results, figure: Figure) -> None:
@@ -37,19 +28,12 @@ def draw_figure2(results: Results, figure: Figure) -> None:
     axes.legend(frameon=False, fontsize=9)
 
 
-FIGURE2 = Experiment(
-    name="figure2",
-    title="Figure 2: error against the number N of Newton-Schulz steps, AlexNet",
-    paper="the error falls from N=1 to N=5, is lowest between 5 and 7, and rises after 7",
+FIGURE2 = Comparison(
+    experiment=experiments.FIGURE2,
     at_full_size=(
         "1,000 classes and 1.3 million images leave room for differences of tenths of a point, which "
         "1,250 test images do not resolve; the covariance has four times the channels, and smaller "
         "eigenvalues to be brought up."
-    ),
-    rows=(
-        Row(PLAIN, Configuration("alexnet", "cov")),
-        *(Row(f"N={steps}", isqrt_cov(steps)) for steps in STEPS),
-        Row(EXACT, Configuration("alexnet", "mpn_cov")),
     ),
     claims=(
         lower_error("One step is better than no normalisation", "N=1", PLAIN, 1.3),
@@ -65,32 +49,13 @@ FIGURE2 = Experiment(
 )
 
 
-TRACE, FROBENIUS = "isqrt_cov (trace)", "isqrt_cov (Frobenius)"
-# With these the paper makes claims.
-IN_THE_PAPER = ("gap", "cov", "mpn_cov", "bcnn", "deep_o2p", "improved_bcnn", "g2denet")
-# Methods whose vector has another scale have rates of their own; the usual one is beside it. Vectors of unit
-# length hardly move the classifier at the rate that suits the others, and logarithms, which are large, move
-# it too far. Improved B-CNN does not learn even then unless its elementwise root is less steep near zero.
-OWN = {
-    "bcnn": Configuration("alexnet", "bcnn", classifier=100.0),
-    "cbp": Configuration("alexnet", "cbp", classifier=100.0),
-    "deep_o2p": Configuration("alexnet", "deep_o2p", lr=0.1),
-    "improved_bcnn": Configuration("alexnet", "improved_bcnn", {"eps": 0.01}, classifier=100.0),
-}
-
-
 def draw_table3(results: Results, figure: Figure) -> None:
     """Methods by their error, and the time of a step beside it."""
     ranking(figure, results)
 
 
-TABLE3 = Experiment(
-    name="table3",
-    title="Table 3: all methods on AlexNet",
-    paper=(
-        "errors are 38.45 for iSQRT-COV by trace, 38.78 by Frobenius norm, 38.51 for MPN-COV, 38.71 for "
-        "G2DeNet, 39.89 for B-CNN, 40.75 for improved B-CNN, 41.8 for AlexNet itself and 42.16 for DeepO2P"
-    ),
+TABLE3 = Comparison(
+    experiment=experiments.TABLE3,
     at_full_size=(
         "As for Figure 2; and the two hidden layers that are left out here give average pooling more "
         "capacity than it has here. B-CNN, its improved form, compact bilinear pooling and DeepO2P have "
@@ -99,25 +64,6 @@ TABLE3 = Experiment(
         "little in so few epochs, as their second rows show. The rate of all others is the paper's, so "
         "Cholesky's error may be its rate's too. Pow-TMLR is MPN-COV times two but for a constant: it "
         "sees the same matrix, and what it gains here is how training goes from there."
-    ),
-    rows=(
-        Row(TRACE, isqrt_cov(5)),
-        Row(FROBENIUS, Configuration("alexnet", "isqrt_cov", {"steps": 5, "normalization": "frobenius"})),
-        Row(
-            "isqrt_cov (trace), float32",
-            Configuration("alexnet", "isqrt_cov", {"steps": 5}, precision="float32"),
-            seeds=1,
-        ),
-        *(
-            Row(
-                name,
-                OWN.get(name, Configuration("alexnet", name)),
-                seeds=None if name in IN_THE_PAPER else 1,
-            )
-            for name in methods()
-            if name != "isqrt_cov"
-        ),
-        *(Row(f"{name} (usual settings)", Configuration("alexnet", name), seeds=1) for name in OWN),
     ),
     claims=(
         lower_error("Second order is better than first order", TRACE, "gap", 41.8 - 38.45),
@@ -145,12 +91,7 @@ TABLE3 = Experiment(
         less_time("A step takes more time than with average pooling", "gap", TRACE, 2.55 / 1.32),
     ),
     draw=draw_table3,
-    reference=TRACE,
 )
-
-
-OBSERVED_STEPS = (3, 5, 7)
-OBSERVED = (*(f"N={steps}" for steps in OBSERVED_STEPS), EXACT)
 
 
 def as_it_is(results: Results) -> Judgement:
@@ -169,18 +110,11 @@ def draw_approximation(results: Results, figure: Figure) -> None:
     observed_curves(right, results, OBSERVED, "before.condition", "condition number of the covariance")
 
 
-APPROXIMATION = Experiment(
-    name="approximation",
-    title="Why approximate roots perform better: eigenvalues while AlexNet learns",
-    paper="a conjecture: the approximate root may be the more robust estimate of the covariance",
+APPROXIMATION = Comparison(
+    experiment=experiments.APPROXIMATION,
     at_full_size=("More positions than here, 169 against 49, leave fewer eigenvalues at zero."),
-    rows=(
-        *(Row(f"N={steps}", isqrt_cov(steps), seeds=1) for steps in OBSERVED_STEPS),
-        Row(EXACT, Configuration("alexnet", "mpn_cov"), seeds=1),
-    ),
     claims=(
         Claim("The approximate root is the more robust estimate of the covariance", "conjectured", as_it_is),
     ),
     draw=draw_approximation,
-    observed=OBSERVED,
 )

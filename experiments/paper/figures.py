@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from covpool.drawing import LIGHT, dress, new_figure
-from covpool.reproduce.claims import errors
+from experiments.paper.claims import errors
 
 Results = dict[str, Any]
 # Wide enough for two panels; at half a page letters are as large as the text's.

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
 import pytest
 
-from covpool.bench import render
-from covpool.bench.methods import read_results
-from covpool.bench.plot import draw
-from covpool.bench.table import WHY_A_GPU_DIFFERS, aligned, markdown
-from covpool.bench.verdicts import verdicts
-from covpool.provenance.origin import Results, check_schema
+from benchmarks.methods_page import WHY_A_GPU_DIFFERS, markdown, render, verdicts
+from benchmarks.methods_plot import draw
+from covpool.bench import read_results
+from covpool.provenance.origin import Results
 from tests.bench.made_up import results_of, size, steps
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -24,11 +21,6 @@ GROWING = [steps(8, 2.0, 2.2), steps(32, 4.0, 4.8)]
 def said_of(sentences: list[str], start: str) -> str:
     (found,) = [sentence for sentence in sentences if sentence.startswith(start)]
     return found
-
-
-def test_made_up_results_follow_the_schema(methods_results: Results) -> None:
-    made_up = results_of(methods_results, {"13x13": size({"mpn_cov": 1.3})}, GROWING)
-    check_schema(made_up, "covpool.bench", "methods")
 
 
 def test_where_isqrt_cov_loses_is_said(methods_results: Results) -> None:
@@ -69,7 +61,6 @@ def test_decompositions_are_compared_by_their_value(methods_results: Results) ->
 def test_the_paper_is_compared_with_at_its_size_alone(methods_results: Results) -> None:
     results = results_of(methods_results, {"14x14": size({"mpn_cov": 1.3})})
     assert not any("the paper" in sentence for sentence in verdicts(results))
-    assert "paper: MB" not in markdown(results)
 
 
 def test_speed_that_grows_and_speed_that_does_not(methods_results: Results) -> None:
@@ -87,49 +78,13 @@ def test_speed_that_grows_and_speed_that_does_not(methods_results: Results) -> N
     assert "is -0.4 images a second" in said_of(stuck, "On one process a step")
 
 
-def test_page_has_the_paper_beside_ours_and_why_a_gpu_differs(methods_results: Results) -> None:
-    there = size({"mpn_cov": 1.3, "gap": 0.01})
-    page = markdown(results_of(methods_results, {"13x13": there}, GROWING))
-    rows = page.splitlines()
-    assert "| `mpn_cov` | 1.30 (0.65) | 1.30 [1.23, 1.37] | 1.00 | 2.58 (2.41) | 1.83 | 0.377 |" in rows
-    assert "| `isqrt_cov` | 1.00 (0.50) | 1.00 [0.95, 1.05] | 1.00 | 1.41 (0.41) | 1.00 | 1.129 |" in rows
-    (eigh,) = [row for row in rows if row.startswith("| 13x13") and "| `eigh` |" in row]
-    assert eigh.endswith("| 21.3 | 1.8 | 9.8 |")
-    (step,) = [row for row in rows if row.startswith("| 32 | `mpn_cov` |")]
-    assert step.startswith("| 32 | `mpn_cov` | 6.67 [6.06, 7.41] | 1.20 [")
-    assert WHY_A_GPU_DIFFERS in page
-
-
-def test_every_row_of_a_table_has_the_cells_of_its_header(methods_results: Results) -> None:
-    results = results_of(methods_results, {"13x13": size({"mpn_cov": 1.3})}, GROWING)
-    cells = None
-    for line in markdown(results).splitlines():
-        cells = (cells or line.count("|")) if line.startswith("|") else None
-        assert cells is None or line.count("|") == cells, line
-
-
 def test_render_needs_nothing_but_the_json(methods_file: Path, tmp_path: Path) -> None:
     moved = Path(shutil.copy(methods_file, tmp_path / "some.json"))
     page, picture = render(moved)
     assert picture.read_bytes().startswith(b"\x89PNG")
-    assert "](some.png)" in page.read_text(encoding="utf-8")
-
-
-def test_a_page_without_matplotlib_has_no_figure(
-    methods_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    moved = Path(shutil.copy(methods_file, tmp_path / "some.json"))
-    monkeypatch.setattr("covpool.bench.methods.find_spec", lambda name: None)
-    (page,) = render(moved)
-    assert "![" not in page.read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("suite", ["isqrt_cov", None])
-def test_results_of_another_suite_are_refused(suite, methods_results: Results, tmp_path: Path) -> None:
-    file = tmp_path / "other.json"
-    file.write_text(json.dumps({**methods_results, "suite": suite}))
-    with pytest.raises(ValueError, match=f"not results of covpool bench: suite is {suite!r}, not 'methods'"):
-        render(file)
+    text = page.read_text(encoding="utf-8")
+    assert "](some.png)" in text
+    assert WHY_A_GPU_DIFFERS in text
 
 
 @pytest.mark.parametrize(
@@ -169,8 +124,3 @@ def test_the_committed_page_and_picture_are_those_of_the_committed_figures(tmp_p
         assert picture.exists()
         assert file.with_suffix(".md").read_text("utf-8") == markdown(read_results(file), picture.name)
         draw(read_results(file), tmp_path / "again.png")
-
-
-def test_tables_are_aligned_for_a_terminal() -> None:
-    page = "words | here\n\n| a | bcd |\n| --- | --- |\n| efgh |  |\n\nend"
-    assert aligned(page) == "words | here\n\n| a    | bcd |\n| ---- | --- |\n| efgh |     |\n\nend"

@@ -12,25 +12,31 @@ from PIL import Image
 
 from covpool.cli.train import parse
 from covpool.provenance.machine import release
-from covpool.reproduce.claims import Experiment
-from covpool.reproduce.experiments import TRAINED
+from covpool.reproduce.experiments import EXPERIMENTS
 from covpool.reproduce.networks import MINIATURE
-from covpool.reproduce.page import IMAGES, ROWS, FullSize, claims_page, page
-from covpool.reproduce.record import precision_differences, render
+from covpool.reproduce.record import table_of_runs
 from covpool.train.recipe_files import recipe_names
+from experiments.paper.claims import Comparison
+from experiments.paper.full_size import IMAGES, ROWS, FullSize
+from experiments.paper.page import COMPARISONS, claims_page, page, precision_differences, render, write
 
 RESULTS = Path(__file__).parents[2] / "results"
 
 
-@pytest.mark.parametrize("experiment", TRAINED, ids=lambda experiment: experiment.name)
-def test_experiments_follow_their_schema_and_can_be_drawn(experiment: Experiment, tmp_path: Path) -> None:
-    files = sorted(RESULTS.glob(f"*/{experiment.name}--*.json"))
+def test_every_experiment_is_compared_with_the_paper() -> None:
+    assert {one.experiment.name for one in COMPARISONS} == set(EXPERIMENTS)
+
+
+@pytest.mark.parametrize("one", COMPARISONS, ids=lambda one: one.experiment.name)
+def test_experiments_follow_their_schema_and_can_be_drawn(one: Comparison, tmp_path: Path) -> None:
+    files = sorted(RESULTS.glob(f"*/{one.experiment.name}--*.json"))
     if not files:
         pytest.skip("there are no results beside the tests")
     for file in files:
         copy = tmp_path / file.name
         shutil.copy(file, copy)
-        for made in render(experiment, copy):  # checks the schema
+        assert table_of_runs(json.loads(file.read_bytes())) == file.with_suffix(".csv").read_bytes()
+        for made in render(one, copy):  # checks the schema
             committed = file.with_suffix(made.suffix)
             if made.suffix == ".png":  # matplotlib's versions differ in a pixel here and there
                 with Image.open(made) as new, Image.open(committed) as old:
@@ -74,7 +80,9 @@ def test_networks_that_were_trained_in_two_precisions() -> None:
     assert {run["precision"] for run in fine.values()} == {"float32"}
     last = [[one[label]["epochs"][-1]["top1_error"] for label in fine] for one in errors]
     expected = [after - before for before, after in zip(*last, strict=True)]
-    assert sorted(precision_differences(TRAINED, RESULTS, MINIATURE)) == pytest.approx(sorted(expected))
+    assert sorted(precision_differences(EXPERIMENTS.values(), RESULTS, MINIATURE)) == pytest.approx(
+        sorted(expected)
+    )
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.row)
@@ -94,3 +102,11 @@ def test_arithmetic() -> None:
     assert row.gigaflops == pytest.approx(3 * 12.86, rel=0.02)
     rate = 8 * 312e12 * 0.1 / (row.gigaflops * 1e9)
     assert row.hours() == pytest.approx(IMAGES * 60 / rate / 3600)
+
+
+@pytest.mark.slow
+def test_the_page_of_no_results_says_so(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    (file,) = write(tmp_path / "results", tmp_path / "docs" / "results.md")
+    assert " claims, not run here: " in file.read_text()
+    assert "| agrees |" not in file.read_text()

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from covpool.reproduce.claims import (
+from experiments.paper.claims import (
     Claim,
     errors,
     fails_to_learn,

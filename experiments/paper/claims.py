@@ -12,14 +12,14 @@ import json
 import math
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from matplotlib.figure import Figure
 
 from covpool.provenance.origin import results_file
-from covpool.reproduce.networks import Configuration
+from covpool.reproduce.experiments import Experiment
 
 Results = dict[str, Any]
 Verdict = Literal[
@@ -202,79 +202,39 @@ def _judged(
 
 
 @dataclass(frozen=True)
-class Row:
-    """A row of the table.
+class Comparison:
+    """What the paper says of an experiment of ``covpool reproduce``.
 
     Attributes:
-        label: in the table.
-        configuration: with the first seed.
-        seeds: how many there are at most; ``None`` where a claim rests on it: as many as are asked for.
-    """
-
-    label: str
-    configuration: Configuration
-    seeds: int | None = None
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """A table or a figure of the paper.
-
-    Attributes:
-        name: on the command line and of its files.
-        title: for people.
-        paper: what the paper shows there, in a sentence.
+        experiment: what is trained.
         at_full_size: what would change there.
-        rows: what is trained.
-        claims: what the paper says about them, with a number or a sign.
+        claims: what the paper says about its rows, with a number or a sign.
         draw: the figure, from the results.
-        reference: the row whose time the others' are divided by; ``None`` where nothing is timed.
-        observed: rows that are looked into epoch by epoch.
     """
 
-    name: str
-    title: str
-    paper: str
+    experiment: Experiment
     at_full_size: str
-    rows: tuple[Row, ...]
     claims: tuple[Claim, ...]
     draw: Callable[[Results, Figure], None]
-    reference: str | None = None
-    observed: tuple[str, ...] = ()
-
-    def configurations(self, seeds: int) -> list[tuple[str, Configuration]]:
-        """Labels and what to train, for so many seeds at most; all of a seed before the next."""
-        return [
-            (row.label, replace(row.configuration, seed=seed))
-            for seed in range(seeds)
-            for row in self.rows
-            if row.seeds is None or seed < row.seeds
-        ]
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """A table of the paper.
+    """A table of the paper that other commands measure.
 
     Attributes:
-        name: on the command line.
         title: for people.
         paper: what the paper shows there, in a sentence.
         at_full_size: what would change there.
         files: the beginnings of the names of its files of results.
         claims: judged by a dictionary of the results, each under the beginning of its file's name.
-        run: measures it, given the results folder; None if only the commands do.
-        commands: commands of a checkout that measure it.
     """
 
-    name: str
     title: str
     paper: str
     at_full_size: str
     files: tuple[str, ...]
     claims: tuple[Claim, ...]
-    run: Callable[[Path], None] | None = None
-    commands: tuple[str, ...] = ()
 
     def read(self, folder: Path) -> tuple[Results, list[Path]]:
         """The results that are in a folder, and where they are."""

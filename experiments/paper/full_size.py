@@ -1,119 +1,15 @@
-"""The page of results: every claim of the paper, our measurement and a verdict; and training at full size."""
+"""Training at full size: commands, hours and the errors to expect."""
 
 from __future__ import annotations
 
 import functools
 import json
 import shlex
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from covpool.models.plan import plan
-from covpool.provenance.origin import results_file
-from covpool.reproduce.claims import CONFIDENCE, Experiment, Measurement, Results
-from covpool.reproduce.experiments import EXPERIMENTS, TRAINED
-from covpool.reproduce.networks import MINIATURE
-from covpool.reproduce.record import claim_lines, empty_results, precision_differences, precision_sentence
 from covpool.train.recipe_files import read_recipe
-
-HEAD = """# The paper's claims, and our measurements
-
-This page compares every claim of the paper with a measurement. `covpool reproduce page` makes it from
-the files in [results](../results). The paper trains on ImageNet with GPUs. The networks here have the
-same form with fewer channels. They train in minutes on a CPU, on {classes} classes of Tiny-ImageNet
-({train:,} training images of 64 pixels, {val:,} test images). This size can show the sign of a
-difference, but not how large it is on ImageNet. Errors are those of the last epoch.
-
-```sh
-pip install 'covpool[eval]'
-covpool reproduce figure2 --data tiny-imagenet-200          # one experiment; rerun the command to resume
-covpool reproduce all --data tiny-imagenet-200 --budget 8h  # all, with as many seeds as the budget allows
-covpool reproduce figure2 --data tiny-imagenet-200 --add    # add seeds to results without their training runs
-```
-
-Table 7 is measured from a checkout, by the commands in [experiments](../experiments/README.md).
-
-Of {claims} claims, {counted}.
-
-**Verdicts.** Differences of errors are given with their standard error (±). It comes from the spread
-over seeds, pooled over the rows of the experiment that learned. A difference is resolved if it exceeds
-Student's t at {confidence:.0%}, one-sided.
-
-- *Agrees*: resolved, with the paper's sign, and its size is within the same margin if the paper gives one.
-- *Agrees in sign*: resolved, with the paper's sign, of another size.
-- *Does not agree*: resolved, with the other sign.
-- *Not resolved here*: the difference is within seed noise, there is only one seed, or a seed failed.
-- *Beyond the paper*: the paper has no such number.
-
-Ratios of times are medians with quartiles in brackets. They are resolved if both quartiles are on one
-side of 1. Two times are the same within 10 %, and so is memory. Accuracies of Table 7 are resolved by
-Welch's test on their own seeds. A failed run counts as guessing.
-
-Runs use bfloat16 on CPUs with bfloat16 products, and float32 on others. Each table gives the numbers of
-both.
-{precision}
-
-The ± does not include the choice of test images, which adds about one point between two runs. A verdict
-therefore holds for these test images. With this many claims at {confidence:.0%} each, a few are resolved
-by chance.
-"""
-
-
-def page(folder: Path, link: str) -> str:
-    """Return the whole page as Markdown.
-
-    Args:
-        folder: folder with the results of one version.
-        link: path from the page to that folder.
-    """
-    return "\n".join([claims_page(folder, link), "## At full size", "", *full_size_lines()]) + "\n"
-
-
-def claims_page(folder: Path, link: str) -> str:
-    """Return the page without the part on training at full size, whose FLOPs take a while to count."""
-    parts, verdicts = [], Counter[str]()
-    for experiment in EXPERIMENTS.values():
-        found, paths = _found(experiment, folder)
-        judged = [(claim, claim.judge(found)) for claim in experiment.claims]
-        verdicts.update(judgement.verdict for _, judgement in judged)
-        claims = claim_lines(judged)
-        parts += [f"## {experiment.title}", "", f"The paper: {experiment.paper}.", "", *claims, ""]
-        parts += _files(paths, link)
-        parts += [f"At full size: {experiment.at_full_size}", ""]
-    head = _head(verdicts, folder.parent)
-    return "\n".join([*head, *parts])
-
-
-def _found(experiment: Experiment | Measurement, folder: Path) -> tuple[Results, list[Path]]:
-    if isinstance(experiment, Measurement):
-        return experiment.read(folder)
-    path = results_file(folder, experiment.name)
-    if path is None:
-        return empty_results(experiment, MINIATURE), []
-    return json.loads(path.read_text(encoding="utf-8")), [path]
-
-
-def _files(paths: Sequence[Path], link: str) -> list[str]:
-    lines = []
-    for path in paths:
-        if path.with_suffix(".png").exists():
-            lines += [f"![{path.stem}]({link}/{path.stem}.png)", ""]
-        lines += [f"[Table]({link}/{path.stem}.md), [figures]({link}/{path.name}).", ""]
-    return lines
-
-
-def _head(verdicts: Counter[str], out: Path) -> list[str]:
-    classes = MINIATURE.classes
-    precision = precision_sentence(precision_differences(TRAINED, out, MINIATURE))
-    counted = "; ".join(f"{verdict}: {count}" for verdict, count in verdicts.most_common())
-    total = verdicts.total()
-    numbers = {"classes": classes, "train": 500 * classes, "val": 50 * classes, "confidence": CONFIDENCE}
-    made = HEAD.format(claims=total, counted=counted, precision=precision, **numbers)
-    return [*made.splitlines(), ""]
-
 
 IMAGES = 1_281_167
 CLASSES = 1000

@@ -1,0 +1,1 @@
+"""The paper's claims next to the results of ``covpool reproduce``: ``python -m experiments.paper``."""

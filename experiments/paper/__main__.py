@@ -1,0 +1,7 @@
+"""Write tables and figures of the results again, and docs/results.md."""
+
+from pathlib import Path
+
+from experiments.paper.page import write
+
+print("\n".join(map(str, write(Path("results"), Path("docs/results.md")))))

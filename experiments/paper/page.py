@@ -1,0 +1,193 @@
+"""The page of results: every claim of the paper, our measurement and a verdict; tables and figures."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from covpool.drawing import png
+from covpool.durable import replace_file
+from covpool.provenance.machine import release
+from covpool.provenance.origin import check_schema, results_file
+from covpool.reproduce.experiments import EXPERIMENTS, Experiment
+from covpool.reproduce.networks import MINIATURE, Scale
+from covpool.reproduce.record import PACKAGE, SCHEMA, empty_results, held_runs, table
+from experiments.paper.alexnet import APPROXIMATION, FIGURE2, TABLE3
+from experiments.paper.claims import CONFIDENCE, Claim, Comparison, Judgement, Measurement, Results
+from experiments.paper.figures import empty_figure
+from experiments.paper.full_size import full_size_lines
+from experiments.paper.measured import TABLE2, TABLE7
+from experiments.paper.resnet import FIGURE4, TABLE4, TABLE5, TABLE6
+
+# In the order of the paper.
+ALL = (FIGURE2, TABLE2, TABLE3, TABLE4, FIGURE4, TABLE5, TABLE6, APPROXIMATION, TABLE7)
+COMPARISONS = [one for one in ALL if isinstance(one, Comparison)]
+
+HEAD = """# The paper's claims, and our measurements
+
+This page compares every claim of the paper with a measurement. `python -m experiments.paper` makes it
+from the files in [results](../results). The paper trains on ImageNet with GPUs. The networks here have the
+same form with fewer channels. They train in minutes on a CPU, on {classes} classes of Tiny-ImageNet
+({train:,} training images of 64 pixels, {val:,} test images). This size can show the sign of a
+difference, but not how large it is on ImageNet. Errors are those of the last epoch.
+
+```sh
+pip install 'covpool[eval]'
+covpool reproduce figure2 --data tiny-imagenet-200          # one experiment; rerun the command to resume
+covpool reproduce all --data tiny-imagenet-200 --budget 8h  # all, with as many seeds as the budget allows
+covpool reproduce figure2 --data tiny-imagenet-200 --add    # add seeds to results without their training runs
+```
+
+Table 7 is measured from a checkout, by the commands in [experiments](../experiments/README.md).
+
+Of {claims} claims, {counted}.
+
+**Verdicts.** Differences of errors are given with their standard error (±). It comes from the spread
+over seeds, pooled over the rows of the experiment that learned. A difference is resolved if it exceeds
+Student's t at {confidence:.0%}, one-sided.
+
+- *Agrees*: resolved, with the paper's sign, and its size is within the same margin if the paper gives one.
+- *Agrees in sign*: resolved, with the paper's sign, of another size.
+- *Does not agree*: resolved, with the other sign.
+- *Not resolved here*: the difference is within seed noise, there is only one seed, or a seed failed.
+- *Beyond the paper*: the paper has no such number.
+
+Ratios of times are medians with quartiles in brackets. They are resolved if both quartiles are on one
+side of 1. Two times are the same within 10 %, and so is memory. Accuracies of Table 7 are resolved by
+Welch's test on their own seeds. A failed run counts as guessing.
+
+Runs use bfloat16 on CPUs with bfloat16 products, and float32 on others. Each table gives the numbers of
+both.
+{precision}
+
+The ± does not include the choice of test images, which adds about one point between two runs. A verdict
+therefore holds for these test images. With this many claims at {confidence:.0%} each, a few are resolved
+by chance.
+"""
+
+
+def page(folder: Path, link: str) -> str:
+    """Return the whole page as Markdown.
+
+    Args:
+        folder: folder with the results of one version.
+        link: path from the page to that folder.
+    """
+    return "\n".join([claims_page(folder, link), "## At full size", "", *full_size_lines()]) + "\n"
+
+
+def claims_page(folder: Path, link: str) -> str:
+    """Return the page without the part on training at full size, whose FLOPs take a while to count."""
+    parts, verdicts = [], Counter[str]()
+    for one in ALL:
+        found, paths = _found(one, folder)
+        judged = [(claim, claim.judge(found)) for claim in one.claims]
+        verdicts.update(judgement.verdict for _, judgement in judged)
+        claims = claim_lines(judged)
+        told = one.experiment if isinstance(one, Comparison) else one
+        parts += [f"## {told.title}", "", f"The paper: {told.paper}.", "", *claims, ""]
+        parts += _files(paths, link)
+        parts += [f"At full size: {one.at_full_size}", ""]
+    head = _head(verdicts, folder.parent)
+    return "\n".join([*head, *parts])
+
+
+def _found(one: Comparison | Measurement, folder: Path) -> tuple[Results, list[Path]]:
+    if isinstance(one, Measurement):
+        return one.read(folder)
+    path = results_file(folder, one.experiment.name)
+    if path is None:
+        return empty_results(one.experiment, MINIATURE), []
+    return json.loads(path.read_text(encoding="utf-8")), [path]
+
+
+def claim_lines(judged: Sequence[tuple[Claim, Judgement]]) -> list[str]:
+    """A table of the paper's claims, ours and the verdicts."""
+    lines = ["| claim | the paper | here | verdict |", "|---|---|---|---|"]
+    for claim, found in judged:
+        lines.append(f"| {claim.text} | {claim.paper} | {found.ours} | {found.verdict} |")
+    return lines
+
+
+def _files(paths: Sequence[Path], link: str) -> list[str]:
+    lines = []
+    for path in paths:
+        if path.with_suffix(".png").exists():
+            lines += [f"![{path.stem}]({link}/{path.stem}.png)", ""]
+        lines += [f"[Table]({link}/{path.stem}.md), [figures]({link}/{path.name}).", ""]
+    return lines
+
+
+def _head(verdicts: Counter[str], out: Path) -> list[str]:
+    classes = MINIATURE.classes
+    precision = precision_sentence(precision_differences(EXPERIMENTS.values(), out, MINIATURE))
+    counted = "; ".join(f"{verdict}: {count}" for verdict, count in verdicts.most_common())
+    total = verdicts.total()
+    numbers = {"classes": classes, "train": 500 * classes, "val": 50 * classes, "confidence": CONFIDENCE}
+    made = HEAD.format(claims=total, counted=counted, precision=precision, **numbers)
+    return [*made.splitlines(), ""]
+
+
+def precision_differences(experiments: Iterable[Experiment], out: Path, scale: Scale) -> list[float]:
+    """Top-1 errors in float32 less those in bfloat16, of the configurations that results hold in both."""
+    found: dict[str, dict[str, float]] = {}
+    for experiment in experiments:
+        for name, run in held_runs(experiment, out, scale).items():
+            if not run["failed"]:
+                found.setdefault(name, {})[run["precision"]] = run["epochs"][-1]["top1_error"]
+    both = [one for one in found.values() if {"float32", "bfloat16"} <= one.keys()]
+    return [one["float32"] - one["bfloat16"] for one in both]
+
+
+def precision_sentence(points: list[float]) -> str:
+    """Describe the differences in a sentence for the page; empty if there are fewer than two."""
+    if len(points) < 2:
+        return ""
+    mean, deviation = statistics.mean(points), statistics.stdev(points)
+    told = "higher" if mean > 0 else "lower"
+    return (
+        f"{len(points)} networks were trained in both precisions from the same seed. Their error in float32\n"
+        f"was {abs(mean):.1f} points {told}, with a standard deviation of {deviation:.1f}. Keep this in mind "
+        "when you\ncompare rows of different precisions."
+    )
+
+
+def render(one: Comparison, path: Path) -> list[Path]:
+    """Write the table with the claims (``.md``) and the figure (``.png``) of a results JSON."""
+    results = json.loads(path.read_text(encoding="utf-8"))
+    check_schema(results, PACKAGE, SCHEMA)
+    judged = [(claim, claim.judge(results)) for claim in one.claims]
+    lines = [table(one.experiment, results), "", *claim_lines(judged), ""]
+    made = {
+        path.with_suffix(".md"): "\n".join(lines).encode(),
+        path.with_suffix(".png"): _picture(one, results),
+    }
+    for file, content in made.items():
+        replace_file(file, content)
+    return list(made)
+
+
+def _picture(one: Comparison, results: Results) -> bytes:
+    height = 3.4 if len(one.experiment.rows) < 15 else 4.8
+    figure = empty_figure(height)
+    one.draw(results, figure)
+    figure.suptitle(one.experiment.title, fontsize=11, x=0.01, ha="left")
+    return png(figure)
+
+
+def write(out: Path, file: Path) -> list[Path]:
+    """Write the tables and figures of the results of this version, and the page; return all paths."""
+    folder = out / release()
+    made = [
+        path
+        for one in COMPARISONS
+        for results in sorted(folder.glob(f"{one.experiment.name}--*.json"))
+        for path in render(one, results)
+    ]
+    link = Path(os.path.relpath(folder, file.parent)).as_posix()
+    replace_file(file, page(folder, link).encode())
+    return [*made, file]
