@@ -30,7 +30,8 @@ from covpool.functional.isqrt_cov import cheaper_side, positions_kernel
 from covpool.functional.newton_schulz import newton_schulz
 from covpool.functional.normalization import Compensation, norm_of, reciprocal_or_zero
 from covpool.models.config import CLASS_TOKEN
-from covpool.models.model import Head, PooledClassifier
+from covpool.models.head import Head
+from covpool.models.model import PooledClassifier
 from covpool.nn.pooling.isqrt_cov import IsqrtCov
 from covpool.nn.pooling.method import Cov, Gap, Method
 from covpool.nn.pooling.spectral import MpnCov, post_normalized

@@ -4,108 +4,35 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import re
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from covpool.errors import UsageError
 from covpool.functional.arguments import check_choice, check_whole
 from covpool.models.backbone import Backbone
 from covpool.models.config import CLASS_TOKEN, ModelConfig
+from covpool.models.head import Head, unit
 from covpool.nn import CovPool
 from covpool.nn.cov_pool import DIM
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from torchvision.transforms.v2 import Transform
 
-class Head(nn.Module):
-    """Optional hidden layers, optional normalization, dropout, classifier.
-
-    The pooled vector is long, d(d+1)/2 values. At 1,000 classes a dense classifier has as many parameters as
-    a backbone. A bottleneck makes more classes possible:
-
-    ============================ =========================================
-    ``Head(v, k)``               dense: v·k weights
-    ``Head(v, k, rank=r)``       low rank, still linear: r·(v + k)
-    ``Head(v, k, hidden=(h,))``  an MLP with ReLU: v·h + h·k
-    ============================ =========================================
-
-    Args:
-        in_features: v, the length of the pooled vector.
-        num_classes: k; 0 for no classifier.
-        rank: r, or ``None``.
-        hidden: widths of hidden layers; the paper's AlexNet and VGG have (4096, 4096).
-        batchnorm: BatchNorm after each hidden layer.
-        drop_rate: dropout after each hidden layer, or on the vector if there is none.
-        normalize: ``"l2"`` divides the input of the classifier by its norm.
-
-    Shapes:
-        ``(B, in_features)`` to ``(B, num_classes)``; ``(B, hidden_size)`` with ``pre_logits=True``.
-    """
-
-    def __init__(
-        self,
-        in_features: int,
-        num_classes: int,
-        *,
-        rank: int | None = None,
-        hidden: Sequence[int] = (),
-        batchnorm: bool = False,
-        drop_rate: float = 0.0,
-        normalize: Literal["l2"] | None = None,
-    ) -> None:
-        super().__init__()
-        self.classifier: nn.Module
-        self.in_features = in_features
-        if rank is not None:
-            # Without ReLU and bias it is a linear map of rank r.
-            self.hidden = nn.Sequential(nn.Linear(in_features, rank, bias=False))
-        else:
-            self.hidden = _hidden_layers(in_features, hidden, batchnorm, drop_rate)
-        self.hidden_size = rank or (hidden[-1] if hidden else in_features)
-        self.normalize = normalize
-        self.drop = nn.Dropout(drop_rate)
-        self.reset_classifier(num_classes, like=torch.empty(0))
-
-    def reset_classifier(self, num_classes: int, like: Tensor) -> None:
-        """Replace the classifier (0 classes for none), on the device and in the dtype of ``like``."""
-        self.classifier = (
-            nn.Linear(self.hidden_size, num_classes, device=like.device, dtype=like.dtype)
-            if num_classes
-            else nn.Identity()
-        )
-
-    def forward(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """Return the logits, or the input of the classifier with ``pre_logits``."""
-        first = self.hidden[0] if len(self.hidden) else self.classifier
-        if isinstance(first, nn.Linear):
-            x = x.to(first.weight.dtype)  # a model cast to half precision still pools in float32
-        x = self.hidden(x)
-        if self.normalize is not None:
-            x = unit(x)
-        x = self.drop(x)
-        return x if pre_logits else self.classifier(x)
+# Photographs that `predict` gives to the network at once.
+AT_ONCE = 32
 
 
-def unit(x: Tensor) -> Tensor:
-    """Divide each row by its norm, computed in float32 at least; rows of zeros stay zero."""
-    full = x.to(torch.promote_types(x.dtype, torch.float32))
-    return F.normalize(full, dim=1).to(x.dtype)
+class Prediction(NamedTuple):
+    """A class and its probability."""
 
-
-def _hidden_layers(before: int, widths: Sequence[int], batchnorm: bool, drop_rate: float) -> nn.Sequential:
-    layers: list[nn.Module] = []
-    for width in widths:
-        if layers:
-            layers.append(nn.Dropout(drop_rate))
-        layers.append(nn.Linear(before, width, bias=not batchnorm))
-        if batchnorm:
-            layers.append(nn.BatchNorm1d(width))
-        layers.append(nn.ReLU(inplace=True))
-        before = width
-    return nn.Sequential(*layers)
+    name: str
+    probability: float
 
 
 class PooledClassifier(nn.Module):
@@ -121,7 +48,7 @@ class PooledClassifier(nn.Module):
         backbone: timm's network, without its pooling and classifier.
         format: the format of the backbone's features.
         pool: the :class:`covpool.nn.CovPool`, or a :class:`ClassToken`.
-        head: the :class:`~covpool.models.model.Head` on the pooled vector.
+        head: the :class:`~covpool.models.head.Head` on the pooled vector.
         first_order: with ``join``, the linear classifier whose logits are added to the head's.
         expansion: with ``join="gap"``, the layers of the backbone between its features and average pooling.
         classes: the names of the classes, if known.
@@ -193,6 +120,58 @@ class PooledClassifier(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Images ``(B, 3, H, W)`` to logits ``(B, num_classes)``."""
         return self.forward_head(self.forward_features(x))
+
+    @property
+    def transform(self) -> Transform:
+        """The preprocessing: an image of Pillow to the tensor ``(3, H, W)`` that the network receives."""
+        from covpool.data.transforms import Preprocessing, evaluation_transform
+
+        return evaluation_transform(Preprocessing.of(self.pretrained_cfg))
+
+    def predict(
+        self, images: str | os.PathLike[str] | Image | Sequence[str | os.PathLike[str] | Image], top: int = 5
+    ) -> list[Prediction] | list[list[Prediction]]:
+        """Classify photographs: the most probable classes, with their probabilities.
+
+        For thousands of images, :func:`covpool.inference.infer` is faster, and resumes.
+
+        Args:
+            images: the path of a photograph, an image of Pillow, or a list of these.
+            top: number of classes.
+
+        Returns:
+            The classes of the photograph, the most probable first; of a list, a list of these.
+
+        Raises:
+            BadImageError: if a photograph cannot be read.
+            UsageError: if the model has no classifier.
+
+        Example:
+            >>> model = covpool.load_model("runs/birds/bundle")  # doctest: +SKIP
+            >>> model.predict("bird.jpg", top=2)  # doctest: +SKIP
+            [Prediction(name='Song Sparrow', probability=0.93), Prediction(name='Vesper Sparrow', ...)]
+        """
+        if not self.num_classes:
+            raise UsageError("the model has no classifier: create it with num_classes=")
+        check_whole("top", top)
+        several = isinstance(images, Sequence) and not isinstance(images, str)
+        pictures: list[Any] = list(cast(Sequence[Any], images)) if several else [images]
+        names = self.classes or [str(k) for k in range(self.num_classes)]
+        like, found = next(self.parameters()), []
+        modes = {module: module.training for module in self.modules()}
+        self.eval()
+        try:
+            for first in range(0, len(pictures), AT_ONCE):
+                batch = [self.transform(_opened(one)) for one in pictures[first : first + AT_ONCE]]
+                with torch.inference_mode():
+                    logits = self(torch.stack(batch).to(like))
+                scores, places = logits.float().softmax(dim=1).topk(min(top, self.num_classes), dim=1)
+                for row in zip(scores.tolist(), places.tolist(), strict=True):
+                    found.append([Prediction(names[k], score) for score, k in zip(*row, strict=True)])
+        finally:
+            for module, mode in modes.items():
+                module.training = mode
+        return found if several else found[0]
 
     def get_classifier(self) -> nn.Module | tuple[nn.Module, nn.Module]:
         """Return the classifier; with ``join`` the second-order and the first-order classifier."""
@@ -294,6 +273,18 @@ class PooledClassifier(nn.Module):
             if not isinstance(given, list | tuple):
                 raise UsageError(f"{name} of preprocessing has a number for each channel; got {given!r}")
         return {**cfg, **self.config.preprocessing}
+
+
+def _opened(image: str | os.PathLike[str] | Image) -> Image:
+    """Return an image in RGB and upright, from a file or from Pillow."""
+    from PIL import ImageOps
+
+    from covpool.data.decode import decode, to_rgb
+    from covpool.data.image_set import read_file
+
+    if isinstance(image, str | os.PathLike):
+        return decode(read_file(os.fspath(image)))
+    return to_rgb(ImageOps.exif_transpose(image))
 
 
 class ClassToken(nn.Module):

@@ -23,7 +23,8 @@ from covpool.functional.arguments import check_choice
 from covpool.inference.forward import Outputs, Pass, prepare
 from covpool.inference.store import MANIFEST, VIEWS, Content, FeatureStore, Progress, RowFile, check_room
 from covpool.models.create import build_model
-from covpool.models.model import PooledClassifier, unit
+from covpool.models.head import unit
+from covpool.models.model import PooledClassifier
 from covpool.processes import Processes
 from covpool.terminal import counted, human
 
