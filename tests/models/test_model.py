@@ -36,8 +36,8 @@ class TestWhatItComputes:
             torch.testing.assert_close(model(IMAGES), expected)
 
     def test_the_first_order_twin_is_timms_own_network(self) -> None:
-        model = covpool.create_model("tf_efficientnet_lite0", pool="gap", num_classes=5).eval()
-        reference = timm.create_model("tf_efficientnet_lite0", num_classes=5).eval()
+        model = covpool.create_model("test_efficientnet", pool="gap", num_classes=5).eval()
+        reference = timm.create_model("test_efficientnet", num_classes=5).eval()
         names = {name.replace("head.classifier.", "backbone.classifier.") for name in model.state_dict()}
         assert names == {f"backbone.{name}" for name in reference.state_dict()}
         state = {name.removeprefix("backbone."): value for name, value in model.state_dict().items()}

@@ -27,6 +27,7 @@ from tests.train.small import SMALL, rows, train
 
 
 @needs_tiny10
+@pytest.mark.usefixtures("_no_figures")
 def test_a_run_leaves_a_folder_that_explains_itself(tmp_path: Path) -> None:
     run = train(tmp_path / "run", {"trackers": ["tensorboard"], "data.limit": 60})
     assert {path.name for path in run.folder.iterdir()} == {
