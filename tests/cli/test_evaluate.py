@@ -16,7 +16,7 @@ from covpool.evaluate import accuracy, retrieval
 from covpool.evaluate.accuracy import evaluate
 from covpool.train import metrics
 from tests.data.pictures import needs_sparrows
-from tests.evaluate.birds import CLASSES, a_bundle, some_sparrows
+from tests.evaluate.birds import CLASSES, a_bundle, draw_nothing, some_sparrows
 
 
 @pytest.mark.parametrize(("name", "function"), [("eval", evaluate), ("retrieve", retrieval.retrieve)])
@@ -53,6 +53,8 @@ def test_eval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
         "bad images: 1, left out; evaluation/bad_images.csv says why",
         "results: evaluation/results.json",
     ]
+    assert Path("evaluation/confusion.png").read_bytes().startswith(b"\x89PNG")
+    draw_nothing(monkeypatch)
     assert main(["eval", "bundle", "birds", "--workers", "0", "--json"]) == 0
     again = json.loads(capsys.readouterr().out)
     assert again["folder"] == "evaluation"
@@ -110,6 +112,7 @@ def test_retrieve(
         "",
         "results: found/results.json",
     ]
+    assert Path("found/neighbours.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_missing_faiss_is_told_before_the_work(

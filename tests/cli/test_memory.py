@@ -94,6 +94,7 @@ def test_a_network_takes_less_time() -> None:
     assert statistics.median(ratios) > 1.2
 
 
+@pytest.mark.slow
 def test_freed_memory_is_found_again() -> None:
     assert faults_after(shell("eval", "--help")) < KEPT
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
 import torch
 
 from covpool.models import create_model, save_model
@@ -22,6 +23,15 @@ def some_sparrows(folder: Path, train: int = 3, test: int = 9) -> Path:
             for file in sorted((SPARROWS / split / name).iterdir())[:count]:
                 shutil.copy(file, folder / split / name)
     return folder
+
+
+def draw_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the figures of evaluation and retrieval empty: they take most of the time."""
+    figures = "covpool.evaluate.figures."
+    monkeypatch.setattr(f"{figures}chosen_queries", lambda scores: [])
+    for name in ("draw_classes", "draw_confusion", "draw_neighbours", "draw_reliability"):
+        monkeypatch.setattr(figures + name, lambda *_: None)
+    monkeypatch.setattr(f"{figures}png", lambda figure, **_: b"")
 
 
 def a_bundle(folder: Path, classes: tuple[str, ...] = CLASSES) -> Path:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.data.pictures import SPARROWS
-from tests.evaluate.birds import a_bundle, some_sparrows
+from tests.evaluate.birds import a_bundle, draw_nothing, some_sparrows
 
 
 @pytest.fixture(scope="session")
@@ -18,3 +18,8 @@ def birds(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return a_bundle(tmp_path_factory.mktemp("models") / "bundle")
+
+
+@pytest.fixture
+def _no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw_nothing(monkeypatch)

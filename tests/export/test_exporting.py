@@ -21,7 +21,7 @@ from covpool.evaluate.svm import fit_svm
 from covpool.export import ExportRefusedError, ExportReport, export_model, read_metadata
 from covpool.export.export_options import ExportOptions
 from covpool.export.exporting import takes_other_sizes
-from covpool.export.graph import Runner, example, torch_runner
+from covpool.export.graph import Runner, Traced, example, torch_runner
 from covpool.export.targets import TARGETS
 from covpool.models import create_model, load_model, save_model
 from covpool.provenance.origin import schema
@@ -49,13 +49,18 @@ def changed(model: ModelProto, factor: float) -> ModelProto:
     return broken
 
 
+def input_axes(file: Path) -> list[str | int]:
+    (images,) = onnx.load(file).graph.input
+    return [axis.dim_param or axis.dim_value for axis in images.type.tensor_type.shape.dim]
+
+
 def test_all_files_are_there(exported: ExportReport) -> None:
     files = {file.name for file in exported.folder.iterdir()}
     assert files == {*(made.file for made in TARGETS.values()), "model.json", "results.json"}
     assert not list(exported.folder.parent.glob(".*"))
     results = json.loads((exported.folder / "results.json").read_text())
     assert results["objections"] == []
-    assert results["free_size"] is True
+    assert results["free_size"] is False
     assert results["calibration_images"] == 6
     assert results["data"]["images"] == 12
     for file in results["files"]:
@@ -99,13 +104,26 @@ def test_lower_precision_is_smaller_and_further(exported: ExportReport) -> None:
 
 
 @pytest.mark.parametrize("name", ["onnx", "torch"])
-def test_any_number_of_images_of_any_size(name: str, runners: dict[str, Runner], prepared: Prepared) -> None:
+def test_any_number_of_images(name: str, runners: dict[str, Runner], prepared: Prepared) -> None:
     run, own = runners[name], torch_runner(prepared.job.graph)
-    numbers = ((1, 64, 64), (3, 64, 64), (8, 64, 64))
-    sizes = ((1, 96, 96), (2, 80, 80), (1, 224, 224), (2, 33, 80))
-    for shape in numbers + sizes:
-        images = example(prepared.job.graph, *shape).numpy()
+    for number in (1, 3, 8):
+        images = example(prepared.job.graph, number, 64, 64).numpy()
         assert relative(run(images), own(images)) < 1e-5
+
+
+@pytest.mark.slow
+def test_images_of_any_size(prepared: Prepared, bundle: Path, birds: Path, tmp_path: Path) -> None:
+    options = dataclasses.replace(OPTIONS, formats=("onnx", "torch"), free_size=True)
+    report, own = export_model(bundle, tmp_path / "new", data=birds, options=options), prepared.job.graph
+    assert report.results["free_size"] is True
+    for target in (TARGETS["onnx"], TARGETS["torch"]):
+        run = target.load(report.folder / target.file)
+        for shape in ((1, 64, 64), (1, 96, 96), (2, 80, 80), (1, 224, 224), (2, 33, 80)):
+            images = example(own, *shape).numpy()
+            assert relative(run(images), torch_runner(own)(images)) < 1e-5
+        found = read_metadata(report.folder / target.file)["input"]
+        assert found == {"name": "images", "type": "uint8", "shape": [None, None, None, 3]}
+    assert input_axes(report.folder / "model.onnx") == ["batch", "height", "width", 3]
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -116,7 +134,7 @@ def test_a_file_says_what_it_is(name: str, exported: ExportReport, bundle: Path)
     assert found["classes"] == list(CLASSES)
     assert found["recipe"] == RECIPE
     assert found["config"]["backbone"] == "test_resnet"
-    assert found["input"] == {"name": "images", "type": "uint8", "shape": [None, None, None, 3]}
+    assert found["input"] == {"name": "images", "type": "uint8", "shape": [None, 64, 64, 3]}
     assert found["output"]["shape"] == [None, 6]
     assert found["preprocessing"]["in_graph"] is True
     assert found["preprocessing"]["resize"] == int(64 / load_model(bundle).pretrained_cfg["crop_pct"])
@@ -128,9 +146,8 @@ def test_no_file_names_the_machine_that_made_it(name: str, exported: ExportRepor
 
 
 def test_axes_of_the_file_have_names(exported: ExportReport) -> None:
+    assert input_axes(exported.folder / "model.onnx") == ["batch", 64, 64, 3]
     graph = onnx.load(exported.folder / "model.onnx").graph
-    (shape,) = [[d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim] for v in graph.input]
-    assert shape == ["batch", "height", "width", 3]
     assert [(v.name, v.type.tensor_type.elem_type) for v in graph.output] == [
         ("logits", onnx.TensorProto.FLOAT)
     ]
@@ -187,12 +204,7 @@ def test_a_refused_export_leaves_an_earlier_one(
 
 
 def test_a_file_that_takes_one_size_alone_is_found_out(
-    prepared: Prepared,
-    runners: dict[str, Runner],
-    bundle: Path,
-    birds: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    prepared: Prepared, bundle: Path, birds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = torch_runner(prepared.job.graph)
 
@@ -200,10 +212,11 @@ def test_a_file_that_takes_one_size_alone_is_found_out(
         assert images.shape[1] == 64
         return own(images)
 
-    assert takes_other_sizes(prepared.job, runners["onnx"])
+    assert takes_other_sizes(prepared.job, own)
     assert not takes_other_sizes(prepared.job, fixed)
     assert not takes_other_sizes(prepared.job, lambda images: own(images[:, :64, :64]))
     reuse(monkeypatch, prepared)
+    monkeypatch.setattr(Traced, "has_free_size", True)
     monkeypatch.setattr("covpool.export.exporting.takes_other_sizes", lambda *_: False)
     with pytest.raises(ExportRefusedError, match=r"^model.onnx is wrong for images of other sizes than 64"):
         export_model(bundle, tmp_path / "new", data=birds, options=ALONE)

@@ -63,7 +63,7 @@ def test_what_is_beside_the_graph_is_what_evaluation_does() -> None:
 
 @pytest.mark.parametrize(
     ("backbone", "free"),
-    [("test_resnet", True), ("test_vit", False), ("tf_efficientnet_lite0", False), ("test_convnext", True)],
+    [("test_resnet", True), ("test_vit", False), ("tf_efficientnet_lite0", False)],
 )
 def test_which_backbones_may_take_any_size(backbone: str, free: bool) -> None:
     with torch.device("meta"):
@@ -71,7 +71,8 @@ def test_which_backbones_may_take_any_size(backbone: str, free: bool) -> None:
     assert may_have_free_size(model) is free
 
 
-@pytest.mark.parametrize("dim", [16, 64])  # fewer and more channels than the example has positions
+# Fewer and more channels than the example has positions.
+@pytest.mark.parametrize("dim", [pytest.param(16, marks=pytest.mark.slow), 64])
 def test_a_free_size_is_free_of_the_side_that_is_cheaper(dim: int) -> None:
     model = covpool.create_model("test_resnet", dim=dim, num_classes=3, image_size=96).eval()
     graph = ExportGraph(model, Preprocessing(size=96))

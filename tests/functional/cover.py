@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations, product
 from typing import Any
 
@@ -11,13 +11,14 @@ import pytest
 Case = tuple[Any, ...]
 
 
-def grid(**axes: Sequence[Any]) -> pytest.MarkDecorator:
+def grid(few: Mapping[str, Sequence[Any]], **axes: Sequence[Any]) -> pytest.MarkDecorator:
     """Parametrise over the whole product; the cases outside a pairwise cover are marked slow.
 
-    An error in the code of one option, or of two options together, fails in the fast part already.
+    An error in the code of one option, or of two options together, fails in the fast part already. ``few``
+    has the values of an axis that the fast part takes, where the others run the same code.
     """
     cases = list(product(*axes.values()))
-    fast = set(_pairwise_cover(cases))
+    fast = set(_pairwise_cover(list(product(*(few.get(name, values) for name, values in axes.items())))))
     marked = [pytest.param(*case, marks=() if case in fast else pytest.mark.slow) for case in cases]
     return pytest.mark.parametrize(",".join(axes), marked)
 

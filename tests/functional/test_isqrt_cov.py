@@ -20,6 +20,7 @@ from tests.functional.samples import features, positive_weights
 from tests.functional.tolerances import assert_close
 
 EVERY_OPTION = grid(
+    {"steps": (1, 2, 5)},  # none between the first and the last, one, and several
     steps=range(1, 8),
     normalization=["trace", "frobenius"],
     compensation=["matched", "none"],

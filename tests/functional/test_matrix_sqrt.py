@@ -21,6 +21,7 @@ Root = Callable[..., Tensor]
 ROOTS = [matrix_sqrt, inverse_matrix_sqrt]
 PLAIN = {matrix_sqrt: paper.matrix_sqrt, inverse_matrix_sqrt: paper.inverse_matrix_sqrt}
 EVERY_OPTION = grid(
+    {"steps": (1, 2, 5)},  # none between the first and the last, one, and several
     root=ROOTS,
     steps=range(1, 8),
     normalization=["trace", "frobenius"],

@@ -96,7 +96,7 @@ def test_covariance() -> None:
 
 COMPILED = [
     pytest.param(matrix_sqrt, MATRIX, id="matrix_sqrt"),
-    pytest.param(partial(isqrt_cov, side="channels"), FEATURES, id="channels"),
+    pytest.param(partial(isqrt_cov, side="channels"), FEATURES, id="channels", marks=pytest.mark.slow),
     pytest.param(partial(isqrt_cov, side="positions"), FEATURES, id="positions"),
     pytest.param(inverse_matrix_sqrt, MATRIX, id="inverse", marks=pytest.mark.slow),
     pytest.param(partial(isqrt_cov, backward="recompute"), FEATURES, id="recompute", marks=pytest.mark.slow),

@@ -96,15 +96,15 @@ def test_one_channel_or_one_position(c: int, n: int, side: str, normalization: s
 @sides
 @normalizations
 @pytest.mark.parametrize("compensation", ["matched", "none"])
-@pytest.mark.parametrize("value", [0.0, *CONSTANTS, 1e12, 1e-12])
 @pytest.mark.parametrize("n", [1, 3, 49])
-def test_constant_map_is_zero(side: str, normalization: str, compensation: str, value: float, n: int) -> None:
+def test_constant_map_is_zero(side: str, normalization: str, compensation: str, n: int) -> None:
     """Exactly, with exactly zero gradient: 0.1 - mean(0.1) is rounding, and its root would be noise."""
     pooling = Pooling(normalization=normalization, compensation=compensation, side=side)
+    values = [0.0, *CONSTANTS, 1e12, 1e-12]
     for dtype in (torch.float32, torch.bfloat16, torch.float64):
-        x = torch.full((1, 4, n), value, dtype=dtype)
-        for weights in (None, torch.rand(1, n) + 0.1):
-            c, grads = pooling.value_and_gradients(x, weights, torch.ones(1, 4, 4))
+        x = torch.stack([torch.full((4, n), value, dtype=dtype) for value in values])
+        for weights in (None, torch.rand(len(values), n) + 0.1):
+            c, grads = pooling.value_and_gradients(x, weights, torch.ones(len(values), 4, 4))
             assert torch.equal(c, torch.zeros_like(c))
             for grad in grads:
                 assert torch.equal(grad, torch.zeros_like(grad))

@@ -36,8 +36,8 @@ class TestWhatItComputes:
             torch.testing.assert_close(model(IMAGES), expected)
 
     def test_the_first_order_twin_is_timms_own_network(self) -> None:
-        model = covpool.create_model("tf_efficientnet_lite0", pool="gap", num_classes=5).eval()
-        reference = timm.create_model("tf_efficientnet_lite0", num_classes=5).eval()
+        model = covpool.create_model("test_efficientnet", pool="gap", num_classes=5).eval()
+        reference = timm.create_model("test_efficientnet", num_classes=5).eval()
         names = {name.replace("head.classifier.", "backbone.classifier.") for name in model.state_dict()}
         assert names == {f"backbone.{name}" for name in reference.state_dict()}
         state = {name.removeprefix("backbone."): value for name, value in model.state_dict().items()}
@@ -48,10 +48,10 @@ class TestWhatItComputes:
             torch.testing.assert_close(model(IMAGES), reference(IMAGES))
 
     def test_covariance_is_of_the_patch_tokens_alone(self) -> None:
-        model = covpool.create_model("vit_tiny_patch16_224", dim=8, num_classes=5, image_size=64).eval()
+        model = covpool.create_model("test_vit", dim=8, num_classes=5, image_size=64).eval()
         with torch.no_grad():
             tokens = model.forward_features(IMAGES)
-            assert tokens.shape == (2, 17, 192)
+            assert tokens.shape == (2, 17, 64)
             changed = tokens.clone()
             changed[:, 0] += 1.0
             assert torch.equal(model.forward_head(changed), model.forward_head(tokens))
@@ -60,7 +60,8 @@ class TestWhatItComputes:
 
     def test_register_tokens_are_left_out_too(self) -> None:
         name = "vit_small_patch14_reg4_dinov2"
-        model = covpool.create_model(name, dim=8, num_classes=5, image_size=56).eval()
+        depth = {"depth": 1}
+        model = covpool.create_model(name, dim=8, num_classes=5, image_size=56, backbone_options=depth).eval()
         tokens = torch.randn(2, 5 + 16, 384)
         with torch.no_grad():
             changed = tokens.clone()
@@ -69,10 +70,8 @@ class TestWhatItComputes:
 
     @pytest.mark.parametrize("join", ["cls", "gap"])
     def test_join_adds_first_order_logits(self, join: str) -> None:
-        model = covpool.create_model(
-            "vit_tiny_patch16_224", dim=8, num_classes=5, image_size=64, join=join
-        ).eval()
-        tokens = torch.randn(2, 17, 192)
+        model = covpool.create_model("test_vit", dim=8, num_classes=5, image_size=64, join=join).eval()
+        tokens = torch.randn(2, 17, 64)
         with torch.no_grad():
             first = tokens[:, 0] if join == "cls" else tokens[:, 1:].mean(1)
             vector = model.forward_pool(tokens)
@@ -80,14 +79,14 @@ class TestWhatItComputes:
             torch.testing.assert_close(model.forward_head(tokens), expected)
             pre_logits = model.forward_head(tokens, pre_logits=True)
             torch.testing.assert_close(pre_logits, torch.cat([vector, first], dim=1))
-        assert model.head_hidden_size == 36 + 192
+        assert model.head_hidden_size == 36 + 64
         assert model.get_classifier() == (model.head.classifier, model.first_order)
 
     def test_normalized_parts_of_a_join(self) -> None:
         model = covpool.create_model(
-            "vit_tiny_patch16_224", dim=8, num_classes=5, image_size=64, join="cls", normalize="l2"
+            "test_vit", dim=8, num_classes=5, image_size=64, join="cls", normalize="l2"
         ).eval()
-        tokens = torch.randn(2, 17, 192)
+        tokens = torch.randn(2, 17, 64)
         with torch.no_grad():
             vector, first = (nn.functional.normalize(x) for x in (model.forward_pool(tokens), tokens[:, 0]))
             pre_logits = model.forward_head(tokens, pre_logits=True)
@@ -97,7 +96,9 @@ class TestWhatItComputes:
             model.reset_classifier(0)
             torch.testing.assert_close(model.forward_head(tokens), pre_logits)
 
-    @pytest.mark.parametrize("backbone", ["resnet10t", "swin_tiny_patch4_window7_224"])
+    @pytest.mark.parametrize(
+        "backbone", ["resnet10t", pytest.param("swin_tiny_patch4_window7_224", marks=pytest.mark.slow)]
+    )
     def test_join_gap_on_maps(self, backbone: str) -> None:
         model = covpool.create_model(backbone, dim=8, num_classes=5, join="gap", image_size=64).eval()
         with torch.no_grad():
@@ -110,15 +111,20 @@ class TestWhatItComputes:
     @pytest.mark.parametrize(
         ("backbone", "channels"),
         [
-            ("tf_efficientnet_lite0", 1280),
             ("mobilenetv3_small_050", 288),
-            ("ghostnet_050", 480),
-            ("rexnet_100", 1280),
-            ("repghostnet_050", 480),
-            ("fastvit_t8", 768),
-            ("gernet_s", 1920),
-            ("regnetz_b16", 1536),
             ("nf_regnet_b0", 328),
+            *(
+                pytest.param(*case, marks=pytest.mark.slow)
+                for case in (
+                    ("tf_efficientnet_lite0", 1280),
+                    ("ghostnet_050", 480),
+                    ("rexnet_100", 1280),
+                    ("repghostnet_050", 480),
+                    ("fastvit_t8", 768),
+                    ("gernet_s", 1920),
+                    ("regnetz_b16", 1536),
+                )
+            ),
         ],
     )
     def test_join_gap_is_of_the_expanded_features(self, backbone: str, channels: int) -> None:
@@ -156,12 +162,12 @@ class TestWhatItComputes:
 
     def test_the_class_token_in_the_place_of_a_pooling(self) -> None:
         model = covpool.create_model(
-            "vit_tiny_patch16_224", pool="cls", num_classes=5, image_size=64, drop_rate=0.5
+            "test_vit", pool="cls", num_classes=5, image_size=64, drop_rate=0.5
         ).eval()
-        tokens = torch.randn(2, 17, 192)
+        tokens = torch.randn(2, 17, 64)
         with torch.no_grad():
             torch.testing.assert_close(model.forward_head(tokens), model.head.classifier(tokens[:, 0]))
-        assert (model.config.dim, model.head_hidden_size) == (None, 192)
+        assert (model.config.dim, model.head_hidden_size) == (None, 64)
 
     def test_zero_classes_give_the_vector(self) -> None:
         model = small(num_classes=0).eval()

@@ -36,14 +36,14 @@ class TestChoices:
         assert model.config.dim == expected
         assert model.pool.dim == expected
 
-    @pytest.mark.parametrize(("features", "channels"), [(None, 320), ("stage", 320), ("head", 1280)])
+    @pytest.mark.parametrize(("features", "channels"), [(None, 64), ("stage", 64), ("head", 256)])
     def test_features_before_or_after_the_expansion(self, features: str | None, channels: int) -> None:
-        model = on_meta("efficientnet_b0", features=features)
+        model = on_meta("test_efficientnet", features=features)
         assert model.num_features == channels
         assert model.config.features == (features or "stage")
 
     def test_tokens_are_reduced_linearly_and_maps_by_a_convolution(self) -> None:
-        assert on_meta("vit_tiny_patch16_224", dim=8).pool.reduction.kind == "linear"
+        assert on_meta("test_vit", dim=8).pool.reduction.kind == "linear"
         assert on_meta("resnet10t", dim=8).pool.reduction.kind == "convolution"
         asked = on_meta("resnet10t", dim=8, pool_options={"reduction": "linear"})
         assert asked.pool.reduction.kind == "linear"
@@ -55,15 +55,15 @@ class TestChoices:
 
     def test_where_it_cannot_keep_the_resolution_it_says_why(self, caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level(logging.INFO, "covpool"):
-            assert on_meta("convnext_atto").config.keep_resolution is False
+            assert on_meta("test_convnext").config.keep_resolution is False
         assert (
-            "the last stage of convnext_atto stays as it is: stages.3.downsample.1 joins patches"
+            "the last stage of test_convnext stays as it is: stages.3.downsample.1 joins patches"
             in caplog.text
         )
-        with pytest.raises(KeepResolutionError, match=r"^convnext_atto cannot keep .* joins patches"):
-            on_meta("convnext_atto", keep_resolution=True)
+        with pytest.raises(KeepResolutionError, match=r"^test_convnext cannot keep .* joins patches"):
+            on_meta("test_convnext", keep_resolution=True)
         with pytest.raises(KeepResolutionError, match=r"its features are tokens"):
-            on_meta("vit_tiny_patch16_224", keep_resolution=True)
+            on_meta("test_vit", keep_resolution=True)
 
     def test_a_config_makes_the_same_model(self) -> None:
         model = small(rank=3, drop_rate=0.2)
@@ -76,12 +76,14 @@ class TestChoices:
             model = covpool.create_model("resnet10t", backbone_options={"in_chans": 1})
             assert model(torch.empty(1, 1, 64, 64)).shape == (1, 1000)
 
+    @pytest.mark.slow
     def test_attention_before_the_last_stage_is_left_alone(self) -> None:
         network = on_meta("mobilenetv4_hybrid_medium").backbone
         strided = [n for n, m in network.named_modules() if getattr(m, "stride", 1) in (2, (2, 2))]
         assert sum(".attn." in name for name in strided) == 8
         assert not any(name.startswith("blocks.3") for name in strided)
 
+    @pytest.mark.slow
     def test_blocks_that_are_fused_later_know_their_stride(self) -> None:
         model = covpool.create_model("fastvit_t8", dim=8, num_classes=5).eval()
         with torch.no_grad():
@@ -91,19 +93,20 @@ class TestChoices:
             torch.testing.assert_close(model(IMAGES), before, atol=1e-3, rtol=1e-3)
 
     def test_a_norm_after_the_average_is_put_before_the_covariance(self) -> None:
-        model = on_meta("eva02_tiny_patch14_224")
+        model = on_meta("eva02_tiny_patch14_224", backbone_options={"depth": 1})
         assert isinstance(model.backbone.norm, nn.LayerNorm)
         assert isinstance(model.backbone.fc_norm, nn.Identity)
 
     def test_registers_are_no_class_token(self) -> None:
-        assert on_meta("vit_medium_patch16_reg4_gap_256").format.prefix_tokens == 4
+        name, depth = "vit_medium_patch16_reg4_gap_256", {"depth": 1}
+        assert on_meta(name, backbone_options=depth).format.prefix_tokens == 4
         with pytest.raises(ValueError, match=r"has no class token"):
-            on_meta("vit_medium_patch16_reg4_gap_256", join="cls")
+            on_meta(name, backbone_options=depth, join="cls")
 
     def test_grown_image_size(self) -> None:
         with torch.device("meta"):
-            model = covpool.create_model("vit_tiny_patch16_224", dim=8, image_size=448)
-            assert model.forward_features(torch.empty(1, 3, 448, 448)).shape == (1, 1 + 28 * 28, 192)
+            model = covpool.create_model("test_vit", dim=8, image_size=448)
+            assert model.forward_features(torch.empty(1, 3, 448, 448)).shape == (1, 1 + 28 * 28, 64)
         assert model.pretrained_cfg["input_size"] == (3, 448, 448)
 
 
@@ -114,7 +117,9 @@ class TestMistakes:
         ):
             covpool.create_model("resnet5O")
 
-    @pytest.mark.parametrize("backbone", ["crossvit_9_240", "coat_tiny"])
+    @pytest.mark.parametrize(
+        "backbone", ["crossvit_9_240", pytest.param("coat_tiny", marks=pytest.mark.slow)]
+    )
     def test_features_of_several_scales(self, backbone: str) -> None:
         with pytest.raises(UnsupportedBackboneError, match=f"^{backbone} gives a list as features"):
             covpool.create_model(backbone)

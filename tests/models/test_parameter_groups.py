@@ -57,7 +57,14 @@ def test_layer_decay() -> None:
 
 @pytest.mark.parametrize(
     "backbone",
-    ["resnet10t", "tf_efficientnet_lite0", "swin_tiny_patch4_window7_224", "alexnet", "cait_xxs24_224"],
+    [
+        "resnet10t",
+        "alexnet",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("tf_efficientnet_lite0", "swin_tiny_patch4_window7_224", "cait_xxs24_224")
+        ),
+    ],
 )
 def test_layer_decay_of_other_families(backbone: str) -> None:
     with torch.device("meta"):

@@ -67,7 +67,10 @@ def test_other_errors_are_none(data: Path, tmp_path: Path, monkeypatch: pytest.M
     assert not is_done(CONFIGURATION, tmp_path)
 
 
-def test_a_checkpoint_from_the_middle_is_no_epoch(data: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_from_the_middle_is_no_epoch(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("covpool.train.report.write_report", lambda folder, images, model: folder)
     trained(CONFIGURATION, SMALLEST, data, tmp_path)
     folder = tmp_path / CONFIGURATION.name / "checkpoints"
     (last,) = list_checkpoints(folder)

@@ -25,6 +25,7 @@ FAST = ("moment_probing",)  # it has parameters of its own
 @pytest.mark.parametrize(
     "pool", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in METHODS]
 )
+@pytest.mark.usefixtures("_no_report")
 def test_trains_and_is_read_back(pool: str, tmp_path: Path) -> None:
     changes = {"model.pool": pool, "model.pool_options": OPTIONS.get(pool, {}), "out": str(tmp_path / "run")}
     if pool == "gap":

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import multiprocessing
 import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +22,12 @@ from covpool.train.comparison import compare
 from covpool.train.fitting import _opened
 from covpool.train.recipe_files import read_recipe
 from tests.data.pictures import SPARROWS, TINY10, needs_sparrows, needs_tiny10
+from tests.evaluate.test_lock import hold
 from tests.train.small import SMALL, rows, train
 
 
 @needs_tiny10
+@pytest.mark.usefixtures("_no_figures")
 def test_a_run_leaves_a_folder_that_explains_itself(tmp_path: Path) -> None:
     run = train(tmp_path / "run", {"trackers": ["tensorboard"], "data.limit": 60})
     assert {path.name for path in run.folder.iterdir()} == {
@@ -313,27 +314,19 @@ def test_the_random_state_and_the_modes_of_the_caller_are_restored(
     assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
 
 
-HOLD = """
-import sys, time
-from pathlib import Path
-from covpool.durable import held
-with held(Path(sys.argv[1])):
-    print("held", flush=True)
-    time.sleep(600)
-"""
-
-
 @needs_tiny10
 @pytest.mark.usefixtures("_no_report")
 def test_a_folder_in_use_is_refused_until_its_process_is_gone(tmp_path: Path) -> None:
-    other = subprocess.Popen([sys.executable, "-c", HOLD, tmp_path / "run"], stdout=subprocess.PIPE)
+    context = multiprocessing.get_context("fork")
+    is_held = context.Event()
+    other = context.Process(target=hold, args=(tmp_path / "run", is_held))
+    other.start()
     try:
-        assert other.stdout is not None
-        assert other.stdout.readline() == b"held\n"
+        assert is_held.wait(60)
         with pytest.raises(CovpoolError, match=r"another process is writing into .*run"):
             train(tmp_path / "run", {"schedule.epochs": 1})
         assert [path.name for path in (tmp_path / "run").iterdir()] == [".covpool-lock"]
     finally:
         other.kill()  # as SIGKILL: the lock file stays, the lock does not
-        other.communicate()
+        other.join()
     assert train(tmp_path / "run", {"schedule.epochs": 1, "data.limit": 16}).summary["epochs"] == 1

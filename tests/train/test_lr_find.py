@@ -41,7 +41,11 @@ def recipe(tmp_path: Path) -> Recipe:
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], float]], list[int]]:
-    """Make steps whose losses are a function of the cursor; those that are not finite are faults."""
+    """Make steps whose losses are a function of the cursor; those that are not finite are faults.
+
+    The figure is left empty: it takes most of the time.
+    """
+    monkeypatch.setattr("covpool.drawing.png", lambda figure: b"")
 
     def pretend(loss: Callable[[int], float]) -> list[int]:
         taken = []
@@ -88,8 +92,7 @@ def valley(steps: int, at: int, noise: float = 0.0) -> list[float]:
     return (2.3 - fallen + noise * random + np.where(x > 0.9 * steps, explosion, 0)).tolist()
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.05])
-@pytest.mark.parametrize("at", [50, 65])
+@pytest.mark.parametrize(("at", "noise"), [(50, 0.0), (65, 0.05)])
 def test_where_the_loss_falls_fastest(recipe: Recipe, steps: Any, at: int, noise: float) -> None:
     losses = valley(100, at, noise)
     taken = steps(losses.__getitem__)

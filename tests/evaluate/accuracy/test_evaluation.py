@@ -21,7 +21,7 @@ from torchmetrics.classification import (
 
 from covpool.data.sources import open_images
 from covpool.data.transforms import Preprocessing, evaluation_transform
-from covpool.evaluate.accuracy import evaluate
+from covpool.evaluate.accuracy import Evaluation, evaluate
 from covpool.evaluate.figures import _named
 from covpool.models import create_model, load_model, save_model
 from covpool.train.report.figures import _counts
@@ -49,6 +49,23 @@ def torchrun(*words: str) -> None:
     assert run.returncode == 0, run.stderr
 
 
+@pytest.fixture(scope="module")
+def seen() -> list[tuple[int, int]]:
+    """The progress that ``whole`` told."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def whole(
+    bundle: Path, birds: Path, seen: list[tuple[int, int]], tmp_path_factory: pytest.TempPathFactory
+) -> Evaluation:
+    """Of all test images, for several tests."""
+    out = tmp_path_factory.mktemp("whole") / "out"
+    return evaluate(
+        bundle, birds, out, workers=0, batch_size=7, progress=lambda *so_far: seen.append(so_far), seed=5
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="no limits of files")
 def test_the_same_call_mends_what_a_full_disk_left(bundle: Path, birds: Path, tmp_path: Path) -> None:
@@ -68,8 +85,9 @@ def test_the_same_call_mends_what_a_full_disk_left(bundle: Path, birds: Path, tm
     assert {path.name for path in after.folder.iterdir()} == FILES
 
 
-def test_metrics_on_photographs_are_those_of_torchmetrics(bundle: Path, birds: Path, tmp_path: Path) -> None:
-    done = evaluate(bundle, birds, tmp_path / "out", workers=0, batch_size=7)
+def test_metrics_on_photographs_are_those_of_torchmetrics(
+    bundle: Path, birds: Path, whole: Evaluation
+) -> None:
     images = open_images(birds, "test")
     model = load_model(bundle)
     transform = evaluation_transform(Preprocessing.of(model.pretrained_cfg))
@@ -88,37 +106,34 @@ def test_metrics_on_photographs_are_those_of_torchmetrics(bundle: Path, birds: P
         "expected_calibration_error": MulticlassCalibrationError(k)(shares, labels),
         "maximum_calibration_error": MulticlassCalibrationError(k, norm="max")(shares, labels),
     }
-    assert done.results["metrics"] == pytest.approx(
+    assert whole.results["metrics"] == pytest.approx(
         {name: float(v) for name, v in expected.items()}, abs=1e-4
     )
     confusion = MulticlassConfusionMatrix(k)(shares, labels)
-    assert (_counts(_named(done.predictions, images), range(k)) == confusion.numpy()).all()
-    for name, (low, high) in done.results["intervals"].items():
+    assert (_counts(_named(whole.predictions, images), range(k)) == confusion.numpy()).all()
+    for name, (low, high) in whole.results["intervals"].items():
         if name != "expected_calibration_error":
-            assert low <= done.results["metrics"][name] <= high
+            assert low <= whole.results["metrics"][name] <= high
 
 
-def test_the_folder(bundle: Path, birds: Path, tmp_path: Path) -> None:
-    seen: list[tuple[int, int]] = []
-    done = evaluate(
-        bundle, birds, tmp_path / "out", workers=0, progress=lambda *so_far: seen.append(so_far), seed=5
-    )
-    assert {path.name for path in done.folder.iterdir()} == FILES
-    results = json.loads((done.folder / "results.json").read_text())
-    assert results == json.loads(json.dumps(done.results))
+def test_the_folder(bundle: Path, whole: Evaluation, seen: list[tuple[int, int]]) -> None:
+    assert {path.name for path in whole.folder.iterdir()} == FILES
+    results = json.loads((whole.folder / "results.json").read_text())
+    assert results == json.loads(json.dumps(whole.results))
     assert (
         results["bundle"]["sha256"] == json.loads((bundle / "covpool.json").read_text())["weights"]["sha256"]
     )
     assert results["seed"] == 5
     assert results["data"]["images"] == results["images"] == 54
-    assert seen == [(54, 54)]
-    rows = rows_of(done.folder / "predictions.csv")
-    assert [row["name"] for row in rows] == [done.images.name(i) for i in range(54)]
+    assert seen == [(done, 54) for done in (*range(7, 54, 7), 54)]
+    rows = rows_of(whole.folder / "predictions.csv")
+    assert [row["name"] for row in rows] == [whole.images.name(i) for i in range(54)]
     right = np.mean([row["label"] == row["predicted"] for row in rows])
     assert right == pytest.approx(results["metrics"]["top1"])
-    assert [row["class"] for row in rows_of(done.folder / "per_class.csv")] == list(CLASSES)
+    assert [row["class"] for row in rows_of(whole.folder / "per_class.csv")] == list(CLASSES)
 
 
+@pytest.mark.usefixtures("_no_figures")
 def test_bad_images_are_left_out_and_listed(bundle: Path, birds: Path, tmp_path: Path) -> None:
     shutil.copytree(birds, tmp_path / "birds")
     bad = sorted((tmp_path / "birds/test" / CLASSES[1]).iterdir())[2]
@@ -131,7 +146,9 @@ def test_bad_images_are_left_out_and_listed(bundle: Path, birds: Path, tmp_path:
     assert len(rows_of(done.folder / "predictions.csv")) == 53
 
 
-def test_a_table_without_some_of_the_classes(bundle: Path, birds: Path, tmp_path: Path) -> None:
+def test_a_table_without_some_of_the_classes(
+    bundle: Path, birds: Path, whole: Evaluation, tmp_path: Path
+) -> None:
     """Each image is measured as it is among all the others."""
     some = {
         f"test/{name}/{file.name}": name
@@ -141,7 +158,6 @@ def test_a_table_without_some_of_the_classes(bundle: Path, birds: Path, tmp_path
     lines = [f"{birds / name},{label},test" for name, label in some.items()]
     (tmp_path / "new.csv").write_text("\n".join(["path,label,split", *lines]))
     done = evaluate(bundle, tmp_path / "new.csv", tmp_path / "out", workers=0)
-    whole = evaluate(bundle, birds, tmp_path / "whole", workers=0)
     expected = {row["name"]: row for row in rows_of(whole.folder / "predictions.csv")}
     rows = rows_of(done.folder / "predictions.csv")
     assert len(rows) == 18
@@ -155,9 +171,11 @@ def test_a_table_without_some_of_the_classes(bundle: Path, birds: Path, tmp_path
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
-def test_half_precision_is_near(bundle: Path, birds: Path, tmp_path: Path, precision: Any) -> None:
-    whole = evaluate(bundle, birds, tmp_path / "whole", split="train", workers=0)
-    half = evaluate(bundle, birds, tmp_path / "half", split="train", workers=0, precision=precision)
+@pytest.mark.usefixtures("_no_figures")
+def test_half_precision_is_near(
+    bundle: Path, birds: Path, whole: Evaluation, tmp_path: Path, precision: Any
+) -> None:
+    half = evaluate(bundle, birds, tmp_path / "half", workers=0, precision=precision)
     losses = whole.predictions.losses, half.predictions.losses
     np.testing.assert_allclose(*losses, rtol=0.2, atol=0.2)
     assert (losses[0] != losses[1]).any()

@@ -161,8 +161,18 @@ def test_every_kind_in_a_store(
     assert same(open_unlabeled(f"memory://bucket/{path.name}"))
 
 
-@pytest.mark.parametrize("make", [a_folder, parquets, indexed], ids=lambda make: make.__name__)
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("make", "workers"),
+    [
+        (a_folder, 2),
+        (indexed, 0),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in ((a_folder, 0), (indexed, 2), (parquets, 0), (parquets, 2))
+        ),
+    ],
+    ids=lambda value: getattr(value, "__name__", value),
+)
 def test_a_whole_job_in_a_store(
     tmp_path: Path,
     bundle: Path,

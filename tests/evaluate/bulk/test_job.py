@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import time
@@ -25,15 +26,24 @@ RUNNING = Running(batch_size=16, workers=0)
 FILES = Files(rows_per_file=10)
 
 
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    return write_folder(tmp_path / "data", pictures(24))
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory, bundle: Path) -> Path:
+    """The folders of images and rows of a finished job."""
+    folder = tmp_path_factory.mktemp("done")
+    infer(bundle, write_folder(folder / "data", pictures(24)), folder / "out", Predict(), FILES, RUNNING)
+    return folder
 
 
 @pytest.fixture
-def out(tmp_path: Path, bundle: Path, data: Path) -> Path:
-    infer(bundle, data, tmp_path / "out", Predict(), FILES, RUNNING)
-    return tmp_path / "out"
+def data(tmp_path: Path, done: Path) -> Path:
+    """A copy to spoil."""
+    return Path(shutil.copytree(done / "data", tmp_path / "data"))
+
+
+@pytest.fixture
+def out(tmp_path: Path, done: Path) -> Path:
+    """A copy to spoil."""
+    return Path(shutil.copytree(done / "out", tmp_path / "out"))
 
 
 def test_a_job_that_is_done_is_not_done_again(out: Path, bundle: Path, data: Path) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import multiprocessing
 import os
 import shutil
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -16,31 +15,56 @@ import torch
 
 from covpool.data.image_set import ImageFiles
 from covpool.evaluate.probe import probe
+from covpool.evaluate.probe.probing import Probed
 from covpool.models.model import PooledClassifier
 from tests.data.pictures import needs_sparrows
 from tests.evaluate.probe.small_probing import OPTIONS, SPECIES
+from tests.evaluate.test_lock import hold
 
 pytestmark = needs_sparrows
+GAP = dataclasses.replace(OPTIONS, heads=("gap",), seeds=1, epochs=1)
 
 
-def test_a_changed_image_is_not_taken_for_what_it_was(birds: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def told() -> list[str]:
+    """The sentences and the progress of ``finished``."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def finished(birds: Path, told: list[str], tmp_path_factory: pytest.TempPathFactory) -> Probed:
+    folder = tmp_path_factory.mktemp("finished")
+    return probe(
+        str(birds),
+        GAP,
+        out=folder / "out",
+        cache=folder / "cache",
+        tell=told.append,
+        progress=lambda what, done, total: told.append(what),
+    )
+
+
+@pytest.fixture
+def filled(finished: Probed, tmp_path: Path) -> Path:
+    """A copy of its cache, to spoil."""
+    return Path(shutil.copytree(finished.folder.parent / "cache", tmp_path / "cache"))
+
+
+def test_a_changed_image_is_not_taken_for_what_it_was(birds: Path, filled: Path, tmp_path: Path) -> None:
     root = tmp_path / "copy"
     shutil.copytree(birds, root)
-    options = dataclasses.replace(OPTIONS, heads=("gap",), seeds=1, epochs=1)
-    probe(str(root), options, out=tmp_path / "a", cache=tmp_path / "cache")
-    before = set((tmp_path / "cache").iterdir())
+    before = set(filled.iterdir())
     files = sorted((root / "train").rglob("*.jpg"))
     files[0].write_bytes(files[1].read_bytes())
-    probe(str(root), options, out=tmp_path / "b", cache=tmp_path / "cache")
-    assert len(set((tmp_path / "cache").iterdir()) - before) == 1  # of train; test is as it was
+    probe(str(root), GAP, out=tmp_path / "out", cache=filled)
+    assert len(set(filled.iterdir()) - before) == 1  # of train; test is as it was
 
 
 def test_a_bad_image_is_left_out(birds: Path, tmp_path: Path) -> None:
     root = tmp_path / "copy"
     shutil.copytree(birds, root)
     sorted((root / "test").rglob("*.jpg"))[3].write_bytes(b"no image")
-    options = dataclasses.replace(OPTIONS, heads=("gap",), seeds=1, epochs=1)
-    made = probe(str(root), options, out=tmp_path / "out", cache=tmp_path / "cache")
+    made = probe(str(root), GAP, out=tmp_path / "out", cache=tmp_path / "cache")
     share = made.record["rows"][0]["test"]["top1"] * (SPECIES * 12 - 1)
     assert share == pytest.approx(round(share))
     assert made.record["images_left_out"] == {"train": 0, "test": 1}
@@ -49,7 +73,6 @@ def test_a_bad_image_is_left_out(birds: Path, tmp_path: Path) -> None:
 def test_an_image_that_cannot_be_read_for_a_while_is_not_given_up(
     birds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = dataclasses.replace(OPTIONS, heads=("gap",), seeds=1, epochs=1)
     read, asked = ImageFiles.read, Counter[int]()
 
     def failing(self: ImageFiles, i: int) -> bytes:
@@ -60,8 +83,8 @@ def test_an_image_that_cannot_be_read_for_a_while_is_not_given_up(
 
     monkeypatch.setattr(ImageFiles, "read", failing)
     with pytest.raises(ValueError, match=r"became unreadable during the run \(it can be again\)"):
-        probe(str(birds), options, out=tmp_path / "out", cache=tmp_path / "cache")
-    made = probe(str(birds), options, out=tmp_path / "out", cache=tmp_path / "cache")
+        probe(str(birds), GAP, out=tmp_path / "out", cache=tmp_path / "cache")
+    made = probe(str(birds), GAP, out=tmp_path / "out", cache=tmp_path / "cache")
     assert made.record["images_left_out"] == {"train": 0, "test": 0}
 
 
@@ -86,19 +109,12 @@ def test_too_much_for_the_disk_is_said_before(birds: Path, tmp_path: Path) -> No
     assert not (tmp_path / "cache").exists()
 
 
-def test_the_size_is_told_before_anything_is_computed(birds: Path, tmp_path: Path) -> None:
-    options, told = dataclasses.replace(OPTIONS, heads=("gap",), seeds=1, epochs=1), []
-    probe(
-        str(birds),
-        options,
-        out=tmp_path / "out",
-        cache=tmp_path / "cache",
-        tell=told.append,
-        progress=lambda what, done, total: told.append(what),
-    )
+def test_the_size_is_told_before_anything_is_computed(finished: Probed, told: list[str]) -> None:
     hashed, size, computed = list(dict.fromkeys(told))[:3]
     assert (hashed, computed) == ("images hashed", "images")
-    assert size == f"features take 73.7 kB in {tmp_path / 'cache'}: 256 values per image and flip"
+    assert (
+        size == f"features take 73.7 kB in {finished.folder.parent / 'cache'}: 256 values per image and flip"
+    )
 
 
 @pytest.mark.slow
@@ -110,38 +126,33 @@ def test_maps_are_added_where_only_averages_were(birds: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("damage", ["cut", pytest.param("gone", marks=pytest.mark.slow)])
-def test_a_damaged_cache_is_made_anew(birds: Path, tmp_path: Path, damage: str) -> None:
-    options = dataclasses.replace(OPTIONS, heads=("gap",), seeds=1, epochs=1)
-    made = [probe(str(birds), options, out=tmp_path / "a", cache=tmp_path / "cache")]
-    for file in (tmp_path / "cache").rglob("average.npy"):
+def test_a_damaged_cache_is_made_anew(
+    birds: Path, finished: Probed, filled: Path, tmp_path: Path, damage: str
+) -> None:
+    for file in filled.rglob("average.npy"):
         if damage == "cut":
             os.truncate(file, 1000)
         else:
             file.unlink()
-    made.append(probe(str(birds), options, out=tmp_path / "b", cache=tmp_path / "cache"))
-    assert made[0].record["rows"][0]["test"] == made[1].record["rows"][0]["test"]
+    again = probe(str(birds), GAP, out=tmp_path / "out", cache=filled)
+    assert again.record["rows"][0]["test"] == finished.record["rows"][0]["test"]
 
 
-def test_one_process_at_a_time_makes_features(birds: Path, tmp_path: Path) -> None:
-    options = dataclasses.replace(OPTIONS, heads=("gap",), seeds=1, epochs=1)
-    probe(str(birds), options, out=tmp_path / "a", cache=tmp_path / "cache")
-    (folder, _) = sorted((tmp_path / "cache").iterdir())
+def test_one_process_at_a_time_makes_features(birds: Path, filled: Path, tmp_path: Path) -> None:
+    (folder, _) = sorted(filled.iterdir())
     (folder / "manifest.json").unlink()
-    code = f"""
-import time
-from pathlib import Path
-from covpool.durable import held
-with held(Path({str(folder)!r})):
-    print("held", flush=True)
-    time.sleep(60)
-"""
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as holder:
-        assert holder.stdout is not None
-        holder.stdout.readline()
+    context = multiprocessing.get_context("fork")
+    is_held = context.Event()
+    other = context.Process(target=hold, args=(folder, is_held))
+    other.start()
+    try:
+        assert is_held.wait(60)
         with pytest.raises(ValueError, match="another process is writing into"):
-            probe(str(birds), options, out=tmp_path / "b", cache=tmp_path / "cache")
-        holder.kill()
-    probe(str(birds), options, out=tmp_path / "b", cache=tmp_path / "cache")
+            probe(str(birds), GAP, out=tmp_path / "out", cache=filled)
+    finally:
+        other.kill()
+        other.join()
+    probe(str(birds), GAP, out=tmp_path / "out", cache=filled)
 
 
 def test_features_that_are_not_finite_are_refused(birds: Path, tmp_path: Path) -> None:

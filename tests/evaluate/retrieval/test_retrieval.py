@@ -20,6 +20,7 @@ from covpool.models import create_model, load_model, save_model
 from tests.evaluate.accuracy.test_evaluation import torchrun
 from tests.evaluate.birds import CLASSES
 
+pytestmark = pytest.mark.usefixtures("_no_figures")
 FILES = {"results.json", "queries.csv", "neighbours.png", "bad_images.csv"}
 
 

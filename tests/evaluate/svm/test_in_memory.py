@@ -27,6 +27,7 @@ def test_the_scores_are_those_of_linear_svc(columns: int, c: float) -> None:
     np.testing.assert_allclose(solve_in_memory(problem).of(new), expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_of_600_rows_and_8256_columns_it_is_also_faster() -> None:
     problem = a_problem(3, 200, 8256)
     new = features(3, 20, 8256, seed=1)[0]

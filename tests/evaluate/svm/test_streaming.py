@@ -23,8 +23,13 @@ def objective(scores: LinearScores, problem: Problem) -> float:
     return float(0.5 * squares + problem.c * np.square(np.maximum(1 - margins, 0)).sum())
 
 
-@pytest.mark.parametrize("columns", [50, 2000])
-@pytest.mark.parametrize("c", [1.0, 0.1])
+@pytest.mark.parametrize(
+    ("columns", "c"),
+    [
+        (50, 0.1),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((50, 1.0), (2000, 0.1), (2000, 1.0))),
+    ],
+)
 def test_it_agrees_with_linear_svc(columns: int, c: float, tmp_path: Path) -> None:
     x, labels = features(8, 100, columns)  # more than a block
     problem = Problem(Matrix(x), np.arange(len(x)), labels, 8, c)

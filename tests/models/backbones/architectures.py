@@ -56,7 +56,7 @@ FAMILIES: dict[str, list[Architecture]] = {
         Architecture("tinynet_e", 160),
     ],
     "mobilenet": [
-        Architecture("mobilenetv3_small_050", 48, fast=True),
+        Architecture("mobilenetv3_small_050", 48),
         Architecture("mobilenetv1_100", 1024),
         Architecture("mobilenetv2_035", 112),
         Architecture("mobilenetv4_conv_small_035", 48),
@@ -65,7 +65,7 @@ FAMILIES: dict[str, list[Architecture]] = {
     "ghostnet": [Architecture("ghostnet_050", 80)],
     "convnext": [
         # It joins 2x2 patches between its stages: no stride to take away.
-        Architecture("convnext_atto", 320, stride=32, kept=False, fast=True),
+        Architecture("convnext_atto", 320, stride=32, kept=False),
         Architecture("convnextv2_atto", 320, stride=32, kept=False),
     ],
     "regnet": [Architecture("regnetx_002", 368), Architecture("regnety_002", 368)],
@@ -84,7 +84,7 @@ FAMILIES: dict[str, list[Architecture]] = {
     "pvt": [Architecture("pvt_v2_b0", 256)],
     "tiny_vit": [Architecture("tiny_vit_5m_224", 320)],
     "vit": [
-        Architecture("vit_tiny_patch16_224", 192, kept=False, prefix_tokens=1, fast=True),
+        Architecture("vit_tiny_patch16_224", 192, kept=False, prefix_tokens=1),
         Architecture("deit_tiny_distilled_patch16_224", 192, kept=False, prefix_tokens=2),
         Architecture("vit_small_patch14_reg4_dinov2", 384, 14, kept=False, size=98, prefix_tokens=5),
         Architecture("vit_small_patch16_dinov3", 384, kept=False, prefix_tokens=5),

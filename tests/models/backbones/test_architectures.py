@@ -13,10 +13,19 @@ from covpool.models import PooledClassifier
 from tests.models.backbones.architectures import ARCHITECTURES, FAMILIES, Architecture
 
 ALEXNET = Architecture("alexnet", 256, size=127, stride=19)
+# timm's own for tests, which are quick.
+SMALL = [
+    Architecture("test_efficientnet", 64, fast=True),
+    Architecture("test_convnext", 64, stride=32, kept=False, fast=True),
+    Architecture("test_vit", 64, kept=False, prefix_tokens=1, fast=True),
+]
 
 parametrized = pytest.mark.parametrize(
     "architecture",
-    [pytest.param(a, id=a.name, marks=() if a.fast else pytest.mark.slow) for a in (*ARCHITECTURES, ALEXNET)],
+    [
+        pytest.param(a, id=a.name, marks=() if a.fast else pytest.mark.slow)
+        for a in (*ARCHITECTURES, ALEXNET, *SMALL)
+    ],
 )
 
 

@@ -115,7 +115,13 @@ def simplex() -> Tensor:
 
 
 @pytest.mark.parametrize(("method", "degree"), [("mpa_lya", 10), ("mtp_lya", 200)])
-@pytest.mark.parametrize("features", [lambda: full_rank(1, 30), lambda: repeated(1), simplex])
+@pytest.mark.parametrize(
+    "features",
+    [
+        simplex,
+        *(pytest.param(x, marks=pytest.mark.slow) for x in (lambda: full_rank(1, 30), lambda: repeated(1))),
+    ],
+)
 def test_of_high_degree_both_are_exact(method: str, degree: int, features: object) -> None:
     """On fewer positions than channels too, which the usual quotient gets 30 % wrong."""
     x = features()

@@ -63,7 +63,10 @@ def test_in_evaluation_is_the_covariance(spectrum: str) -> None:
     np.testing.assert_allclose(pool(x), [upper(sigma) for sigma in covariance(x)], atol=1e-12)
 
 
-@pytest.mark.parametrize("spectrum", SPECTRA)
+@pytest.mark.parametrize(
+    "spectrum",
+    [pytest.param(name, marks=() if name == "full rank" else pytest.mark.slow) for name in SPECTRA],
+)
 @pytest.mark.parametrize("training", [False, True])
 def test_gradient(spectrum: str, training: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """In training with one mask; the rate, which is a constant of the derivative, held still."""

@@ -9,6 +9,7 @@ import torch
 
 from covpool.nn.pooling import METHODS
 from covpool.nn.pooling.bcnn import BACKWARDS, FORWARDS
+from tests.functional.cover import grid
 from tests.nn.pooling.inputs import SPECTRA, C, full_rank
 from tests.nn.pooling.oracle import check_gradient, pooled, second_moment, upper
 
@@ -29,8 +30,7 @@ def test_is_three_normalisations_in_a_row(forward: str) -> None:
     np.testing.assert_allclose(pooled("improved_bcnn", x, forward=forward, **EXACT), expected, atol=1e-9)
 
 
-@ways
-@pytest.mark.parametrize("spectrum", SPECTRA)
+@grid({}, spectrum=list(SPECTRA), forward=list(FORWARDS), backward=list(BACKWARDS))
 def test_gradient_of_a_root_that_has_converged(spectrum: str, forward: str, backward: str) -> None:
     if spectrum == "rank-deficient" and forward == "newton_schulz" and backward == "lyapunov_iteration":
         # Thirty steps amplify rounding in the null space by 1.5^30; fewer do.

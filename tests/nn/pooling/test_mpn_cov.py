@@ -6,8 +6,16 @@ import numpy as np
 import pytest
 import scipy.linalg
 
+from tests.functional.cover import grid
 from tests.nn.pooling.inputs import SPECTRA, full_rank
 from tests.nn.pooling.oracle import check_gradient, covariance, pooled, upper
+
+GRID = grid(
+    {},
+    spectrum=list(SPECTRA),
+    power=[0.3, 0.5, 1.0],
+    post_normalization=["none", "spectral", "frobenius"],
+)
 
 
 @pytest.mark.parametrize("power", [0.25, 0.5, 0.8, 1.0])
@@ -26,8 +34,6 @@ def test_post_normalisations(post_normalization: str, order: object) -> None:
     np.testing.assert_allclose(found, expected, atol=1e-12)
 
 
-@pytest.mark.parametrize("spectrum", SPECTRA)
-@pytest.mark.parametrize("power", [0.3, 0.5, 1.0])
-@pytest.mark.parametrize("post_normalization", ["none", "spectral", "frobenius"])
+@GRID
 def test_gradient(spectrum: str, power: float, post_normalization: str) -> None:
     check_gradient("mpn_cov", SPECTRA[spectrum](), power=power, post_normalization=post_normalization)

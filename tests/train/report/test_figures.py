@@ -219,8 +219,9 @@ def test_images_that_are_bad_or_gone_cost_no_report(tmp_path: Path) -> None:
 
 @needs_sparrows
 @pytest.mark.parametrize(("pool", "kind"), [("isqrt_cov", "exact"), ("bcnn", "gradient")])
-def test_the_report_shows_where_it_looks(tmp_path: Path, pool: str, kind: str) -> None:
-    images = open_splits(str(SPARROWS))["test"]
+@pytest.mark.usefixtures("_no_figures")
+def test_the_report_shows_where_it_looks(sparrows: ImageSet, tmp_path: Path, pool: str, kind: str) -> None:
+    images = sparrows
     folder = write_run(tmp_path / "run", images.classes, labelled(images))
     torch.manual_seed(0)
     model = create_model("test_resnet", pool=pool, dim=8, num_classes=len(images.classes))

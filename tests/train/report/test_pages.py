@@ -140,6 +140,7 @@ def write_evil(folder: Path) -> Path:
     return write_report(folder, None)
 
 
+@pytest.mark.usefixtures("_no_figures")
 def test_names_are_text_and_nothing_else(tmp_path: Path) -> None:
     page = Page(write_evil(tmp_path))
     assert_harmless(page)
@@ -148,6 +149,7 @@ def test_names_are_text_and_nothing_else(tmp_path: Path) -> None:
     assert "49" not in re.findall(r"\d+", page.words.split("Classes, hardest")[1].split("Recipe")[0])
 
 
+@pytest.mark.usefixtures("_no_figures")
 def test_without_anything_to_measure_by(tmp_path: Path) -> None:
     write_run(tmp_path, ["a", "b"], [], split=None, validation=False, epochs=1)
     page = Page(write_report(tmp_path))
@@ -258,6 +260,7 @@ def test_the_page(tmp_path: Path) -> None:
     assert (tmp_path / "new/both/curves.png").stat().st_size > 10_000
 
 
+@pytest.mark.usefixtures("_no_figures")
 def test_runs_without_an_image_in_common(tmp_path: Path) -> None:
     write_run(tmp_path / "a", CLASSES, invented(10, 2))
     write_run(tmp_path / "b", CLASSES, [], split=None)
