@@ -60,7 +60,7 @@ def test_predict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     picture = encode(photo((48, 40)), "JPEG")
     for number in range(400):
         write(tmp_path / f"photos/{number:03d}.jpg", picture)
-    typed = "covpool predict bundle photos --workers 1 --rows-per-file 8 --batch-size 8"
+    typed = "covpool predict bundle photos --workers 1 --format parquet --rows-per-file 8 --batch-size 8"
     _, err = interrupted(typed, "predictions/*.parquet")
     words = command_told(err)
     kept = {path: path.stat().st_mtime_ns for path in Path("predictions").glob("*.parquet")}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import re
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -24,17 +26,51 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_as_a_person_runs_it(capsys: pytest.CaptureFixture[str]) -> None:
     command = ["predict", "bundle", "photos", "--workers", "0", "--rows-per-file", "5", "--top", "1"]
     assert main(command) == 0
-    told = capsys.readouterr().out.splitlines()
-    assert told[0].startswith("predictions: 12 rows in 3 files, in ")
-    assert told[1] == "bad images: 1 of the new ones; the column error says why"
-    assert pq.read_table("predictions/0000000.parquet").column_names == ["id", "label1", "score1", "error"]
+    *answers, rows, bad = capsys.readouterr().out.splitlines()
+    assert len(answers) == 12
+    assert sum(bool(re.fullmatch(r"[\w/]+\.jpg: [012] \d\d\.\d%", answer)) for answer in answers) == 11
+    (unreadable,) = (answer for answer in answers if "unreadable" in answer)
+    assert unreadable == "00005.jpg: unreadable, truncated: the end of the JPEG is missing"
+    assert rows.startswith("predictions: 12 rows in 3 files, in ")
+    assert bad == "bad images: 1 of the new ones; the column error says why"
+    with open("predictions/0000000.csv", newline="") as file:
+        assert list(csv.DictReader(file).fieldnames or ()) == ["id", "label1", "score1", "error"]
     assert main(command) == 0
-    assert capsys.readouterr().out == "predictions: 12 rows in 3 files, all of them there already\n"
+    assert capsys.readouterr().out.splitlines() == [
+        *answers,
+        "predictions: 12 rows in 3 files, all of them there already",
+    ]
     assert main([*command, "--flip"]) == 2
     assert capsys.readouterr().err == (
         "covpool predict: predictions holds rows of another job (flip was False, is True): use the "
         "same settings to resume it, or give another folder by --out\n"
     )
+
+
+@pytest.mark.usefixtures("_here")
+def test_one_photograph_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", "bundle", "photos/00001.jpg", "--workers", "0", "--top", "2", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert row["id"] == "00001.jpg"
+    assert row["score1"] > row["score2"] > 0
+
+
+@pytest.mark.usefixtures("_here")
+def test_other_programs_read_the_folder() -> None:
+    assert main(["predict", "bundle", "photos", "--workers", "0", "--format", "parquet"]) == 0
+    assert (Path("predictions") / "_job.json").exists()
+    assert pq.read_table("predictions").num_rows == 12  # as pandas does
+
+
+@pytest.mark.usefixtures("_here")
+def test_a_job_of_an_earlier_version_is_resumed(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["predict", "bundle", "photos", "--workers", "0", "--rows-per-file", "5"]
+    assert main([*command, "--format", "parquet"]) == 0
+    folder = Path("predictions")
+    (folder / "_job.json").rename(folder / "job.json")
+    (folder / "0000001.parquet").unlink()
+    assert main(command) == 0  # in the format of the rows that are there
+    assert "12 rows in 3 files, 5 of them new" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("_here")

@@ -9,7 +9,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,12 +21,12 @@ from covpool.data.sources import open_unlabeled
 from covpool.data.transforms import Preprocessing
 from covpool.durable import check_outside, held, sync_folder, write_file
 from covpool.errors import UsageError
-from covpool.inference.options import Files, Format, Running
-from covpool.inference.tasks import Columns, Task, write_table
+from covpool.inference.options import CSV_IMAGES, Files, Format, Predict, Running
+from covpool.inference.tasks import Columns, Task, read_rows, write_table
 from covpool.inference.work import Decoder, Predictor, Progress, Unit, Work, divide, run_local
 from covpool.models.bundle import read_card
 from covpool.models.card import Card
-from covpool.terminal import counted, duration
+from covpool.terminal import counted, duration, printable
 
 # The ending of files that are being written.
 SAVING = ".covpool-saving"
@@ -170,7 +170,12 @@ class TableWriter:
         self.place.write(self.file(unit), write_table(parts, self.format))
 
 
-JOB = "job.json"
+# Programs that read a folder of tables skip names that begin with an underscore.
+JOB = "_job.json"
+# The name in version 0.1.0.dev0.
+OLD_JOB = "job.json"
+# The largest number of images whose classes are also printed.
+SHOWN = 20
 FORMAT, VERSION = "covpool bulk", 1
 
 
@@ -199,27 +204,42 @@ def begin_or_continue(place: Place, job: Mapping[str, Any], out: str) -> set[str
         ValueError: if the folder belongs to another job, or holds other files.
     """
     names = place.names()
-    if JOB in names and (names != {JOB} or not place.has_locks):
-        _check_same(_read(place, out), json.loads(json.dumps(job)), out)
-    elif names - {JOB}:
+    found = _job_file(names)
+    if found and (names != {found} or not place.has_locks):
+        _check_same(_read(place, found, out), json.loads(json.dumps(job)), out)
+    elif names - {found}:
         raise UsageError(
             f"{out} holds other things, such as {min(names)!r}: give a new or an empty folder by --out"
         )
     else:
-        if names:
-            _read(place, out)  # raises if the file is not of covpool
+        if found:
+            _read(place, found, out)  # raises if the file is not of covpool
         place.write(JOB, (json.dumps(job, indent=2) + "\n").encode())
     return names
 
 
-def _read(place: Place, out: str) -> Any:
+def _job_file(names: set[str]) -> str | None:
+    return next((name for name in (JOB, OLD_JOB) if name in names), None)
+
+
+def _read(place: Place, file: str, out: str) -> Any:
     try:
-        job = json.loads(place.read(JOB))
+        job = json.loads(place.read(file))
     except ValueError:
         job = None
     if not isinstance(job, dict) or job.get("format") != FORMAT:
-        raise UsageError(f"{out} has a {JOB} that covpool did not write: give another folder by --out")
+        raise UsageError(f"{out} has a {file} that covpool did not write: give another folder by --out")
     return job
+
+
+def _with_format(files: Files, task: Task, images: int, place: Place) -> Files:
+    """Replace the format auto: by that of the rows in the folder, or by the number of images."""
+    if files.format != "auto":
+        return files
+    endings = {name.rpartition(".")[2] for name in place.names()}
+    if not endings & {"csv", "parquet"}:
+        endings = {"csv" if isinstance(task, Predict) and images <= CSV_IMAGES else "parquet"}
+    return replace(files, format="parquet" if "parquet" in endings else "csv")
 
 
 def _check_same(earlier: Mapping[str, Any], now: Mapping[str, Any], out: str) -> None:
@@ -256,6 +276,7 @@ class Done:
         new_files: files that this call wrote.
         bad_images: new images whose rows have an error.
         seconds: the time it took.
+        rows: the predictions, if they are of 20 images at most.
     """
 
     out: str
@@ -265,6 +286,7 @@ class Done:
     new_files: int
     bad_images: int
     seconds: float
+    rows: list[dict[str, Any]] = field(default_factory=list)
 
 
 def infer(
@@ -300,8 +322,11 @@ def infer(
     _check_outside(out, data)
     images = open_unlabeled(data)
     units = divide(images, files.rows_per_file)
-    writer = TableWriter(open_place(out), files.format)
-    with writer.place.held():
+    place = open_place(out)
+    files = _with_format(files, task, len(images), place)
+    kind: Format = "csv" if files.format == "csv" else "parquet"
+    writer = TableWriter(place, kind)
+    with place.held():
         job = describe_job(card, task, files, images, units)
         there = begin_or_continue(writer.place, job, str(out))
         left = [unit for unit in units if writer.file(unit) not in there]
@@ -318,6 +343,9 @@ def infer(
         new_files=len(left),
         bad_images=bad,
         seconds=time.monotonic() - started,
+        rows=[row for unit in units for row in read_rows(place.read(writer.file(unit)), kind)]
+        if isinstance(task, Predict) and len(images) <= SHOWN
+        else [],
     )
 
 
@@ -340,7 +368,21 @@ def _engine(running: Running) -> Callable[[Work, Running, Progress], int]:
 
 
 def report_text(done: Done) -> str:
-    """Return a line on the rows, and one on the unreadable images among the new ones."""
+    """Return the classes of a few images, a line on the rows, and one on new images that are unreadable."""
+    answers = "\n".join([*map(_answer, done.rows), ""]) if done.rows else ""
+    return answers + _rows_text(done)
+
+
+def _answer(row: Mapping[str, Any]) -> str:
+    """Return a line such as ``bird.jpg: Song Sparrow 93.1 %, Vesper Sparrow 4.2 %``."""
+    if row["error"]:
+        return f"{printable(row['id'])}: unreadable, {printable(row['error'])}"
+    ranks = range(1, sum(name.startswith("label") for name in row) + 1)
+    classes = (f"{row[f'label{k}']} {row[f'score{k}']:.1%}" for k in ranks)
+    return printable(f"{row['id']}: {', '.join(classes)}")
+
+
+def _rows_text(done: Done) -> str:
     files = counted(done.files, "file")
     there = f"{done.out}: {counted(done.images, 'row')} in {files}"
     if not done.new_files:

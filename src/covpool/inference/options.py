@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 Precision = Literal["float32", "bfloat16"]
 Format = Literal["parquet", "csv"]
+# The largest number of predictions for which the format auto is CSV.
+CSV_IMAGES = 1000
 
 
 @dataclass(frozen=True)
@@ -77,15 +79,15 @@ class Files:
     """How rows are divided into files.
 
     Attributes:
-        format: file format, ``parquet`` or ``csv``.
+        format: ``csv``, ``parquet``, or ``auto``: CSV for predictions of up to 1,000 images, else Parquet.
         rows_per_file: largest number of rows in a file.
     """
 
-    format: Format = "parquet"
+    format: Literal["auto", "csv", "parquet"] = "auto"
     rows_per_file: int = 1024
 
     def __post_init__(self) -> None:
-        check_choice("format", self.format, ("parquet", "csv"))
+        check_choice("format", self.format, ("auto", "csv", "parquet"))
         check_whole("rows_per_file", self.rows_per_file, at_least=1)
 
 

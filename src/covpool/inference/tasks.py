@@ -150,6 +150,18 @@ def write_table(parts: Sequence[Columns], kind: Format) -> bytes:
     return data
 
 
+def read_rows(data: bytes, kind: Format) -> list[dict[str, Any]]:
+    """Return the rows of a file that :func:`write_table` wrote."""
+    stream = pa.BufferReader(data)
+    if kind == "parquet":
+        return list(pq.read_table(stream).to_pylist())
+    # An id such as 0012 is no number, and the class nan is no missing one.
+    options = pyarrow.csv.ConvertOptions(
+        column_types={"id": pa.string()}, strings_can_be_null=True, null_values=[""]
+    )
+    return list(pyarrow.csv.read_csv(stream, convert_options=options).to_pylist())
+
+
 def _arrow(columns: Columns) -> dict[str, Any]:
     errors = columns["error"]
     bad = errors != ""

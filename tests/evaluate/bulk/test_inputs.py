@@ -185,7 +185,7 @@ def test_a_whole_job_in_a_store(
     (tmp_path / "here").mkdir()
     path = make(tmp_path / "here")
     memory.put(str(path), "/bucket", recursive=True)
-    files, running = Files(rows_per_file=8), Running(batch_size=4, workers=workers)
+    files, running = Files("parquet", rows_per_file=8), Running(batch_size=4, workers=workers)
     infer(bundle, path, tmp_path / "disk", Predict(), files, running)
     done = infer(bundle, "memory://bucket", "memory://rows", Predict(), files, running)
     memory.get("/rows", str(tmp_path / "store"), recursive=True)

@@ -23,7 +23,7 @@ from covpool.models.bundle import read_card
 from tests.evaluate.bulk.small import CLASSES, hidden, pictures, rows_of, write_folder
 
 RUNNING = Running(batch_size=16, workers=0)
-FILES = Files(rows_per_file=10)
+FILES = Files("parquet", rows_per_file=10)
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,11 @@ def test_batches_and_workers_may_change(out: Path, bundle: Path, data: Path) -> 
         (Predict(flip=True), FILES, r"\(flip was False, is True\)"),
         (Predict(precision="bfloat16"), FILES, "precision was float32, is bfloat16"),
         (Embed(), FILES, "task was predict, is embed"),
-        (Predict(), Files(rows_per_file=12), r"\(units was 3, is 2, rows_per_file was 10, is 12\)"),
+        (
+            Predict(),
+            Files("parquet", rows_per_file=12),
+            r"\(units was 3, is 2, rows_per_file was 10, is 12\)",
+        ),
         (Predict(), Files("csv", 10), "format was parquet, is csv"),
     ],
 )
@@ -103,7 +107,7 @@ def test_images_replaced_by_others_of_the_same_name_are_refused(out: Path, bundl
 def test_a_job_without_rows_may_still_change(tmp_path: Path, bundle: Path, data: Path) -> None:
     with pytest.raises(ValueError, match="project"):
         infer(bundle, data, tmp_path / "out", Embed(project=5000), FILES, RUNNING)
-    assert (tmp_path / "out" / "job.json").exists()
+    assert (tmp_path / "out" / "_job.json").exists()
     assert infer(bundle, data, tmp_path / "out", Embed(project=16), FILES, RUNNING).new_files == 3
     with pytest.raises(ValueError, match="project was 16, is 8"):
         infer(bundle, data, tmp_path / "out", Embed(project=8), FILES, RUNNING)
@@ -138,8 +142,8 @@ def test_rows_do_not_go_among_the_images(bundle: Path, data: Path, monkeypatch: 
     ("name", "content", "sentence"),
     [
         ("thesis.txt", "", r"holds other things, such as 'thesis\.txt'"),
-        ("job.json", '{"name": "mine"}', "that covpool did not write"),
-        ("job.json", "{", "that covpool did not write"),
+        ("_job.json", '{"name": "mine"}', "that covpool did not write"),
+        ("_job.json", "{", "that covpool did not write"),
     ],
 )
 def test_the_folder_of_something_else(
@@ -194,7 +198,7 @@ def test_a_full_disk_leaves_no_half_file(tmp_path: Path, bundle: Path, data: Pat
     told = done.stderr.strip().splitlines()[-1]
     assert (done.returncode, told.startswith(f"covpool embed: {tmp_path / 'out'}")) == (2, True)
     assert told.endswith(": File too large")
-    assert [path.name for path in sorted((tmp_path / "out").iterdir())] == [".covpool-lock", "job.json"]
+    assert [path.name for path in sorted((tmp_path / "out").iterdir())] == [".covpool-lock", "_job.json"]
     assert infer(bundle, data, tmp_path / "out", Embed(), FILES, RUNNING).new_files == 3
 
 
@@ -209,7 +213,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
 
 
 def test_the_job_says_what_it_is(out: Path) -> None:
-    job = json.loads((out / "job.json").read_bytes())
+    job = json.loads((out / "_job.json").read_bytes())
     assert (job["format"], job["task"], job["images"], job["units"]) == ("covpool bulk", "predict", 24, 3)
     assert job["options"] == {"top": 5, "flip": False, "precision": "float32"}
 

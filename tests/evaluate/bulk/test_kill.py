@@ -27,7 +27,7 @@ def test_three_kills(
     data, out, log = write_links(tmp_path / "data", count), tmp_path / "out", tmp_path / "log"
 
     def start() -> BaseProcess:
-        sizes = ["--rows-per-file", rows_per_file, "--top", 2, "--workers", 1]
+        sizes = ["--format", "parquet", "--rows-per-file", rows_per_file, "--top", 2, "--workers", 1]
         return command("predict", bundle, data, "--out", out, *sizes, log=log)
 
     written: set[str] = set()
@@ -43,7 +43,9 @@ def test_three_kills(
     assert hidden(out) == []
 
     whole = tmp_path / "whole"
-    infer(bundle, data, whole, Predict(top=2), Files(rows_per_file=rows_per_file), Running(workers=1))
+    infer(
+        bundle, data, whole, Predict(top=2), Files("parquet", rows_per_file=rows_per_file), Running(workers=1)
+    )
     rows = rows_of(out)
     assert ids(rows) == [f"{i:07d}.jpg" for i in range(count)]
     assert rows == rows_of(whole)

@@ -25,7 +25,7 @@ ray = pytest.importorskip("ray", reason="Ray is not installed")
 
 LOCAL = Running(batch_size=8, workers=0, device="cpu")
 RAY = replace(LOCAL, engine="ray", actors=2)
-FILES = Files(rows_per_file=20)
+FILES = Files("parquet", rows_per_file=20)
 
 # Ray leaves files and sockets to the end of the process.
 pytestmark = [

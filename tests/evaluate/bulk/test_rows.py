@@ -30,7 +30,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rows(tmp_path: Path, bundle: Path, data: Path, task: Any, **files: Any) -> list[dict[str, Any]]:
-    infer(bundle, data, tmp_path / "out", task, Files(**files), RUNNING)
+    infer(bundle, data, tmp_path / "out", task, Files(**{"format": "parquet", **files}), RUNNING)
     return rows_of(tmp_path / "out")
 
 
@@ -177,7 +177,14 @@ def test_a_bad_image_of_each_kind(tmp_path: Path, bundle: Path) -> None:
 def test_an_address_that_is_none_costs_its_row(tmp_path: Path, bundle: Path, workers: int) -> None:
     write_folder(tmp_path, {"good.jpg": picture(0)})
     (tmp_path / "list.csv").write_text("path\ngood.jpg\nnowhere://a/b.jpg\n")
-    infer(bundle, tmp_path / "list.csv", tmp_path / "out", Predict(top=1), Files(), Running(workers=workers))
+    infer(
+        bundle,
+        tmp_path / "list.csv",
+        tmp_path / "out",
+        Predict(top=1),
+        Files("parquet"),
+        Running(workers=workers),
+    )
     good, bad = rows_of(tmp_path / "out")
     assert good["error"] is None
     assert bad["error"].startswith("unreadable: nowhere://a/b.jpg cannot be opened: ")
@@ -254,7 +261,15 @@ def test_workers_change_nothing(tmp_path: Path, bundle: Path, data: Path) -> Non
     for workers in (0, 2):
         told.clear()
         running, out = Running(batch_size=6, workers=workers), tmp_path / str(workers)
-        infer(bundle, data, out, Predict(), Files(rows_per_file=9), running, lambda *far: told.append(far))
+        infer(
+            bundle,
+            data,
+            out,
+            Predict(),
+            Files("parquet", rows_per_file=9),
+            running,
+            lambda *far: told.append(far),
+        )
         assert told[-1] == (COUNT, COUNT)
         assert [done for done, _ in told] == sorted(done for done, _ in told)
     assert rows_of(tmp_path / "2") == rows_of(tmp_path / "0")

@@ -58,7 +58,7 @@ def test_nine_tenths_of_a_bare_loop(tmp_path: Path, capsys: pytest.CaptureFixtur
     bundle = save_model(model, tmp_path / "bundle")
     jpeg = encode(photo((500, 375)), "JPEG", quality=90)
     data = write_folder(tmp_path / "data", {f"{i:04d}.jpg": jpeg for i in range(COUNT)})
-    running, files = Running(BATCH, WORKERS, "cpu"), Files(rows_per_file=64)
+    running, files = Running(BATCH, WORKERS, "cpu"), Files("parquet", rows_per_file=64)
     ratios = []
     for k in range(ROUNDS):
         bare = seconds(lambda: bare_loop(bundle, data))
