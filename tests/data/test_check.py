@@ -40,7 +40,7 @@ def messy(tmp_path: Path) -> Path:
     write(root / "train/a/cut.jpg", good[: len(good) // 2])
     write(root / "train/a/empty.jpg", b"")
     write(root / "train/a/page.jpg", b"<!DOCTYPE html><html>404 not found</html>")
-    write(root / "train/a/phone.jpg", b"\0\0\0\x20ftypheic" + bytes(100))
+    write(root / "train/a/phone.jpg", b"\0\0\0\x0cJXL " + bytes(100))
     write(root / "train/a/really.jpg", encode(corners(), "PNG"))
     write(root / "train/b/again.jpg", (root / "train/b/1.jpg").read_bytes())
     write(root / "train/b/from_a.jpg", (root / "train/a/1.jpg").read_bytes())
@@ -49,7 +49,7 @@ def messy(tmp_path: Path) -> Path:
     (root / "train/none").mkdir()
     write(root / "train/loose.jpg", jpeg((9, 200, 9)))
     write(root / "train/a/no_extension", encode(corners(), "WEBP"))
-    write(root / "train/a/apple.heic", b"\0\0\0\x20ftypheic" + bytes(100))
+    write(root / "train/a/apple.jxl", b"\0\0\0\x0cJXL " + bytes(100))
     write(root / "train/a/camera.NEF", encode(corners(), "TIFF"))
     write(root / "train/a/notes.txt", b"nothing")
     write(root / "train/a/index.html", b"<html></html>")
@@ -75,7 +75,7 @@ EXPECTED = {
     ("test/none", "empty class"),
     ("train/loose.jpg", "no class"),
     ("train/a/no_extension", "not read"),
-    ("train/a/apple.heic", "not read"),
+    ("train/a/apple.jxl", "not read"),
     ("train/a/camera.NEF", "not read"),
     ("train/a/gone.jpg", "missing"),
     ("train/a/itself.jpg", "unreadable"),
@@ -97,8 +97,8 @@ def test_every_kind(messy: Path, workers: int | None) -> None:
     assert details(report, "black") == ["its brightest value is 15 of 255"]
     assert details(report, "extension") == ["it is PNG, and should end in .png"]
     assert details(report, "not read") == [
-        "it is HEIC; what is read is JPEG, PNG, WEBP, GIF, BMP, TIFF, PPM",
-        "it is a camera's raw file; what is read is JPEG, PNG, WEBP, GIF, BMP, TIFF, PPM",
+        ".jxl is not read: convert them to JPEG or PNG",
+        ".nef is not read: raw files of a camera: export them as JPEG or TIFF",
         "it is WEBP, and should end in .webp",
     ]
 

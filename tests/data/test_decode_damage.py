@@ -148,7 +148,7 @@ def test_pillows_limit_is_as_it_was() -> None:
         (b"hello", "unreadable", "it is no known kind of image: it begins with b'hello'"),
         (b"<!DOCTYPE html><html>404", "format", "it is a web page; what is read is JPEG, PNG, "),
         (b"\0\0\0\x20ftypavif" + bytes(20), "format", "it is AVIF; what is read is JPEG, PNG, "),
-        (b"\0\0\0\x20ftypheic" + bytes(20), "format", "it is HEIC; what is read is JPEG, PNG, "),
+        (b"\0\0\0\x0cJXL " + bytes(20), "format", "it is JPEG XL; what is read is JPEG, PNG, "),
         (b"8BPS\0\1", "format", "it is Photoshop; what is read is JPEG, PNG, "),
         (
             b"\x89PNG\r\n\x1a\n" + bytes(100),

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from covpool.data.decode import BEGINNING, EXTENSIONS, format_of
+from covpool.data.decode import BEGINNING, EXTENSIONS, NOT_READ, format_of
 from covpool.data.image_set import ENCODING, ERRORS, ImageSet, class_counts
 from covpool.data.look import Collection, Problem, Progress
 from covpool.data.remote import is_image, is_visible
@@ -23,8 +23,6 @@ from covpool.errors import UsageError
 from covpool.terminal import counted
 
 NOT_IMAGES = ("a web page", "a Git LFS pointer", "PDF", "SVG")
-# These begin as TIFF does, and called so would give their preview.
-RAW = (".arw", ".cr2", ".dng", ".nef", ".nrw", ".pef", ".sr2", ".srw")
 
 
 def strays(root: Path) -> Iterator[tuple[str, str, str]]:
@@ -45,13 +43,15 @@ def strays(root: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def _renamed(root: Path, path: str) -> Iterator[tuple[str, str, str]]:
+    extension = os.path.splitext(path)[1].lower()
+    if extension in NOT_READ:
+        yield path, "not read", f"{extension} is not read: {NOT_READ[extension]}"
+        return
     try:
         with open(root / path, "rb") as file:
             image_format = format_of(file.read(BEGINNING))
     except OSError:
         return
-    if image_format == "TIFF" and path.lower().endswith(RAW):
-        image_format = "a camera's raw file"
     if image_format in EXTENSIONS:
         yield path, "not read", f"it is {image_format}, and should end in {EXTENSIONS[image_format][0]}"
     elif image_format is not None and image_format not in NOT_IMAGES:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import re
 import threading
 
 import numpy as np
-from PIL import ExifTags, Image, ImageCms, ImageFile, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageCms, ImageFile, UnidentifiedImageError, features
 
 # Imported here, or Pillow would import all its readers to find them.
 from PIL import TiffImagePlugin as _TiffImagePlugin  # noqa: F401
@@ -26,7 +27,34 @@ EXTENSIONS = {
     "TIFF": (".tif", ".tiff"),
     "PPM": (".ppm", ".pgm", ".pbm", ".pnm"),
 }
+# With libraries that not every machine has.
+if features.check("avif"):
+    EXTENSIONS["AVIF"] = (".avif",)
+HEIF = (".heic", ".heif", ".hif")
+with contextlib.suppress(ModuleNotFoundError):
+    import pillow_heif
+
+    pillow_heif.register_heif_opener()
+    EXTENSIONS["HEIF"] = HEIF
 FORMAT_OF = {extension: name for name, extensions in EXTENSIONS.items() for extension in extensions}
+
+# Raw formats of cameras. Most begin as TIFF does, and called so would give their preview.
+RAW = (
+    *(".3fr", ".arw", ".cr2", ".cr3", ".crw", ".dng", ".iiq", ".nef", ".nrw"),
+    *(".orf", ".pef", ".raf", ".raw", ".rw2", ".sr2", ".srw", ".x3f"),
+)
+CONVERT = "convert them to JPEG or PNG"
+# What to do with pictures that are not read, by the extension of their names.
+NOT_READ = {
+    extension: advice
+    for extensions, advice in (
+        (HEIF, "pip install 'covpool[heif]' to read them"),
+        (RAW, "raw files of a camera: export them as JPEG or TIFF"),
+        ((".avif", ".eps", ".ico", ".j2k", ".jp2", ".jxl", ".psd", ".svg", ".tga"), CONVERT),
+    )
+    for extension in extensions
+    if extension not in FORMAT_OF
+}
 
 # How files begin. Formats that are not read are here for the sake of messages.
 SIGNATURES = {
@@ -38,7 +66,7 @@ SIGNATURES = {
     "TIFF": rb"II[*+]\0|MM\0[*+]",
     "PPM": rb"P[1-6][\s#]",
     "AVIF": rb"....ftypavi[fs]",
-    "HEIC": rb"....ftyp(hei|hev|mif1|msf1)",
+    "HEIF": rb"....ftyp(hei|hev|mif1|msf1)",
     "JPEG XL": rb"\xff\x0a|\0\0\0\x0cJXL ",
     "JPEG 2000": rb"\0\0\0\x0cjP  |\xff\x4f\xff\x51",
     "Photoshop": rb"8BPS",
@@ -219,7 +247,8 @@ def _format(data: bytes) -> str:
         raise BadImageError("unreadable", "the file is empty")
     if image_format is None:
         raise BadImageError("unreadable", f"it is no known kind of image: it begins with {data[:8]!r}")
-    raise BadImageError("format", f"it is {image_format}; what is read is {', '.join(EXTENSIONS)}")
+    remedy = f": {NOT_READ['.heic']}" if image_format == "HEIF" else ""
+    raise BadImageError("format", f"it is {image_format}; what is read is {', '.join(EXTENSIONS)}{remedy}")
 
 
 def _load(stream: _Stream, image_format: str) -> Image.Image:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import time
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from covpool.data.decode import FORMAT_OF
+from covpool.data.decode import FORMAT_OF, NOT_READ
 from covpool.data.image_set import read_file
 from covpool.data.shards.remote import patiently
 from covpool.errors import BadImageError, ShardError, StorageError, UsageError
+from covpool.terminal import counted
+
+LOGGER = logging.getLogger("covpool")
 
 # Errors of the machine or the network: the next image would fail too, and later none would.
 PASSING = {
@@ -222,6 +227,32 @@ def is_visible(name: str) -> bool:
 def is_image(name: str) -> bool:
     """Return whether a file has the extension of an image."""
     return os.path.splitext(name)[1].lower() in FORMAT_OF
+
+
+class ImageNames:
+    """Tells names of images from others, and counts the pictures among the others.
+
+    Attributes:
+        not_read: the number of pictures that are not read, by extension.
+    """
+
+    def __init__(self) -> None:
+        self.not_read: Counter[str] = Counter()
+
+    def __call__(self, name: str) -> bool:
+        """Return whether a file has the extension of an image that is read."""
+        extension = os.path.splitext(name)[1].lower()
+        if extension in NOT_READ:
+            self.not_read[extension] += 1
+        return extension in FORMAT_OF
+
+    def warn(self, path: object) -> None:
+        """Log the pictures that are not read, with advice."""
+        if self.not_read:
+            kinds = self.not_read.most_common()
+            listed = "; ".join(f"{count:,} {extension}, {NOT_READ[extension]}" for extension, count in kinds)
+            total = counted(self.not_read.total(), "picture")
+            LOGGER.warning("%s: %s left out, in formats that are not read: %s", path, total, listed)
 
 
 def files_under(

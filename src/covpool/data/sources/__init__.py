@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from covpool.data import layouts
 from covpool.data.decode import FORMAT_OF
 from covpool.data.image_set import ImageFiles, ImageSet, Joined, Names, class_counts
-from covpool.data.remote import Address, is_image, subfolders
+from covpool.data.remote import Address, ImageNames, subfolders
 from covpool.errors import UsageError
 
 LOGGER = logging.getLogger("covpool")
@@ -330,7 +330,10 @@ ARCHIVES = (".parquet", ".tar")
 
 def list_below(address: Address) -> list[str]:
     """Return the names of the images, tars and Parquet files in a folder and below."""
-    return address.files(lambda name: is_image(name) or name.lower().endswith(ARCHIVES))
+    is_image = ImageNames()
+    names = address.files(lambda name: is_image(name) or name.lower().endswith(ARCHIVES))
+    is_image.warn(address.url)
+    return names
 
 
 def check_alike(address: Address, names: Sequence[str], extension: str) -> None:

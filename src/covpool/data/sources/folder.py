@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from covpool.data.image_set import ImageFiles, ImageSet
-from covpool.data.remote import Address, composed, files_under, is_image, subfolders
+from covpool.data.remote import Address, ImageNames, composed, files_under, is_image, subfolders
 from covpool.data.sources import (
     SPLIT_OF,
     Listing,
@@ -61,7 +61,10 @@ def _read(path: Path) -> Listing:
     classes = sorted({name for found in folders.values() for name in found})
     if not classes:
         raise UsageError(_no_classes(path))
-    return make_listing(path, classes, _rows(path, roots, folders, classes))
+    is_image = ImageNames()
+    listing = make_listing(path, classes, _rows(path, roots, folders, classes, is_image))
+    is_image.warn(path)
+    return listing
 
 
 def split_folders(path: Path) -> dict[Split, str]:
@@ -102,7 +105,11 @@ def _class_folders(path: Path) -> dict[str, str]:
 
 
 def _rows(
-    path: Path, roots: dict[Split, str], folders: dict[Split, dict[str, str]], classes: list[str]
+    path: Path,
+    roots: dict[Split, str],
+    folders: dict[Split, dict[str, str]],
+    classes: list[str],
+    is_image: ImageNames,
 ) -> Iterator[Row]:
     for split, root in roots.items():
         for label, name in enumerate(classes):
