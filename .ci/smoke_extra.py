@@ -54,6 +54,20 @@ def data() -> None:
     assert list(Path("shards").rglob("*.tar")), "no shards were written"
 
 
+def heif() -> None:
+    """A photograph of a telephone."""
+    import io
+
+    import pillow_heif
+    from PIL import Image
+
+    from covpool.data.decode import decode
+
+    stream = io.BytesIO()
+    pillow_heif.from_pillow(Image.new("RGB", (64, 48), (200, 30, 30))).save(stream)
+    assert decode(stream.getvalue()).size == (64, 48)
+
+
 def faiss() -> None:
     """A search by faiss."""
     paint()

@@ -32,8 +32,8 @@ def mixed(tmp_path: Path) -> Path:
 
 
 LEFT_OUT = (
-    "4 pictures left out, in formats that are not read: 2 .nef, raw files of a camera: export them as JPEG or "
-    "TIFF; 1 .cr3, raw files of a camera: export them as JPEG or TIFF; 1 .jxl, convert them to JPEG or PNG"
+    "4 pictures left out, in formats that are not read: 2 .nef, raw files of a camera: export them as JPEG "
+    "or TIFF; 1 .cr3, raw files of a camera: export them as JPEG or TIFF; 1 .jxl, convert them to JPEG or PNG"
 )
 
 
