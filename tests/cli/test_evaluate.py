@@ -60,6 +60,9 @@ def test_eval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert again["folder"] == "evaluation"
     assert again["results"]["metrics"] == results["metrics"]
     assert again["results"]["intervals"] == results["intervals"]
+    bad.unlink()
+    assert main(["eval", "bundle", "birds/test", "--workers", "0"]) == 0  # a folder of classes, not split
+    assert capsys.readouterr().out.startswith("17 images of train, 6 classes\n")
 
 
 @pytest.mark.parametrize(

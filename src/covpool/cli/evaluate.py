@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from covpool.cli.main import Command
+from covpool.data.layouts import Layout
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,8 @@ class EvalArguments:
         data: a folder of classes, with or without train, val and test; a CSV of path,label; CUB-200-2011,
             FGVC-Aircraft or Stanford Cars as published; or shards.
         out: folder for the results, new or from an earlier evaluation.
-        split: train, val or test, or several joined by a plus.
+        split: train, val or test, or several joined by a plus; test, or else val, or else all images if not
+            given.
         views: ``flip`` averages the logits of an image and its horizontal flip, ``ten-crop`` those of ten
             crops.
         seed: random seed of the bootstrap.
@@ -28,7 +30,7 @@ class EvalArguments:
     bundle: str
     data: str
     out: str = "evaluation"
-    split: str = "test"
+    split: str | None = None
     views: Literal["one", "flip", "ten-crop"] = "one"
     seed: int = 0
 
@@ -46,7 +48,8 @@ class RetrieveArguments:
         data: a folder of classes, with or without train, val and test; a CSV of path,label; CUB-200-2011,
             FGVC-Aircraft or Stanford Cars as published; or shards.
         out: folder for the results, new or from an earlier search.
-        split: split of the queries: train, val or test, or several joined by a plus.
+        split: split of the queries: train, val or test, or several joined by a plus; test, or else val, or
+            else all images if not given.
         gallery: split that is searched, or several joined by a plus; that of the queries if not given. A
             query never finds itself.
         at: values of k for recall at k.
@@ -57,7 +60,7 @@ class RetrieveArguments:
     bundle: str
     data: str
     out: str = "retrieval"
-    split: str = "test"
+    split: str | None = None
     gallery: str | None = None
     at: tuple[int, ...] = (1, 2, 4, 8)
     engine: Literal["exact", "faiss"] = "exact"
@@ -75,7 +78,7 @@ class Reading:
         precision: autocast precision.
     """
 
-    layout: Literal["auto", "csv", "cub", "aircraft", "cars", "folder", "shards"] = "auto"
+    layout: Layout = "auto"
     batch_size: int = 64
     workers: int = 2
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from covpool.data.image_set import ImageSet
 from covpool.data.loader import BadImage
+from covpool.data.sources import evaluation_split
 from covpool.evaluate.results import (
     Results,
     begin_results,
@@ -76,7 +77,7 @@ def evaluate(
     data: str | Path,
     out: str | Path,
     *,
-    split: str = "test",
+    split: str | None = None,
     layout: str = "auto",
     views: Views = "one",
     batch_size: int = 64,
@@ -95,7 +96,7 @@ def evaluate(
         bundle: the folder of :func:`covpool.save_model`.
         data: images of the bundle's classes; see :func:`covpool.data.sources.open_images`.
         out: a new folder, or that of an earlier evaluation.
-        split: of the data.
+        split: of the data; ``None`` for test, or else val, or else all images.
         layout: of the data.
         views: ``"one"``, ``"flip"`` for an image and its mirror, or ``"ten-crop"``; logits are averaged.
         batch_size: of each process.
@@ -117,14 +118,15 @@ def evaluate(
         started = time.monotonic()
         processes.by_first(lambda: prepare_folder(folder, PROTOCOL, data))
         model = processes.together(lambda: open_bundle(bundle, processes.device))
-        images = processes.together(lambda: open_split(model, data, split, layout))
+        chosen = split or processes.together(lambda: evaluation_split(data, layout))
+        images = processes.together(lambda: open_split(model, data, chosen, layout))
         found = predict(passing.run(model, images, processes, views=views), processes)
         assert found is not None  # nothing interrupts it
         predictions, bad = found
 
         def finish() -> Results:
             results = new_results(PROTOCOL, arguments, processes, seed)
-            results["data"] = describe_images(images, split)
+            results["data"] = describe_images(images, chosen)
             results |= _measured(predictions, len(images.classes), seed)
             results |= {"bad_images": len(bad), "seconds": time.monotonic() - started}
             _write(folder, results, predictions, images, bad)

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from covpool.data.image_set import ImageSet
-from covpool.data.sources import open_images, split_names
+from covpool.data.sources import evaluation_split, open_images, split_names
 from covpool.errors import UsageError
 from covpool.evaluate.results import (
     Results,
@@ -73,7 +73,7 @@ def retrieve(
     data: str | Path,
     out: str | Path,
     *,
-    split: str = "test",
+    split: str | None = None,
     gallery: str | None = None,
     layout: str = "auto",
     at: Sequence[int] = (1, 2, 4, 8),
@@ -94,7 +94,7 @@ def retrieve(
         bundle: the folder of :func:`covpool.save_model`.
         data: as for :func:`covpool.data.sources.open_images`.
         out: a new folder, or that of an earlier search.
-        split: of the queries.
+        split: of the queries; ``None`` for test, or else val, or else all images.
         gallery: the split that is searched; ``None`` for that of the queries. Where the queries are in it,
             each looks for the others.
         layout: of the data.
@@ -119,6 +119,7 @@ def retrieve(
         check_whole("at", k)
     if engine == "faiss" and find_spec("faiss") is None:
         raise UsageError("--engine faiss needs faiss: pip install 'covpool[faiss]'")
+    split = split or evaluation_split(data, layout)
     other = _other_gallery(split, gallery)
     arguments = {"bundle": bundle, "data": data, "layout": layout, "at": list(at), "engine": engine}
     with joined_processes(device) as processes:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from covpool.data.image_set import ImageSet
-from covpool.data.sources import splits
+from covpool.data.sources import evaluation_split
 from covpool.data.transforms import Preprocessing, pixels_transform
 from covpool.errors import UsageError
 from covpool.export.graph import Array, ExportGraph, graph_input
@@ -139,8 +139,8 @@ def open_job(bundle: str | Path, data: str | Path | None, options: ExportOptions
         raise UsageError("the comparison with the bundle needs images: pass --data")
     model = open_bundle(str(bundle), CPU).float()
     preprocessing = Preprocessing.of(model.pretrained_cfg)
-    path, there = str(path), splits(str(path), options.layout)
-    split = options.split or next(one for one in ("test", "val", "train", *there) if one in there)
+    path = str(path)
+    split = options.split or evaluation_split(path, options.layout)
 
     def some(split: str, count: int) -> ImageSet:
         images = open_split(model, path, split, options.layout)

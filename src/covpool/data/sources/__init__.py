@@ -177,6 +177,12 @@ def splits(path: str | Path, layout: str = "auto") -> tuple[Split, ...]:
     return tuple(open_splits(path, layout))
 
 
+def evaluation_split(path: str | Path, layout: str = "auto") -> Split:
+    """Return the split to evaluate on: test, or else val, or else all images, which belong to train."""
+    there = splits(path, layout)
+    return next(split for split in ("test", "val", *there) if split in there)
+
+
 def split_names(split: str) -> tuple[str, ...]:
     """Return the splits in an argument such as ``"train+val"``, each once.
 
