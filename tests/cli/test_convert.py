@@ -23,6 +23,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     path.unlink()  # pytest would keep its megabytes
 
 
+@pytest.mark.slow
 def test_a_checkpoint_becomes_a_bundle(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -56,8 +56,8 @@ def test_equation_11() -> None:
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_derivatives(weighted: bool) -> None:
-    x = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
-    weights = (torch.rand(2, 4, dtype=torch.float64) + 0.1).requires_grad_()
+    x = torch.randn(2, 2, 3, dtype=torch.float64, requires_grad=True)
+    weights = (torch.rand(2, 3, dtype=torch.float64) + 0.1).requires_grad_()
     arguments = (x, weights) if weighted else (x,)
 
     def f(x: Tensor, weights: Tensor | None = None) -> Tensor:

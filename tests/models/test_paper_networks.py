@@ -73,7 +73,7 @@ def logits_of(model: PooledClassifier, side: int = 64) -> tuple[Tensor, Tensor]:
         ("alexnet", 158_103_464, (256, 13, 13)),
         ("vgg16_bn", 170_479_144, (512, 14, 14)),  # as the authors' code has it
         ("resnet50", 56_929_832, (2048, 14, 14)),  # likewise
-        ("resnet101", 75_921_960, (2048, 14, 14)),
+        pytest.param("resnet101", 75_921_960, (2048, 14, 14), marks=pytest.mark.slow),
     ],
 )
 def test_size_and_last_map(name: str, parameters: int, maps: tuple[int, ...]) -> None:

@@ -95,6 +95,7 @@ def check_trained_compiled(case: str, backend: str) -> None:
         assert_all_close(got, everything(twin, inputs))
 
 
+@pytest.mark.slow
 @cases("masked map")
 def test_trains_traced_whole_and_dynamic(case: str) -> None:
     check_trained_compiled(case, "aot_eager")

@@ -121,7 +121,7 @@ def test_a_bundle_that_was_replaced_meanwhile_is_refused(tmp_path: Path, bundle:
 
 
 def test_another_bundle_is_refused(tmp_path: Path, out: Path, data: Path) -> None:
-    torch.manual_seed(1)
+    torch.manual_seed(1)  # the bundle has 0
     other = save_model(
         create_model("test_resnet", dim=8, num_classes=6, image_size=64), tmp_path / "b", classes=CLASSES
     )

@@ -128,7 +128,7 @@ def test_compiled_by_inductor(row: Row) -> None:
         check_trained_compiled(row, "inductor")
 
 
-@rows("isqrt_cov", "mpn_cov", "cholesky", "dropcov", "cbp", "moment_probing")
+@rows("isqrt_cov", "mpn_cov", "dropcov")
 def test_exported_with_a_dynamic_batch(row: Row) -> None:
     """The value alone: a program that was exported has the gradient of its operators, not ours."""
     pool, (example, *others) = row.pool().eval(), batches()
