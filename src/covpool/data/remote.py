@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import logging
 import os
 import time
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from covpool.data.decode import FORMAT_OF, NOT_READ
-from covpool.data.image_set import read_file
+from covpool.data.image_set import BaseSet, Names, read_file
 from covpool.data.shards.remote import patiently
 from covpool.errors import BadImageError, ShardError, StorageError, UsageError
 from covpool.terminal import counted
@@ -298,3 +299,56 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 def composed(name: str) -> str:
     """Return a name with é as one letter; macOS may store an e and an accent."""
     return name if name.isascii() else unicodedata.normalize("NFC", name)
+
+
+class FileImages(BaseSet):
+    """Unlabeled images in files, on disk or in object storage.
+
+    Args:
+        root: the folder that names start from.
+        names: of the files. Sizes and dates of local files are read at once.
+    """
+
+    classes: tuple[str, ...] = ()
+    labels = None
+
+    def __init__(self, root: Address, names: Iterable[str]) -> None:
+        self.root, self.names = root, Names(names)
+        self._stamp, self._absent = self._look()
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def name(self, i: int) -> str:
+        """Return the path from the folder."""
+        return self.names[i]
+
+    def read(self, i: int) -> bytes:
+        """Return the bytes of a file."""
+        try:
+            return self.root.read_listed(self.names[i])
+        except OSError as error:
+            was_there = self.root.is_local and i not in self._absent
+            path = os.path.join(self.root.path, self.names[i])
+            if was_there and was_taken_off(path, error):
+                raise cannot_go_on(path, error) from error
+            raise
+
+    def stamp(self) -> str:
+        """Return a hash of names, sizes and dates; in object storage, of names and the folder's URL."""
+        return self._stamp
+
+    def _look(self) -> tuple[str, frozenset[int]]:
+        """Return the stamp, and the numbers of the local files that do not exist now."""
+        digest, absent = hashlib.sha256(bytes(self.names.joined) + self.names.ends.tobytes()), []
+        if not self.root.is_local:
+            digest.update(self.root.url.encode())
+            return digest.hexdigest(), frozenset()
+        for i, name in enumerate(self.names):
+            try:
+                status = os.stat(os.path.join(self.root.path, name))
+                digest.update(f"{status.st_size},{status.st_mtime_ns};".encode())
+            except (OSError, ValueError):  # also for a URL in a list
+                digest.update(b"-")
+                absent.append(i)
+        return digest.hexdigest(), frozenset(absent)

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from covpool.data import layouts
 from covpool.data.decode import FORMAT_OF
 from covpool.data.image_set import ImageFiles, ImageSet, Joined, Names, class_counts
-from covpool.data.remote import Address, ImageNames, subfolders
+from covpool.data.remote import Address, FileImages, ImageNames, subfolders
 from covpool.errors import UsageError
 
 LOGGER = logging.getLogger("covpool")
@@ -293,8 +293,6 @@ class Listing:
 
     def unlabeled(self) -> ImageSet:
         """Return all images, in the order of the listing."""
-        from covpool.data.sources.files import FileImages
-
         return FileImages(Address.of(self.root), dict.fromkeys(self.names))
 
     def _names(self, indices: NDArray[np.int64]) -> Names:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from covpool.data.image_set import ImageFiles, ImageSet
-from covpool.data.remote import Address, ImageNames, composed, files_under, is_image, subfolders
+from covpool.data.remote import Address, FileImages, ImageNames, composed, files_under, is_image, subfolders
 from covpool.data.sources import (
     SPLIT_OF,
     Listing,
@@ -24,7 +24,6 @@ from covpool.data.sources import (
     parquet,
     shards,
 )
-from covpool.data.sources.files import FileImages
 from covpool.errors import UsageError
 
 LOGGER = logging.getLogger("covpool")
