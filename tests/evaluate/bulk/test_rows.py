@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from covpool.data.decode import decode
+from covpool.data.decode import EXTENSIONS, decode
 from covpool.data.transforms import Preprocessing, evaluation_transform
 from covpool.inference import Embed, Files, Predict, Running, infer
 from covpool.inference.tasks import projection
@@ -165,7 +165,7 @@ def test_a_bad_image_of_each_kind(tmp_path: Path, bundle: Path) -> None:
         "empty.jpg": "unreadable: the file is empty",
         "nonsense.jpg": "unreadable: it is no known kind of image: it begins with b'nonsense'",
         "short.jpg": "truncated: the end of the JPEG is missing",
-        "page.jpg": "format: it is a web page; what is read is JPEG, PNG, WEBP, GIF, BMP, TIFF, PPM",
+        "page.jpg": f"format: it is a web page; what is read is {', '.join(EXTENSIONS)}",
         "line.png": "too large: it is 2 by 400, a line",
         "gone.jpg": "unreadable: No such file or directory",
     }
