@@ -143,3 +143,13 @@ def test_check_sees_all_splits(url: str, tmp_path: Path, monkeypatch: pytest.Mon
     report = check(url)
     assert report.images == COUNTS
     assert report.counts == {"leak": 21}
+
+
+@pytest.mark.parametrize("folder", ["shards", "shards/train"])
+def test_other_folders_next_to_shards(tmp_path: Path, folder: str) -> None:
+    (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "shards" / "notes" / "old").mkdir(parents=True)
+    (tmp_path / folder / "index.json").write_text("{}")
+    assert layout_of(tmp_path / "shards") == "folder"  # an index of another program
+    (tmp_path / folder / "0.tar").write_bytes(b"")
+    assert layout_of(tmp_path / "shards") == "shards"

@@ -57,7 +57,7 @@ class Marks:
         endings: the ends of the names of its files.
         in_folders: whether it also opens a folder of such files, directly or in folders of splits. A folder
             with other folders is not meant, since these may be classes.
-        files: paths in a folder, one of which is enough.
+        files: paths in a folder, one of which is enough; with endings, only next to such a file.
     """
 
     endings: tuple[str, ...] = ()
@@ -68,16 +68,19 @@ class Marks:
         """Return whether a file or folder is one for the source."""
         if not os.path.isdir(path):
             return path.lower().endswith(self.endings)
-        if self.in_folders:
-            return self._fill(Path(path))
-        return any(os.path.isfile(os.path.join(path, name)) for name in self.files)
+        if self.in_folders and self._fill(Path(path)):
+            return True
+        found = (Path(path, name) for name in self.files)
+        return any(file.is_file() and (not self.endings or self._are_in(file.parent)) for file in found)
 
     def _fill(self, top: Path) -> bool:
         inside = subfolders(top)
         if any(name.lower() not in (*SPLIT_OF, "data") or subfolders(top / name) for name in inside):
             return False
-        folders = (top, *(top / name for name in inside))
-        return any(name.lower().endswith(self.endings) for folder in folders for name in os.listdir(folder))
+        return any(map(self._are_in, (top, *(top / name for name in inside))))
+
+    def _are_in(self, folder: Path) -> bool:
+        return any(name.lower().endswith(self.endings) for name in os.listdir(folder))
 
 
 class Source(Protocol):

@@ -22,7 +22,8 @@ from covpool.terminal import counted
 
 LOGGER = logging.getLogger("covpool")
 INDEX, EXTENSION = "index.json", ".tar"
-MARKS = Marks(endings=(EXTENSION,), in_folders=True)
+# Other programs write an index.json too, so it counts next to tars.
+MARKS = Marks(endings=(EXTENSION,), in_folders=True, files=(INDEX, *(f"{split}/{INDEX}" for split in SPLITS)))
 
 
 def open_splits(path: str, cache: str | None = None) -> Mapping[Split, ImageSet]:
