@@ -55,6 +55,7 @@ PROJECT = {
         "lr-find": Verb("suggest a learning rate, from a short sweep", "train"),
     },
     "train": {
+        "fit": Verb("a model for a folder of images, compared with GAP", "eval", resumes=True),
         "train": Verb("a network on images, from a folder to a report", "train", resumes=True),
         "probe": Verb("heads on a frozen backbone, in minutes", "eval", resumes=True),
         "svm": Verb("linear SVMs on a trained network's features", "eval", resumes=True),

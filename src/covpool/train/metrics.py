@@ -87,19 +87,20 @@ def predict(
         for result in results:
             bad.extend(result.bad)
             if len(result.ids):
-                parts.append(_predictions(result))
+                parts.append(predictions_of(result))
 
     processes.together(predict_all)
     gathered = processes.gather((parts, bad, is_stopped()))
     if any(stopped for _, _, stopped in gathered):
         return None
     return (
-        _joined([part for parts, _, _ in gathered for part in parts]),
+        join_predictions([part for parts, _, _ in gathered for part in parts]),
         [image for _, bad, _ in gathered for image in bad],
     )
 
 
-def _predictions(result: Result) -> Predictions:
+def predictions_of(result: Result) -> Predictions:
+    """Return the predictions of a batch from its ``logits``; several views are averaged."""
     logits_BK, labels = result.outputs["logits"].mean(dim=0), torch.from_numpy(result.labels)
     probabilities = logits_BK.softmax(dim=1)
     confidence, predicted = probabilities.max(dim=1)
@@ -118,7 +119,7 @@ def _predictions(result: Result) -> Predictions:
     )
 
 
-def _joined(parts: list[Predictions]) -> Predictions:
+def join_predictions(parts: list[Predictions]) -> Predictions:
     """Concatenate the parts in the order of the set."""
     if not parts:
         whole, real = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float32)

@@ -100,18 +100,7 @@ class RunFolder:
 
     def write_predictions(self, predictions: Predictions, images: ImageSet) -> None:
         """Write a line per image."""
-        columns = ("name", "label", "predicted", "confidence", "label_confidence", "loss")
-        classes = images.classes
-        rows = zip(
-            [images.name(i) for i in predictions.ids.tolist()],
-            [classes[i] for i in predictions.labels.tolist()],
-            [classes[i] for i in predictions.predicted.tolist()],
-            predictions.confidence.tolist(),
-            predictions.label_confidence.tolist(),
-            predictions.losses.tolist(),
-            strict=True,
-        )
-        self._write_csv("predictions.csv", columns, list(rows))
+        write_predictions(self.path / "predictions.csv", predictions, images)
 
     def append_log(self, line: Mapping[str, Any]) -> None:
         """Add a line to the log."""
@@ -131,6 +120,22 @@ class RunFolder:
 
     def _write_csv(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         replace_file(self.path / name, csv_bytes(columns, rows))
+
+
+def write_predictions(path: Path, predictions: Predictions, images: ImageSet) -> None:
+    """Write a CSV with a line per image."""
+    columns = ("name", "label", "predicted", "confidence", "label_confidence", "loss")
+    classes = images.classes
+    rows = zip(
+        [images.name(i) for i in predictions.ids.tolist()],
+        [classes[i] for i in predictions.labels.tolist()],
+        [classes[i] for i in predictions.predicted.tolist()],
+        predictions.confidence.tolist(),
+        predictions.label_confidence.tolist(),
+        predictions.losses.tolist(),
+        strict=True,
+    )
+    replace_file(path, csv_bytes(columns, list(rows)))
 
 
 class BadImages:

@@ -59,12 +59,29 @@ def sample(images: ImageSet, count: int, seed: int = 0) -> Subset:
     return Subset(images, np.flatnonzero(_chosen(images, shares, seed)))
 
 
-def _chosen(images: ImageSet, shares: NDArray[np.int64], seed: int) -> NDArray[np.bool_]:
-    """Which images are among so many of each class."""
+def fold_numbers(images: ImageSet, folds: int, seed: int = 0) -> NDArray[np.int64]:
+    """Return the fold of each image, from 0; each class is spread over the folds as evenly as possible.
+
+    The fold of an image depends on the seed and on the names of the images alone.
+    """
+    order = _by_class(images, seed)[0]
+    numbers = np.empty(len(images), dtype=np.int64)
+    numbers[order] = np.arange(len(images)) % folds
+    return numbers
+
+
+def _by_class(images: ImageSet, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the images class by class, in each class in random order, and their labels."""
     labels = np.asarray(images.labels, dtype=np.int64)
     keys = np.array([_key(images.name(i), seed) for i in range(len(images))], dtype=np.uint64)
-    order = np.lexsort((keys, labels))  # class by class, in each by chance
-    starts = np.searchsorted(labels[order], np.arange(len(shares)))
+    order = np.lexsort((keys, labels))
+    return order, labels[order]
+
+
+def _chosen(images: ImageSet, shares: NDArray[np.int64], seed: int) -> NDArray[np.bool_]:
+    """Which images are among so many of each class."""
+    order, labels = _by_class(images, seed)
+    starts = np.searchsorted(labels, np.arange(len(shares)))
     is_chosen = np.zeros(len(images), dtype=bool)
     for start, share in zip(starts, shares, strict=True):
         is_chosen[order[start : start + share]] = True

@@ -1,6 +1,7 @@
-"""Heads on a frozen backbone, side by side: each with several seeds, the best of them as a bundle.
+"""Train heads on a frozen backbone, each with several seeds, and save the best of them as a bundle.
 
-The test is never asked which head is the best: that is for val, or for images that each seed sets aside.
+The best head is chosen on val, or on images that each seed sets aside, never on test. Without val and test
+the heads are compared by cross-validation: each image is predicted by a head that was trained without it.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from covpool.evaluate.probe.options import POOLED_ALREADY, ProbeOptions, head_co
 from covpool.evaluate.probe.record import PROTOCOL, ProbeFolder, new_record, summarised
 from covpool.evaluate.results import mark_folder, prepare_folder
 from covpool.evaluate.svm.classifier import check_every_class
+from covpool.inference.forward import Result
 from covpool.inference.store import CachedFeatures, FeatureStore, check_room
 from covpool.models.bundle import save_model
 from covpool.models.config import ModelConfig
@@ -42,10 +44,13 @@ from covpool.models.create import build_model
 from covpool.models.model import PooledClassifier
 from covpool.processes import joined_processes
 from covpool.terminal import human
-from covpool.train.splits import check_classes, split_off
+from covpool.train.metrics import Predictions, join_predictions, predictions_of
+from covpool.train.splits import check_classes, fold_numbers, split_off
 
 LOGGER = logging.getLogger("covpool")
 GIGABYTE = 1e9
+# Parts of the images in cross-validation.
+FOLDS = 5
 
 Progress = Callable[[str, int, int], None]
 
@@ -55,8 +60,8 @@ class Probed:
     """What came of it.
 
     Attributes:
-        folder: with ``results.json``, ``table.md``, a bundle of every head in ``heads``, and of the best one
-            in ``bundle``.
+        folder: with ``results.json``, ``table.md``, ``predictions`` of every head and seed, a bundle of every
+            head in ``heads``, and of the best one in ``bundle``.
         record: as in ``results.json``.
     """
 
@@ -78,7 +83,7 @@ def probe(
     """Train heads on a frozen backbone; stopped, it goes on where it was.
 
     Args:
-        data: images with train, and test or val beside it.
+        data: images with train, and with test or val; without both, heads are compared by cross-validation.
         options: the backbone, the heads, and how they learn.
         out: the folder of results.
         cache: the folder of features, which other calls share.
@@ -94,12 +99,12 @@ def probe(
     with joined_processes(options.device) as processes:
         if processes.world_size > 1:
             raise UsageError("probing is for one process: a head is trained in minutes")
-        return _Probing(
+        return Probing(
             data, options, Path(out), Path(cache), max_cache, layout, tell, progress, processes.device
         ).run()
 
 
-class _Probing:
+class Probing:
     """A call of :func:`probe`: its images, features and results."""
 
     def __init__(
@@ -119,10 +124,8 @@ class _Probing:
         self.sets: dict[str, ImageSet] = {
             str(name): found for name, found in open_splits(data, layout).items()
         }
-        if "train" not in self.sets or len(self.sets) == 1:
-            raise UsageError(
-                f"{data} needs images to train on and others to test on; it has {', '.join(self.sets)}"
-            )
+        if "train" not in self.sets:
+            raise UsageError(f"{data} has no images to train on; it has {', '.join(self.sets)}")
         self.train_images: ImageSet = self.sets["train"]
         check_classes(self.train_images.classes, str(data))
         self._check_val_fraction()
@@ -140,13 +143,14 @@ class _Probing:
         self.folder.check(self.arguments)
 
     def _check_val_fraction(self) -> None:
-        if "val" not in self.sets and self.options.val_fraction:
+        if "val" not in self.sets and "test" in self.sets and self.options.val_fraction:
             try:
                 split_off(self.train_images, self.options.val_fraction)
             except ValueError as error:
                 raise UsageError(f"{error}; --val-fraction 0 chooses no best head") from error
 
     def run(self) -> Probed:
+        """Train the heads that have no results yet."""
         with held(self.folder.path):
             self.folder.check(self.arguments)  # again: another process may just have finished
             mark_folder(self.folder.path, PROTOCOL)  # the features may be in it too, and come first
@@ -171,6 +175,7 @@ class _Probing:
                     record["rows"].append(self._row(head, seed, commit, features))
                     self.folder.write(record)
         record |= summarised(record)
+        self.folder.add_differences(record["heads"], tuple(self.train_images.classes))
         self.folder.write(record)
         if record["best"] is not None:
             self.folder.keep_best(record["best"])
@@ -228,25 +233,69 @@ class _Probing:
         train, val, test = features["train"], features.get("val"), features.get("test")
         row: dict[str, Any] = {"head": head, "seed": seed, "commit": commit, "val": None, "test": None}
         started = time.monotonic()
-        if val is None and self.options.val_fraction:
-            rest, aside = split_off(self.train_images, self.options.val_fraction, seed)
-            trial = self._trained(head, seed, train, np.intersect1d(rest.indices, train.usable))
-            row["val"] = _shares(trial, train, np.intersect1d(aside.indices, train.usable))
+        predictions: Predictions | None = None
+        images = self.train_images
+        if val is None and test is None:
+            row["val"], predictions = self._cross_validated(head, seed, train)
+        elif val is None and self.options.val_fraction:
+            trial, aside = self._trial(head, seed, train)
+            row["val"] = _shares(trial, train, aside)[0]
         row["choosing_seconds"], started = round(time.monotonic() - started, 1), time.monotonic()
         model = self._trained(head, seed, train, train.usable)
         row["seconds"] = round(time.monotonic() - started, 1)
         if val is not None:
-            row["val"] = _shares(model, val, val.usable)
+            row["val"], predictions = _shares(model, val, val.usable)
+            images = self.sets["val"]
         if test is not None:
-            row["test"] = _shares(model, test, test.usable)
+            row["test"], predictions = _shares(model, test, test.usable)
+            images = self.sets["test"]
+        if predictions is not None:
+            self.folder.write_predictions(head, seed, predictions, images)
         row["parameters"] = sum(p.numel() for p in model.parameters() if p.requires_grad)
         if seed < self.options.svm_seeds and test is not None:
             row["svm"] = self._svm(model, train, test)
         if seed == 0:
-            model.classes = tuple(self.train_images.classes)
-            recipe = {"protocol": "probe", **dataclasses.asdict(self.options)}
-            save_model(model, self.folder.head(head), metrics=row, recipe=recipe)
+            self._save(model, self.folder.head(head), row)
         return row
+
+    def _trial(
+        self, head: str, seed: int, train: CachedFeatures
+    ) -> tuple[PooledClassifier, NDArray[np.int64]]:
+        """Train without some of the images, and return the head and those images."""
+        rest, aside = split_off(self.train_images, self.options.val_fraction, seed)
+        trial = self._trained(head, seed, train, np.intersect1d(rest.indices, train.usable))
+        return trial, np.intersect1d(aside.indices, train.usable)
+
+    def _cross_validated(
+        self, head: str, seed: int, train: CachedFeatures
+    ) -> tuple[dict[str, float], Predictions]:
+        """Predict each fold by a head that is trained on the others."""
+        fold_of = fold_numbers(self.train_images, FOLDS, seed)[train.usable]
+        parts, images, shares = [], 0, {"top1": 0.0, "top1_flip": 0.0}
+        for fold in np.unique(fold_of):
+            trial = self._trained(head, seed, train, train.usable[fold_of != fold])
+            found, predictions = _shares(trial, train, train.usable[fold_of == fold])
+            parts.append(predictions)
+            images += len(predictions.ids)
+            shares = {name: shares[name] + found[name] * len(predictions.ids) for name in shares}
+        return {name: total / images for name, total in shares.items()}, join_predictions(parts)
+
+    def save_start(self, head: str, folder: Path) -> None:
+        """Save a bundle to fine-tune from: a head that was trained without the validation images."""
+        features = self._features()[0]
+        train, val = features["train"], features.get("val")
+        if val is not None:
+            model = self._trained(head, 0, train, train.usable)
+            shares = _shares(model, val, val.usable)[0]
+        else:
+            model, aside = self._trial(head, 0, train)
+            shares = _shares(model, train, aside)[0]
+        self._save(model, folder, {"val": shares})
+
+    def _save(self, model: PooledClassifier, folder: Path, row: dict[str, Any]) -> None:
+        model.classes = tuple(self.train_images.classes)
+        recipe = {"protocol": "probe", **dataclasses.asdict(self.options)}
+        save_model(model, folder, metrics=row, recipe=recipe)
 
     def _svm(self, model: PooledClassifier, train: CachedFeatures, test: CachedFeatures) -> dict[str, Any]:
         started = time.monotonic()
@@ -277,9 +326,19 @@ class _Probing:
         )
 
 
-def _shares(model: PooledClassifier, cached: CachedFeatures, ids: NDArray[np.int64]) -> dict[str, float]:
-    """Of right answers: by the image alone, and with its mirror's logits."""
-    return right_answers((logits, cached.labels[some]) for some, logits in head_outputs(model, cached, ids))
+def _shares(
+    model: PooledClassifier, cached: CachedFeatures, ids: NDArray[np.int64]
+) -> tuple[dict[str, float], Predictions]:
+    """Return the accuracies, of the image alone and with its flip, and the predictions of the image alone."""
+    found: list[Predictions] = []
+
+    def parts() -> Iterator[tuple[Tensor, NDArray[np.int64]]]:
+        for some, logits in head_outputs(model, cached, ids):
+            found.append(predictions_of(Result(some, cached.labels[some], {"logits": logits[:1]}, ())))
+            yield logits, cached.labels[some]
+
+    shares = right_answers(parts())
+    return shares, join_predictions(found)
 
 
 def right_answers(parts: Iterable[tuple[Tensor, NDArray[np.int64]]]) -> dict[str, float]:

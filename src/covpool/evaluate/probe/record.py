@@ -7,11 +7,18 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+import numpy as np
+
+from covpool.data.image_set import ImageSet
 from covpool.durable import replace_file, replace_folder, write_file
 from covpool.errors import UsageError
+from covpool.evaluate.probe.options import AVERAGE
 from covpool.evaluate.results import FILE, write_results
 from covpool.models.card import plain_json
 from covpool.provenance.origin import new_results
+from covpool.train.metrics import Predictions
+from covpool.train.report.record import read_predictions
+from covpool.train.run_folder import write_predictions
 
 PROTOCOL = "probe"
 PACKAGES = ("functional", "nn", "models", "data", "inference", "train", "evaluate")
@@ -64,6 +71,38 @@ class ProbeFolder:
         write_results(self.path, record)
         replace_file(self.path / "table.md", f"{table(record)}\n".encode())
 
+    def predictions(self, head: str, seed: int) -> Path:
+        """The CSV of the predictions of a head with a seed."""
+        return self.path / "predictions" / f"{head}-{seed}.csv"
+
+    def write_predictions(self, head: str, seed: int, predictions: Predictions, images: ImageSet) -> None:
+        """Write the predictions of a head for the images that compare it with the others."""
+        file = self.predictions(head, seed)
+        file.parent.mkdir(exist_ok=True)
+        write_predictions(file, predictions, images)
+
+    def add_differences(self, heads: list[dict[str, Any]], classes: tuple[str, ...]) -> None:
+        """Add to each head its accuracy minus that of average pooling, paired by image.
+
+        The interval is of 95 %, over images: for each image the mean over seeds counts.
+        """
+        seeds = {one["head"]: one["seeds"] for one in heads}
+        for one in heads:
+            one["over_gap"] = None
+            if one["head"] == AVERAGE or AVERAGE not in seeds:
+                continue
+            common = range(min(seeds[one["head"]], seeds[AVERAGE]))
+            files = [
+                (self.predictions(one["head"], seed), self.predictions(AVERAGE, seed)) for seed in common
+            ]
+            if not all(file.exists() for pair in files for file in pair):  # results of an earlier version
+                continue
+            right = [[read_predictions(file, classes).right for file in pair] for pair in files]
+            per_image = np.mean([ours.astype(float) - theirs for ours, theirs in right], axis=0)
+            middle = float(per_image.mean())
+            half = 1.96 * float(per_image.std()) / len(per_image) ** 0.5
+            one["over_gap"] = {"mean": middle, "low": middle - half, "high": middle + half}
+
     def keep_best(self, head: str) -> None:
         """A copy of its bundle where everyone looks for one."""
         with replace_folder(self.path / "bundle") as new:
@@ -94,15 +133,35 @@ def table(record: dict[str, Any]) -> str:
 
 def table_cells(record: dict[str, Any]) -> list[list[str]]:
     """Titles, and a row for every head: percent, mean ± standard deviation over seeds."""
-    heads = summarised(record)["heads"]
+    heads = record["heads"] or summarised(record)["heads"]
     columns = [name for name in ("val", "test", "svm") if any(head[name] for head in heads)]
-    titles = {"val": "choosing", "test": "test", "svm": "SVM, test"}
+    titles = {"val": _chosen_on(record["images"]), "test": "test", "svm": "SVM, test"}
     named = [f"{titles[name]}{flip}" for name in columns for flip in ("", ", flip")]
-    rows = [["head", "seeds", *named, "seconds"]]
+    over = ["over gap"] if any(head.get("over_gap") for head in heads) else []
+    rows = [["head", "seeds", *named, *over, "seconds"]]
     for head in heads:
         cells = [percent(head[name], key) for name in columns for key in ("top1", "top1_flip")]
+        cells += [difference(head.get("over_gap")) for _ in over]
         rows.append([head["head"], str(head["seeds"]), *cells, f"{head['seconds']:.0f}"])
     return rows
+
+
+def _chosen_on(images: dict[str, int]) -> str:
+    """Return the title of the accuracies by which the best head is chosen."""
+    return "val" if "val" in images else "set aside" if "test" in images else "cross-validated"
+
+
+def difference(over: dict[str, float] | None) -> str:
+    """Format a difference in percentage points, with its interval.
+
+    Example:
+        >>> difference({"mean": 0.0447, "low": 0.019, "high": 0.0704})
+        '+4.5 (+1.9 to +7.0)'
+    """
+    if over is None:
+        return ""
+    middle, low, high = (f"{100 * over[name]:+.1f}" for name in ("mean", "low", "high"))
+    return f"{middle} ({low} to {high})"
 
 
 def percent(measured: dict[str, Any] | None, key: str) -> str:

@@ -1,17 +1,15 @@
-"""Write report.html for one run or for a comparison, and format its numbers."""
+"""Write report.html for one run or for a comparison."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import numpy as np
 import yaml
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 from numpy.typing import NDArray
 
 from covpool.data.image_set import ImageSet
@@ -19,7 +17,6 @@ from covpool.drawing import LIGHT, png
 from covpool.durable import replace_file
 from covpool.errors import UsageError
 from covpool.models.model import PooledClassifier
-from covpool.terminal import duration as time_for_people
 from covpool.train.report.figures import (
     SHOWN,
     curve_pictures,
@@ -37,9 +34,9 @@ from covpool.train.report.per_class import (
     wilson,
 )
 from covpool.train.report.record import Predictions, RunRecord, read_run
+from covpool.train.report.rendering import duration, number, percent, points, render
 from covpool.train.report.thumbnails import looks, most_confident_errors, tiles
 
-MISSING = "–"
 SPLITS = {"train": "training", "val": "validation", "test": "test"}
 # The names of the metrics.
 METRICS = {
@@ -71,7 +68,7 @@ def write_report(folder: Path, images: ImageSet | None = None, model: PooledClas
     folder = Path(folder)
     run = read_run(folder)
     replace_file(folder / "curves.png", png(draw_curves({"": run}, LIGHT)))
-    values = _of_predictions(folder, run.predictions, images) if len(run.predictions) else {}
+    values = prediction_values(folder, run.predictions, images) if len(run.predictions) else {}
     page = folder / PAGE
     replace_file(
         page,
@@ -82,6 +79,7 @@ def write_report(folder: Path, images: ImageSet | None = None, model: PooledClas
             metrics=metrics(run.summary),
             metric_names=METRICS,
             metric_text=metric_text,
+            commands=next_commands(folder),
             run=run,
             curves=curve_pictures({"": run}),
             found=values,
@@ -93,7 +91,7 @@ def write_report(folder: Path, images: ImageSet | None = None, model: PooledClas
     return page
 
 
-def _of_predictions(folder: Path, predictions: Predictions, images: ImageSet | None) -> dict[str, Any]:
+def prediction_values(folder: Path, predictions: Predictions, images: ImageSet | None) -> dict[str, Any]:
     """Write the files about the predictions, and return the values for the page."""
     rows, errors = per_class(predictions), errors_by_pair(predictions)
     worst = tiles(predictions, most_confident_errors(predictions, WORST), images)
@@ -112,6 +110,7 @@ def _of_predictions(folder: Path, predictions: Predictions, images: ImageSet | N
             "table of what images are against what they were taken for",
         ),
         "is_part": len(predictions.classes) > SHOWN,
+        "classes": len(predictions.classes),
         "worst": worst,
         "wrong": len(predictions) - int(predictions.right.sum()),
     }
@@ -154,7 +153,8 @@ def write_comparison(folder: Path, runs: Mapping[str, Path], images: ImageSet | 
         render(
             "comparison.html.jinja",
             names=tuple(known),
-            runs=(first, second),
+            reports=[_link(folder, Path(path)) for path in runs.values()],
+            commands=next_commands(_best_run(known, runs)),
             difference=_difference(first.predictions, second.predictions, paired),
             split=SPLITS.get(first.summary.get("split") or "", ""),
             metrics=_metrics(first, second),
@@ -169,6 +169,31 @@ def write_comparison(folder: Path, runs: Mapping[str, Path], images: ImageSet | 
         ),
     )
     return page
+
+
+def next_commands(folder: Path, more: str = "") -> list[tuple[str, str]]:
+    """Return the commands to type after a run, each with its purpose; ``more`` are options of export."""
+    bundle = folder / "bundle"
+    return [
+        ("classify photographs", f"covpool predict {bundle} PHOTO.jpg"),
+        ("see the evidence for a class", f"covpool explain {bundle} PHOTO.jpg"),
+        ("export to ONNX", f"covpool export {bundle} --formats onnx{more}"),
+    ]
+
+
+def _best_run(known: Mapping[str, RunRecord], runs: Mapping[str, Path]) -> Path:
+    """Return the folder of the run with the higher validation accuracy; the first of equal ones."""
+    return Path(runs[max(known, key=lambda name: (known[name].summary["validation"] or {}).get("top1", 0.0))])
+
+
+def _link(page: Path, run: Path) -> str:
+    """Return the address of a run's report, relative to the page if it is below it."""
+    report = run / PAGE
+    return (
+        quote(report.relative_to(page).as_posix())
+        if report.is_relative_to(page)
+        else report.resolve().as_uri()
+    )
 
 
 def pair(first: Predictions, second: Predictions) -> Paired:
@@ -238,70 +263,6 @@ def _settings(value: Any, prefix: str = "") -> dict[str, str]:
     for key, inner in value.items():
         found |= _settings(inner, f"{prefix}.{key}" if prefix else str(key))
     return found
-
-
-def render(template: str, **values: Any) -> bytes:
-    """Render a page with every value escaped; bytes that are not text become question marks."""
-    return _environment().get_template(template).render(**values).encode("utf-8", errors="replace")
-
-
-def percent(share: float | None) -> str:
-    r"""Format a share as a percentage.
-
-    Example:
-        >>> percent(0.8731), percent(None)
-        ('87.3\xa0%', '–')
-    """
-    return MISSING if not _is_known(share) else f"{100 * share:.1f}\u00a0%"
-
-
-def points(difference: float | None) -> str:
-    """Format a difference of two shares in percentage points, with its sign.
-
-    Example:
-        >>> points(0.0234), points(-0.0004), points(-0.05)
-        ('+2.3', '0.0', '−5.0')
-    """
-    if not _is_known(difference):
-        return MISSING
-    text = f"{100 * difference:+.1f}"
-    return text[1:] if float(text) == 0 else text.replace("-", "−")
-
-
-def number(value: float | None, decimals: int = 0) -> str:
-    """Format a number with separators between thousands."""
-    return MISSING if not _is_known(value) else f"{value:,.{decimals}f}"
-
-
-def duration(seconds: float | None) -> str:
-    """Format a time in hours and minutes, or in minutes and seconds."""
-    return MISSING if not _is_known(seconds) else time_for_people(seconds)
-
-
-def breakable(name: str) -> Markup:
-    """Escape a name, and allow a line break after ``_``, ``/`` and ``-``.
-
-    Example:
-        >>> breakable("114.House_<b>")
-        Markup('114.House_<wbr>&lt;b&gt;')
-    """
-    return Markup("<wbr>").join(re.split(r"(?<=[_/-])", name))
-
-
-def _is_known(value: float | None) -> TypeGuard[float]:
-    return value is not None and math.isfinite(value)
-
-
-def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("covpool.train.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {one.__name__: one for one in (percent, points, number, duration, breakable)}
-    return environment
 
 
 def run_title(summary: Mapping[str, Any]) -> str:

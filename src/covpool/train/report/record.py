@@ -98,7 +98,7 @@ def read_run(folder: Path) -> RunRecord:
         _read_metrics(folder / "metrics.csv"),
         steps,
         events,
-        _read_predictions(folder / "predictions.csv", tuple(summary["classes"])),
+        read_predictions(folder / "predictions.csv", tuple(summary["classes"])),
         recipe.read_text(encoding="utf-8") if recipe.exists() else "",
     )
 
@@ -133,7 +133,8 @@ def _entries(path: Path) -> Iterator[dict[str, Any]]:
                 yield entry
 
 
-def _read_predictions(path: Path, classes: tuple[str, ...]) -> Predictions:
+def read_predictions(path: Path, classes: tuple[str, ...]) -> Predictions:
+    """Read ``predictions.csv``; nothing if there is no such file."""
     numbers = {name: number for number, name in enumerate(classes)}
     columns: tuple[array[Any], ...] = (array("q"), array("q"), array("d"), array("d"))
 

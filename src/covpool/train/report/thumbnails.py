@@ -44,6 +44,7 @@ class Look(NamedTuple):
     name: str
     label: str
     predicted: str
+    confidence: float
     kind: str
     picture: str
     map: str
@@ -96,7 +97,8 @@ def looks(predictions: Predictions, images: ImageSet, model: PooledClassifier) -
         map_ = one.found[0]
         uris = [jpeg_uri(_small(picture)) for picture in (one.picture, one.overlay(map_.places))]
         classes = predictions.classes
-        found.append(Look(name, classes[label], classes[predicted], map_.kind, *uris))
+        sure = float(predictions.confidence[place])
+        found.append(Look(name, classes[label], classes[predicted], sure, map_.kind, *uris))
     return found
 
 
