@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TextIO
 
@@ -68,6 +69,8 @@ if TYPE_CHECKING:
 
 # Seconds between two updates.
 ON_A_TERMINAL, IN_A_LOG = 0.1, 30.0
+# Seconds over which the speed is measured, so that the remaining time follows when it changes.
+WINDOW = 120.0
 
 
 class Progress:
@@ -83,7 +86,7 @@ class Progress:
     """
 
     def __init__(self, what: str = "", stream: TextIO | None = None, *, silent: bool = False) -> None:
-        self.what, self.silent = what, silent
+        self.what, self.silent, self.left = what, silent, "left"
         self.stream = sys.stderr if stream is None else stream
         self._bar = None if silent else _bar(self.stream)
         self.begin()
@@ -93,8 +96,9 @@ class Progress:
 
     def begin(self, done: int = 0) -> None:
         """Measure the speed from now on, when ``done`` items are done already."""
-        self._shown = self._began = time.monotonic()
+        self._shown = time.monotonic()
         self._before = done
+        self._samples = deque([(self._shown, done)])
 
     def __call__(self, done: int, total: int, where: str = "", figures: str = "") -> None:
         """Show the state of the job, unless it was shown a moment ago.
@@ -112,8 +116,12 @@ class Progress:
             return
         self._shown = now
         words = [where or f"{done:,} of {total:,} {self.what}"]
-        if done > self._before:
-            words.append(f"{duration((now - self._began) * (total - done) / (done - self._before))} left")
+        self._samples.append((now, done))
+        while len(self._samples) > 2 and now - self._samples[1][0] > WINDOW:
+            self._samples.popleft()
+        began, before = self._samples[0]
+        if done > before:
+            words.append(f"{duration((now - began) * (total - done) / (done - before))} {self.left}")
         text = ", ".join([*words, figures] if figures else words)
         if self._bar is None:
             print(text, file=self.stream, flush=True)

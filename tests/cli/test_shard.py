@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 from covpool.cli.main import main
+from covpool.data.division import split_off
 from covpool.data.image_set import ImageSet
 from covpool.data.shards.index import ShardIndex
 from covpool.data.shards.reader import open_shards
 from covpool.data.shards.write import write_shards
 from covpool.data.sources import open_splits
 from covpool.train.recipe import DataOptions
-from covpool.train.splits import open_data, split_off
+from covpool.train.splits import open_data
 from tests.data.memory_images import memory_images
 
 

@@ -134,7 +134,7 @@ def _write(arguments: Arguments) -> Sharded:
 
 def _with_val(sets: "Mapping[Split, ImageSet]", arguments: Arguments) -> "Mapping[Split, ImageSet]":
     """Split val off train, if there is none and ``--val-fraction`` is given."""
-    from covpool.train.splits import split_off
+    from covpool.data.division import split_off
 
     if not arguments.val_fraction or "val" in sets:
         return sets

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from covpool.data.division import sample
 from covpool.data.image_set import ImageSet
 from covpool.data.sources import evaluation_split
 from covpool.data.transforms import Preprocessing, pixels_transform
@@ -22,7 +23,6 @@ from covpool.models.bundle import read_card
 from covpool.models.card import Card
 from covpool.models.model import PooledClassifier
 from covpool.processes import Processes
-from covpool.train.splits import sample
 
 Progress = Callable[[int, int], None]
 

@@ -30,6 +30,10 @@ from covpool.train.trainer import Trainer
 LOGGER = logging.getLogger("covpool")
 # After 19 steps isqrt_cov was less accurate than GAP on 5 species of sparrows; after 240, more on 21.
 FEW_STEPS = 50
+# From fewer images a network that starts from random weights learns little.
+FEW_IMAGES = 5000
+# On fewer images the 95 % interval of an accuracy is wider than ±10 points.
+FEW_TO_MEASURE = 96
 
 
 @dataclass(frozen=True)
@@ -113,6 +117,22 @@ def _opened(recipe: Recipe) -> Splits:
         joined(splits.train, splits.val)
     if recipe.schedule.milestones and min(recipe.schedule.milestones) >= recipe.schedule.epochs:
         LOGGER.warning("the learning rate never falls: its first milestone comes after the last epoch")
+    weights = recipe.weights
+    if not (weights.pretrained or weights.path or weights.bundle) and len(splits.train) < FEW_IMAGES:
+        LOGGER.warning(
+            "training from scratch on %s ends far below a pretrained backbone: use 'covpool fit %s', or add "
+            "--pretrained",
+            counted(len(splits.train), "image"),
+            recipe.data.path,
+        )
+    _, images = splits.reported()
+    if images is not None and len(images) < FEW_TO_MEASURE:
+        LOGGER.warning(
+            "accuracy is measured on %s, so its 95 %% interval is up to ±%.0f points; 'covpool fit' uses "
+            "cross-validation where there are no test images",
+            counted(len(images), "image"),
+            98 / len(images) ** 0.5,
+        )
     alone = recipe.schedule.head_epochs * (len(splits.train) // recipe.batch_size)
     if recipe.model.is_second_order and recipe.schedule.head_first and alone < FEW_STEPS:
         LOGGER.warning(

@@ -51,6 +51,11 @@ class Journal:
         self._trackers: list[Tracker] = []
         self._cursor = cursor
         self._every = -(-batches // LINES)
+        # The steps of the first stage, in which the backbone is frozen; 0 if there is only one stage.
+        alone = recipe.schedule.head_epochs * batches if recipe.weights.freeze is None else 0
+        self._head_steps = alone if alone < epochs * batches else 0
+        if self._head_steps:
+            self._start_stage(cursor)
         self._since, self._steps = time.monotonic(), 0
         self._exit = contextlib.ExitStack()
 
@@ -73,6 +78,9 @@ class Journal:
             f"{counted(self.batches, 'step')} per epoch, "
             f"{counted(each, 'process')} on {self.processes.device.type}"
         )
+        if alone := self._head_steps // self.batches:
+            self.progress.line(f"stage 1 of 2: epochs 1 to {alone}, pooling and classifier; backbone frozen")
+            self.progress.line(f"stage 2 of 2: epochs {alone + 1} to {self.epochs}, all layers, slower")
         if self._cursor:
             epoch, step = divmod(self._cursor, self.batches)
             self.progress.line(f"resuming from epoch {epoch + 1}, step {step:,}")
@@ -89,9 +97,12 @@ class Journal:
         self._steps += 1
         rate = self.recipe.batch_size * self._steps / max(time.monotonic() - self._since, 1e-9)
         epoch, step = divmod(cursor - 1, self.batches)
+        if self._head_steps and cursor == self._head_steps + 1:
+            self._start_stage(cursor - 1)
+        is_alone = cursor <= self._head_steps
         self.progress(
-            cursor,
-            self.epochs * self.batches,
+            cursor - (0 if is_alone else self._head_steps),
+            self._head_steps if is_alone else self.epochs * self.batches - self._head_steps,
             f"epoch {epoch + 1}/{self.epochs}, step {step + 1:,} of {self.batches:,}",
             f"loss {outcome.loss:.3f}, top-1 {100 * outcome.top1:.1f} %, {rate:,.0f} images/s, lr {lr:.2g}",
         )
@@ -107,6 +118,12 @@ class Journal:
         self._log({"step": cursor, "epoch": epoch + 1, **values})
         self._track({f"train/{name}": value for name, value in values.items()}, cursor)
         self.start_epoch()
+
+    def _start_stage(self, cursor: int) -> None:
+        """Measure the speed of a stage by itself: a step is slower once the backbone trains."""
+        is_alone = cursor < self._head_steps
+        self.progress.left = f"left in stage {1 if is_alone else 2} of 2"
+        self.progress.begin(cursor - (0 if is_alone else self._head_steps))
 
     def event(self, what: str, **details: Any) -> None:
         """Log something that happened, such as a skipped step."""

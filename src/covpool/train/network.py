@@ -44,7 +44,7 @@ def make_model(recipe: Recipe, classes: Sequence[str], processes: Processes) -> 
     )
     model.classes = tuple(classes)
     if weights.bundle is not None:
-        _load_all_but_classifier(model, weights.bundle)
+        _load_bundle(model, weights.bundle)
     if weights.keep_statistics and not (weights.pretrained or weights.path or weights.bundle):
         raise UsageError(
             "BatchNorms can only keep statistics that come with weights: use --pretrained true, "
@@ -62,11 +62,13 @@ def make_model(recipe: Recipe, classes: Sequence[str], processes: Processes) -> 
     return model.to(processes.device).train()
 
 
-def _load_all_but_classifier(model: PooledClassifier, bundle: str) -> None:
-    """Load backbone, pooling and hidden layers of a bundle, which has other classes."""
+def _load_bundle(model: PooledClassifier, bundle: str) -> None:
+    """Load the weights of a bundle; the classifier too if the classes are the same."""
     source = load_model(bundle)
     _check_same_network(model, source, bundle)
-    source.reset_classifier(model.num_classes)
+    has_same_classes = source.classes == model.classes
+    if not has_same_classes:
+        source.reset_classifier(model.num_classes)
     weights, own = source.state_dict(), model.state_dict()
     for name in sorted(weights.keys() ^ own.keys()) or [
         name for name in own if own[name].shape != weights[name].shape
@@ -78,7 +80,8 @@ def _load_all_but_classifier(model: PooledClassifier, bundle: str) -> None:
         for classifier in (classifiers if isinstance(classifiers, tuple) else (classifiers,))
         for parameter in classifier.parameters()
     }
-    fresh = {name for name, parameter in model.named_parameters() if id(parameter) in new}
+    is_new = not has_same_classes
+    fresh = {name for name, parameter in model.named_parameters() if is_new and id(parameter) in new}
     model.load_state_dict({name: own[name] if name in fresh else weights[name] for name in own})
 
 

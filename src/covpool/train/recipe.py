@@ -62,8 +62,9 @@ class WeightOptions:
     Attributes:
         pretrained: download timm's weights of the backbone.
         path: file with weights of the backbone, ``.safetensors`` or ``.pth``.
-        bundle: folder of a run or of ``covpool convert``; all its weights but the classifier's. It sets the
-            network if no recipe is named; a named recipe must have the same network.
+        bundle: folder of a run or of ``covpool convert``; all its weights, except those of the classifier if
+            the classes differ. It sets the network if no recipe is named; a named recipe must have the same
+            network.
         key_map: how the names in the file become timm's: ``{prefix: replacement}``, or ``order``.
         freeze: ``backbone`` trains only pooling and classifier.
         keep_statistics: BatchNorms of the backbone keep the statistics of the weights.

@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from covpool.data.division import fold_numbers, split_off
 from covpool.data.image_set import ImageSet
 from covpool.data.order import number
 from covpool.data.sources import open_splits
@@ -45,7 +46,7 @@ from covpool.models.model import PooledClassifier
 from covpool.processes import joined_processes
 from covpool.terminal import human
 from covpool.train.metrics import Predictions, join_predictions, predictions_of
-from covpool.train.splits import check_classes, fold_numbers, split_off
+from covpool.train.splits import check_classes
 
 LOGGER = logging.getLogger("covpool")
 GIGABYTE = 1e9

@@ -1,0 +1,101 @@
+"""Divide a set of images by class: a part set aside, a sample, or the folds of cross-validation.
+
+The choice depends on a seed and on the names of the images alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+from numpy.typing import NDArray
+
+from covpool.data.image_set import ImageSet, Subset, class_counts
+from covpool.errors import UsageError
+
+
+def split_off(images: ImageSet, fraction: float, seed: int = 0) -> tuple[Subset, Subset]:
+    """Divide a set in two, each class in the same proportion as far as that goes.
+
+    Which images are set aside depends on the seed and their names alone: not on the machine, nor on the order
+    of the set. Most of them stay when images are added or taken away. Every class keeps an image at least.
+
+    Args:
+        images: the set.
+        fraction: of the images to set aside, above 0 and below 1.
+        seed: for another choice.
+
+    Returns:
+        What is left, and what was set aside, both in the order of the set.
+
+    Raises:
+        ValueError: if the fraction leaves one of them empty.
+    """
+    if not 0 < fraction < 1:
+        raise UsageError(f"fraction must be above 0 and below 1; got {fraction}")
+    shares = _shares(class_counts(images), fraction, leave=1)
+    if not shares.any():
+        raise UsageError(
+            f"no image is left to set aside: {fraction} of {len(images)} is too few, as every class keeps one"
+        )
+    is_aside = _chosen(images, shares, seed)
+    return Subset(images, np.flatnonzero(~is_aside)), Subset(images, np.flatnonzero(is_aside))
+
+
+def sample(images: ImageSet, count: int, seed: int = 0) -> Subset:
+    """So many images of a set, each class in the same proportion as far as that goes; at most all of them.
+
+    Which ones depends on the seed and their names alone.
+    """
+    fraction = min(count / len(images), 1.0)
+    shares = _shares(class_counts(images), fraction, leave=0)
+    return Subset(images, np.flatnonzero(_chosen(images, shares, seed)))
+
+
+def fold_numbers(images: ImageSet, folds: int, seed: int = 0) -> NDArray[np.int64]:
+    """Return the fold of each image, from 0; each class is spread over the folds as evenly as possible.
+
+    The fold of an image depends on the seed and on the names of the images alone.
+    """
+    order = _by_class(images, seed)[0]
+    numbers = np.empty(len(images), dtype=np.int64)
+    numbers[order] = np.arange(len(images)) % folds
+    return numbers
+
+
+def _by_class(images: ImageSet, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the images class by class, in each class in random order, and their labels."""
+    labels = np.asarray(images.labels, dtype=np.int64)
+    keys = np.array([_key(images.name(i), seed) for i in range(len(images))], dtype=np.uint64)
+    order = np.lexsort((keys, labels))
+    return order, labels[order]
+
+
+def _chosen(images: ImageSet, shares: NDArray[np.int64], seed: int) -> NDArray[np.bool_]:
+    """Which images are among so many of each class."""
+    order, labels = _by_class(images, seed)
+    starts = np.searchsorted(labels, np.arange(len(shares)))
+    is_chosen = np.zeros(len(images), dtype=bool)
+    for start, share in zip(starts, shares, strict=True):
+        is_chosen[order[start : start + share]] = True
+    return is_chosen
+
+
+def _shares(counts: NDArray[np.int64], fraction: float, leave: int) -> NDArray[np.int64]:
+    """How many of each class: the whole part of its share, and one more where the rest was largest.
+
+    So many of each class are left at least.
+    """
+    exact = np.multiply(fraction, counts, dtype=np.float64)
+    most = np.maximum(counts - leave, 0)
+    shares: NDArray[np.int64] = np.minimum(exact.astype(np.int64), most)
+    left = max(0, round(fraction * counts.sum()) - int(shares.sum()))
+    rest = np.where(shares < most, exact - shares, -1.0)
+    largest = np.argsort(-rest, kind="stable")[:left]
+    shares[largest[rest[largest] > 0]] += 1
+    return shares
+
+
+def _key(name: str, seed: int) -> int:
+    text = f"{seed}:{name}".encode("utf-8", "surrogateescape")
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
