@@ -85,13 +85,14 @@ def test_a_log_gets_a_line_every_30_seconds(
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", color)  # does not make a terminal of a file
     with Progress("images", stream := io.StringIO()) as show:
-        for done, now in ((10, 101.0), (2000, 140.0), (2010, 141.0), (10_000, 1_000_000.0)):
+        for done, now in ((10, 101.0), (2000, 140.0), (2010, 141.0), (10_000, 540.0), (20_000, 580.0)):
             clock.append(now)
             show(done, 1_000_000)
         show.line("epoch 2: validation top-1 45.0 %")
     assert stream.getvalue() == (
         "2,000 of 1,000,000 images, 5 h 32 min left\n"
-        "10,000 of 1,000,000 images, 27497 h 15 min left\n"
+        "10,000 of 1,000,000 images, 13 h 45 min left\n"
+        "20,000 of 1,000,000 images, 6 h 39 min left\n"  # by the speed of late
         "epoch 2: validation top-1 45.0 %\n"
     )
 

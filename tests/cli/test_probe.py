@@ -42,7 +42,7 @@ def test_a_table_and_where_the_best_is(words: list[str], capsys: pytest.CaptureF
     told = capsys.readouterr()
     assert told.err == "features take 38.4 kB in probe-cache: 96×2×2 values per image and flip\n"
     printed = told.out.splitlines()
-    titles = ["head", "seeds", "choosing", "choosing, flip", "test", "test, flip", "seconds"]
+    titles = ["head", "seeds", "set aside", "set aside, flip", "test", "test, flip", "over gap", "seconds"]
     assert re.split("  +", printed[0]) == titles
     assert [line.split()[0] for line in printed[1:3]] == ["gap", "isqrt_cov"]
     assert len({len(line) for line in printed[:3]}) == 1

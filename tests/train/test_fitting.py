@@ -261,9 +261,11 @@ def test_a_tracker_that_cannot_be_closed_costs_a_line(
     ("changes", "sentence"),
     [
         ({"schedule.kind": "steps", "schedule.milestones": [3]}, "the learning rate never falls"),
-        ({"schedule.head_first": 0.5}, "new layers train alone for 5 steps only"),
+        ({"schedule.head_first": 0.5}, "new layers train alone for 12 steps only"),
         ({"schedule.head_first": 0.5, "data.limit": 400}, ""),
         ({"schedule.head_first": 0.5, "model.pool": "gap"}, ""),
+        ({"weights.pretrained": False}, "training from scratch on"),
+        ({"data.limit": 20}, "its 95 % interval is up to ±"),
         ({}, ""),
     ],
 )
@@ -271,7 +273,8 @@ def test_what_will_hardly_do_is_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, changes: dict[str, Any], sentence: str
 ) -> None:
     with caplog.at_level(logging.WARNING, "covpool"):
-        _opened(read_recipe(None, {**SMALL, "out": str(tmp_path / "run"), **changes}))
+        quiet = {"weights.pretrained": True, "data.limit": 100}
+        _opened(read_recipe("modern", {**SMALL, **quiet, "out": str(tmp_path / "run"), **changes}))
     assert caplog.text.count("WARNING") == bool(sentence)
     assert sentence in caplog.text
 

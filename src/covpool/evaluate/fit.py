@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import shlex
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -199,6 +201,7 @@ class _Fitting:
                     "data.path": self.data,
                     "data.val_fraction": self.probe_options.val_fraction,
                     "data.workers": self.options.workers,
+                    "batch_size": self._batch_size(probed),
                     "weights.bundle": str(start),
                     "schedule.epochs": self.options.epochs,
                     "schedule.head_first": 0.0,
@@ -217,6 +220,12 @@ class _Fitting:
             "seconds": run.summary["seconds"],
             "is_best": after >= before,
         }
+
+    def _batch_size(self, probed: Probed) -> int:
+        """Return 32, or less if there would be fewer than four steps per epoch."""
+        images = probed.record["images"]
+        trained = images["train"] * (1 if "val" in images else 1 - self.probe_options.val_fraction)
+        return max(1, min(32, int(trained) // 4))
 
     def _keep(self, bundle: Path) -> None:
         with replace_folder(self.folder / "bundle") as new:
@@ -267,5 +276,20 @@ def commands(data: str, folder: Path, record: dict[str, Any]) -> list[tuple[str,
     found = next_commands(folder, f" --data {data}")
     if record["finetuned"] is None:
         purpose = f"fine-tune the whole network, about {duration(record['finetune_seconds'])} on this machine"
-        found.append((purpose, f"covpool fit {data} --out {folder} --finetune"))
+        words = ["covpool", "fit", data, "--out", str(folder), *_given(record["arguments"]), "--finetune"]
+        found.append((purpose, shlex.join(words)))
     return found
+
+
+def _given(arguments: dict[str, Any]) -> list[str]:
+    """Return the options that differ from their defaults, as words of a command line."""
+    words = []
+    for name, default in asdict(FitOptions()).items():
+        value = arguments[name]
+        if value != default and name not in ("finetune", "device", "workers"):
+            words += [f"--{name.replace('_', '-')}", value if isinstance(value, str) else _word(value)]
+    return words
+
+
+def _word(value: Any) -> str:
+    return ",".join(value) if isinstance(value, list | tuple) else json.dumps(value)

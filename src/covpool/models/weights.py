@@ -269,7 +269,3 @@ def _listed(what: str, names: Sequence[str]) -> str:
 
 def _shape(tensor: Tensor) -> str:
     return "×".join(map(str, tensor.shape)) or "a number"
-
-
-def default_backbone() -> str:
-    return "tf_efficientnet_lite0"

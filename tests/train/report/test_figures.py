@@ -234,8 +234,8 @@ def test_the_report_shows_where_it_looks(sparrows: ImageSet, tmp_path: Path, poo
             content = base64.b64decode(uri.removeprefix("data:image/jpeg;base64,"))
             assert Image.open(io.BytesIO(content)).size == (160, 160)
     page = write_report(folder, images, model).read_text(encoding="utf-8")
-    assert page.count("map of what speaks for") == 2 * EACH
-    assert ("By gradient: an approximation" in page) == (kind == "gradient")
+    assert page.count("evidence map for") == 2 * EACH
+    assert ("are approximate: this pooling" in page) == (kind == "gradient")
 
 
 @pytest.mark.slow
@@ -244,4 +244,4 @@ def test_without_a_model_there_are_no_maps(tmp_path: Path) -> None:
     images = open_splits(str(SPARROWS))["test"]
     folder = write_run(tmp_path / "run", images.classes, labelled(images))
     page = write_report(folder, images).read_text(encoding="utf-8")
-    assert not re.search("Where it looks", page)
+    assert not re.search("Evidence maps", page)

@@ -159,6 +159,7 @@ class Probing:
 
     def _run(self) -> Probed:
         features, names = self._features()
+        self.features = features
         images = {split: len(found) for split, found in self.sets.items()}
         record = new_record(self.arguments, images, self.device.type)
         record["features"] = names
@@ -282,9 +283,11 @@ class Probing:
         return {name: total / images for name, total in shares.items()}, join_predictions(parts)
 
     def save_start(self, head: str, folder: Path) -> None:
-        """Save a bundle to fine-tune from: a head that was trained without the validation images."""
-        features = self._features()[0]
-        train, val = features["train"], features.get("val")
+        """Save a bundle to fine-tune from: a head that was trained without the validation images.
+
+        The features are those of :meth:`run`.
+        """
+        train, val = self.features["train"], self.features.get("val")
         if val is not None:
             model = self._trained(head, 0, train, train.usable)
             shares = _shares(model, val, val.usable)[0]

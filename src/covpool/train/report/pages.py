@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -187,13 +188,8 @@ def _best_run(known: Mapping[str, RunRecord], runs: Mapping[str, Path]) -> Path:
 
 
 def _link(page: Path, run: Path) -> str:
-    """Return the address of a run's report, relative to the page if it is below it."""
-    report = run / PAGE
-    return (
-        quote(report.relative_to(page).as_posix())
-        if report.is_relative_to(page)
-        else report.resolve().as_uri()
-    )
+    """Return the address of a run's report, relative to the folder of the page."""
+    return quote(os.path.relpath(run / PAGE, page).replace(os.sep, "/"))
 
 
 def pair(first: Predictions, second: Predictions) -> Paired:
