@@ -67,6 +67,7 @@ def _load_all_but_classifier(model: PooledClassifier, bundle: str) -> None:
     source = load_model(bundle)
     _check_same_network(model, source, bundle)
     source.reset_classifier(model.num_classes)
+    model.initial_weights = source.initial_weights
     weights, own = source.state_dict(), model.state_dict()
     for name in sorted(weights.keys() ^ own.keys()) or [
         name for name in own if own[name].shape != weights[name].shape
