@@ -193,7 +193,9 @@ class TestMistakes:
             covpool.create_model("alexnet", pretrained=True)
 
     def test_weights_that_timm_has_not(self) -> None:
-        with pytest.raises(ValueError, match=r"^timm's weights of test_vit4 cannot be had: No pretrained"):
+        with pytest.raises(
+            ValueError, match=r"^timm's weights of test_vit4 are not available: No pretrained"
+        ):
             covpool.create_model("test_vit4", pretrained=True)
 
     def test_weights_that_cannot_be_fetched(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,5 +203,7 @@ class TestMistakes:
             raise FileNotFoundError("no connection")
 
         monkeypatch.setattr("timm.models._builder.load_pretrained", unreachable)
-        with pytest.raises(ValueError, match=r"^timm's weights of resnet10t cannot be had: no connection"):
+        with pytest.raises(
+            ValueError, match=r"^timm's weights of resnet10t are not available: no connection"
+        ):
             covpool.create_model("resnet10t", pretrained=True)

@@ -137,7 +137,7 @@ def load_model(folder: str | Path, *, device: str | torch.device = "cpu") -> Poo
         with _explaining(card), torch.device("cpu"):
             model = build_model(card.config)
             _fill(model, tensors, card)
-    model.classes = card.classes
+    model.classes, model.initial_weights = card.classes, card.initial_weights
     # The preprocessing of training, even if another timm has other defaults for this backbone.
     model.pretrained_cfg.update(card.preprocessing)
     return model.eval().to(device)
@@ -197,6 +197,7 @@ def _card_of(model: PooledClassifier, weights: bytes, **given: Any) -> Card:
         config=model.config,
         preprocessing=timm.data.resolve_model_data_config(model),
         versions=versions(),
+        initial_weights=model.initial_weights,
         sha256=hashlib.sha256(weights).hexdigest(),
         bytes=len(weights),
         buffer_dtypes=_computed_dtypes(model),

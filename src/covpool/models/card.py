@@ -111,6 +111,7 @@ class Card:
         metrics: the metrics passed to ``save_model``.
         recipe: the recipe passed to ``save_model``.
         versions: the versions of Python, torch, timm and covpool that saved it.
+        initial_weights: where the backbone's pretrained weights came from; empty if unknown.
         sha256: the hash of the weights file.
         bytes: the size of the weights file.
         buffer_dtypes: the dtypes of floating-point buffers outside the weights, where not float32.
@@ -122,6 +123,7 @@ class Card:
     metrics: dict[str, Any]
     recipe: dict[str, Any]
     versions: dict[str, str]
+    initial_weights: dict[str, str]
     sha256: str
     bytes: int
     buffer_dtypes: dict[str, str]
@@ -154,6 +156,7 @@ def write_card(card: Card) -> bytes:
         "metrics": plain_json("metrics", card.metrics),
         "recipe": plain_json("recipe", card.recipe),
         "versions": card.versions,
+        "initial_weights": card.initial_weights,
         "weights": {
             "file": WEIGHTS,
             "sha256": card.sha256,
@@ -179,7 +182,8 @@ def read_fields(data: bytes) -> Card:
         raise BundleError(
             f"{CARD} was damaged or edited after it was written (its hash differs): copy it again"
         )
-    dicts = ("config", "preprocessing", "metrics", "recipe", "versions", "weights")
+    fields.setdefault("initial_weights", {})  # cards before covpool 0.2 have none
+    dicts = ("config", "preprocessing", "metrics", "recipe", "versions", "initial_weights", "weights")
     _check_types(CARD, fields, dict.fromkeys(dicts, dict) | {"classes": list | None})
     weights = fields["weights"]
     _check_types("weights", weights, {"sha256": str, "bytes": int, "buffer_dtypes": dict})
@@ -191,6 +195,7 @@ def read_fields(data: bytes) -> Card:
         metrics=fields["metrics"],
         recipe=fields["recipe"],
         versions=fields["versions"],
+        initial_weights=fields["initial_weights"],
         sha256=weights["sha256"],
         bytes=weights["bytes"],
         buffer_dtypes=weights["buffer_dtypes"],

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import logging
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -14,8 +16,10 @@ from covpool.errors import UsageError
 from covpool.models.backbone import make_backbone
 from covpool.models.config import HIDDEN, Dim, Features, HeadKind, Join, ModelConfig, Normalize
 from covpool.models.model import PooledClassifier
-from covpool.models.weights import KeyMap
+from covpool.models.weights import PACKAGES, KeyMap, file_origin, where_to_get
 from covpool.nn.pooling import DEFAULT_METHOD
+
+LOGGER = logging.getLogger("covpool")
 
 
 def create_model(
@@ -119,6 +123,21 @@ def build_model(
     """Create a model from a :class:`~covpool.models.config.ModelConfig`; see :func:`create_model`."""
     if key_map is not None and checkpoint_path is None:
         raise UsageError("key_map says how to read a file: pass checkpoint_path= too")
+    origin: dict[str, str] = {}
+    pretrained = pretrained and checkpoint_path is None
+    package = PACKAGES.get(config.backbone)
+    if package and pretrained and (file := package.file()):
+        _announce(config.backbone, str(package), package.network)
+        pretrained, checkpoint_path, key_map = False, file, package.key_map
+        origin["package"] = str(package)
+        preprocessing = {**package.preprocessing, **config.preprocessing}
+        config = dataclasses.replace(config, backbone=package.network, preprocessing=preprocessing)
+    elif package and "." in config.backbone:  # timm does not know the name
+        if pretrained:
+            raise UsageError(f"{package.name} is not installed; {where_to_get(config.backbone)}")
+        config = dataclasses.replace(config, backbone=package.network)
+    if checkpoint_path is not None:
+        origin |= file_origin(checkpoint_path)
     second_order = config.is_second_order
     # The average-pooling baseline keeps the stride and the expansion of timm's backbone.
     features: Features = config.features or ("stage" if second_order else "head")
@@ -134,7 +153,18 @@ def build_model(
         checkpoint_path=checkpoint_path,
         key_map=key_map,
     )
-    return PooledClassifier(dataclasses.replace(config, features=features), made)
+    model = PooledClassifier(dataclasses.replace(config, features=features), made)
+    if pretrained:
+        origin["timm"] = ".".join(model.pretrained_cfg[key] for key in ("architecture", "tag"))
+    model.initial_weights = origin
+    return model
+
+
+@functools.cache
+def _announce(backbone: str, package: str, network: str) -> None:
+    """Log once that weights are a package's and not timm's."""
+    padding = "" if backbone.startswith(network) else f" They fit {network}, which pads as TensorFlow does."
+    LOGGER.warning("The weights of %s are from the installed package %s.%s", backbone, package, padding)
 
 
 def parameter_groups(

