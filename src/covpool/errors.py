@@ -82,6 +82,10 @@ class NotFiniteError(TrainingError):
     """Too many losses or gradients were not finite."""
 
 
+class OtherJobError(UsageError):
+    """The output folder belongs to another job; the message says in what they differ."""
+
+
 class ExportRefusedError(UsageError):
     """An exported file differs too much from the model; the message says by which figure."""
 

@@ -266,7 +266,7 @@ def test_the_images_of_the_recipe_are_taken(
 ) -> None:
     save_model(load_model(bundle), tmp_path / "net", recipe={"data": {"path": str(birds)}})
     reuse(monkeypatch, prepared)
-    options = dataclasses.replace(ALONE, split="train", images=7)
+    options = dataclasses.replace(ALONE, split="train", limit=7)
     report = export_model(tmp_path / "net", tmp_path / "new", options=options)
     assert report.results["data"]["split"] == "train"
     assert report.parity["onnx"].images == 7

@@ -31,7 +31,7 @@ class Arguments:
         seed: random seed.
     """
 
-    out: str = "results"
+    out: str = "runs/bench"
     sections: tuple[Literal["layers", "training"], ...] = ("layers", "training")
     methods: tuple[str, ...] | None = None
     sizes: tuple[str, ...] = ("13x13", "14x14")

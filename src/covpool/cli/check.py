@@ -7,7 +7,7 @@ from pathlib import Path
 from covpool.data.layouts import Layout
 from covpool.errors import UsageError
 
-REPORT = "problems.csv"
+REPORT = "runs/problems.csv"
 EXAMPLE = "covpool check birds"
 
 
@@ -22,7 +22,7 @@ class Arguments:
     Attributes:
         data: a folder of classes, with or without train, val and test; a CSV of path,label; CUB-200-2011,
             FGVC-Aircraft or Stanford Cars as published; Parquet files with image and label; or shards.
-        out: CSV file of the problems; ``problems.csv`` in the current folder if not given.
+        out: CSV file of the problems; ``runs/problems.csv`` if not given.
         layout: layout of the data; ``auto`` detects it.
         workers: threads that read images; one per core if not given.
     """
@@ -81,5 +81,6 @@ def _default_output(data: str) -> Path:
     from covpool.durable import is_inside
 
     if is_inside(REPORT, data):
-        raise UsageError(f"{REPORT} would go into the data itself: give --out")
+        raise UsageError(f"{REPORT} would be inside the data: pass --out")
+    Path(REPORT).parent.mkdir(exist_ok=True)
     return Path(REPORT)

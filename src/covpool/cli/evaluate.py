@@ -29,7 +29,7 @@ class EvalArguments:
 
     bundle: str
     data: str
-    out: str = "evaluation"
+    out: str = "runs/evaluation"
     split: str | None = None
     views: Literal["one", "flip", "ten-crop"] = "one"
     seed: int = 0
@@ -59,7 +59,7 @@ class RetrieveArguments:
 
     bundle: str
     data: str
-    out: str = "retrieval"
+    out: str = "runs/retrieval"
     split: str | None = None
     gallery: str | None = None
     at: tuple[int, ...] = (1, 2, 4, 8)

@@ -3,7 +3,7 @@
 # Annotations are not postponed here: jsonargparse would import what is for type checkers to evaluate them.
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from covpool.cli.main import Command
 
@@ -28,16 +28,18 @@ class ExplainArguments:
         against: class to compare with: also draw the evidence for the top prediction over this class.
         pairs: also draw the pairs of positions that agree most.
         limit: largest number of images.
+        device: ``auto`` uses a GPU if there is one.
     """
 
     bundle: Path
     data: str
-    out: Path = Path("explained")
+    out: Path = Path("runs/explained")
     top: int = 3
     classes: tuple[str, ...] = ()
     against: str | None = None
     pairs: bool = False
     limit: int = 24
+    device: Literal["auto", "cpu", "cuda"] = "auto"
 
 
 def run_explain(arguments: ExplainArguments) -> "Explanation":
@@ -77,12 +79,14 @@ class DiagnoseArguments:
         data: an image, a folder of images, or images as for covpool train, whose last split is used.
         out: folder for diagnosis.json and diagnosis.png.
         limit: largest number of images.
+        device: ``auto`` uses a GPU if there is one.
     """
 
     bundle: Path
     data: str
-    out: Path = Path("diagnosis")
+    out: Path = Path("runs/diagnosis")
     limit: int = 64
+    device: Literal["auto", "cpu", "cuda"] = "auto"
 
 
 @dataclass(frozen=True)

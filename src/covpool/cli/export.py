@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from covpool.errors import UsageError
 from covpool.export import ExportOptions
 
 EXAMPLE = "covpool export runs/birds/bundle --data birds --out runs/birds/exported"
@@ -26,7 +25,7 @@ class Arguments:
     """
 
     bundle: Path
-    out: Path | None = None
+    out: Path = Path("runs/export")
     data: str | None = None
     force: bool = False
 
@@ -47,8 +46,6 @@ def run(arguments: Arguments, options: ExportOptions) -> Exported:
     from covpool.export import export_model
     from covpool.terminal import Progress
 
-    if arguments.out is None:
-        raise UsageError("--out is missing: the folder for the exported files")
     done = export_model(
         arguments.bundle,
         arguments.out,

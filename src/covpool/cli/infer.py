@@ -1,10 +1,12 @@
 """``covpool predict`` and ``covpool embed``: see :func:`covpool.inference.bulk.infer`."""
 
 # Annotations are not postponed here: jsonargparse would import what is for type checkers to evaluate them.
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from covpool.cli.main import Command
+from covpool.errors import OtherJobError
 from covpool.inference.options import Embed, Files, Predict, Running
 
 if TYPE_CHECKING:
@@ -22,12 +24,13 @@ class PredictArguments:
         bundle: folder of a trained model.
         data: an image; a folder of images; a CSV with a column path; a Parquet file, or a folder of them; or
             tars. A path or a remote URL, as s3://bucket/images.
-        out: folder for the rows, or a remote URL.
+        out: folder for the rows, or a remote URL; runs/predictions if not given, or runs/predictions-2 and so
+            on if that folder belongs to another job.
     """
 
     bundle: str
     data: str
-    out: str = "predictions"
+    out: str | None = None
 
 
 @dataclass(frozen=True)
@@ -41,12 +44,13 @@ class EmbedArguments:
         bundle: folder of a trained model.
         data: an image; a folder of images; a CSV with a column path; a Parquet file, or a folder of them; or
             tars. A path or a remote URL, as s3://bucket/images.
-        out: folder for the rows, or a remote URL.
+        out: folder for the rows, or a remote URL; runs/embeddings if not given, or runs/embeddings-2 and so
+            on if that folder belongs to another job.
     """
 
     bundle: str
     data: str
-    out: str = "embeddings"
+    out: str | None = None
 
 
 def run(arguments: Any, task: Predict | Embed, files: Files, running: Running) -> "Done":
@@ -54,8 +58,16 @@ def run(arguments: Any, task: Predict | Embed, files: Files, running: Running) -
     from covpool.inference.bulk import infer
     from covpool.terminal import Progress
 
+    default = "runs/predictions" if isinstance(task, Predict) else "runs/embeddings"
+    folders = itertools.chain([default], (f"{default}-{number}" for number in itertools.count(2)))
     with Progress("images") as progress:
-        return infer(arguments.bundle, arguments.data, arguments.out, task, files, running, progress)
+        for out in folders if arguments.out is None else [arguments.out]:
+            try:
+                return infer(arguments.bundle, arguments.data, out, task, files, running, progress)
+            except OtherJobError:
+                if arguments.out is not None:
+                    raise
+    raise AssertionError("there is always another folder")
 
 
 def text(result: "Done") -> str:
@@ -67,14 +79,14 @@ def text(result: "Done") -> str:
 
 predict = Command(
     PredictArguments,
-    "covpool predict runs/birds/bundle photos --format csv --out predictions",
+    "covpool predict runs/birds/bundle photos --format csv --out runs/predictions",
     run,
     text,
     OPTIONS=(Predict, Files, Running),
 )
 embed = Command(
     EmbedArguments,
-    "covpool embed runs/birds/bundle photos --out embeddings",
+    "covpool embed runs/birds/bundle photos --out runs/embeddings",
     run,
     text,
     OPTIONS=(Embed, Files, Running),

@@ -10,7 +10,7 @@ from covpool.cli.train import check_data, make_parser, parse_words
 from covpool.train.recipe import Recipe
 from covpool.train.recipe_files import read_recipe
 
-EXAMPLE = "covpool lr-find --data birds --model lcnet_050 --image-size 64 --batch-size 8"
+EXAMPLE = "covpool lr-find birds --model lcnet_050 --image-size 64 --batch-size 8"
 STEPS = 100
 SUMMARY = """Suggest a learning rate, before training with it.
 

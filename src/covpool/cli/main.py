@@ -17,6 +17,7 @@ import shlex
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
+from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -85,6 +86,10 @@ VERBS = {name: verb for verbs in PROJECT.values() for name, verb in verbs.items(
 MEASURING = ("bench", "reproduce")
 
 
+# Begins the help of a verb in help.txt; the name of the verb follows.
+HELP_MARK = "######## "
+
+
 class VerbFile(Protocol):
     """The contents of a verb's file. It imports torch at most before ``run``, so that ``--help`` is quick.
 
@@ -134,9 +139,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if verb not in VERBS:
         hint = did_you_mean(verb, VERBS) or "; covpool --help lists them"
         return _complain("covpool", f"{verb!r} is none of its verbs{hint}")
+    if {"-h", "--help"} & {*rest}:
+        return _print(f"covpool {verb}", help_texts()[verb])
     if arguments is None and verb not in MEASURING:  # otherwise the process belongs to another program
         keep_freed_memory()
     return _run(verb, rest)
+
+
+def help_texts() -> dict[str, str]:
+    """Read the help of every verb from ``help.txt``, which is printed without importing torch.
+
+    ``python -m covpool.cli.write_help`` writes the file.
+    """
+    text = resources.files("covpool.cli").joinpath("help.txt").read_text("utf-8")
+    parts = text.split(HELP_MARK)[1:]
+    return {name: body.strip("\n") for name, _, body in (part.partition("\n") for part in parts)}
 
 
 def verb_file(name: str) -> VerbFile:

@@ -17,6 +17,8 @@ from covpool.cli.main import did_you_mean
 from covpool.train.parser import SentenceParser
 
 Arguments = TypeVar("Arguments")
+# Options of the last release, and their names now. They go with the next release.
+OLD = {"covpool export": {"--images": "--limit"}}
 
 
 def parse(
@@ -49,7 +51,8 @@ def parse_several(
     """
     parser = make_parser(command, *kinds, skip=skip)
     parser.example = example
-    parsed = parser.parse_args(valued([underscored(word) for word in argv], parser.hints)).as_dict()
+    words = [renamed(underscored(word), OLD.get(command, {})) for word in argv]
+    parsed = parser.parse_args(valued(words, parser.hints)).as_dict()
     as_json = parsed.pop("json")
     for name in parser.lists:
         parsed[name] = tuple(part.strip() for part in parsed[name].split(",") if part.strip())
@@ -138,6 +141,12 @@ def underscored(word: str) -> str:
     """Return ``--batch-size=8`` as ``--batch_size=8``, since options are named as the fields are."""
     name, equals, value = word.partition("=")
     return name.replace("-", "_").replace("__", "--", 1) + equals + value if name.startswith("--") else word
+
+
+def renamed(word: str, names: Mapping[str, str]) -> str:
+    """Return an option by its present name; ``--images=9`` as ``--limit=9``."""
+    name, equals, value = word.partition("=")
+    return names.get(name, name) + equals + value
 
 
 def valued(words: Sequence[str], hints: Mapping[str, Any]) -> list[str]:

@@ -27,8 +27,8 @@ class Arguments:
     """
 
     data: str
-    out: Path = Path("probe")
-    cache: Path = Path("probe-cache")
+    out: Path = Path("runs/probe")
+    cache: Path = Path("runs/features")
     max_cache: float = 20.0
     layout: Layout = "auto"
 

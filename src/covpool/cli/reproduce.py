@@ -30,7 +30,7 @@ class Arguments:
     experiment: str
     data: Path | None = None
     runs: Path = Path("runs/reproduce")
-    out: Path = Path("results")
+    out: Path = Path("runs/reproduce")
     seeds: int = 3
     budget: str | None = None
     add: bool = False

@@ -28,7 +28,7 @@ class Arguments:
     Attributes:
         data: a folder of classes, with or without train, val and test; a CSV of path,label; CUB-200-2011,
             FGVC-Aircraft or Stanford Cars as published; or, with ``--index``, a folder of tars.
-        out: new folder for the shards.
+        out: new folder for the shards; the name of the data and ``-shards`` if not given.
         index: write the index of existing tars.
         classes: text file with a class name on each line, in the order of the labels, for ``--index``; the
             names in the tars if not given, or the labels.
@@ -93,8 +93,6 @@ def _check(arguments: Arguments) -> None:
     """Raise if options contradict each other."""
     if arguments.index and arguments.out is not None:
         raise UsageError("--index writes beside the tars: give no --out")
-    if not arguments.index and arguments.out is None:
-        raise UsageError("--out is missing: the folder for the shards, or --index if there are tars already")
     if not arguments.index and arguments.classes is not None:
         raise UsageError("--classes is for --index: images bring the names of their classes along")
     if arguments.megabytes < 1:
@@ -113,8 +111,7 @@ def _write(arguments: Arguments) -> Sharded:
     from covpool.data.sources import open_splits
     from covpool.terminal import Progress
 
-    assert arguments.out is not None
-    output = Path(arguments.out)
+    output = Path(arguments.out or f"{Path(arguments.data).resolve().name}-shards")
     check_new(output)  # now, not after hours of writing
     sets = _with_val(open_splits(arguments.data, arguments.layout), arguments)
     indexes = {}

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from covpool.data.layouts import Layout
-from covpool.errors import UsageError
 
 if TYPE_CHECKING:
     from covpool.evaluate.svm import SVMReport
@@ -41,7 +40,7 @@ class Arguments:
 
     bundle: Path
     data: str
-    out: Path | None = None
+    out: Path = Path("runs/svm")
     split: str = "train"
     layout: Layout = "auto"
     features: Path | None = None
@@ -59,8 +58,6 @@ def run(arguments: Arguments) -> "SVMReport":
     from covpool.evaluate.svm import Passing, fit_svm
     from covpool.terminal import Progress
 
-    if arguments.out is None:
-        raise UsageError("--out is missing: the folder for the new bundle")
     return fit_svm(
         arguments.bundle,
         arguments.data,

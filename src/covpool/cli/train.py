@@ -6,6 +6,7 @@ See :func:`covpool.train.fitting.fit` and :func:`covpool.train.comparison.compar
 from __future__ import annotations
 
 import argparse
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,12 +19,22 @@ from covpool.errors import Interrupted, UsageError
 from covpool.nn.pooling import METHODS
 from covpool.terminal import counted
 from covpool.train.recipe import Recipe
-from covpool.train.recipe_files import SHORT, options, read_recipe, recipe_names, recipe_text, sections
+from covpool.train.recipe_files import (
+    DEFAULT,
+    PRETRAINED,
+    SHORT,
+    flat,
+    options,
+    read_recipe,
+    recipe_names,
+    recipe_text,
+    sections,
+)
 
 if TYPE_CHECKING:
     from covpool.train.fitting import Run
 
-EXAMPLE = "covpool train --data birds --model lcnet_050 --image-size 64 --epochs 3"
+EXAMPLE = "covpool train birds --model lcnet_050 --image-size 64 --epochs 3"
 SUMMARY = """Train a network on images, and write a run folder with bundle and report.
 
 covpool reads the recipe first, then the command line; --print-config prints the result.
@@ -161,11 +172,13 @@ def _result(run: Trained) -> str:
 def check_data(recipe: Recipe) -> None:
     """Raise if the recipe names no images."""
     if not recipe.data.path:
-        raise UsageError("--data is missing: a folder of images, a CSV of path,label, or shards")
+        raise UsageError("the data is missing: a folder of images, a CSV of path,label, or shards")
 
 
 def parse_words(words: Sequence[str], parser: Parser) -> dict[str, Any]:
     """Return the values of a command line by key, without defaults."""
+    if words and not words[0].startswith("-"):
+        words = ["--data", *words]
     spelled = [_by_key(underscored(word)) for word in words]
     given = parser.parse_args(_nulled(valued(spelled, parser.hints), parser.hints), defaults=False)
     return {key: value for key, value in given.items() if not isinstance(value, argparse.Namespace)}
@@ -187,7 +200,7 @@ def make_parser(
     """
     parser = _Parser(
         prog=command,
-        usage=f"{command} --data DIR [--recipe NAME] [--model NAME] [options]",
+        usage=f"{command} DATA [--recipe NAME] [--model NAME] [options]",
         description=summary,
         epilog="recipes:\n" + "\n".join(f"  {name}: {text}" for name, text in recipe_names().items()),
         formatter_class=_Help,
@@ -225,8 +238,25 @@ def _add(group: Any, parser: Parser, key: str) -> None:
         type=option.hint,
         default=argparse.SUPPRESS,
         metavar=_metavar(key, option.hint),
-        help=_plain(ALONE.get(key, option.meaning)),
+        help=_plain(ALONE.get(key, option.meaning)) + _default(key),
     )
+
+
+@functools.cache
+def _defaults() -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the values of the two recipes that are used if none is named."""
+    return flat(read_recipe(DEFAULT)), flat(read_recipe(PRETRAINED))
+
+
+def _default(key: str) -> str:
+    """Return the default of a key: of ``modern``, and of ``finetune`` where it differs."""
+    first, second = (
+        str(value).lower() if isinstance(value, bool) else value
+        for value in (own[key] for own in _defaults())
+    )
+    if first == second:
+        return "" if first in (None, "", {}, ()) else f" (default: {first})"
+    return f" (default: {first}; with pretrained weights {second})"
 
 
 class _Parser(Parser):

@@ -160,11 +160,12 @@ def diagnose_images(
     out: str | Path,
     *,
     limit: int = 64,
+    device: str = "auto",
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> Diagnosis:
     """Diagnose a bundle on some images, and write ``diagnosis.json`` and ``diagnosis.png`` to ``out``."""
     check_whole("limit", limit)
-    model = load_model(bundle).eval()
+    model = load_model(bundle, device=device).eval()
     transform = evaluation_transform(Preprocessing.of(model.pretrained_cfg))
     files = list(some_images(data, limit))
 

@@ -66,6 +66,7 @@ def explain_images(
     against: str | None = None,
     pairs: bool = False,
     limit: int = SHEET,
+    device: str = "auto",
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> Explanation:
     """Explain an image, or some images of a data set.
@@ -79,6 +80,7 @@ def explain_images(
         against: also draw why the predicted class, and not this one.
         pairs: also draw the strongest pairs of positions.
         limit: largest number of images.
+        device: ``auto`` uses a GPU if there is one.
         progress: called with the number of images done, and the total.
 
     Raises:
@@ -86,7 +88,7 @@ def explain_images(
     """
     check_whole("top", top)
     check_whole("limit", limit)
-    model = load_model(bundle).eval()
+    model = load_model(bundle, device=device).eval()
     names = class_names(model)
     wanted = [_number(names, name) for name in classes]
     rival = None if against is None else _number(names, against)

@@ -41,7 +41,7 @@ class ExportOptions:
         free_size: leave height and width of the images dynamic, where the backbone is convolutional.
         split: split to compare on (default: test if it exists, else val, else train).
         layout: layout of the data set.
-        images: largest number of images to compare on, balanced over classes.
+        limit: largest number of images to compare on, balanced over classes.
         calibration: largest number of training images to calibrate int8 on.
         rounds: number of timed calls of each file.
         compile: also time torch.compile.
@@ -54,7 +54,7 @@ class ExportOptions:
     free_size: bool = True
     split: str | None = None
     layout: str = "auto"
-    images: int = 1000
+    limit: int = 1000
     calibration: int = 128
     rounds: int = 100
     compile: bool = False
@@ -158,6 +158,6 @@ def open_job(bundle: str | Path, data: str | Path | None, options: ExportOptions
         options=options,
         data=path,
         split=split,
-        images=some(split, options.images),
+        images=some(split, options.limit),
         calibration=some("train", options.calibration) if needs_calibration else None,
     )

@@ -20,7 +20,7 @@ from covpool.data.shards.remote import patiently
 from covpool.data.sources import open_unlabeled
 from covpool.data.transforms import Preprocessing
 from covpool.durable import check_outside, held, sync_folder, write_file
-from covpool.errors import UsageError
+from covpool.errors import OtherJobError, UsageError
 from covpool.inference.options import CSV_IMAGES, Files, Format, Predict, Running
 from covpool.inference.tasks import Columns, Task, read_rows, write_table
 from covpool.inference.work import Decoder, Predictor, Progress, Unit, Work, divide, run_local
@@ -247,7 +247,7 @@ def _check_same(earlier: Mapping[str, Any], now: Mapping[str, Any], out: str) ->
     different = [name for name in after if before.get(name) != after[name]]
     if different:
         told = ", ".join(_told(name, before.get(name), after[name]) for name in different)
-        raise UsageError(
+        raise OtherJobError(
             f"{out} holds rows of another job ({told}): use the same settings to resume it, or give another "
             "folder by --out"
         )

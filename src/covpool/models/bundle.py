@@ -122,12 +122,14 @@ def load_model(folder: str | Path, *, device: str | torch.device = "cpu") -> Poo
 
     Args:
         folder: the bundle.
-        device: device of the model.
+        device: device of the model; ``"auto"`` uses a GPU if there is one.
 
     Raises:
         BundleError: there is no bundle, or it is refused; the message says why.
         UsageError: if there is no such device.
     """
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         torch.empty(0, device=device)
     except (AssertionError, RuntimeError) as error:  # torch's own without CUDA is an assertion

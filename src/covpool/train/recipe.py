@@ -297,7 +297,7 @@ class Recipe:
     batch_size: int = 256
     seed: int = 0
     trackers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ("tensorboard",)
-    out: str = "run"
+    out: str = "runs/train"
 
     def __post_init__(self) -> None:
         check_whole("batch_size", self.batch_size)

@@ -39,9 +39,10 @@ CLASSIFIER = {"num_classes", "head", "rank", "hidden", "hidden_batchnorm", "drop
 # Keys that first-order pooling does not use.
 SECOND_ORDER = ("model.dim", "model.keep_resolution", "model.features", "model.join")
 # Short names of the common keys.
-SHORT = {"data": "data.path", "model": "model.backbone"}
+SHORT = {"data": "data.path", "model": "model.backbone", "weights": "weights.path"}
 _SAME = """
-    model.pool model.dim model.image_size weights.pretrained weights.bundle weights.freeze schedule.epochs
+    model.pool model.dim model.image_size weights.pretrained weights.key_map weights.bundle weights.freeze
+    schedule.epochs
     optimizer.lr optimizer.weight_decay data.balance data.limit data.val_fraction data.workers data.max_bad
     loop.precision loop.accumulate loop.ema loop.deterministic loop.device loop.max_skips validation.patience
 """
