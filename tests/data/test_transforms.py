@@ -178,10 +178,10 @@ def test_strengths() -> None:
         (lambda: Preprocessing(interpolation="random"), "interpolation must be one of 'bilinear'"),
         (lambda: Preprocessing(0), "size must be at least 1"),
         (lambda: Preprocessing(crop_pct=1.5), "size must be at least 1 and crop_pct in"),
-        (lambda: Preprocessing.of({"input_size": (1, 28, 28)}), "images must be square and of 3 channels"),
+        (lambda: Preprocessing.of({"input_size": (2, 28, 28)}), "images must be square and of 3 channels"),
         (
             lambda: Preprocessing.of({"input_size": (3, 8, 8), "mean": [0], "std": [1]}),
-            "mean and std must have 3 numbers each",
+            "mean and std must have one value per channel",
         ),
         (lambda: Augmentation("five"), "crop must be one of 'resized', 'random', 'test'; got 'five'"),
         (lambda: Augmentation(colour="sepia"), "colour must be one of 'none', 'lighting', 'jitter'"),

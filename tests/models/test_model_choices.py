@@ -129,9 +129,7 @@ class TestMistakes:
             on_meta("isqrt_cov_resnet50")
 
     def test_wrong_option_for_timm(self) -> None:
-        with pytest.raises(
-            UnsupportedBackboneError, match=r"^timm cannot build resnet10t with \{'depht': 3\}"
-        ):
+        with pytest.raises(TypeError, match=r"^resnet10t of timm has no option 'depht': ResNet\.__init__"):
             covpool.create_model("resnet10t", backbone_options={"depht": 3})
 
     def test_image_size_a_transformer_cannot_take(self) -> None:

@@ -40,7 +40,7 @@ class Preprocessing:
         crop_pct: which part of the shorter side that square is at test time.
         crop_mode: ``"center"`` keeps the proportions; ``"squash"`` makes every image a square first.
         interpolation: by which sizes are changed.
-        mean: of each channel, of values from 0 to 1.
+        mean: of each channel, of values from 0 to 1: 3 for RGB, 1 for gray.
         std: likewise.
     """
 
@@ -48,8 +48,8 @@ class Preprocessing:
     crop_pct: float = 0.875
     crop_mode: CropMode = "center"
     interpolation: Interpolation = "bicubic"
-    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
-    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
+    mean: tuple[float, ...] = (0.485, 0.456, 0.406)
+    std: tuple[float, ...] = (0.229, 0.224, 0.225)
 
     def __post_init__(self) -> None:
         check_choice("crop_mode", self.crop_mode, ("center", "squash"))
@@ -68,11 +68,14 @@ class Preprocessing:
     def of(cls, config: Mapping[str, Any]) -> Preprocessing:
         """That of a model's ``pretrained_cfg``, or of its bundle."""
         channels, height, width = config["input_size"]
-        if channels != 3 or height != width:
-            raise UsageError(f"images must be square and of 3 channels; got {tuple(config['input_size'])}")
+        if channels not in (1, 3) or height != width:
+            raise UsageError(
+                f"images must be square and of 3 channels or 1 (gray); got {tuple(config['input_size'])}: "
+                "pass tensors to the model"
+            )
         mean, std = (tuple(float(value) for value in config[name]) for name in ("mean", "std"))
-        if len(mean) != 3 or len(std) != 3:
-            raise UsageError(f"mean and std must have 3 numbers each; got {mean} and {std}")
+        if len(mean) != channels or len(std) != channels:
+            raise UsageError(f"mean and std must have one value per channel; got {mean} and {std}")
         return cls(
             size=height,
             crop_pct=config.get("crop_pct") or cls.crop_pct,
@@ -146,7 +149,7 @@ def training_transform(preprocessing: Preprocessing, augmentation: Augmentation)
     if augmentation.colour == "jitter":
         steps.append(v2.ColorJitter(*[0.4 if strength is None else strength] * 3))
     elif augmentation.colour == "lighting":
-        values.append(Lighting(0.1 if strength is None else strength))
+        values.insert(2, Lighting(0.1 if strength is None else strength))  # of RGB values from 0 to 1
     return v2.Compose([*steps, *values, normalize])
 
 
@@ -210,9 +213,11 @@ def _test_crop(preprocessing: Preprocessing) -> list[v2.Transform]:
 
 
 def _to_tensor(preprocessing: Preprocessing) -> list[v2.Transform]:
+    gray = [v2.Grayscale()] if len(preprocessing.mean) == 1 else []
     return [
         v2.PILToTensor(),
         v2.ToDtype(torch.float32, scale=True),
+        *gray,
         v2.Normalize(list(preprocessing.mean), list(preprocessing.std)),
     ]
 

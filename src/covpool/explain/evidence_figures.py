@@ -185,10 +185,11 @@ def resized(map_hw: NDArray[Any], size: tuple[int, int]) -> NDArray[np.float32]:
 
 
 def seen(image: Tensor, preprocessing: Preprocessing) -> Image.Image:
-    """Convert a preprocessed image ``(3, H, W)`` to a picture."""
+    """Convert a preprocessed image, ``(3, H, W)`` or gray ``(1, H, W)``, to a picture."""
     mean, std = np.array(preprocessing.mean), np.array(preprocessing.std)
     pixels = image.detach().cpu().numpy().transpose(1, 2, 0) * std + mean
-    return Image.fromarray((pixels.clip(0, 1) * 255).round().astype(np.uint8))
+    rgb = np.broadcast_to(pixels.clip(0, 1), (*pixels.shape[:2], 3))
+    return Image.fromarray((rgb * 255).round().astype(np.uint8))
 
 
 def _panels(columns: int, rows: int) -> tuple[Figure, list[list[Axes]]]:

@@ -139,6 +139,8 @@ def open_job(bundle: str | Path, data: str | Path | None, options: ExportOptions
         raise UsageError("the comparison with the bundle needs images: pass --data")
     model = open_bundle(str(bundle), CPU).float()
     preprocessing = Preprocessing.of(model.pretrained_cfg)
+    if len(preprocessing.mean) != 3:
+        raise UsageError(f"{bundle} takes gray images (in_chans=1), and covpool exports models of RGB images")
     path = str(path)
     split = options.split or evaluation_split(path, options.layout)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
 import logging
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +15,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from covpool.errors import CovpoolError, KeepResolutionError, UnsupportedBackboneError
-from covpool.models.config import Features
+from covpool.errors import CovpoolError, KeepResolutionError, UnsupportedBackboneError, UsageTypeError
+from covpool.models.config import Features, ModelConfig
 from covpool.models.surgery import (
     applies_alone,
     build_network,
@@ -64,6 +67,7 @@ def make_backbone(
     pretrained: bool = False,
     checkpoint_path: str | Path | None = None,
     key_map: KeyMap = None,
+    loading: Mapping[str, Any] | None = None,
 ) -> Backbone:
     """Build the network, take off what comes after its features, and keep the last stage's resolution.
 
@@ -80,6 +84,7 @@ def make_backbone(
         pretrained: load timm's weights.
         checkpoint_path: load these weights.
         key_map: see :func:`covpool.models.weights.load_backbone`.
+        loading: options of ``timm.create_model`` that say where its weights are.
 
     Raises:
         UnsupportedBackboneError: where timm has no such network or its features are of an unknown form.
@@ -91,7 +96,7 @@ def make_backbone(
     surgery = _plan_once(name, keep, features, with_expansion, image_size, options)
     if surgery.why_strided:
         log.info("the last stage of %s stays as it is: %s", name, surgery.why_strided)
-    network = build_network(name, surgery.options, pretrained=pretrained)
+    network = build_network(name, {**surgery.options, **(loading or {})}, pretrained=pretrained)
     kept, removed = surgery.kept, (*surgery.expansion, *surgery.unused)
     if checkpoint_path is not None:
         optional = [name for name in removed if name not in kept]
@@ -220,6 +225,16 @@ class FeatureFormat:
         return x.flatten(2).mean(2) if self.layout == "channels_first" else x.flatten(1, -2).mean(1)
 
 
+def _unknown_option(name: str, options: Mapping[str, Any], error: TypeError) -> CovpoolError:
+    """Return the error for an option that timm's network refuses."""
+    found = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+    if found is None or found[1] not in options:
+        return UnsupportedBackboneError(f"timm cannot build {name} with {dict(options)}: {error}")
+    near = difflib.get_close_matches(found[1], [one.name for one in dataclasses.fields(ModelConfig)], n=1)
+    hint = f"did you mean {near[0]}?" if near else f"{error}"
+    return UsageTypeError(f"{name} of timm has no option {found[1]!r}: {hint}")
+
+
 class Probe:
     """A network on the meta device: it computes shapes and autograd's graph, and not one number."""
 
@@ -232,6 +247,8 @@ class Probe:
                 self.network = build_network(name, options).eval()
             except CovpoolError:
                 raise
+            except TypeError as error:
+                raise _unknown_option(name, options, error) from error
             except Exception as error:  # of timm, whatever its networks make of the options
                 told = f" with {dict(options)}" if options else ""
                 raise UnsupportedBackboneError(f"timm cannot build {name}{told}: {error}") from error

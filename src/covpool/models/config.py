@@ -21,8 +21,21 @@ Normalize = Literal["l2"]
 
 # In place of a pooling method: the class token of a transformer.
 CLASS_TOKEN = "cls"
+# Values of timm's ``global_pool`` that have another name here.
+TIMM_POOLS = {"avg": "gap", "token": CLASS_TOKEN}
 # The hidden layers of the paper's AlexNet and VGG.
 HIDDEN = (4096, 4096)
+
+
+def pool_of(global_pool: str) -> str:
+    """Return the pooling method for a value of timm's ``global_pool``; methods of covpool are accepted too.
+
+    Example:
+        >>> pool_of("avg"), pool_of("isqrt_cov")
+        ('gap', 'isqrt_cov')
+    """
+    check_choice("global_pool", global_pool, (*TIMM_POOLS, *methods(), CLASS_TOKEN))
+    return TIMM_POOLS.get(global_pool, global_pool)
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,14 @@ from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 
 from covpool.errors import UsageError
 from covpool.models.backbone import make_backbone
-from covpool.models.config import HIDDEN, Dim, Features, HeadKind, Join, ModelConfig, Normalize
+from covpool.models.config import HIDDEN, Dim, Features, HeadKind, Join, ModelConfig, Normalize, pool_of
 from covpool.models.model import PooledClassifier
 from covpool.models.weights import PACKAGES, KeyMap, file_origin, where_to_get
 from covpool.nn.pooling import DEFAULT_METHOD
 
 LOGGER = logging.getLogger("covpool")
+# Options of timm.create_model that say where its weights are. They are not part of the network.
+LOADING = ("cache_dir", "pretrained_cfg", "pretrained_cfg_overlay")
 
 
 def create_model(
@@ -45,6 +47,9 @@ def create_model(
     pool_options: Mapping[str, Any] | None = None,
     backbone_options: Mapping[str, Any] | None = None,
     preprocessing: Mapping[str, Any] | None = None,
+    global_pool: str | None = None,
+    features_only: bool = False,
+    **keywords: Any,
 ) -> PooledClassifier:
     """Create a model: any timm backbone, CNN or transformer, with covariance pooling and a classifier.
 
@@ -55,7 +60,8 @@ def create_model(
         dim: channels after the 1x1 reduction; ``None`` for no reduction. ``"auto"``: the paper's 256 if the
             backbone has more channels and the method does not project them itself, else no reduction.
         num_classes: number of classes; 0 for no classifier: the model then returns the pooled vector.
-        pretrained: load timm's weights of the backbone.
+        pretrained: load the pretrained weights of the backbone: from an installed package of
+            ``covpool.models.weights.PACKAGES``, else timm's.
         checkpoint_path: a file with weights of the backbone, ``.safetensors`` or ``.pth``.
         key_map: how the file's names become timm's; see
             :func:`covpool.models.weights.load_backbone`.
@@ -75,9 +81,15 @@ def create_model(
         image_size: image size (pixels), ``None`` for the backbone's default. Transformers are built for it.
         freeze: ``"backbone"`` trains only the pooling and the classifier.
         pool_options: options of the method, such as ``{"steps": 3}``, and of :class:`covpool.nn.CovPool`.
-        backbone_options: options of ``timm.create_model``, such as ``{"drop_path_rate": 0.1}``.
+        backbone_options: options of ``timm.create_model`` as a dict, such as ``{"drop_path_rate": 0.1}``.
         preprocessing: ``mean``, ``std``, ``interpolation``, ``crop_pct`` and ``crop_mode`` that differ from
             those of the backbone.
+        global_pool: timm's name of ``pool``: ``"avg"`` is ``"gap"``, ``"token"`` is ``"cls"``.
+        features_only: not supported; the error names the alternatives.
+        keywords: other options of ``timm.create_model``, such as ``in_chans=1`` and ``drop_path_rate=0.1``.
+
+    Raises:
+        TypeError: if the backbone has no such option.
 
     Example:
         >>> model = create_model("resnet10t", dim=64, num_classes=200)
@@ -88,6 +100,16 @@ def create_model(
     """
     if head == "linear" and (tuple(hidden) != HIDDEN or hidden_batchnorm):
         raise UsageError('hidden and hidden_batchnorm are for head="mlp"')
+    if features_only:
+        raise UsageError(
+            "features_only=True leaves nothing to pool: use timm.create_model(..., features_only=True), or "
+            "forward_intermediates of the model that create_model returns"
+        )
+    if global_pool is not None:
+        if pool not in (DEFAULT_METHOD, pool_of(global_pool)):
+            raise UsageError(f"pool={pool!r} and global_pool={global_pool!r} differ: pass one of them")
+        pool = pool_of(global_pool)
+    loading = {name: keywords.pop(name) for name in LOADING if name in keywords}
     config = ModelConfig(
         backbone=backbone,
         num_classes=num_classes,
@@ -104,10 +126,12 @@ def create_model(
         normalize=normalize,
         image_size=image_size,
         pool_options=dict(pool_options or {}),
-        backbone_options=dict(backbone_options or {}),
+        backbone_options={**(backbone_options or {}), **keywords},
         preprocessing=dict(preprocessing or {}),
     )
-    model = build_model(config, pretrained=pretrained, checkpoint_path=checkpoint_path, key_map=key_map)
+    model = build_model(
+        config, pretrained=pretrained, checkpoint_path=checkpoint_path, key_map=key_map, loading=loading
+    )
     if freeze is not None:
         model.freeze(freeze)
     return model
@@ -119,13 +143,17 @@ def build_model(
     pretrained: bool = False,
     checkpoint_path: str | Path | None = None,
     key_map: KeyMap = None,
+    loading: Mapping[str, Any] | None = None,
 ) -> PooledClassifier:
-    """Create a model from a :class:`~covpool.models.config.ModelConfig`; see :func:`create_model`."""
+    """Create a model from a :class:`~covpool.models.config.ModelConfig`; see :func:`create_model`.
+
+    ``loading`` has options of ``timm.create_model`` that are not part of the network: those in ``LOADING``.
+    """
     if key_map is not None and checkpoint_path is None:
         raise UsageError("key_map says how to read a file: pass checkpoint_path= too")
     origin: dict[str, str] = {}
     pretrained = pretrained and checkpoint_path is None
-    package = PACKAGES.get(config.backbone)
+    package = None if loading else PACKAGES.get(config.backbone)
     if package and pretrained and (file := package.file()):
         _announce(config.backbone, str(package), package.network)
         pretrained, checkpoint_path, key_map = False, file, package.key_map
@@ -152,10 +180,13 @@ def build_model(
         pretrained=pretrained,
         checkpoint_path=checkpoint_path,
         key_map=key_map,
+        loading=loading,
     )
     model = PooledClassifier(dataclasses.replace(config, features=features), made)
     if pretrained:
-        origin["timm"] = ".".join(model.pretrained_cfg[key] for key in ("architecture", "tag"))
+        cfg = model.pretrained_cfg
+        tag = f".{cfg['tag']}" if cfg.get("tag") else ""
+        origin = file_origin(cfg["file"]) if cfg.get("file") else {"timm": f"{cfg['architecture']}{tag}"}
     model.initial_weights = origin
     return model
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from covpool.errors import UsageError
 from covpool.functional.arguments import check_choice, check_whole
-from covpool.models.backbone import Backbone
-from covpool.models.config import CLASS_TOKEN, ModelConfig
+from covpool.models.backbone import Backbone, FeatureFormat
+from covpool.models.config import CLASS_TOKEN, ModelConfig, pool_of
 from covpool.models.head import Head, unit
 from covpool.nn import CovPool
 from covpool.nn.cov_pool import DIM
@@ -40,8 +40,9 @@ class PooledClassifier(nn.Module):
 
     :func:`covpool.create_model` creates it. It has timm's ``forward_features``, ``forward_head``,
     ``reset_classifier``, ``get_classifier``, ``num_classes``, ``num_features``, ``head_hidden_size``,
-    ``pretrained_cfg``, ``no_weight_decay`` and ``set_grad_checkpointing``, so timm's tools
-    (``timm.data.resolve_model_data_config``, ``timm.optim``) work with it.
+    ``pretrained_cfg``, ``feature_info``, ``forward_intermediates``, ``group_matcher``, ``no_weight_decay``
+    and ``set_grad_checkpointing``, so timm's tools (``timm.data.resolve_model_data_config``, ``timm.optim``)
+    work with it.
 
     Attributes:
         config: the configuration, with the chosen values in place of ``None`` and ``"auto"``.
@@ -67,8 +68,8 @@ class PooledClassifier(nn.Module):
         self.config = dataclasses.replace(
             config, dim=_dim(config, channels), keep_resolution=backbone.kept_resolution
         )
-        self._check_class_token()
-        self.pool = ClassToken(channels) if config.pool == CLASS_TOKEN else _pool(self.config, backbone)
+        _check_class_token(self.config, self.format)
+        self.pool = _pool(self.config, self.format)
         self.head = _head(self.config, self.pool.out_features)
         self.num_features = channels
         self.expansion = backbone.expansion
@@ -89,6 +90,22 @@ class PooledClassifier(nn.Module):
         """Images ``(B, 3, H, W)`` to the backbone's features, as timm gives them."""
         features: Tensor = self.backbone.forward_features(x)
         return features
+
+    def forward_intermediates(self, x: Tensor, *args: Any, **options: Any) -> Any:
+        """Return the features of several stages, with the arguments of timm's ``forward_intermediates``."""
+        if not hasattr(self.backbone, "forward_intermediates"):
+            raise UsageError(f"{self.config.backbone} has no forward_intermediates")
+        return self.backbone.forward_intermediates(x, *args, **options)
+
+    @property
+    def feature_info(self) -> list[dict[str, Any]]:
+        """The channels and the reduction of each stage, as timm lists them, at the kept resolution."""
+        stages = [dict(stage) for stage in self.backbone.feature_info]
+        if self.config.keep_resolution:
+            last = max(stage["reduction"] for stage in stages)
+            for stage in stages:
+                stage["reduction"] //= 2 if stage["reduction"] == last else 1
+        return stages
 
     def forward_pool(self, features: Tensor) -> Tensor:
         """Features to the pooled vector ``(B, pool.out_features)``, in float32 at least."""
@@ -182,10 +199,19 @@ class PooledClassifier(nn.Module):
         return self.head.classifier, self.first_order
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Replace the classifier; 0 classes for none. The pooling stays."""
-        if global_pool is not None:
-            raise UsageError(f"the pooling is {self.config.pool}: make a new model with pool={global_pool!r}")
+        """Replace the classifier, and the pooling if ``global_pool`` names another one.
+
+        The backbone stays as it is: after ``reset_classifier(5, "avg")`` it still has the resolution and the
+        channels that were chosen for the former pooling.
+
+        Args:
+            num_classes: number of classes; 0 for no classifier.
+            global_pool: a pooling method of covpool, or timm's ``"avg"`` (``"gap"``) or ``"token"``
+                (``"cls"``); ``None`` keeps the pooling.
+        """
         check_whole("num_classes", num_classes, at_least=0)
+        if global_pool is not None and pool_of(global_pool) != self.config.pool:
+            self._reset_pool(pool_of(global_pool))
         self.head.reset_classifier(num_classes, like=next(self.parameters()))
         if self.first_order is not None:
             self.first_order = self._new_first_order(num_classes)
@@ -244,10 +270,17 @@ class PooledClassifier(nn.Module):
             raise UsageError(f"{self.config.backbone} cannot checkpoint its activations")
         self.backbone.set_grad_checkpointing(enable)
 
-    def _check_class_token(self) -> None:
-        if CLASS_TOKEN in (self.config.pool, self.config.join) and not self.format.has_class_token:
-            option = "join" if self.config.join == CLASS_TOKEN else "pool"
-            raise UsageError(f'{self.config.backbone} has no class token; {option}="gap" takes the average')
+    def _reset_pool(self, pool: str) -> None:
+        """Replace the pooling and all layers after it. Options of the former method do not apply."""
+        before = self.config
+        config = dataclasses.replace(before, pool=pool, pool_options={}, dim="auto")
+        dim = before.dim if before.reduces and config.reduces else _dim(config, self.format.channels)
+        config = dataclasses.replace(config, dim=dim)
+        _check_class_token(config, self.format)
+        like, self.config = next(self.parameters()), config
+        self.pool = _pool(config, self.format).to(like)
+        self.head = _head(config, self.pool.out_features).to(like)
+        self.train(self.training)
 
     def _new_first_order(self, num_classes: int) -> nn.Module:
         like = next(self.parameters())
@@ -274,7 +307,14 @@ class PooledClassifier(nn.Module):
             given = self.config.preprocessing.get(name, ())
             if not isinstance(given, list | tuple):
                 raise UsageError(f"{name} of preprocessing has a number for each channel; got {given!r}")
-        return {**cfg, **self.config.preprocessing}
+        cfg |= self.config.preprocessing
+        channels = self.config.backbone_options.get("in_chans", 3)
+        cfg["input_size"] = (channels, *cfg["input_size"][1:])
+        for name in ("mean", "std"):
+            rgb = cfg[name]
+            if channels != 3 and len(rgb) == 3:  # timm sums the RGB weights for 1 channel, else repeats them
+                cfg[name] = (sum(rgb) / 3,) if channels == 1 else tuple(rgb[k % 3] for k in range(channels))
+        return cfg
 
 
 def _opened(image: str | os.PathLike[str] | Image) -> Image:
@@ -301,22 +341,28 @@ class ClassToken(nn.Module):
         return features[:, 0]
 
 
+def _check_class_token(config: ModelConfig, form: FeatureFormat) -> None:
+    if CLASS_TOKEN in (config.pool, config.join) and not form.has_class_token:
+        option = "join" if config.join == CLASS_TOKEN else "pool"
+        raise UsageError(f'{config.backbone} has no class token; {option}="gap" takes the average')
+
+
 def _dim(config: ModelConfig, channels: int) -> int | None:
     if config.dim != "auto":
         return config.dim
     return DIM if channels > DIM and config.reduces else None
 
 
-def _pool(config: ModelConfig, backbone: Backbone) -> CovPool:
+def _pool(config: ModelConfig, form: FeatureFormat) -> CovPool | ClassToken:
+    if config.pool == CLASS_TOKEN:
+        return ClassToken(form.channels)
     options = dict(config.pool_options)
     if isinstance(name := options.get("compute_dtype"), str):  # as JSON has it
         options["compute_dtype"] = getattr(torch, name, name)
     if options.get("reduction", "auto") == "auto":
-        options["reduction"] = "linear" if backbone.format.tokens else "convolution"
+        options["reduction"] = "linear" if form.tokens else "convolution"
     assert config.dim != "auto"
-    return CovPool(
-        backbone.format.channels, config.pool, dim=config.dim, layout=backbone.format.layout, **options
-    )
+    return CovPool(form.channels, config.pool, dim=config.dim, layout=form.layout, **options)
 
 
 def _head(config: ModelConfig, in_features: int) -> Head:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 from timm.models import register_model
@@ -53,13 +52,6 @@ def _create(
             "this network has no weights to download: `covpool convert` reads the authors' files, and "
             f"covpool.create_model({backbone!r}, pretrained=True) starts from timm's backbone"
         )
-    # What create_model does not know, such as in_chans, is the backbone's, as elsewhere in timm.
-    known = inspect.signature(create_model).parameters
-    theirs = {name: options.pop(name) for name in [*options] if name not in known}
-    network["backbone_options"] = {
-        **(backbone_options or {}),
-        **theirs,
-        **options.pop("backbone_options", {}),
-    }
+    network["backbone_options"] = {**(backbone_options or {}), **options.pop("backbone_options", {})}
     settings = {"dim": DIM, "keep_resolution": True, "preprocessing": PREPROCESSING, **network, **options}
     return create_model(backbone, **settings)

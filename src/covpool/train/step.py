@@ -218,8 +218,8 @@ class Learner:
         step of a resumed run would differ in its last bits.
         """
         self._buffers.keep()
-        _, height, width = self.model.pretrained_cfg["input_size"]
-        self.parallel(torch.zeros(2, 3, height, width, device=self.processes.device)).sum().backward()
+        size = self.model.pretrained_cfg["input_size"]
+        self.parallel(torch.zeros(2, *size, device=self.processes.device)).sum().backward()
         self.optimizer.zero_grad()
         self._buffers.restore()
 

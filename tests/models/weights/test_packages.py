@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -105,9 +106,7 @@ def test_a_bundle_records_the_package(tmp_path: Path) -> None:
 def test_gray_images_give_the_features_of_gray_in_rgb() -> None:
     """The mean and deviation of all channels are equal, so timm's conversion is exact."""
     installed("efficientnet_lite0")
-    gray = covpool.create_model(
-        "efficientnet_lite0", num_classes=0, pretrained=True, backbone_options={"in_chans": 1}
-    ).eval()
+    gray = covpool.create_model("efficientnet_lite0", num_classes=0, pretrained=True, in_chans=1).eval()
     color = covpool.create_model("efficientnet_lite0", num_classes=0, pretrained=True).eval()
     with torch.no_grad():
         images = IMAGES[:, :1]
@@ -156,8 +155,15 @@ class TestWithoutTheHub:
 
     @pytest.mark.usefixtures("no_hub")
     def test_a_name_that_is_never_resolved(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("socket.create_connection", lambda *args: time.sleep(20))
+        end = threading.Event()
+
+        def hang(*args: object) -> None:
+            end.wait()
+            raise OSError
+
+        monkeypatch.setattr("socket.create_connection", hang)
         assert "cannot connect to" in self.refused("test_resnet")
+        end.set()
 
     @pytest.mark.usefixtures("no_hub")
     def test_a_tag_means_timms_weights(self) -> None:
