@@ -51,9 +51,12 @@ def run(arguments: Arguments) -> Checked:
     from covpool.terminal import Progress
 
     output = arguments.out or _default_output(arguments.data)
-    check_output(output)  # now, not after hours of reading
+    if output.parent.exists() or arguments.out is not None:
+        check_output(output)  # now, not after hours of reading
     with Progress("images") as progress:
         report = check(arguments.data, arguments.layout, workers=arguments.workers, progress=progress)
+    if arguments.out is None:
+        output.parent.mkdir(exist_ok=True)
     write_report(report.problems, output)
     return Checked(
         data=arguments.data,
@@ -82,5 +85,4 @@ def _default_output(data: str) -> Path:
 
     if is_inside(REPORT, data):
         raise UsageError(f"{REPORT} would be inside the data: pass --out")
-    Path(REPORT).parent.mkdir(exist_ok=True)
     return Path(REPORT)

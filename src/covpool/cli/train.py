@@ -238,7 +238,7 @@ def _add(group: Any, parser: Parser, key: str) -> None:
         type=option.hint,
         default=argparse.SUPPRESS,
         metavar=_metavar(key, option.hint),
-        help=_plain(ALONE.get(key, option.meaning)) + _default(key),
+        help=_plain(ALONE.get(key, option.meaning)).removesuffix(".") + _default(key),
     )
 
 
@@ -250,12 +250,10 @@ def _defaults() -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _default(key: str) -> str:
     """Return the default of a key: of ``modern``, and of ``finetune`` where it differs."""
-    first, second = (
-        str(value).lower() if isinstance(value, bool) else value
-        for value in (own[key] for own in _defaults())
-    )
+    values = [own[key] for own in _defaults()]
+    first, second = (str(value).lower() if value in (None, True, False) else value for value in values)
     if first == second:
-        return "" if first in (None, "", {}, ()) else f" (default: {first})"
+        return "" if first in ("none", "", {}, ()) else f" (default: {first})"
     return f" (default: {first}; with pretrained weights {second})"
 
 
