@@ -53,16 +53,16 @@ def test_as_a_person_runs_it(messy: Path, capsys: pytest.CaptureFixture[str]) ->
         f"truncated      1  {REMEDIES['truncated']}\n"
         f"leak           1  {REMEDIES['leak']}\n"
         "\n"
-        "Each is listed in problems.csv. No file was changed.\n",
+        "Each is listed in runs/problems.csv. No file was changed.\n",
         "",
     )
-    with open("problems.csv", newline="") as file:
+    with open("runs/problems.csv", newline="") as file:
         assert list(csv.reader(file)) == [
             ["path", "problem", "detail"],
             ["train/a/x, y.jpg", "truncated", "the end of the JPEG is missing"],
             ["test/b/3.jpg", "leak", "it has the bytes of train/b/1.jpg"],
         ]
-    assert os.listdir() == ["problems.csv"]
+    assert list(Path().rglob("*.*")) == [Path("runs/problems.csv")]
     assert digests(messy) == before
 
 
@@ -84,7 +84,7 @@ def test_json(messy: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "images": {"train": 5, "test": 5},
         "classes": 2,
         "problems": {"truncated": 1, "leak": 1},
-        "output": "problems.csv",
+        "output": "runs/problems.csv",
     }
 
 
@@ -108,7 +108,7 @@ def test_no_report_goes_into_the_data_unasked(
     monkeypatch.chdir(messy / inside)
     before = digests(messy)
     assert main(["check", os.path.relpath(messy)]) == 2
-    sentence = "problems.csv would go into the data itself: give --out"
+    sentence = "runs/problems.csv would be inside the data: pass --out"
     assert capsys.readouterr() == ("", f"covpool check: {sentence}\n")
     assert digests(messy) == before
     assert main(["check", os.path.relpath(messy), "--out", "problems.csv"]) == 1
@@ -139,7 +139,7 @@ def test_names_that_are_no_text(messy: Path, capsys: pytest.CaptureFixture[str])
     name = os.fsencode(messy) + b"/train/a/\xff.jpg"
     Path(os.fsdecode(name)).write_bytes(b"")
     assert main(["check", str(messy)]) == 1
-    assert b"train/a/\xff.jpg,unreadable,the file is empty\n" in Path("problems.csv").read_bytes()
+    assert b"train/a/\xff.jpg,unreadable,the file is empty\n" in Path("runs/problems.csv").read_bytes()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no such signals")

@@ -42,8 +42,8 @@ def test_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     picture = encode(photo((48, 40)), "JPEG")
     for number in range(64):
         write(tmp_path / f"birds/{('jay', 'tit')[number % 2]}/{number}.jpg", picture)
-    typed = f"covpool train --data birds {FEW} --epochs 2 --checkpoint-steps 1 --trackers []"
-    out, err = interrupted(typed, "run/checkpoints/step-*")
+    typed = f"covpool train birds {FEW} --epochs 2 --checkpoint-steps 1 --trackers []"
+    out, err = interrupted(typed, "runs/train/checkpoints/step-*")
     assert out.startswith("stopped at step ")
     words = command_told(err)
     assert words == typed.split()[1:]
@@ -61,11 +61,11 @@ def test_predict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     for number in range(400):
         write(tmp_path / f"photos/{number:03d}.jpg", picture)
     typed = "covpool predict bundle photos --workers 1 --format parquet --rows-per-file 8 --batch-size 8"
-    _, err = interrupted(typed, "predictions/*.parquet")
+    _, err = interrupted(typed, "runs/predictions/*.parquet")
     words = command_told(err)
-    kept = {path: path.stat().st_mtime_ns for path in Path("predictions").glob("*.parquet")}
+    kept = {path: path.stat().st_mtime_ns for path in Path("runs/predictions").glob("*.parquet")}
     assert 0 < len(kept) < 50
     assert main(words) == 0
-    assert capsys.readouterr().out.startswith("predictions: 400 rows in 50 files")
+    assert capsys.readouterr().out.startswith("runs/predictions: 400 rows in 50 files")
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
-    assert sum(pq.read_metadata(path).num_rows for path in Path("predictions").glob("*.parquet")) == 400
+    assert sum(pq.read_metadata(path).num_rows for path in Path("runs/predictions").glob("*.parquet")) == 400

@@ -44,20 +44,20 @@ def test_eval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert main(["eval", "bundle", "birds", "--workers", "0"]) == 0
     out, err = capsys.readouterr()
     assert not err
-    results = json.loads(Path("evaluation/results.json").read_text())
+    results = json.loads(Path("runs/evaluation/results.json").read_text())
     low, high = (f"{100 * end:5.1f}" for end in results["intervals"]["top1"])
     lines = out.splitlines()
     assert lines[0] == "17 images of test, 6 classes"
     assert f"top-1                     {100 * results['metrics']['top1']:6.1f}   {low} to {high}" in lines
     assert lines[-2:] == [
-        "bad images: 1, left out; evaluation/bad_images.csv says why",
-        "results: evaluation/results.json",
+        "bad images: 1, left out; runs/evaluation/bad_images.csv says why",
+        "results: runs/evaluation/results.json",
     ]
-    assert Path("evaluation/confusion.png").read_bytes().startswith(b"\x89PNG")
+    assert Path("runs/evaluation/confusion.png").read_bytes().startswith(b"\x89PNG")
     draw_nothing(monkeypatch)
     assert main(["eval", "bundle", "birds", "--workers", "0", "--json"]) == 0
     again = json.loads(capsys.readouterr().out)
-    assert again["folder"] == "evaluation"
+    assert again["folder"] == "runs/evaluation"
     assert again["results"]["metrics"] == results["metrics"]
     assert again["results"]["intervals"] == results["intervals"]
     bad.unlink()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -22,26 +23,29 @@ from tests.reproduce.conftest import write_tiny_imagenet
 SIDE = 72
 # What is there after the example, for a person to look at.
 LEFT = {
-    "check": "problems.csv",
+    "check": "runs/problems.csv",
     "shard": "birds-shards/train/index.json",
-    "lr-find": "run/lr_find.png",
-    "train": "run/report.html",
-    "probe": "probe/results.json",
+    "lr-find": "runs/train/lr_find.png",
+    "fit": "runs/birds/report.html",
+    "train": "runs/train/report.html",
+    "probe": "runs/probe/results.json",
     "svm": "runs/birds/svm/covpool.json",
     "eval": "runs/birds/evaluation/results.json",
     "retrieve": "runs/birds/retrieval/results.json",
     "explain": "runs/birds/explained/maps.json",
     "diagnose": "runs/birds/diagnosis/diagnosis.png",
-    "predict": "predictions/0000000.csv",
-    "embed": "embeddings/0000000.parquet",
+    "predict": "runs/predictions/0000000.csv",
+    "embed": "runs/embeddings/0000000.parquet",
     "export": "runs/birds/exported/results.json",
     "convert": "runs/paper/bundle/covpool.json",
 }
 # They print what they have to say, or tell themselves where it is.
 PRINTED = {"plan", "doctor", "bench", "reproduce"}
 # They train, compile or trace; tests of their own guard them too.
-SLOW = {"bench", "diagnose", "doctor", "eval", "explain", "export", "lr-find", "probe"}
+SLOW = {"bench", "diagnose", "doctor", "eval", "explain", "export", "fit", "lr-find", "probe"}
 SLOW |= {"reproduce", "retrieve", "svm", "train"}
+# The weights of the default backbone may not be installed.
+MORE = {"fit": ["--model", "lcnet_050", "--weights", "lcnet_050.pth"]}
 
 
 def example(verb: str) -> str:
@@ -71,7 +75,9 @@ def _here(birds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def provide(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What only one verb needs."""
-    if verb == "probe":
+    if verb == "fit":  # it writes runs/birds itself
+        shutil.rmtree("runs/birds")
+    if verb in ("fit", "probe"):
         torch.save(timm.create_model("lcnet_050", num_classes=0).state_dict(), "lcnet_050.pth")
     if verb == "convert":
         torch.save({"state_dict": vgg_weights(classes=3, dim=16, hidden=8)}, "vgg.pth.tar")
@@ -97,6 +103,6 @@ def test_pasted(verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pyte
     provide(verb, monkeypatch)
     covpool, *words = shlex.split(example(verb))
     assert covpool == "covpool"
-    assert main(words) == 0, capsys.readouterr().err
+    assert main([*words, *MORE.get(verb, [])]) == 0, capsys.readouterr().err
     assert capsys.readouterr().out
     assert verb in PRINTED or Path(LEFT[verb]).is_file()

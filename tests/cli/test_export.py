@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from torch import nn
@@ -11,7 +13,7 @@ from torch import nn
 from covpool.cli.export import Exported, text
 from covpool.cli.main import main
 from covpool.export import exporting
-from covpool.export.export_options import Job
+from covpool.export.export_options import ExportOptions, Job
 from covpool.export.graph import Traced
 from tests.data.pictures import needs_sparrows
 from tests.evaluate.birds import CLASSES, a_bundle, some_sparrows
@@ -66,10 +68,25 @@ def test_a_refusal_is_a_sentence_and_leaves_nothing(
     assert (tmp_path / "new" / "model.pt2").exists()
 
 
+@pytest.mark.parametrize("words", [["--limit", "9"], ["--images", "9"], ["--images=9"]])
+def test_the_default_folder_and_the_old_name_of_limit(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = []
+
+    def export_model(bundle: Path, out: Path, *, options: ExportOptions, **_: object) -> Any:
+        limits.append(options.limit)
+        return SimpleNamespace(folder=out, results={})
+
+    monkeypatch.setattr("covpool.export.export_model", export_model)
+    assert main(["export", "net", *words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"folder": "runs/export", "results": {}}
+    assert limits == [9]
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ([], "--out is missing: the folder for the exported files"),
         (["--out", "new"], "the comparison with the bundle needs images: pass --data"),
         (["--out", "new", "--formats", "onnx,coreml"], "formats must be one of"),
     ],

@@ -44,7 +44,8 @@ def test_a_suggestion(searches: list[Any], capsys: pytest.CaptureFixture[str]) -
 def test_in_two_stages_it_is_the_rate_of_the_head(
     searches: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["lr-find", "--data", "d", "--recipe", "finetune"]) == 0
+    assert main(["lr-find", "d", "--recipe", "finetune"]) == 0
+    assert searches == [(read_recipe("finetune", {"data.path": "d"}), 100)]
     assert capsys.readouterr().out.startswith("--schedule.head-lr 0.012: there the loss fell fastest")
 
 
@@ -58,17 +59,15 @@ def test_no_suggestion_is_told(searches: list[Any], capsys: pytest.CaptureFixtur
         "suggestion": None,
         "highest": 2.5,
         "steps": 3,
-        "figure": "run/lr_find.png",
-        "table": "run/lr_find.csv",
+        "figure": "runs/train/lr_find.png",
+        "table": "runs/train/lr_find.csv",
     }
 
 
 def test_it_has_the_options_of_train(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as exit_:
-        main(["lr-find", "--help"])
-    assert exit_.value.code == 0
+    assert main(["lr-find", "--help"]) == 0
     text = capsys.readouterr().out
-    assert text.startswith("usage: covpool lr-find --data DIR")
+    assert text.startswith("usage: covpool lr-find DATA")
     listed = {word.strip(",") for word in text.split() if word.startswith("--")}
     assert "--steps" in listed
     assert {"--data", "--optimizer.name", "--lr", "--json", "--debug"} <= listed
@@ -79,7 +78,7 @@ def test_it_has_the_options_of_train(capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ("--steps 30", "--data is missing: a folder of images, a CSV of path,label, or shards"),
+        ("--steps 30", "the data is missing: a folder of images, a CSV of path,label, or shards"),
         ("--data d --steps x", "--steps takes a whole number; got x"),
         ("--data d --compare gap", "unrecognized arguments: --compare gap"),
     ],

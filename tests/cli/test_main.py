@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import covpool
-from covpool.cli.main import VERBS, main
+from covpool.cli.main import VERBS, _output, main
 from covpool.errors import CovpoolError, UsageError, UsageTypeError
 
 
@@ -92,7 +92,7 @@ def test_help_of_a_verb(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     pretend(monkeypatch, None)
     monkeypatch.setenv("COLUMNS", "100")
     with pytest.raises(SystemExit) as exit_:
-        main(["greet", "--help"])
+        _output("greet", ["--help"])
     assert exit_.value.code == 0
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert "Greet." in lines
@@ -285,19 +285,11 @@ def test_after_an_interruption(
     assert capsys.readouterr() == ("", f"covpool greet: {sentence}\n")
 
 
-def test_help_imports_no_more_than_torch_and_says_which_extra_is_missing() -> None:
+def test_a_missing_package_is_named_with_its_extra() -> None:
     script = """
 import sys
 from covpool.cli.main import main
 sys.modules["timm"] = None
-main(["--help"])
-assert "jsonargparse" not in sys.modules
-for verb in ("check", "convert", "plan", "shard"):
-    try:
-        main([verb, "--help"])
-    except SystemExit as exit_:
-        assert exit_.code == 0
-assert not {"PIL", "torchvision", "safetensors"} & sys.modules.keys()
 print(main(["plan", "resnet18"]))
 del sys.modules["covpool.cli.parser"]
 sys.modules["jsonargparse"] = None
@@ -308,7 +300,7 @@ print(main(["plan", "resnet18"]))
         "covpool plan: timm is missing: pip install 'covpool[models]'",
         "covpool plan: jsonargparse is missing: pip install 'covpool[models]'",
     ]
-    assert result.stdout.splitlines()[-2:] == ["2", "2"]
+    assert result.stdout.splitlines() == ["2", "2"]
     assert result.returncode == 0
 
 

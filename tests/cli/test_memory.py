@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import statistics
 import subprocess
@@ -42,7 +43,8 @@ def faults_after(code: str, environment: Mapping[str, str] | None = None) -> flo
 def result_of(code: str, environment: Mapping[str, str] | None = None) -> float:
     """The number that a process prints last."""
     # Neither the caller's settings of malloc nor those of the test's own process.
-    clean = {"PATH": "", "OMP_NUM_THREADS": "1", **(environment or {})}
+    source = os.environ.get("PYTHONPATH", "")
+    clean = {"PATH": "", "PYTHONPATH": source, "OMP_NUM_THREADS": "1", **(environment or {})}
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
@@ -60,10 +62,7 @@ def shell(*words: str) -> str:
 import sys
 from covpool.cli.main import main
 sys.argv = {["covpool", *words]!r}
-try:
-    main()
-except SystemExit:
-    pass
+main()
 """
 
 
@@ -88,7 +87,7 @@ print(seconds() - before)
 
 @pytest.mark.slow
 def test_a_network_takes_less_time() -> None:
-    ours = shell("eval", "--help") + "import torch" + CPU_SECONDS
+    ours = shell("eval", "nothing", "nowhere") + "import torch" + CPU_SECONDS
     ratios = [result_of("import torch" + CPU_SECONDS) / result_of(ours) for _ in range(3)]
     print(f"{statistics.median(ratios):.2f} times as fast (EfficientNet-Lite2, 448 pixels)")
     assert statistics.median(ratios) > 1.2
@@ -96,7 +95,7 @@ def test_a_network_takes_less_time() -> None:
 
 @pytest.mark.slow
 def test_freed_memory_is_found_again() -> None:
-    assert faults_after(shell("eval", "--help")) < KEPT
+    assert faults_after(shell("eval", "nothing", "nowhere")) < KEPT
 
 
 @pytest.mark.slow
@@ -104,7 +103,7 @@ def test_freed_memory_is_found_again() -> None:
     "code",
     [
         "from covpool.cli.main import main; main(['eval', 'nothing', 'nowhere'])",
-        shell("bench", "--help"),
+        shell("bench", "--rounds", "1"),
     ],
     ids=["main called by a program", "a verb that measures"],
 )
@@ -119,4 +118,4 @@ def test_the_c_library_is_left_alone(code: str) -> None:
     ids=["a variable", "a tunable"],
 )
 def test_settings_of_the_user_stay(environment: dict[str, str]) -> None:
-    assert faults_after(shell("eval", "--help"), environment) > 20 * KEPT
+    assert faults_after(shell("eval", "nothing", "nowhere"), environment) > 20 * KEPT

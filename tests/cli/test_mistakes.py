@@ -149,7 +149,6 @@ def complaint(command: str, capsys: pytest.CaptureFixture[str]) -> str:
             "train --data birds --batch-size 99",
             "--batch-size 99 is larger than the training set (11 images): use a smaller one",
         ),
-        ("svm runs/birds/bundle birds", "--out is missing: the folder for the new bundle"),
     ],
 )
 def test_a_sentence_that_says_what_to_do(
@@ -193,13 +192,16 @@ def test_an_unknown_verb(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-@pytest.mark.parametrize("verb", [f"train --data birds {FEW}", "eval runs/birds/bundle birds"])
+@pytest.mark.parametrize(
+    "command",
+    [f"train birds {FEW}", *(f"{verb} runs/birds/bundle birds" for verb in ("eval", "explain", "diagnose"))],
+)
 def test_no_gpu(
-    verb: str, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    command: str, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(place)
     sentence = "device is cuda, but torch sees no GPU here: pass cpu"
-    assert complaint(f"{verb} --device cuda", capsys) == sentence
+    assert complaint(f"{command} --device cuda", capsys) == sentence
 
 
 def test_another_recipe_in_the_same_folder(
@@ -245,7 +247,7 @@ def test_a_disk_that_takes_nothing(
         assert told.endswith(": No space left on device: free some space, and rerun the command")
 
 
-@pytest.mark.parametrize("words", ["check BIRDS", "--help", "--version"])
+@pytest.mark.parametrize("words", ["check BIRDS", "check --help", "--help", "--version"])
 def test_a_full_disk_where_the_output_goes(
     place: Path,
     capsys: pytest.CaptureFixture[str],

@@ -31,18 +31,18 @@ def test_as_a_person_runs_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert sum(bool(re.fullmatch(r"[\w/]+\.jpg: [012] \d\d\.\d%", answer)) for answer in answers) == 11
     (unreadable,) = (answer for answer in answers if "unreadable" in answer)
     assert unreadable == "00005.jpg: unreadable, truncated: the end of the JPEG is missing"
-    assert rows.startswith("predictions: 12 rows in 3 files, in ")
+    assert rows.startswith("runs/predictions: 12 rows in 3 files, in ")
     assert bad == "bad images: 1 of the new ones; the column error says why"
-    with open("predictions/0000000.csv", newline="") as file:
+    with open("runs/predictions/0000000.csv", newline="") as file:
         assert list(csv.DictReader(file).fieldnames or ()) == ["id", "label1", "score1", "error"]
     assert main(command) == 0
     assert capsys.readouterr().out.splitlines() == [
         *answers,
-        "predictions: 12 rows in 3 files, all of them there already",
+        "runs/predictions: 12 rows in 3 files, all of them there already",
     ]
-    assert main([*command, "--flip"]) == 2
+    assert main([*command, "--flip", "--out", "runs/predictions"]) == 2
     assert capsys.readouterr().err == (
-        "covpool predict: predictions holds rows of another job (flip was False, is True): use the "
+        "covpool predict: runs/predictions holds rows of another job (flip was False, is True): use the "
         "same settings to resume it, or give another folder by --out\n"
     )
 
@@ -56,17 +56,32 @@ def test_one_photograph_as_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.usefixtures("_here")
+@pytest.mark.parametrize(("verb", "folder"), [("predict", "runs/predictions"), ("embed", "runs/embeddings")])
+def test_another_photograph_goes_into_another_folder(
+    verb: str, folder: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each command finds its own folder again when it is repeated."""
+    folders = {1: folder, 2: f"{folder}-2", 3: f"{folder}-3"}
+    for number in (1, 2, 3, 1, 2, 3):
+        assert main([verb, "bundle", f"photos/0000{number}.jpg", "--workers", "0", "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert (told["out"], told["images"]) == (folders[number], 1)
+    assert told["new_images"] == 0
+    assert sorted(map(str, Path("runs").iterdir())) == list(folders.values())
+
+
+@pytest.mark.usefixtures("_here")
 def test_other_programs_read_the_folder() -> None:
     assert main(["predict", "bundle", "photos", "--workers", "0", "--format", "parquet"]) == 0
-    assert (Path("predictions") / "_job.json").exists()
-    assert pq.read_table("predictions").num_rows == 12  # as pandas does
+    assert (Path("runs/predictions") / "_job.json").exists()
+    assert pq.read_table("runs/predictions").num_rows == 12  # as pandas does
 
 
 @pytest.mark.usefixtures("_here")
 def test_a_job_of_an_earlier_version_is_resumed(capsys: pytest.CaptureFixture[str]) -> None:
     command = ["predict", "bundle", "photos", "--workers", "0", "--rows-per-file", "5"]
     assert main([*command, "--format", "parquet"]) == 0
-    folder = Path("predictions")
+    folder = Path("runs/predictions")
     (folder / "_job.json").rename(folder / "job.json")
     (folder / "0000001.parquet").unlink()
     assert main(command) == 0  # in the format of the rows that are there
@@ -78,8 +93,8 @@ def test_vectors_and_json(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["embed", "bundle", "photos", "--workers", "0", "--project", "4", "--dtype", "float16", "--json"]
     assert main(words) == 0
     told = json.loads(capsys.readouterr().out)
-    assert (told["out"], told["images"], told["bad_images"]) == ("embeddings", 12, 1)
-    kind = pq.read_schema("embeddings/0000000.parquet").field("vector").type
+    assert (told["out"], told["images"], told["bad_images"]) == ("runs/embeddings", 12, 1)
+    kind = pq.read_schema("runs/embeddings/0000000.parquet").field("vector").type
     assert str(kind) == "fixed_size_list<element: halffloat>[4]"
 
 

@@ -40,7 +40,7 @@ def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_table_and_where_the_best_is(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 0
     told = capsys.readouterr()
-    assert told.err == "features take 38.4 kB in probe-cache: 96×2×2 values per image and flip\n"
+    assert told.err == "features take 38.4 kB in runs/features: 96×2×2 values per image and flip\n"
     printed = told.out.splitlines()
     titles = ["head", "seeds", "set aside", "set aside, flip", "test", "test, flip", "over gap", "seconds"]
     assert re.split("  +", printed[0]) == titles
@@ -48,10 +48,12 @@ def test_a_table_and_where_the_best_is(words: list[str], capsys: pytest.CaptureF
     assert len({len(line) for line in printed[:3]}) == 1
     assert not printed[3]
     assert printed[4].startswith("best where it was chosen: ")
-    assert printed[4].endswith("in probe/bundle")
-    assert printed[5] == "results: probe/results.json"
+    assert printed[4].endswith("in runs/probe/bundle")
+    assert printed[5] == "results: runs/probe/results.json"
     assert main([*words, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["record"] == json.loads(Path("probe/results.json").read_text())
+    assert json.loads(capsys.readouterr().out)["record"] == json.loads(
+        Path("runs/probe/results.json").read_text()
+    )
 
 
 @pytest.mark.parametrize(

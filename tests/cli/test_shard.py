@@ -50,6 +50,15 @@ def test_a_folder_becomes_shards(data: Path, capsys: pytest.CaptureFixture[str])
         assert sets[split].classes == ("a", "b", "c")
 
 
+@pytest.mark.parametrize("given", ["birds", "birds/", ".."])
+def test_the_default_folder_has_the_name_of_the_data(
+    given: str, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(data / "train" if given == ".." else data.parent)
+    assert main(["shard", given]) == 0
+    assert open_splits("birds-shards").keys() == {"train", "val"}
+
+
 def test_every_option_arrives(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     contents = []
     for name, seed in (("one", "1"), ("again", "1"), ("two", "2")):
@@ -148,7 +157,6 @@ def test_what_is_left_out_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["{}"], "--out is missing: the folder for the shards, or --index if there are tars already"),
         (["{}", "--index", "--out", "x"], "--index writes beside the tars: give no --out"),
         (["{}", "--out", "x", "--classes", "y"], "--classes is for --index: images bring"),
         (["{}", "--out", "x", "--megabytes", "0"], "--megabytes must be at least 1; got 0"),

@@ -31,10 +31,13 @@ def test_defaults_are_those_of_the_library() -> None:
 
 
 @needs_sparrows
-def test_as_a_person_runs_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_as_a_person_runs_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     bundle, data = str(a_bundle(tmp_path / "net")), str(some_sparrows(tmp_path / "data"))
-    out = str(tmp_path / "new")
-    assert main(["svm", bundle, data, "--out", out]) == 0
+    out = "runs/svm"
+    assert main(["svm", bundle, data]) == 0
     told = capsys.readouterr()
     first, own, svm, images, _, solved, saved = told.out.splitlines()
     assert first.split() == ["top-1,", "%", "image", "and", "mirror", "image"]
@@ -44,7 +47,7 @@ def test_as_a_person_runs_it(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert saved == f"saved in {out}; the features in {out}.features may be deleted"
     assert told.err.splitlines()[0] == f"features take 5.18 kB in {out}.features"
     assert load_model(out).config.normalize == "l2"
-    assert main(["svm", bundle, data, "--out", out, "--json"]) == 0
+    assert main(["svm", bundle, data, "--json"]) == 0
     accuracy = json.loads(capsys.readouterr().out)["accuracy"]
     assert f"{100 * accuracy['svm_flip']:.2f}" == svm.split()[-1]
 
@@ -80,7 +83,6 @@ def test_two_processes_are_refused() -> None:
 def test_mistakes_are_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bundle, data = str(a_bundle(tmp_path / "net")), str(some_sparrows(tmp_path / "data"))
     for words, sentence in (
-        ([], "--out is missing: the folder for the new bundle"),
         (["--out", bundle], f"{bundle} is the bundle itself: give the new one another name"),
         (
             ["--out", f"{data}/new"],

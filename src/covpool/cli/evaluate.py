@@ -2,10 +2,13 @@
 
 # Annotations are not postponed here: jsonargparse would import what is for type checkers to evaluate them.
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from covpool.cli.main import Command
 from covpool.data.layouts import Layout
+
+if TYPE_CHECKING:
+    from covpool.evaluate.neighbors import Neighbors
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,8 @@ class RetrieveArguments:
         split: split of the queries: train, val or test, or several joined by a plus; test, or else val, or
             else all images if not given.
         gallery: split that is searched, or several joined by a plus; that of the queries if not given. A
-            query never finds itself.
+            query never finds itself. Or a folder of covpool embed: then data is a photograph, or a folder of
+            them, to search for.
         at: values of k for recall at k.
         engine: ``faiss`` (pip install 'covpool[faiss]') is exact too, but does not report mAP: it ranks no
             more images than recall and mAP at R need.
@@ -111,8 +115,15 @@ def text_of_eval(result: Measured) -> str:
     return f"{results_table(result.results)}\n\n{closing_lines(result.folder, result.results)}"
 
 
-def run_retrieve(arguments: RetrieveArguments, reading: Reading) -> Measured:
+def run_retrieve(arguments: RetrieveArguments, reading: Reading) -> "Measured | Neighbors":
     """Search, and write the folder."""
+    from covpool.evaluate.neighbors import find_neighbors, is_gallery
+
+    bundle, gallery = arguments.bundle, arguments.gallery
+    if gallery is not None and is_gallery(gallery):
+        return find_neighbors(
+            bundle, arguments.data, gallery, arguments.out, most=max(arguments.at), device=reading.device
+        )
     from covpool.evaluate.retrieval import retrieve
     from covpool.terminal import Progress
 
@@ -121,8 +132,13 @@ def run_retrieve(arguments: RetrieveArguments, reading: Reading) -> Measured:
     return Measured(str(done.folder), done.results)
 
 
-def text_of_retrieve(result: Measured) -> str:
+def text_of_retrieve(result: "Measured | Neighbors") -> str:
     """Return a table, and the paths of the files."""
+    if not isinstance(result, Measured):
+        lines = []
+        for name, nearest in result.found.items():
+            lines += [f"{name}:", *(f"  {one.similarity:.3f}  {one.id}" for one in nearest)]
+        return "\n".join([*lines, f"picture: {result.folder / 'neighbors.png'}"])
     from covpool.evaluate.results import closing_lines
     from covpool.evaluate.retrieval import results_table
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -189,12 +190,13 @@ def chosen_queries(scores: Scores, most: int = QUERIES) -> list[int]:
     return [*worst.tolist(), *spread.tolist()]
 
 
-def draw_neighbours(rows: Sequence[Row], theme: Theme) -> Figure:
-    """A row for each query: the image, and to its right what is nearest, framed by whether it matches.
+def draw_neighbours(rows: Sequence[Row], theme: Theme, title: str = TITLE) -> Figure:
+    """Draw a row for each query: the image, and the nearest images, framed by whether they match.
 
     Args:
-        rows: the query, its average precision, and its neighbours.
-        theme: the colours.
+        rows: the query, its average precision (NaN if it is unknown), and its neighbors.
+        theme: the colors.
+        title: a line above the rows.
     """
     columns = max(FEWEST, 1 + max(len(found) for _, _, found in rows))
     width, height = columns * CELL[0] + MARGIN, len(rows) * CELL[1] + TOP
@@ -203,13 +205,15 @@ def draw_neighbours(rows: Sequence[Row], theme: Theme) -> Figure:
     # One for all: axes of their own for each picture would take seconds to lay out.
     axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
     axes.set_axis_off()
-    axes.text(MARGIN, TOP / 2, TITLE, va="center", fontsize=10, color=theme.faint)
+    axes.text(MARGIN, TOP / 2, title, va="center", fontsize=10, color=theme.faint)
     for line, (query, precision, found) in enumerate(rows):
         y = TOP + line * CELL[1]
         _draw(axes, MARGIN, y, query, theme.ink, theme)
-        axes.text(MARGIN, y + SIDE + 0.3, f"AP {precision:.2f}", fontsize=7.5, color=theme.faint)
+        is_measured = not math.isnan(precision)
+        if is_measured:
+            axes.text(MARGIN, y + SIDE + 0.3, f"AP {precision:.2f}", fontsize=7.5, color=theme.faint)
         for column, one in enumerate(found, start=1):
-            colour = RIGHT if one.label == query.label else WRONG
+            colour = (RIGHT if one.label == query.label else WRONG) if is_measured else theme.ink
             _draw(axes, MARGIN + column * CELL[0], y, one, colour, theme)
     return figure
 

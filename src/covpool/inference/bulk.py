@@ -179,16 +179,21 @@ SHOWN = 20
 FORMAT, VERSION = "covpool bulk", 1
 
 
+def bundle_digest(card: Card) -> str:
+    """Return a hash of everything in a bundle that rows depend on."""
+    parts = [asdict(card.config), card.classes, card.preprocessing, card.sha256]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
 def describe_job(card: Card, task: Task, files: Files, images: ImageSet, units: list[Unit]) -> dict[str, Any]:
     """Return everything that rows depend on. Batch sizes and devices change only the last bits of a value."""
-    bundle = [asdict(card.config), card.classes, card.preprocessing, card.sha256]
     return {
         "format": FORMAT,
         "version": VERSION,
         "task": type(task).__name__.lower(),
         "options": asdict(task),  # type: ignore[call-overload]  # tasks are dataclasses
         "files": asdict(files),
-        "bundle": hashlib.sha256(json.dumps(bundle).encode()).hexdigest(),
+        "bundle": bundle_digest(card),
         "images": len(images),
         "units": len(units),
         "input": images.stamp(),
@@ -244,7 +249,7 @@ def _with_format(files: Files, task: Task, images: int, place: Place) -> Files:
 
 def _check_same(earlier: Mapping[str, Any], now: Mapping[str, Any], out: str) -> None:
     before, after = _flat(earlier), _flat(now)
-    different = [name for name in after if before.get(name) != after[name]]
+    different = [name for name in after if name != "data" and before.get(name) != after[name]]
     if different:
         told = ", ".join(_told(name, before.get(name), after[name]) for name in different)
         raise OtherJobError(
@@ -327,7 +332,7 @@ def infer(
     kind: Format = "csv" if files.format == "csv" else "parquet"
     writer = TableWriter(place, kind)
     with place.held():
-        job = describe_job(card, task, files, images, units)
+        job = describe_job(card, task, files, images, units) | {"data": str(data)}
         there = begin_or_continue(writer.place, job, str(out))
         left = [unit for unit in units if writer.file(unit) not in there]
         decoder = Decoder(Preprocessing.of(card.preprocessing))

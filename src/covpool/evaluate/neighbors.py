@@ -1,0 +1,163 @@
+"""Search the embeddings that ``covpool embed`` wrote for the images nearest to some photographs."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow.parquet as pq
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from covpool.data.decode import decode
+from covpool.data.transforms import Preprocessing, evaluation_transform
+from covpool.drawing import LIGHT, png
+from covpool.durable import replace_file
+from covpool.errors import BadImageError, UsageError
+from covpool.evaluate.figures import Found, draw_neighbours
+from covpool.explain.explaining import some_images
+from covpool.inference.bulk import bundle_digest
+from covpool.inference.options import Embed
+from covpool.inference.tasks import Vectors
+from covpool.models.bundle import load_model, read_card
+
+JOB = "_job.json"
+# Photographs to search for in one call.
+MOST = 24
+
+
+class Neighbor(NamedTuple):
+    """An image of the gallery, and its cosine similarity to the query."""
+
+    id: str
+    similarity: float
+
+
+@dataclass(frozen=True)
+class Neighbors:
+    """The folder with ``neighbors.json`` and ``neighbors.png``, and the neighbors of each query by name."""
+
+    folder: Path
+    found: dict[str, list[Neighbor]]
+
+
+def is_gallery(folder: str | Path | None) -> bool:
+    """Return whether ``covpool embed`` wrote a folder."""
+    return folder is not None and (Path(folder) / JOB).is_file()
+
+
+def find_neighbors(
+    bundle: str | Path,
+    query: str | Path,
+    gallery: str | Path,
+    out: str | Path,
+    *,
+    most: int = 8,
+    device: str = "auto",
+) -> Neighbors:
+    """Find the images of a gallery that are most similar to photographs.
+
+    Args:
+        bundle: the model that the embeddings are of.
+        query: a photograph, or a folder of at most 24.
+        gallery: a folder of ``covpool embed``.
+        out: folder for the results.
+        most: number of neighbors of each query.
+        device: ``auto`` uses a GPU if there is one.
+
+    Raises:
+        UsageError: if the gallery is of another bundle, or has no Parquet files.
+    """
+    gallery, out = Path(gallery), Path(out)
+    job = json.loads((gallery / JOB).read_bytes())
+    if job["task"] != "embed" or job["bundle"] != bundle_digest(read_card(bundle)):
+        raise UsageError(f"{gallery} has no embeddings of {bundle}: run covpool embed with this bundle")
+    queries = {one.name: one.content for one in some_images(query, MOST)}
+    vectors = _embedded(bundle, Embed(**job["options"]), queries, device)
+    ids, similarities = _nearest(vectors, gallery, most)
+    found = {
+        name: [Neighbor(str(ids[row, k]), float(similarities[row, k])) for k in range(ids.shape[1])]
+        for row, name in enumerate(queries)
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    plain = {name: [one._asdict() for one in nearest] for name, nearest in found.items()}
+    replace_file(out / "neighbors.json", json.dumps(plain, indent=2, ensure_ascii=False).encode())
+    replace_file(out / "neighbors.png", _picture(queries, found, Path(job.get("data", ""))))
+    return Neighbors(out, found)
+
+
+def _embedded(bundle: str | Path, task: Embed, queries: dict[str, bytes], device: str) -> NDArray[np.float32]:
+    """Return the embeddings of photographs, of length 1, as the gallery has them."""
+    model = load_model(bundle, device=device)
+    transform = evaluation_transform(Preprocessing.of(model.pretrained_cfg))
+    vectors = Vectors(task, model)
+    rows = []
+    for name, data in queries.items():
+        try:
+            image = transform(decode(data))[None].to(next(model.parameters()).device)
+        except BadImageError as error:
+            raise UsageError(f"{name} is unreadable: {error}") from error
+        views = [image, image.flip(-1)] if task.flip else [image]
+        with torch.inference_mode():
+            mean = torch.stack([vectors.forward(view) for view in views]).mean(dim=0)
+        rows.append(vectors.columns(mean)["vector"][0].astype(np.float32))
+    return _unit(np.stack(rows))
+
+
+def _nearest(vectors_QD: NDArray[np.float32], gallery: Path, most: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return ids and similarities of the nearest images, one file of the gallery at a time."""
+    ids = np.empty((len(vectors_QD), 0), dtype=object)
+    similarities = np.empty((len(vectors_QD), 0), dtype=np.float32)
+    for names, rows_ND in _files(gallery):
+        ids = np.concatenate([ids, np.broadcast_to(names, (len(vectors_QD), len(names)))], axis=1)
+        similarities = np.concatenate([similarities, vectors_QD @ _unit(rows_ND).T], axis=1)
+        order = np.argsort(-similarities, axis=1, kind="stable")[:, :most]
+        ids = np.take_along_axis(ids, order, axis=1)
+        similarities = np.take_along_axis(similarities, order, axis=1)
+    if not ids.shape[1]:
+        raise UsageError(f"{gallery} has no embeddings in Parquet files: run covpool embed --format parquet")
+    return ids, similarities
+
+
+def _files(gallery: Path) -> Iterator[tuple[NDArray[Any], NDArray[np.float32]]]:
+    for file in sorted(gallery.rglob("*.parquet")):
+        table = pq.read_table(file, columns=["id", "vector"])
+        table = table.filter(table.column("vector").is_valid())  # an unreadable image has no vector
+        if len(table):
+            values = np.stack(table.column("vector").to_numpy(zero_copy_only=False)).astype(np.float32)
+            yield table.column("id").to_numpy(zero_copy_only=False), values
+
+
+def _unit(rows_ND: NDArray[np.float32]) -> NDArray[np.float32]:
+    lengths = np.linalg.norm(rows_ND, axis=1, keepdims=True)
+    return rows_ND / np.maximum(lengths, np.finfo(np.float32).tiny)
+
+
+def _picture(queries: dict[str, bytes], found: dict[str, list[Neighbor]], images: Path) -> bytes:
+    """Draw each query and its neighbors; gray where the image is not on this machine."""
+    rows = [
+        (
+            Found(name, decode(data)),
+            math.nan,
+            [
+                Found(f"{one.similarity:.2f} {Path(one.id).name}", _opened(images / one.id))
+                for one in found[name]
+            ],
+        )
+        for name, data in queries.items()
+    ]
+    title = "query, and the most similar images of the gallery with their cosine similarity"
+    return png(draw_neighbours(rows, LIGHT, title), dpi=110)
+
+
+def _opened(file: Path) -> Image.Image | None:
+    try:
+        return decode(file.read_bytes())
+    except (OSError, BadImageError):
+        return None

@@ -1,0 +1,60 @@
+"""Search for a photograph among the embeddings that ``covpool embed`` wrote."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+import covpool
+from covpool.cli.main import main
+from tests.data.pictures import SPARROWS, needs_sparrows
+
+pytestmark = needs_sparrows
+
+
+@pytest.fixture
+def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    model = covpool.create_model("test_resnet", dim=8, num_classes=2, image_size=64)
+    covpool.save_model(model, "bundle", classes=["a", "b"])
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for image in sorted(SPARROWS.glob("test/*/*.jpg"))[:60:5]:
+        (folder / image.name).symlink_to(image)
+    return "bundle"
+
+
+@pytest.mark.parametrize("more", [[], ["--raw"], ["--project", "16", "--flip"]])
+def test_a_photograph_finds_itself_first(
+    bundle: str, more: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--workers", "0", "--device", "cpu", "--rows-per-file", "5"]
+    assert main(["embed", bundle, "photos", *more, *words]) == 0
+    photo = sorted(Path("photos").iterdir())[7]
+    capsys.readouterr()
+    search = ["retrieve", bundle, str(photo), "--gallery", "runs/embeddings", "--device", "cpu"]
+    assert main(search) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{photo.name}:"
+    similarity, name = lines[1].split()
+    assert name == photo.name
+    assert float(similarity) == pytest.approx(1, abs=1e-3)
+    found = json.loads(Path("runs/retrieval/neighbors.json").read_bytes())[photo.name]
+    assert len({one["id"] for one in found}) == 8
+    assert [one["similarity"] for one in found] == sorted((one["similarity"] for one in found), reverse=True)
+    with Image.open("runs/retrieval/neighbors.png") as picture:
+        assert picture.width > 500
+
+
+def test_embeddings_of_another_bundle_are_refused(bundle: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["embed", bundle, "photos", "--workers", "0", "--device", "cpu"]) == 0
+    torch.manual_seed(1)
+    covpool.save_model(covpool.create_model("test_resnet", dim=8, num_classes=2, image_size=64), "other")
+    photo = sorted(Path("photos").iterdir())[0]
+    assert main(["retrieve", "other", str(photo), "--gallery", "runs/embeddings"]) == 2
+    assert "has no embeddings of other: run covpool embed with this bundle" in capsys.readouterr().err
