@@ -49,6 +49,7 @@ def test_every_option_is_described() -> None:
 
 def test_defaults_are_those_of_the_function() -> None:
     defaults = {name: known.default for name, known in inspect.signature(run_methods).parameters.items()}
+    assert Arguments().out == "runs/bench"
     assert Arguments().rounds == defaults.pop("schedule").rounds
-    for name in set(defaults) - {"setting", "progress"}:
+    for name in set(defaults) - {"out", "setting", "progress"}:
         assert getattr(Arguments(), name) == defaults[name], name

@@ -61,11 +61,11 @@ def test_another_photograph_goes_into_another_folder(
     verb: str, folder: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each command finds its own folder again when it is repeated."""
-    folders = {1: folder, 2: f"{folder}-2", 3: f"{folder}-3"}
-    for number in (1, 2, 3, 1, 2, 3):
-        assert main([verb, "bundle", f"photos/0000{number}.jpg", "--workers", "0", "--json"]) == 0
+    folders = {"00001": folder, "00002": f"{folder}-2", "00010": f"{folder}-3"}
+    for name in [*folders, *folders]:
+        assert main([verb, "bundle", f"photos/{name}.jpg", "--workers", "0", "--json"]) == 0
         told = json.loads(capsys.readouterr().out)
-        assert (told["out"], told["images"]) == (folders[number], 1)
+        assert (told["out"], told["images"]) == (folders[name], 1)
     assert told["new_images"] == 0
     assert sorted(map(str, Path("runs").iterdir())) == list(folders.values())
 

@@ -27,9 +27,9 @@ FROZEN = """
 --checkpoint-minutes --checkpoint-steps --checkpoint.keep --checkpoint.minutes --checkpoint.steps --compare
 --data --data.balance --data.cache --data.layout --data.limit --data.max-bad --data.path --data.val-fraction
 --data.window --data.workers --debug --deterministic --device --dim --ema --epochs --freeze --help
---image-size --json --key-map --limit --loop.accumulate --loop.channels-last --loop.compile --loop.deterministic
---loop.device --loop.ema --loop.max-skips --loop.precision --loop.sync-batchnorm --loss.cutmix
---loss.label-smoothing --loss.mixup --lr --max-bad --max-skips --model --model.backbone
+--image-size --json --key-map --limit --loop.accumulate --loop.channels-last --loop.compile
+--loop.deterministic --loop.device --loop.ema --loop.max-skips --loop.precision --loop.sync-batchnorm
+--loss.cutmix --loss.label-smoothing --loss.mixup --lr --max-bad --max-skips --model --model.backbone
 --model.backbone-options --model.dim --model.drop-rate --model.features --model.head --model.hidden
 --model.hidden-batchnorm --model.image-size --model.join --model.keep-resolution --model.normalize
 --model.num-classes --model.pool --model.pool-options --model.preprocessing --model.rank
@@ -37,8 +37,8 @@ FROZEN = """
 --optimizer.lr --optimizer.momentum --optimizer.name --optimizer.weight-decay --out --patience --pool
 --precision --pretrained --print-config --recipe --schedule.epochs --schedule.final-lr --schedule.head-first
 --schedule.head-lr --schedule.kind --schedule.milestones --schedule.warmup --seed --trackers --val-fraction
---validation.batch-size --validation.monitor --validation.patience --validation.refit --weight-decay --weights
---weights.bundle --weights.freeze --weights.keep-statistics --weights.key-map --weights.path
+--validation.batch-size --validation.monitor --validation.patience --validation.refit --weight-decay
+--weights --weights.bundle --weights.freeze --weights.keep-statistics --weights.key-map --weights.path
 --weights.pretrained --workers
 """
 
@@ -153,8 +153,6 @@ def test_the_order_of_options_does_not_matter(given: str, fits: list[Recipe]) ->
         ("--deterministic", "loop.deterministic", True),
         ("--pretrained --seed 0", "weights.pretrained", True),
         ("--loop.compile", "loop.compile", True),
-        ("--weights a.pth", "weights.path", "a.pth"),
-        ("--key-map order", "weights.key_map", "order"),
         ("--deterministic=false", "loop.deterministic", False),
         ("--dim none", "model.dim", None),
         ("--dim=none", "model.dim", None),
@@ -168,6 +166,12 @@ def test_the_order_of_options_does_not_matter(given: str, fits: list[Recipe]) ->
 def test_values(given: str, key: str, value: Any, fits: list[Recipe]) -> None:
     assert main(words(f"--data d {given}")) == 0
     assert fits == [read_recipe(None, {"data.path": "d", key: value})]
+
+
+def test_weights_by_their_short_names(fits: list[Recipe]) -> None:
+    assert main(words("d --weights a.pth --key-map order")) == 0
+    given = {"data.path": "d", "weights.path": "a.pth", "weights.key_map": "order"}
+    assert fits == [read_recipe("finetune", given)]
 
 
 def test_no_recipe_is_the_modern_one_and_a_file_is_read(fits: list[Recipe], tmp_path: Path) -> None:
