@@ -16,12 +16,12 @@ from covpool.functional.isqrt_cov import cheaper_side
 from tests.functional import paper
 from tests.functional.counting import count_value_and_gradient
 from tests.functional.cover import grid
-from tests.functional.samples import features, positive_weights
+from tests.functional.samples import UNEVEN, features, positive_weights
 from tests.functional.tolerances import assert_close
 
 EVERY_OPTION = grid(
-    {"steps": (1, 2, 5)},  # none between the first and the last, one, and several
-    steps=range(1, 8),
+    {"steps": (1, 2, UNEVEN)},  # none between the first and the last, one, and several
+    steps=[*range(1, 8), UNEVEN],
     normalization=["trace", "frobenius"],
     compensation=["matched", "none"],
     backward=["saved", "recompute"],
@@ -60,7 +60,7 @@ def plain_operator(**options: object) -> Callable[..., Tensor]:
 
 @EVERY_OPTION
 def test_value(
-    steps: int, normalization: str, compensation: str, backward: str, side: str, weighted: bool
+    steps: paper.Steps, normalization: str, compensation: str, backward: str, side: str, weighted: bool
 ) -> None:
     for c, n in ((4, 6), (6, 4)):
         arguments = inputs(weighted, 2, c, n)
@@ -73,7 +73,7 @@ def test_value(
 
 @EVERY_OPTION
 def test_gradcheck(
-    steps: int, normalization: str, compensation: str, backward: str, side: str, weighted: bool
+    steps: paper.Steps, normalization: str, compensation: str, backward: str, side: str, weighted: bool
 ) -> None:
     """Reverse mode and forward mode, each also batched, in the features and in the weights."""
     f = operator(
@@ -81,7 +81,7 @@ def test_gradcheck(
     )
     assert gradcheck(
         f,
-        inputs(weighted, 2, *((3, 4) if steps % 2 else (3, 2))),
+        inputs(weighted, 2, *((3, 4) if steps in (1, UNEVEN) else (3, 2))),
         check_forward_ad=True,
         check_batched_grad=True,
         check_batched_forward_grad=True,
@@ -90,19 +90,19 @@ def test_gradcheck(
 
 @EVERY_OPTION
 def test_gradgradcheck(
-    steps: int, normalization: str, compensation: str, backward: str, side: str, weighted: bool
+    steps: paper.Steps, normalization: str, compensation: str, backward: str, side: str, weighted: bool
 ) -> None:
     """Reverse over reverse and forward over reverse."""
     f = operator(
         steps=steps, normalization=normalization, compensation=compensation, backward=backward, side=side
     )
-    arguments = inputs(weighted, 1, *((2, 3) if steps % 2 else (3, 2)))
+    arguments = inputs(weighted, 1, *((2, 3) if steps in (1, UNEVEN) else (3, 2)))
     assert gradgradcheck(f, arguments, check_fwd_over_rev=True, check_batched_grad=True)
 
 
 @EVERY_OPTION
 def test_double_backward_is_that_of_the_plain_equations(
-    steps: int, normalization: str, compensation: str, backward: str, side: str, weighted: bool
+    steps: paper.Steps, normalization: str, compensation: str, backward: str, side: str, weighted: bool
 ) -> None:
     """Iterates reused as constants in the second derivative would be wrong here, and silent."""
     arguments = inputs(weighted, 2, 4, 3)

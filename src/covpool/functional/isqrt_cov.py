@@ -22,12 +22,13 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from covpool.functional.arguments import check_choice, check_features, check_steps, check_weights
+from covpool.functional.arguments import check_choice, check_features, check_weights, step_coefficients
 from covpool.functional.covariance import as_batch, center
 from covpool.functional.differentiable import autocast_off, may_overwrite, needs_graph
 from covpool.functional.matrix_sqrt import BACKWARDS, Backward
 from covpool.functional.newton_schulz import (
     STEPS,
+    Coefficients,
     Iterates,
     accumulate,
     newton_schulz,
@@ -55,7 +56,7 @@ COMPUTE_DTYPES = (None, torch.bfloat16)
 def isqrt_cov(
     x: Tensor,
     *,
-    steps: int = STEPS,
+    steps: int | Coefficients = STEPS,
     normalization: Normalization = "trace",
     compensation: Compensation = "matched",
     weights: Tensor | None = None,
@@ -71,7 +72,8 @@ def isqrt_cov(
 
     Args:
         x: features ``(..., C, n)``: channels, then positions.
-        steps: K, the number of iterations (the paper's N).
+        steps: K, the number of iterations (the paper's N), or ``(a, b)`` of each, as
+            :func:`fitted_steps` returns them.
         normalization: ``"trace"`` or ``"frobenius"``.
         compensation: ``"matched"`` (the paper's √t) or ``"none"``.
         weights: ``(..., n)``, boolean or non-negative, divided by their sum. Positions of weight zero may
@@ -92,7 +94,7 @@ def isqrt_cov(
         torch.Size([8, 256, 256])
     """
     check_features(x)
-    check_steps(steps)
+    coefficients = step_coefficients(steps)
     check_choice("normalization", normalization, NORMALIZATIONS)
     check_choice("compensation", compensation, COMPENSATIONS)
     check_choice("side", side, SIDES)
@@ -103,9 +105,9 @@ def isqrt_cov(
     with autocast_off(x):
         x_BCn, weights_Bn = as_batch(x, weights)
         if side == "auto":
-            side = cheaper_side(x.shape[-2], _to_choose_by(x.shape[-1]), steps)
+            side = cheaper_side(x.shape[-2], _to_choose_by(x.shape[-1]), len(coefficients))
         dtype = compute_dtype or x_BCn.dtype
-        options = Options(steps, normalization, compensation, side == "positions", dtype)
+        options = Options(coefficients, normalization, compensation, side == "positions", dtype)
         m_BCn, s = center(x_BCn, weights_Bn)
         if torch.is_grad_enabled() and m_BCn.requires_grad:
             # A Function with a jvp cannot be traced by torch.compile; the same one without it can.
@@ -130,10 +132,14 @@ def cheaper_side(channels: int, positions: int, steps: int) -> Literal["channels
 
 
 def positions_kernel(
-    m: Tensor, s: Tensor, steps: int, normalization: Normalization, compensation: Compensation
+    m: Tensor,
+    s: Tensor,
+    coefficients: Coefficients,
+    normalization: Normalization,
+    compensation: Compensation,
 ) -> Tensor:
     """Return the n×n matrix K with ``C = m K mᵀ``, for centered features m and their scale s."""
-    return _value(m, s, Options(steps, normalization, compensation, True, m.dtype)).kernel
+    return _value(m, s, Options(coefficients, normalization, compensation, True, m.dtype)).kernel
 
 
 def _to_choose_by(positions: int) -> int:
@@ -218,13 +224,13 @@ def _restore(m: Tensor, s: Tensor, saved: list[Tensor], options: Options, rebuil
         t, factor, kernel, *iterates = saved
     else:
         kernel, t, factor, *iterates = saved
-    return Value(t, factor, kernel, Iterates.from_flat(tuple(iterates)))
+    return Value(t, factor, kernel, Iterates.from_flat(tuple(iterates), options.coefficients))
 
 
 class Options(NamedTuple):
     """Options of the operator; ``dtype`` is the dtype of the products."""
 
-    steps: int
+    coefficients: Coefficients
     normalization: Normalization
     compensation: Compensation
     positions: bool
@@ -256,7 +262,7 @@ def _value(m: Tensor, s: Tensor, options: Options, keep: bool = False) -> Value:
     t = norm_of(gram, options.normalization)
     over_t = reciprocal_or_zero(t)
     a = scaled(gram, over_t).to(options.dtype)
-    root, iterates = newton_schulz(a, options.steps, inverse=options.positions, keep=keep)
+    root, iterates = newton_schulz(a, options.coefficients, inverse=options.positions, keep=keep)
     factor = _factor(t, s, options)
     if options.positions:
         factor = factor * over_t
