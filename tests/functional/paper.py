@@ -35,7 +35,7 @@ def weighted_covariance(x: Tensor, weights: Tensor) -> Tensor:
 
 
 def newton_schulz(a: Tensor, steps: Steps) -> tuple[list[Tensor], list[Tensor]]:
-    """Eqn. (2), ``[Y_0 .. Y_N]`` and ``[Z_0 .. Z_N]``; not in the paper: with other factors than 3/2, -1/2."""
+    """Eqn. (2), ``[Y_0 .. Y_N]`` and ``[Z_0 .. Z_N]``. Other factors than 3/2, -1/2 are not the paper's."""
     eye = torch.eye(a.shape[-1], dtype=a.dtype).expand_as(a)
     ys, zs = [a], [eye]
     for of_eye, of_product in ((1.5, -0.5),) * steps if isinstance(steps, int) else steps:

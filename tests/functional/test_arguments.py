@@ -151,7 +151,7 @@ def test_unknown_choice(
     ("name", "value", "choices"),
     [
         ("side", "rows", ("'auto'", "'channels'", "'positions'")),
-        ("compute_dtype", torch.float16, ("None", "torch.bfloat16")),
+        ("compute_dtype", torch.float64, ("None", "torch.bfloat16")),
         ("compute_dtype", "bfloat16", ("None", "torch.bfloat16")),
     ],
 )

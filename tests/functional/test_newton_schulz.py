@@ -173,10 +173,10 @@ def test_null_space_that_is_exact_stays_exact() -> None:
     assert torch.equal(root[0, :, 2:], torch.zeros(4, 2))
 
 
-@pytest.mark.parametrize(("steps", "error"), [(3, 0.0225), (4, 0.0004)])
+@pytest.mark.parametrize(("steps", "error"), [(3, 0.0211), (4, 0.00031)])
 def test_fitted_steps_are_five_of_the_paper(steps: int, error: float) -> None:
-    """On every eigenvalue from 1e-5 to 1, and with every T_k positive definite on (0, 1]."""
-    a = torch.logspace(-5, 0, 2001, dtype=torch.float64).reshape(-1, 1, 1)
+    """On every eigenvalue, and with every T_k positive definite on (0, 1]."""
+    a = torch.logspace(-12, 0, 2001, dtype=torch.float64).reshape(-1, 1, 1)
     five, _ = newton_schulz(a, paper_steps(5))
     fitted, _ = newton_schulz(a, fitted_steps(steps))
     worst = (fitted / five - 1).abs().max()
