@@ -14,6 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
+import covpool.functional
 from covpool import create_model, save_model
 from covpool.nn.pooling import METHODS
 from experiments import (
@@ -21,6 +22,8 @@ from experiments import (
     exports,
     fine_grained,
     fine_tuning,
+    fitted_steps,
+    half_precision,
     location_maps,
     sparrows,
     spectra,
@@ -38,6 +41,8 @@ WITH_TABLES = (
     exports,
     fine_grained,
     fine_tuning,
+    fitted_steps,
+    half_precision,
     location_maps,
     sparrows,
     spectra,
@@ -135,6 +140,46 @@ def test_bulk_measures(tmp_path: Path) -> None:
     assert all(rate > 0 for rate in made["images a core-second"].values())
     assert made["forward FLOPs"]["448"] > 3.5 * made["forward FLOPs"]["224"]
     assert "decode 448" in bulk.table(json.loads(json.dumps(made)))
+
+
+# fitted_steps and half_precision
+
+
+@pytest.mark.parametrize("steps", [3, 4])
+def test_fitted_coefficients_are_those_of_the_program(steps: int) -> None:
+    """A fit that starts nearby returns to the table of the library, and to the committed results."""
+    fit = fitted_steps.Fit("5 paper steps", steps, 1e-5)
+    table = covpool.functional.fitted_steps(steps)
+    start = [0.99 * c for c in fitted_steps.shape(table)]
+    assert fitted_steps.fitted(fit, [start]) == tuple(pytest.approx(pair, abs=1e-4) for pair in table)
+    committed = {(one["target"], one["steps"]): one for one in newest("fitted_steps")["fits"]}
+    found = committed[fit.target, steps]
+    assert tuple(map(tuple, found["coefficients"])) == table
+    assert found["error"] == pytest.approx(fitted_steps.error(fit, table), rel=1e-3)
+
+
+def test_fits_are_drawn_from_the_results(tmp_path: Path) -> None:
+    fitted_steps.draw(newest("fitted_steps"), tmp_path / "made.png")
+    assert Image.open(tmp_path / "made.png").width > 1000
+
+
+def test_the_page_on_numerics_has_the_table_of_fits() -> None:
+    page = (ROOT / "docs" / "numerics.md").read_text(encoding="utf-8")
+    assert fitted_steps.table(newest("fitted_steps")) in page
+    assert (ROOT / "docs" / "images" / "fitted_steps.png").exists()
+
+
+def test_half_precision_measures_every_dtype_and_side() -> None:
+    part = half_precision.measured([torch.randn(1, 12, 9).double().relu() for _ in range(3)])
+    assert (part["images"], part["channels"], part["positions"]) == (3, 12, 9)
+    assert len(part["rows"]) == 3 * 2 * 3 + 2
+    for side in half_precision.SIDES:
+        errors = [
+            part["rows"][f"3 fitted steps, {side}, {dtype}"]["value"]["median"]
+            for dtype in half_precision.DTYPES
+        ]
+        assert errors == sorted(errors)
+        assert 0 < errors[0] < 1e-5 < errors[1] < 3e-3 < errors[2] < 3e-2
 
 
 # spectra
