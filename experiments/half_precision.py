@@ -35,7 +35,6 @@ STEPS = {
     "3 fitted steps": fitted_steps(3),
 }
 DTYPES = {"float32": None, "float16": torch.float16, "bfloat16": torch.bfloat16}
-SIDES = ("channels", "positions")
 
 
 def measured(maps: Iterable[Tensor]) -> dict[str, Any]:
@@ -50,11 +49,9 @@ def measured(maps: Iterable[Tensor]) -> dict[str, Any]:
         for name, steps in STEPS.items():
             exact = _derived(x, upstream, steps=steps)
             errors.setdefault(f"{name}, float64 against 5 paper steps", []).append(_errors(exact, five))
-            for side in SIDES:
-                for dtype, compute_dtype in DTYPES.items():
-                    options = {"steps": steps, "side": side, "compute_dtype": compute_dtype}
-                    found = _derived(x.float(), upstream.float(), **options)
-                    errors.setdefault(f"{name}, {side}, {dtype}", []).append(_errors(found, exact))
+            for dtype, compute_dtype in DTYPES.items():
+                found = _derived(x.float(), upstream.float(), steps=steps, compute_dtype=compute_dtype)
+                errors.setdefault(f"{name}, {dtype}", []).append(_errors(found, exact))
     rows = {
         name: {
             part: {"median": rounded(float(found.median())), "largest": rounded(float(found.max()))}
@@ -98,7 +95,7 @@ def table(results: dict[str, Any]) -> str:
         for part in sizes.values()
         for name in ("value", "gradient")
     ]
-    lines = [f"| steps, side, dtype | {' | '.join(titles)} |", "|---" * (len(titles) + 1) + "|"]
+    lines = [f"| steps, dtype | {' | '.join(titles)} |", "|---" * (len(titles) + 1) + "|"]
     for name in next(iter(sizes.values()))["rows"]:
         found = [part["rows"][name][what] for part in sizes.values() for what in ("value", "gradient")]
         cells = [f"{100 * one['median']:.2g} ({100 * one['largest']:.2g})" for one in found]
