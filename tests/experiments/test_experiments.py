@@ -163,9 +163,10 @@ def test_fits_are_drawn_from_the_results(tmp_path: Path) -> None:
     assert Image.open(tmp_path / "made.png").width > 1000
 
 
-def test_the_page_on_numerics_has_the_table_of_fits() -> None:
+def test_the_page_on_numerics_has_the_tables_of_fits_and_of_half_precision() -> None:
     page = (ROOT / "docs" / "numerics.md").read_text(encoding="utf-8")
-    assert fitted_steps.table(newest("fitted_steps")) in page
+    for experiment in (fitted_steps, half_precision):
+        assert experiment.table(newest(experiment.__name__.rpartition(".")[2])) in page
     assert (ROOT / "docs" / "images" / "fitted_steps.png").exists()
 
 
