@@ -1,6 +1,7 @@
 """Fit the coefficients of Newton-Schulz steps, and draw their errors.
 
     python -m experiments.fitted_steps results/VERSION/fitted_steps--MACHINE--cpu docs/images/fitted_steps.png
+    python -m experiments.fitted_steps FILE.json PICTURE    # draw results again
 
 K steps turn an eigenvalue λ of the normalized covariance into ``y_K(λ)``:
 
@@ -213,7 +214,7 @@ def table(results: dict[str, Any]) -> str:
 
 def draw(results: dict[str, Any], path: Path) -> None:
     """Draw the map of 3 steps on the left, and the error of every fit on the right."""
-    figure = new_figure(LIGHT, 10.5, 4.6)
+    figure = new_figure(LIGHT, 13, 4.6)
     left, *panels = figure.subplots(1, 4, width_ratios=[1.5, 1, 1, 1])
     colors = {3: LIGHT.series[1], 4: LIGHT.series[0], 5: "#1b7f4d"}
     x = np.geomspace(1e-5, 1, 2000)
@@ -233,8 +234,8 @@ def draw(results: dict[str, Any], path: Path) -> None:
                 off = 100 * np.abs(values(inside, fit["coefficients"]) / target(inside) - 1)
                 panel.loglog(inside, off, color=colors[steps], lw=1.2, label=f"{steps} steps")
         panel.set_ylim(1e-3, 100)
-        panel.set_title(f"Error against {name}, %", fontsize=10, loc="left")
-        panel.legend(frameon=False, fontsize=8.5, loc="upper left")
+        panel.set_title(f"Error against {name} (%)", fontsize=10, loc="left")
+        panel.legend(frameon=False, fontsize=8.5, loc="lower left")
     for axes in (left, *panels):
         dress(axes, LIGHT)
         axes.set_xlabel("eigenvalue in")
@@ -243,11 +244,14 @@ def draw(results: dict[str, Any], path: Path) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Fit, write the results, and draw."""
+    """Fit, write the results, and draw; or draw results that exist."""
     results, picture = map(Path, arguments)
-    made = run()
-    replace_file(results.with_suffix(".json"), json.dumps(made, indent=1).encode())
-    replace_file(results.with_suffix(".md"), f"{table(made)}\n".encode())
+    if results.suffix == ".json":
+        made = json.loads(results.read_bytes())
+    else:
+        made = run()
+        replace_file(results.with_suffix(".json"), json.dumps(made, indent=1).encode())
+        replace_file(results.with_suffix(".md"), f"{table(made)}\n".encode())
     draw(made, picture)
     print(table(made))
 
