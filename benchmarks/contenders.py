@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from covpool.bench.layers import Problem, value_alone
-from covpool.functional import isqrt_cov
+from covpool.functional import fitted_steps, isqrt_cov
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def value_and_gradient(
 
 
 def _prepare(problem: Problem, **options: Any) -> Prepared:
-    return prepared_pool(partial(isqrt_cov, steps=problem.steps, **options), problem)
+    return prepared_pool(partial(isqrt_cov, **{"steps": problem.steps, **options}), problem)
 
 
 def _prepare_compiled(problem: Problem) -> Prepared:
@@ -93,6 +93,25 @@ BFLOAT16 = Contender(
     "bfloat16",
     "isqrt_cov(compute_dtype=torch.bfloat16)",
     partial(_prepare, compute_dtype=torch.bfloat16),
+    same_iteration=True,
+)
+FLOAT16 = Contender(
+    "float16",
+    "isqrt_cov(compute_dtype=torch.float16)",
+    partial(_prepare, compute_dtype=torch.float16),
+    same_iteration=True,
+)
+# Their error is that of the fit against 5 paper steps.
+FITTED_3 = Contender(
+    "fitted 3",
+    "isqrt_cov(steps=fitted_steps(3))",
+    partial(_prepare, steps=fitted_steps(3)),
+    same_iteration=True,
+)
+FITTED_4 = Contender(
+    "fitted 4",
+    "isqrt_cov(steps=fitted_steps(4))",
+    partial(_prepare, steps=fitted_steps(4)),
     same_iteration=True,
 )
 COMPILED = Contender(

@@ -26,6 +26,9 @@ from benchmarks.contenders import (
     BFLOAT16,
     COMPILED,
     EIGH,
+    FITTED_3,
+    FITTED_4,
+    FLOAT16,
     OURS,
     PLAIN,
     RECOMPUTE,
@@ -46,7 +49,20 @@ from covpool.terminal import Progress
 
 SUITE = "isqrt_cov"
 CONTENDERS = {
-    contender.name: contender for contender in (OURS, COMPILED, RECOMPUTE, BFLOAT16, PLAIN, EIGH, SVD, BARE)
+    contender.name: contender
+    for contender in (
+        OURS,
+        FITTED_3,
+        FITTED_4,
+        COMPILED,
+        RECOMPUTE,
+        BFLOAT16,
+        FLOAT16,
+        PLAIN,
+        EIGH,
+        SVD,
+        BARE,
+    )
 }
 # The code that a result depends on, relative to the package: a resumed run must have the same.
 SOURCES = ("functional", "bench", "../../benchmarks")

@@ -92,6 +92,8 @@ TARGETS = (
 )
 
 
+# Columns of the summary.
+FITTED = {"fitted 3": "speed of 3 fitted steps over 5", "fitted 4": "speed of 4 fitted steps over 5"}
 _MEASURE_TITLES = {"value_and_gradient": "Value and gradient", "value": "Value alone (no gradient kept)"}
 _EXPLANATION = (
     "Times ours: the contender's time over that of `ours`, taken within each round, so that above 1 ours is "
@@ -124,13 +126,16 @@ def summary(results: Results) -> str:
         }
         speeds = [f"{number(ratios[rival]['median'])}x" for rival in ("plain", "eigh", "svd")]
         overhead = f"{number(1 / ratios['bare']['median'])}x"
-        rows.append([_size_words(name, size), *speeds, overhead])
+        # Results from before the fitted steps do not have them.
+        fitted = [f"{number(1 / ratios[other]['median'])}x" for other in FITTED if other in ratios]
+        rows.append([_size_words(name, size), *speeds, overhead, *fitted])
     titles = [
         "features (channels × positions)",
         "the paper's equations, written out",
         "`eigh` and its gradient",
         "`svd` and its gradient",
         "our time over its bare products",
+        *(title for name, title in FITTED.items() if name in results["arguments"]["contenders"]),
     ]
     return (
         "Value and gradient of `isqrt_cov`: how many times faster than the same by other means, and how far "

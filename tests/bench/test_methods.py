@@ -188,6 +188,8 @@ def test_methods_can_be_chosen_and_the_reference_stays() -> None:
         "gap",
         "isqrt_cov",
         "isqrt_cov steps=3",
+        "isqrt_cov iteration=fitted steps=3",
+        "isqrt_cov iteration=fitted steps=4",
         "isqrt_cov normalization=frobenius",
     ]
     with pytest.raises(ValueError, match="got 'magic'"):

@@ -65,14 +65,19 @@ def test_results_count_products(results: Results) -> None:
     for size in results["sizes"].values():
         products = {name: found["products"] for name, found in size["contenders"].items()}
         assert products["plain"] == {"value": 14, "value_and_gradient": 54}
-        assert products["bare"] == products["ours"] == products["bfloat16"]
+        assert products["bare"] == products["ours"] == products["bfloat16"] == products["float16"]
+        fewer = {name: count - products["fitted 3"][name] for name, count in products["ours"].items()}
+        assert fewer == {"value": 6, "value_and_gradient": 6 + 8}
 
 
-def test_results_hold_the_error_of_float32_and_bfloat16(results: Results) -> None:
+def test_results_hold_the_error_of_each_dtype_and_fit(results: Results) -> None:
     for size in results["sizes"].values():
         errors = {name: found["error"] for name, found in size["contenders"].items()}
         assert 0 < errors["ours"]["value"] < 1e-5
         assert 1e-4 < errors["bfloat16"]["value"] < 5e-2
+        assert 1e-5 < errors["float16"]["value"] < 5e-3
+        assert 1e-3 < errors["fitted 3"]["value"] < 3e-2
+        assert 1e-5 < errors["fitted 4"]["value"] < 5e-4
         assert errors["eigh"] is None
 
 
@@ -229,6 +234,7 @@ def test_summary_goes_between_the_marks_and_nowhere_else(results_file: Path, tmp
     assert text.endswith("<!-- benchmark:end -->\nbelow\n")
     assert "old" not in text
     assert "| tiny (16×9, batch 2) |" in text
+    assert "speed of 3 fitted steps over 5" in text
 
 
 def test_a_page_without_marks_is_refused(results_file: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
+import covpool.functional
 from covpool import create_model, save_model
 from covpool.nn.pooling import METHODS
 from experiments import (
@@ -21,6 +22,8 @@ from experiments import (
     exports,
     fine_grained,
     fine_tuning,
+    fitted_steps,
+    half_precision,
     location_maps,
     sparrows,
     spectra,
@@ -38,6 +41,8 @@ WITH_TABLES = (
     exports,
     fine_grained,
     fine_tuning,
+    fitted_steps,
+    half_precision,
     location_maps,
     sparrows,
     spectra,
@@ -135,6 +140,43 @@ def test_bulk_measures(tmp_path: Path) -> None:
     assert all(rate > 0 for rate in made["images a core-second"].values())
     assert made["forward FLOPs"]["448"] > 3.5 * made["forward FLOPs"]["224"]
     assert "decode 448" in bulk.table(json.loads(json.dumps(made)))
+
+
+# fitted_steps and half_precision
+
+
+@pytest.mark.parametrize("steps", [3, 4])
+def test_fitted_coefficients_are_those_of_the_program(steps: int) -> None:
+    """A fit that starts nearby returns to the table of the library, and to the committed results."""
+    fit = fitted_steps.Fit("5 paper steps", steps, 1e-5)
+    table = covpool.functional.fitted_steps(steps)
+    start = [0.99 * c for c in fitted_steps.shape(table)]
+    assert fitted_steps.fitted(fit, [start]) == tuple(pytest.approx(pair, abs=1e-4) for pair in table)
+    fits = {(one["target"], one["steps"]): one for one in newest("fitted_steps")["fits"]}
+    found = fits[fit.target, steps]
+    assert tuple(map(tuple, found["coefficients"])) == table
+    assert found["error"] == pytest.approx(fitted_steps.error(fit, table), rel=1e-3)
+
+
+def test_fits_are_drawn_from_the_results(tmp_path: Path) -> None:
+    picture = tmp_path / "made.png"
+    fitted_steps.main([str(committed("fitted_steps")[-1]), str(picture)])
+    assert picture.read_bytes() == (ROOT / "docs" / "images" / "fitted_steps.png").read_bytes()
+
+
+def test_the_page_on_numerics_has_the_tables_of_fits_and_of_half_precision() -> None:
+    page = (ROOT / "docs" / "numerics.md").read_text(encoding="utf-8")
+    for experiment in (fitted_steps, half_precision):
+        assert experiment.table(newest(experiment.__name__.rpartition(".")[2])) in page
+
+
+def test_half_precision_measures_every_dtype() -> None:
+    part = half_precision.measured([torch.randn(1, 12, 9).double().relu() for _ in range(3)])
+    assert (part["images"], part["channels"], part["positions"]) == (3, 12, 9)
+    assert len(part["rows"]) == 3 * 3 + 2
+    for steps in half_precision.STEPS:
+        rows = [part["rows"][f"{steps}, {dtype}"]["value"]["median"] for dtype in half_precision.DTYPES]
+        assert 0 < rows[0] < 1e-5 < rows[1] < 3e-3 < rows[2] < 3e-2
 
 
 # spectra

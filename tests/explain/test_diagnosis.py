@@ -13,7 +13,8 @@ from torch import Tensor
 from covpool import create_model, save_model
 from covpool.cli.main import main
 from covpool.explain.diagnosis import Diagnosis, diagnose, summed_up, warnings
-from covpool.functional import covariance
+from covpool.functional import covariance, fitted_steps
+from covpool.functional.newton_schulz import newton_schulz
 from covpool.models.model import PooledClassifier
 
 
@@ -53,6 +54,16 @@ def test_numbers_by_hand() -> None:
             root, z = root @ t, t @ z
         assert residual == pytest.approx(float((root @ root - y).norm() / y.norm()), rel=1e-3)
     assert list(found.residuals) == sorted(found.residuals, reverse=True)
+
+
+def test_residuals_of_fitted_steps() -> None:
+    model, (image,) = made(pool_options={"steps": 3, "iteration": "fitted"}), images(1)
+    values = torch.linalg.eigvalsh(covariance(received(model, image).double())).clamp_min(0)
+    a = (values / values.sum()).reshape(-1, 1, 1)
+    root, _ = newton_schulz(a, fitted_steps(3))
+    residuals = diagnose(model, [image]).residuals
+    assert len(residuals) == 3
+    assert residuals[-1] == pytest.approx(float((root**2 - a).norm() / a.norm()), rel=1e-3)
 
 
 def test_the_gradient_is_that_of_the_loss() -> None:

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.functional.pooling import DTYPES, NORMALIZATIONS, SIDES, Pooling
+from tests.functional.samples import UNEVEN
 
 CONSTANTS = [0.1, 7.7, 1.0, -3.3, 1 / 3, 1e-7, 6e4]
 
@@ -114,7 +115,7 @@ def inputs(draw: st.DrawFn) -> tuple[Tensor, Tensor | None]:
 
 poolings = st.builds(
     Pooling,
-    steps=st.integers(1, 7),
+    steps=st.integers(1, 7) | st.just(UNEVEN),
     normalization=st.sampled_from(NORMALIZATIONS),
     compensation=st.sampled_from(["matched", "none"]),
     side=st.sampled_from(["auto", *SIDES]),

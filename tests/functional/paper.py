@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+Steps = int | tuple[tuple[float, float], ...]
+
 FLAT_ULPS = 4  # the documented rule: within this many rounding units of its magnitude a channel is flat
 
 
@@ -32,14 +34,14 @@ def weighted_covariance(x: Tensor, weights: Tensor) -> Tensor:
     return (centred * w) @ centred.mT
 
 
-def newton_schulz(a: Tensor, steps: int) -> tuple[list[Tensor], list[Tensor]]:
-    """Eqn. (2): ``[Y_0 .. Y_N]`` and ``[Z_0 .. Z_N]``."""
+def newton_schulz(a: Tensor, steps: Steps) -> tuple[list[Tensor], list[Tensor]]:
+    """Eqn. (2), ``[Y_0 .. Y_N]`` and ``[Z_0 .. Z_N]``. Other factors than 3/2, -1/2 are not the paper's."""
     eye = torch.eye(a.shape[-1], dtype=a.dtype).expand_as(a)
     ys, zs = [a], [eye]
-    for _ in range(steps):
+    for of_eye, of_product in ((1.5, -0.5),) * steps if isinstance(steps, int) else steps:
         y, z = ys[-1], zs[-1]
-        ys.append(y @ (3 * eye - z @ y) / 2)
-        zs.append((3 * eye - z @ y) @ z / 2)
+        ys.append(y @ (of_eye * eye + of_product * z @ y))
+        zs.append((of_eye * eye + of_product * z @ y) @ z)
     return ys, zs
 
 
@@ -102,7 +104,7 @@ def covariance_backward(grad_sigma: Tensor, x: Tensor) -> Tensor:
 
 
 def matrix_sqrt(
-    sigma: Tensor, steps: int = 5, normalization: str = "trace", compensation: str = "matched"
+    sigma: Tensor, steps: Steps = 5, normalization: str = "trace", compensation: str = "matched"
 ) -> Tensor:
     """Eqns. (3), (2) and (4) in a row, on ½(Σ + Σᵀ)."""
     sigma = symmetric(sigma)
@@ -112,7 +114,7 @@ def matrix_sqrt(
 
 
 def inverse_matrix_sqrt(
-    sigma: Tensor, steps: int = 5, normalization: str = "trace", compensation: str = "matched"
+    sigma: Tensor, steps: Steps = 5, normalization: str = "trace", compensation: str = "matched"
 ) -> Tensor:
     """The other half of Eqn. (2), compensated by 1/√t."""
     sigma = symmetric(sigma)
@@ -123,7 +125,7 @@ def inverse_matrix_sqrt(
 
 def isqrt_cov(
     x: Tensor,
-    steps: int = 5,
+    steps: Steps = 5,
     normalization: str = "trace",
     compensation: str = "matched",
     weights: Tensor | None = None,

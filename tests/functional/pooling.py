@@ -21,7 +21,7 @@ DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 class Pooling:
     """One call of ``isqrt_cov``: how, not on what."""
 
-    steps: int = 5
+    steps: paper.Steps = 5
     normalization: str = "trace"
     compensation: str = "matched"
     side: str = "auto"

@@ -6,6 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+# Coefficients that differ from step to step, so that none can be taken for another.
+UNEVEN = ((1.9, -0.8), (1.3, -0.45), (1.7, -0.65), (1.2, -0.3))
+
 
 def features(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
     """Features with an offset and channels of different spread."""

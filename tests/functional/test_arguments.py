@@ -104,6 +104,24 @@ def test_steps_of_another_type(f: Operator, x: torch.Tensor, steps: Any) -> None
 
 
 @with_steps
+@pytest.mark.parametrize(
+    ("steps", "error", "part"),
+    [
+        ((), ValueError, "at least one pair (a, b)"),
+        ((1.5, -0.5), TypeError, "got 1.5"),
+        (((1.5, -0.5, 0.1),), TypeError, "got (1.5, -0.5, 0.1)"),
+        (((1.5, "b"),), TypeError, "got str"),
+        (((1.5, float("nan")),), ValueError, "must be finite; got nan"),
+    ],
+)
+def test_coefficients_of_another_form(
+    f: Operator, x: torch.Tensor, steps: Any, error: type[Exception], part: str
+) -> None:
+    with refuses(error, "", "steps", part):
+        f(x, steps=steps)
+
+
+@with_steps
 @pytest.mark.parametrize("steps", [0, -1])
 def test_too_few_steps(f: Operator, x: torch.Tensor, steps: int) -> None:
     with refuses(ValueError, "steps must be at least 1", f"got {steps}"):
@@ -133,7 +151,7 @@ def test_unknown_choice(
     ("name", "value", "choices"),
     [
         ("side", "rows", ("'auto'", "'channels'", "'positions'")),
-        ("compute_dtype", torch.float16, ("None", "torch.bfloat16")),
+        ("compute_dtype", torch.float64, ("None", "torch.bfloat16")),
         ("compute_dtype", "bfloat16", ("None", "torch.bfloat16")),
     ],
 )

@@ -16,12 +16,12 @@ from covpool.functional.isqrt_cov import cheaper_side
 from tests.functional import paper
 from tests.functional.counting import count_value_and_gradient
 from tests.functional.cover import grid
-from tests.functional.samples import features, positive_weights
+from tests.functional.samples import UNEVEN, features, positive_weights
 from tests.functional.tolerances import assert_close
 
 EVERY_OPTION = grid(
-    {"steps": (1, 2, 5)},  # none between the first and the last, one, and several
-    steps=range(1, 8),
+    {"steps": (1, 2, UNEVEN)},  # none between the first and the last, one, and several
+    steps=[*range(1, 8), UNEVEN],
     normalization=["trace", "frobenius"],
     compensation=["matched", "none"],
     backward=["saved", "recompute"],
@@ -60,7 +60,7 @@ def plain_operator(**options: object) -> Callable[..., Tensor]:
 
 @EVERY_OPTION
 def test_value(
-    steps: int, normalization: str, compensation: str, backward: str, side: str, weighted: bool
+    steps: paper.Steps, normalization: str, compensation: str, backward: str, side: str, weighted: bool
 ) -> None:
     for c, n in ((4, 6), (6, 4)):
         arguments = inputs(weighted, 2, c, n)
@@ -73,7 +73,7 @@ def test_value(
 
 @EVERY_OPTION
 def test_gradcheck(
-    steps: int, normalization: str, compensation: str, backward: str, side: str, weighted: bool
+    steps: paper.Steps, normalization: str, compensation: str, backward: str, side: str, weighted: bool
 ) -> None:
     """Reverse mode and forward mode, each also batched, in the features and in the weights."""
     f = operator(
@@ -81,7 +81,7 @@ def test_gradcheck(
     )
     assert gradcheck(
         f,
-        inputs(weighted, 2, *((3, 4) if steps % 2 else (3, 2))),
+        inputs(weighted, 2, *((3, 4) if steps in (1, UNEVEN) else (3, 2))),
         check_forward_ad=True,
         check_batched_grad=True,
         check_batched_forward_grad=True,
@@ -90,19 +90,19 @@ def test_gradcheck(
 
 @EVERY_OPTION
 def test_gradgradcheck(
-    steps: int, normalization: str, compensation: str, backward: str, side: str, weighted: bool
+    steps: paper.Steps, normalization: str, compensation: str, backward: str, side: str, weighted: bool
 ) -> None:
     """Reverse over reverse and forward over reverse."""
     f = operator(
         steps=steps, normalization=normalization, compensation=compensation, backward=backward, side=side
     )
-    arguments = inputs(weighted, 1, *((2, 3) if steps % 2 else (3, 2)))
+    arguments = inputs(weighted, 1, *((2, 3) if steps in (1, UNEVEN) else (3, 2)))
     assert gradgradcheck(f, arguments, check_fwd_over_rev=True, check_batched_grad=True)
 
 
 @EVERY_OPTION
 def test_double_backward_is_that_of_the_plain_equations(
-    steps: int, normalization: str, compensation: str, backward: str, side: str, weighted: bool
+    steps: paper.Steps, normalization: str, compensation: str, backward: str, side: str, weighted: bool
 ) -> None:
     """Iterates reused as constants in the second derivative would be wrong here, and silent."""
     arguments = inputs(weighted, 2, 4, 3)
@@ -332,17 +332,54 @@ def test_auto_gives_the_result_of_the_side_it_takes() -> None:
         assert torch.equal(isqrt_cov(x), isqrt_cov(x, side=cheaper_side(c, n, 5)))
 
 
+HALF = pytest.mark.parametrize(
+    ("dtype", "of_value", "of_gradient"), [(torch.bfloat16, 0.03, 0.1), (torch.float16, 0.003, 0.01)]
+)
+
+
 @sides
-def test_products_in_bfloat16(side: str) -> None:
-    """An explicit option, for the products alone: float32 in and out, a few per cent off."""
+@HALF
+def test_products_in_half_precision(
+    side: str, dtype: torch.dtype, of_value: float, of_gradient: float
+) -> None:
+    """An explicit option, for the products alone: float32 in and out, and not exact."""
     x = features(2, 16, 12, dtype=torch.float32).requires_grad_()
     upstream = torch.randn(2, 16, 16)
     exact = isqrt_cov(x, side=side)
     (exact_grad,) = torch.autograd.grad(exact, x, upstream)
-    rough = isqrt_cov(x, side=side, compute_dtype=torch.bfloat16)
+    rough = isqrt_cov(x, side=side, compute_dtype=dtype)
     (rough_grad,) = torch.autograd.grad(rough, x, upstream)
     assert rough.dtype == torch.float32
     assert rough_grad.dtype == torch.float32
-    assert_close(rough.detach(), exact.detach(), 0.03)
-    assert_close(rough_grad, exact_grad, 0.1)
+    assert_close(rough.detach(), exact.detach(), of_value)
+    assert_close(rough_grad, exact_grad, of_gradient)
     assert not torch.equal(rough, exact)
+
+
+@sides
+@HALF
+@pytest.mark.parametrize("compensation", ["matched", "none"])
+@pytest.mark.parametrize(("size", "upstream_size"), [(1e-10, 1e10), (1e10, 1e-10)])
+def test_half_precision_at_any_scale(
+    side: str,
+    dtype: torch.dtype,
+    of_value: float,
+    of_gradient: float,
+    compensation: str,
+    size: float,
+    upstream_size: float,
+) -> None:
+    """Features, gradients and tangents far outside the range of float16."""
+    x = features(2, 16, 12, dtype=torch.float32) * size
+    upstream, tangent = torch.randn(2, 16, 16) * upstream_size, torch.randn_like(x) * size * 1e-8
+    found = []
+    for compute_dtype in (None, dtype):
+        f = partial(isqrt_cov, side=side, compensation=compensation, compute_dtype=compute_dtype)
+        leaf = x.clone().requires_grad_()
+        value = f(leaf)
+        (grad,) = torch.autograd.grad(value, leaf, upstream)
+        found.append((value.detach(), grad, torch.func.jvp(f, (x,), (tangent,))[1]))
+    for (exact, rough), relative in zip(
+        zip(*found, strict=True), (of_value, of_gradient, of_gradient), strict=True
+    ):
+        assert_close(rough, exact, relative)

@@ -14,6 +14,7 @@ from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from covpool.functional import inverse_matrix_sqrt, matrix_sqrt
 from tests.functional import paper
 from tests.functional.cover import grid
+from tests.functional.samples import UNEVEN
 from tests.functional.tolerances import assert_close
 
 Root = Callable[..., Tensor]
@@ -21,9 +22,9 @@ Root = Callable[..., Tensor]
 ROOTS = [matrix_sqrt, inverse_matrix_sqrt]
 PLAIN = {matrix_sqrt: paper.matrix_sqrt, inverse_matrix_sqrt: paper.inverse_matrix_sqrt}
 EVERY_OPTION = grid(
-    {"steps": (1, 2, 5)},  # none between the first and the last, one, and several
+    {"steps": (1, 2, UNEVEN)},  # none between the first and the last, one, and several
     root=ROOTS,
-    steps=range(1, 8),
+    steps=[*range(1, 8), UNEVEN],
     normalization=["trace", "frobenius"],
     compensation=["matched", "none"],
     backward=["saved", "recompute"],
@@ -39,7 +40,7 @@ def matrices(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
 
 
 @EVERY_OPTION
-def test_value(root: Root, steps: int, normalization: str, compensation: str, backward: str) -> None:
+def test_value(root: Root, steps: paper.Steps, normalization: str, compensation: str, backward: str) -> None:
     a = matrices(3, 5)
     expected = PLAIN[root](a, steps, normalization, compensation)
     options = {"steps": steps, "normalization": normalization, "compensation": compensation}
@@ -48,7 +49,9 @@ def test_value(root: Root, steps: int, normalization: str, compensation: str, ba
 
 
 @EVERY_OPTION
-def test_gradcheck(root: Root, steps: int, normalization: str, compensation: str, backward: str) -> None:
+def test_gradcheck(
+    root: Root, steps: paper.Steps, normalization: str, compensation: str, backward: str
+) -> None:
     """Reverse mode and forward mode, each also batched, against finite differences."""
     f = partial(root, steps=steps, normalization=normalization, compensation=compensation, backward=backward)
     assert gradcheck(
@@ -61,7 +64,9 @@ def test_gradcheck(root: Root, steps: int, normalization: str, compensation: str
 
 
 @EVERY_OPTION
-def test_gradgradcheck(root: Root, steps: int, normalization: str, compensation: str, backward: str) -> None:
+def test_gradgradcheck(
+    root: Root, steps: paper.Steps, normalization: str, compensation: str, backward: str
+) -> None:
     """Reverse over reverse and forward over reverse, against finite differences of the gradient."""
     f = partial(root, steps=steps, normalization=normalization, compensation=compensation, backward=backward)
     a = matrices(1, 3).requires_grad_()
@@ -70,7 +75,7 @@ def test_gradgradcheck(root: Root, steps: int, normalization: str, compensation:
 
 @EVERY_OPTION
 def test_double_backward_is_that_of_the_plain_equations(
-    root: Root, steps: int, normalization: str, compensation: str, backward: str
+    root: Root, steps: paper.Steps, normalization: str, compensation: str, backward: str
 ) -> None:
     """Iterates reused as constants in the second derivative would be wrong here, and silent."""
     a, grad, direction = matrices(2, 4), torch.randn(2, 4, 4).double(), torch.randn(2, 4, 4).double()

@@ -10,14 +10,19 @@ from scipy.linalg import sqrtm
 from torch import Tensor
 
 from covpool.functional.newton_schulz import (
+    Coefficients,
+    fitted_steps,
     newton_schulz,
     newton_schulz_backward,
     newton_schulz_jvp,
+    paper_steps,
 )
 from tests.functional import paper
+from tests.functional.samples import UNEVEN
 from tests.functional.tolerances import assert_close
 
-STEPS = range(1, 8)
+PAPER = [pytest.param(paper_steps(steps), id=f"{steps}") for steps in range(1, 8)]
+OTHER = [pytest.param(UNEVEN[:steps], id=f"uneven {steps}") for steps in (1, 2, 3, 4)]
 DTYPES = [torch.float64, torch.float32]
 
 
@@ -37,10 +42,10 @@ def with_eigenvalues(*eigenvalues: float) -> Tensor:
     return ((q * torch.tensor(eigenvalues, dtype=torch.float64)) @ q.mT)[None]
 
 
-@pytest.mark.parametrize("steps", STEPS)
+@pytest.mark.parametrize("steps", PAPER + OTHER)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("inverse", [False, True])
-def test_equation_2(steps: int, dtype: torch.dtype, inverse: bool) -> None:
+def test_equation_2(steps: Coefficients, dtype: torch.dtype, inverse: bool) -> None:
     """Value and iterates are those of the coupled iteration."""
     a = normalised(3, 6, dtype)
     ys, zs = paper.newton_schulz(a, steps)
@@ -51,9 +56,9 @@ def test_equation_2(steps: int, dtype: torch.dtype, inverse: bool) -> None:
         assert_close(z, zs[k])
 
 
-@pytest.mark.parametrize("steps", STEPS)
+@pytest.mark.parametrize("steps", PAPER)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_equations_6_and_7(steps: int, dtype: torch.dtype) -> None:
+def test_equations_6_and_7(steps: Coefficients, dtype: torch.dtype) -> None:
     """The lean gradient of the root is the paper's, symmetrised."""
     a = normalised(3, 6, dtype)
     grad = torch.randn_like(a)
@@ -63,9 +68,9 @@ def test_equations_6_and_7(steps: int, dtype: torch.dtype) -> None:
     assert_close(actual, paper.symmetric(expected))
 
 
-@pytest.mark.parametrize("steps", STEPS)
+@pytest.mark.parametrize("steps", PAPER)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_equations_6_and_7_from_z(steps: int, dtype: torch.dtype) -> None:
+def test_equations_6_and_7_from_z(steps: Coefficients, dtype: torch.dtype) -> None:
     """The same equations started from a gradient of Z_N: the inverse root."""
     a = normalised(3, 6, dtype)
     grad = torch.randn_like(a)
@@ -75,9 +80,9 @@ def test_equations_6_and_7_from_z(steps: int, dtype: torch.dtype) -> None:
     assert_close(actual, paper.symmetric(expected))
 
 
-@pytest.mark.parametrize("steps", STEPS)
+@pytest.mark.parametrize("steps", PAPER)
 @pytest.mark.parametrize("inverse", [False, True])
-def test_the_equations_are_the_gradient(steps: int, inverse: bool) -> None:
+def test_the_equations_are_the_gradient(steps: Coefficients, inverse: bool) -> None:
     """The paper's Eqns. (6) and (7) agree with autograd through Eqn. (2): the oracle is sound."""
     a = normalised(2, 4).requires_grad_()
     ys, zs = paper.newton_schulz(a, steps)
@@ -89,9 +94,9 @@ def test_the_equations_are_the_gradient(steps: int, inverse: bool) -> None:
     assert_close(actual, expected)
 
 
-@pytest.mark.parametrize("steps", STEPS)
+@pytest.mark.parametrize("steps", PAPER + OTHER)
 @pytest.mark.parametrize("inverse", [False, True])
-def test_tangent(steps: int, inverse: bool) -> None:
+def test_tangent(steps: Coefficients, inverse: bool) -> None:
     """The tangent is the adjoint of the gradient, and equals torch's own through Eqn. (2)."""
     a = normalised(2, 5)
     tangent = paper.symmetric(torch.randn_like(a))
@@ -107,11 +112,23 @@ def test_tangent(steps: int, inverse: bool) -> None:
     assert_close(left, right.sum())
 
 
+@pytest.mark.parametrize("steps", OTHER)
+@pytest.mark.parametrize("inverse", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gradient_for_any_coefficients(steps: Coefficients, inverse: bool, dtype: torch.dtype) -> None:
+    """The lean gradient is that of autograd through the iteration as written."""
+    a = normalised(3, 6, dtype).requires_grad_()
+    grad = paper.symmetric(torch.randn_like(a))
+    (expected,) = torch.autograd.grad(paper.newton_schulz(a, steps)[inverse][-1], a, grad)
+    _, iterates = newton_schulz(a.detach(), steps, inverse)
+    assert_close(newton_schulz_backward(grad, iterates, inverse), paper.symmetric(expected))
+
+
 def test_error_falls_to_rounding_and_stays() -> None:
     """Against scipy's root: every step is nearer, until 1e-10, and thirty steps do not undo it."""
     a = with_eigenvalues(0.3, 0.25, 0.2, 0.15, 0.1)
     root = torch.from_numpy(sqrtm(a[0].numpy()))
-    errors = [(newton_schulz(a, steps)[0][0] - root).norm().item() for steps in range(1, 31)]
+    errors = [(newton_schulz(a, paper_steps(steps))[0][0] - root).norm().item() for steps in range(1, 31)]
     converged = next(k for k, error in enumerate(errors) if error < 1e-10)
     assert converged <= 20
     assert all(after < before for before, after in pairwise(errors[: converged + 1]))
@@ -122,7 +139,7 @@ def test_error_of_an_ill_conditioned_matrix() -> None:
     """A condition number of 1e6 takes three times the steps and loses two digits, but is as stable."""
     a = with_eigenvalues(0.9, 0.09, 0.0099, 0.0001, 0.9e-6)
     root = torch.from_numpy(sqrtm(a[0].numpy()))
-    errors = [(newton_schulz(a, steps)[0][0] - root).norm().item() for steps in range(1, 41)]
+    errors = [(newton_schulz(a, paper_steps(steps))[0][0] - root).norm().item() for steps in range(1, 41)]
     assert errors[4] > 1e-2
     assert max(errors[21:]) < 1e-11
 
@@ -131,7 +148,7 @@ def test_inverse_root() -> None:
     """Z_K tends to the inverse of the root."""
     a = with_eigenvalues(0.4, 0.3, 0.2, 0.1)
     inverse_root = torch.linalg.inv(torch.from_numpy(sqrtm(a[0].numpy())))
-    assert_close(newton_schulz(a, 20, inverse=True)[0][0], inverse_root, 1e-10)
+    assert_close(newton_schulz(a, paper_steps(20), inverse=True)[0][0], inverse_root, 1e-10)
 
 
 @pytest.mark.parametrize("steps", [1, 5, 12])
@@ -141,7 +158,7 @@ def test_zero_eigenvalues_stay_zero(steps: int) -> None:
     eigenvalues, vectors = torch.linalg.eigh(a[0])
     null = vectors[:, eigenvalues < 1e-12]
     assert null.shape[-1] == 2
-    root, _ = newton_schulz(a, steps)
+    root, _ = newton_schulz(a, paper_steps(steps))
     assert (root[0] @ null).abs().max() < 1e-12
     if steps == 12:
         assert_close(root[0], torch.from_numpy(sqrtm(a[0].numpy()).real), 1e-7)
@@ -151,6 +168,25 @@ def test_null_space_that_is_exact_stays_exact() -> None:
     """Rows of exact zeros give exact zeros, and rounding never leaks in."""
     a = torch.zeros(1, 4, 4)
     a[0, :2, :2] = torch.tensor([[0.7, 0.1], [0.1, 0.3]])
-    root, _ = newton_schulz(a, 7)
+    root, _ = newton_schulz(a, paper_steps(7))
     assert torch.equal(root[0, 2:], torch.zeros(2, 4))
     assert torch.equal(root[0, :, 2:], torch.zeros(4, 2))
+
+
+@pytest.mark.parametrize(("steps", "error"), [(3, 0.0211), (4, 0.00031)])
+def test_fitted_steps_are_five_of_the_paper(steps: int, error: float) -> None:
+    """On every eigenvalue, and with every T_k positive definite on (0, 1]."""
+    a = torch.logspace(-12, 0, 2001, dtype=torch.float64).reshape(-1, 1, 1)
+    five, _ = newton_schulz(a, paper_steps(5))
+    fitted, _ = newton_schulz(a, fitted_steps(steps))
+    worst = (fitted / five - 1).abs().max()
+    assert 0.9 * error < worst < error
+    a = torch.linspace(0, 1, 2001, dtype=torch.float64).reshape(-1, 1, 1)
+    ys, zs = paper.newton_schulz(a, fitted_steps(steps))
+    for (of_eye, of_product), y, z in zip(fitted_steps(steps), ys, zs, strict=False):
+        assert (of_eye + of_product * z * y).min() > 0
+
+
+def test_fitted_steps_that_do_not_exist() -> None:
+    with pytest.raises(ValueError, match="steps must be 3 or 4 for fitted coefficients; got 5"):
+        fitted_steps(5)

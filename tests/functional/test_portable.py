@@ -11,7 +11,16 @@ from torch import Tensor, nn
 from torch.autograd import gradcheck
 from torch.utils.checkpoint import checkpoint
 
-from covpool.functional import covariance, inverse_matrix_sqrt, isqrt_cov, matrix_sqrt, triu_unvec, triu_vec
+from covpool.functional import (
+    covariance,
+    fitted_steps,
+    inverse_matrix_sqrt,
+    isqrt_cov,
+    matrix_sqrt,
+    triu_unvec,
+    triu_vec,
+)
+from tests.functional.paper import Steps
 from tests.functional.portability import (
     Function,
     check_compiled,
@@ -19,6 +28,7 @@ from tests.functional.portability import (
     check_onnx,
     value_and_gradients,
 )
+from tests.functional.samples import UNEVEN
 from tests.functional.tolerances import assert_close
 
 # Tracing and code generation warn of code of torch's own.
@@ -49,6 +59,7 @@ OPERATORS: dict[str, Function] = {
     "isqrt_cov, positions, frobenius, recompute": partial(
         isqrt_cov, side="positions", normalization="frobenius", backward="recompute"
     ),
+    "isqrt_cov, positions, fitted": partial(isqrt_cov, side="positions", steps=fitted_steps(3)),
     "isqrt_cov, one step, not compensated": partial(isqrt_cov, steps=1, compensation="none"),
 }
 SIDES = ("channels", "positions")
@@ -79,7 +90,7 @@ def named(*fast: str) -> pytest.MarkDecorator:
 # torch.compile.
 
 
-@named("isqrt_cov, positions")
+@named("isqrt_cov, positions, fitted")
 def test_traces_whole_and_dynamic(name: str) -> None:
     check_compiled(OPERATORS[name], "aot_eager", *sizes((3, 12, 9), (5, 14, 11)))
 
@@ -125,7 +136,8 @@ def test_the_side_is_chosen_anew_for_another_size() -> None:
 def test_two_calls_in_one_graph() -> None:
     def function(x: Tensor) -> Tensor:
         one = isqrt_cov(x, side="positions", normalization="frobenius", backward="recompute")
-        return one + matrix_sqrt(covariance(2 * x)) + covariance(3 * x)
+        two = matrix_sqrt(covariance(2 * x), steps=UNEVEN) + isqrt_cov(x * x, steps=UNEVEN)
+        return one + two + covariance(3 * x)
 
     check_compiled(function, "aot_eager", *sizes((3, 12, 9), (5, 14, 11)))
 
@@ -173,13 +185,13 @@ class Apply(nn.Module):
         return self.function(x) if weights is None else self.function(x, weights)
 
 
-@named("matrix_sqrt", "isqrt_cov, channels", "isqrt_cov, positions")
+@named("matrix_sqrt", "isqrt_cov, channels", "isqrt_cov, positions, fitted")
 def test_exported_with_a_dynamic_batch(name: str) -> None:
     example, other = sizes((3, 12, 9), (5, 12, 9))
     check_exported(Apply(OPERATORS[name]), example, [other, (torch.randn(1, 12, 9),)])
 
 
-@named("isqrt_cov, positions")
+@named("isqrt_cov, positions, fitted")
 def test_onnx_with_a_dynamic_batch(name: str, tmp_path: Path) -> None:
     example, other = sizes((3, 12, 9), (5, 12, 9))
     check_onnx(Apply(OPERATORS[name]), tmp_path / "operator.onnx", example, [other, (torch.randn(1, 12, 9),)])
@@ -197,10 +209,12 @@ def test_onnx_with_weights(side: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("in_dim", [0, 1])
-def test_vmap_is_a_batch(side: str, in_dim: int) -> None:
+@pytest.mark.parametrize("steps", [5, UNEVEN], ids=["paper", "uneven"])
+def test_vmap_is_a_batch(side: str, in_dim: int, steps: Steps) -> None:
     x = torch.randn(4, 3, 12, 9)
-    mapped = torch.func.vmap(partial(isqrt_cov, side=side), in_dims=in_dim, out_dims=in_dim)(x)
-    assert_close(mapped, isqrt_cov(x, side=side))
+    function = partial(isqrt_cov, side=side, steps=steps)
+    mapped = torch.func.vmap(function, in_dims=in_dim, out_dims=in_dim)(x)
+    assert_close(mapped, function(x))
 
 
 @pytest.mark.parametrize("operator", [matrix_sqrt, inverse_matrix_sqrt])
@@ -239,11 +253,11 @@ def test_grad_and_gradients_of_each_sample(options: dict[str, str]) -> None:
 
 
 SMALL: dict[str, Function] = {
-    "isqrt_cov, channels": partial(isqrt_cov, side="channels", steps=3),
-    "isqrt_cov, positions": partial(isqrt_cov, side="positions", steps=3),
+    "isqrt_cov, channels": partial(isqrt_cov, side="channels", steps=UNEVEN),
+    "isqrt_cov, positions": partial(isqrt_cov, side="positions", steps=UNEVEN),
     "isqrt_cov, recompute": partial(isqrt_cov, side="positions", steps=3, backward="recompute"),
     "matrix_sqrt": of_products(matrix_sqrt, steps=3),
-    "inverse_matrix_sqrt": of_products(inverse_matrix_sqrt, steps=3),
+    "inverse_matrix_sqrt": of_products(inverse_matrix_sqrt, steps=UNEVEN),
     "covariance": covariance,
 }
 

@@ -58,7 +58,7 @@ def precision_flags() -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("compute_dtype", [None, torch.bfloat16])
+@pytest.mark.parametrize("compute_dtype", [None, torch.bfloat16, torch.float16])
 def test_no_global_flag_is_touched(
     compute_dtype: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from covpool.functional import covariance, inverse_matrix_sqrt, isqrt_cov, matrix_sqrt
+from covpool.functional import covariance, fitted_steps, inverse_matrix_sqrt, isqrt_cov, matrix_sqrt
 from tests.functional import paper
 from tests.functional.counting import count_value_and_gradient, product_operands
 
@@ -65,6 +65,19 @@ def test_any_number_of_steps_of_isqrt_cov(side: str, normalization: str, steps: 
     assert products(f, FEATURES) == (3 * steps - 3 + more, 4 * steps - 4 + more_back)
 
 
+@pytest.mark.parametrize("steps", [3, 4])
+@pytest.mark.parametrize("side", EXTRA)
+def test_fitted_steps(side: str, steps: int) -> None:
+    """6 forward and 8 backward at three steps, 9 and 12 at four."""
+    coefficients = fitted_steps(steps)
+    expected = {3: (6, 8), 4: (9, 12)}[steps]
+    for root in ROOTS:
+        assert products(partial(root, steps=coefficients), MATRIX) == expected
+    more, more_back = EXTRA[side]
+    f = partial(isqrt_cov, side=side, steps=coefficients)
+    assert products(f, FEATURES) == (expected[0] + more, expected[1] + more_back)
+
+
 def test_one_step() -> None:
     """Y₁ = ½A(3I − A) takes one product each way, Z₁ = ½(3I − A) none."""
     assert products(partial(matrix_sqrt, steps=1), MATRIX) == (1, 1)
@@ -97,7 +110,8 @@ def test_covariance() -> None:
 COMPILED = [
     pytest.param(matrix_sqrt, MATRIX, id="matrix_sqrt"),
     pytest.param(partial(isqrt_cov, side="channels"), FEATURES, id="channels", marks=pytest.mark.slow),
-    pytest.param(partial(isqrt_cov, side="positions"), FEATURES, id="positions"),
+    pytest.param(partial(isqrt_cov, side="positions"), FEATURES, id="positions", marks=pytest.mark.slow),
+    pytest.param(partial(isqrt_cov, side="positions", steps=fitted_steps(3)), FEATURES, id="fitted"),
     pytest.param(inverse_matrix_sqrt, MATRIX, id="inverse", marks=pytest.mark.slow),
     pytest.param(partial(isqrt_cov, backward="recompute"), FEATURES, id="recompute", marks=pytest.mark.slow),
 ]

@@ -21,6 +21,7 @@ from tests.functional.pooling import (
     assert_near,
     assert_sound,
 )
+from tests.functional.samples import UNEVEN
 
 sides = pytest.mark.parametrize("side", SIDES)
 normalizations = pytest.mark.parametrize("normalization", NORMALIZATIONS)
@@ -165,7 +166,7 @@ def test_one_live_channel_beside_a_large_flat_one(side: str, normalization: str,
     root=st.sampled_from([matrix_sqrt, inverse_matrix_sqrt]),
     normalization=st.sampled_from(NORMALIZATIONS),
     compensation=st.sampled_from(["matched", "none"]),
-    steps=st.integers(1, 7),
+    steps=st.integers(1, 7) | st.just(UNEVEN),
     m=st.integers(1, 6),
     rank=st.integers(0, 6),
     exponent=st.integers(-24, 24),
@@ -178,7 +179,7 @@ def test_roots_of_any_matrix(
     root: Callable[..., Tensor],
     normalization: str,
     compensation: str,
-    steps: int,
+    steps: paper.Steps,
     m: int,
     rank: int,
     exponent: int,

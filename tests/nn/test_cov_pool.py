@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from covpool.functional import isqrt_cov, triu_vec
+from covpool.functional import fitted_steps, isqrt_cov, triu_vec
 from covpool.nn import CovPool, methods
 from covpool.nn.pooling import METHODS
 from tests.functional.tolerances import assert_close
@@ -35,6 +35,7 @@ def test_the_methods_options_are_those_of_the_design() -> None:
         "side",
         "backward",
         "compute_dtype",
+        "iteration",
     )
 
 
@@ -45,6 +46,7 @@ def test_the_methods_options_are_those_of_the_design() -> None:
         {"normalization": "frobenius"},
         {"compensation": "none"},
         {"compute_dtype": torch.bfloat16},
+        {"compute_dtype": torch.float16},
         {"side": "positions", "steps": 3},
         {"backward": "recompute"},
     ],
@@ -54,6 +56,17 @@ def test_options_reach_the_function(options: dict[str, object]) -> None:
     x = torch.randn(B, C, 3, 5)
     expected = triu_vec(isqrt_cov(x.flatten(2), **options))
     assert torch.equal(CovPool(C, dim=None, **options)(x), expected)
+
+
+@pytest.mark.parametrize("steps", [3, 4])
+def test_fitted_iteration(steps: int) -> None:
+    """Its own coefficients, near the paper's five steps."""
+    x = torch.randn(B, C, 3, 5)
+    fitted = CovPool(C, dim=None, iteration="fitted", steps=steps)(x)
+    assert torch.equal(fitted, triu_vec(isqrt_cov(x.flatten(2), steps=fitted_steps(steps))))
+    five = CovPool(C, dim=None)(x)
+    assert (fitted - five).norm() < 0.022 * five.norm()
+    assert not torch.equal(fitted, five)
 
 
 def test_recompute_keeps_less() -> None:
@@ -104,14 +117,14 @@ def test_gradients_reach_batchnorm_in_place_of_compensation() -> None:
         ({"method": "isqrtcov"}, ValueError, "got 'isqrtcov': did you mean 'isqrt_cov'"),
         ({"method": "iSQRT-COV"}, ValueError, "got 'iSQRT-COV': did you mean 'isqrt_cov'"),
         ({"method": "G2DeNet"}, ValueError, "did you mean 'g2denet'"),
-        ({"step": 5}, TypeError, "compute_dtype: did you mean 'steps'"),
+        ({"step": 5}, TypeError, "iteration: did you mean 'steps'"),
         ({"layout": "nchw"}, ValueError, "^layout must be one of 'auto', 'channels_first', 'channels_last'"),
         ({"reduction": "conv"}, ValueError, "^reduction must be one of 'auto', 'convolution', 'linear'"),
         (
             {"iterations": 5},
             TypeError,
             "^iterations is not an option of method 'isqrt_cov'; its options are: steps, normalization, "
-            "compensation, side, backward, compute_dtype$",
+            "compensation, side, backward, compute_dtype, iteration: did you mean 'iteration'",
         ),
         ({"steps": 0}, ValueError, "^steps must be at least 1"),
         ({"steps": 2.5}, TypeError, "^steps must be an int"),
@@ -123,7 +136,9 @@ def test_gradients_reach_batchnorm_in_place_of_compensation() -> None:
         ),
         ({"side": "left"}, ValueError, "^side must be one of 'auto', 'channels', 'positions'"),
         ({"backward": "lean"}, ValueError, "^backward must be one of 'saved', 'recompute'"),
-        ({"compute_dtype": torch.float16}, ValueError, "^compute_dtype must be one of None, torch.bfloat16"),
+        ({"compute_dtype": torch.float64}, ValueError, "^compute_dtype must be one of None, torch.bfloat16"),
+        ({"iteration": "fit"}, ValueError, "^iteration must be one of 'paper', 'fitted'"),
+        ({"iteration": "fitted"}, ValueError, "^steps must be 3 or 4 for fitted coefficients; got 5"),
         ({"dim": 0}, ValueError, "^dim must be at least 1"),
         ({"dim": "256"}, TypeError, "^dim must be an int, or None for no reduction; got str"),
         ({"in_channels": 0}, ValueError, "^in_channels must be at least 1"),
@@ -240,7 +255,7 @@ def test_repr_tells_every_choice() -> None:
     assert "kind='linear'" in text
     assert (
         "steps=3, normalization='trace', compensation='matched', side='channels', backward='saved', "
-        "compute_dtype=None, out_features=15"
+        "compute_dtype=None, iteration='paper', out_features=15"
     ) in text
 
 

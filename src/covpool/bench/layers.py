@@ -129,7 +129,13 @@ def _same(tensor: Tensor) -> Tensor:
 # Methods that are run otherwise than once by default: the options of each run. A forward and a backward
 # pass of improved B-CNN by SVD or by iteration are the four of the paper; the fifth needs neither.
 VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
-    "isqrt_cov": ({}, {"steps": 3}, {"normalization": "frobenius"}),
+    "isqrt_cov": (
+        {},
+        {"steps": 3},
+        {"iteration": "fitted", "steps": 3},
+        {"iteration": "fitted", "steps": 4},
+        {"normalization": "frobenius"},
+    ),
     "improved_bcnn": (
         {"forward": "svd", "backward": "svd"},
         {"forward": "newton_schulz", "backward": "lyapunov"},

@@ -303,7 +303,8 @@ def _residuals(a_dd: Tensor, method: object) -> list[float]:
     a = a_dd[None]
     a = a * reciprocal_or_zero(norm_of(a, method.options.normalization))
     size = a.norm().clamp_min(torch.finfo(a.dtype).tiny)
-    roots = (newton_schulz(a, steps)[0] for steps in range(1, method.options.steps + 1))
+    coefficients = method.options.coefficients
+    roots = (newton_schulz(a, coefficients[:k])[0] for k in range(1, len(coefficients) + 1))
     return [float((torch.bmm(y, y) - a).norm() / size) for y in roots]
 
 

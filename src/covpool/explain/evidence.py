@@ -95,11 +95,11 @@ def _iterated(m: Tensor, s: Tensor, method: IsqrtCov, side: Side) -> Factors:
         side = cheaper_side(m.shape[1], m.shape[2], options.steps)
     compensation: Compensation = "matched" if options.compensation == "matched" else "none"
     if side == "positions":
-        kernel = positions_kernel(m, s, options.steps, options.normalization, compensation)
+        kernel = positions_kernel(m, s, options.coefficients, options.normalization, compensation)
         return Factors(m, torch.bmm(m, kernel), kernel)
     gram = torch.bmm(m, m.mT)
     t = norm_of(gram, options.normalization)
-    inverse, _ = newton_schulz(gram * reciprocal_or_zero(t), options.steps, inverse=True)
+    inverse, _ = newton_schulz(gram * reciprocal_or_zero(t), options.coefficients, inverse=True)
     factor = (t.sqrt() * s if compensation == "matched" else torch.ones_like(t)) * reciprocal_or_zero(t)
     return Factors(m, torch.bmm(inverse, m) * factor, None)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from covpool.errors import UsageError, UsageTypeError
-from covpool.functional.newton_schulz import STEPS
+from covpool.functional.newton_schulz import STEPS, Coefficients, paper_steps
 
 
 def check_choice(name: str, value: object, choices: Collection[object]) -> None:
@@ -60,6 +60,25 @@ def check_steps(steps: object) -> None:
     if isinstance(steps, int) and steps < 1:
         raise UsageError(f"steps must be at least 1 (the paper uses {STEPS}); got {steps}")
     check_whole("steps", steps)
+
+
+def step_coefficients(steps: object) -> Coefficients:
+    """Return ``(a, b)`` of every step: the paper's for a number of steps. Raise for anything else."""
+    if not isinstance(steps, list | tuple):
+        check_steps(steps)
+        assert isinstance(steps, int)
+        return paper_steps(steps)
+    if not steps:
+        raise UsageError("steps must have at least one pair (a, b); got none")
+    for pair in steps:
+        if not isinstance(pair, list | tuple) or len(pair) != 2:
+            raise UsageTypeError(
+                f"steps must be a number, or a pair (a, b) for each step; got {pair!r} in it"
+            )
+        for value in pair:
+            if not -math.inf < _number("every coefficient of steps", value) < math.inf:
+                raise UsageError(f"every coefficient of steps must be finite; got {value}")
+    return tuple((a, b) for a, b in steps)
 
 
 def check_floating(name: str, x: object) -> None:

@@ -33,7 +33,7 @@ def needs_graph(*tensors: Tensor) -> bool:
     Saved iterates carry no derivative. Reusing them would give wrong second derivatives without an error, so
     they must be computed again from tensors that carry one.
     """
-    return torch.is_grad_enabled() or any(map(_is_dual, tensors))
+    return torch.is_grad_enabled() or any(map(is_dual, tensors))
 
 
 def once_differentiable(gradient: Tensor, *sources: Tensor) -> Tensor:
@@ -77,10 +77,11 @@ def may_overwrite(*tensors: Tensor) -> bool:
     """
     if torch.compiler.is_compiling() or torch.is_grad_enabled():
         return False
-    return not any(_is_batched(tensor) or _is_dual(tensor) for tensor in tensors)
+    return not any(_is_batched(tensor) or is_dual(tensor) for tensor in tensors)
 
 
-def _is_dual(tensor: Tensor) -> bool:
+def is_dual(tensor: Tensor) -> bool:
+    """Return whether the tensor carries a tangent of forward mode."""
     return forward_ad.unpack_dual(tensor).tangent is not None
 
 

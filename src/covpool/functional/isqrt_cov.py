@@ -22,12 +22,13 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from covpool.functional.arguments import check_choice, check_features, check_steps, check_weights
+from covpool.functional.arguments import check_choice, check_features, check_weights, step_coefficients
 from covpool.functional.covariance import as_batch, center
-from covpool.functional.differentiable import autocast_off, may_overwrite, needs_graph
+from covpool.functional.differentiable import autocast_off, is_dual, may_overwrite, needs_graph
 from covpool.functional.matrix_sqrt import BACKWARDS, Backward
 from covpool.functional.newton_schulz import (
     STEPS,
+    Coefficients,
     Iterates,
     accumulate,
     newton_schulz,
@@ -39,6 +40,7 @@ from covpool.functional.normalization import (
     NORMALIZATIONS,
     Compensation,
     Normalization,
+    in_units_of_norm,
     norm_jvp,
     norm_of,
     normalization_backward,
@@ -49,13 +51,13 @@ from covpool.functional.normalization import (
 
 Side = Literal["auto", "channels", "positions"]
 SIDES = ("auto", "channels", "positions")
-COMPUTE_DTYPES = (None, torch.bfloat16)
+COMPUTE_DTYPES = (None, torch.bfloat16, torch.float16)
 
 
 def isqrt_cov(
     x: Tensor,
     *,
-    steps: int = STEPS,
+    steps: int | Coefficients = STEPS,
     normalization: Normalization = "trace",
     compensation: Compensation = "matched",
     weights: Tensor | None = None,
@@ -71,16 +73,17 @@ def isqrt_cov(
 
     Args:
         x: features ``(..., C, n)``: channels, then positions.
-        steps: K, the number of iterations (the paper's N).
+        steps: K, the number of iterations (the paper's N), or ``(a, b)`` of each, as
+            :func:`fitted_steps` returns them.
         normalization: ``"trace"`` or ``"frobenius"``.
         compensation: ``"matched"`` (the paper's √t) or ``"none"``.
         weights: ``(..., n)``, boolean or non-negative, divided by their sum. Positions of weight zero may
             contain anything, including NaN.
         side: ``"channels"``, ``"positions"``, or ``"auto"`` for the one with fewer multiplications.
         backward: ``"saved"`` saves the iterates for backward, ``"recompute"`` only the centered features.
-        compute_dtype: ``torch.bfloat16`` runs the iteration and its gradient in bfloat16, with an error of
-            about 1 %. Centering, norm and compensation stay in float32. Global precision flags have no
-            effect.
+        compute_dtype: ``torch.bfloat16`` or ``torch.float16`` runs the iteration and its gradient in half
+            precision, with errors of about 1 % and 0.1 %. Centering, norm and compensation stay in float32.
+            Global precision flags have no effect.
 
     Returns:
         ``(..., C, C)``, symmetric to rounding, in float32 for half-precision input. Zero, with zero gradient,
@@ -92,7 +95,7 @@ def isqrt_cov(
         torch.Size([8, 256, 256])
     """
     check_features(x)
-    check_steps(steps)
+    coefficients = step_coefficients(steps)
     check_choice("normalization", normalization, NORMALIZATIONS)
     check_choice("compensation", compensation, COMPENSATIONS)
     check_choice("side", side, SIDES)
@@ -103,11 +106,19 @@ def isqrt_cov(
     with autocast_off(x):
         x_BCn, weights_Bn = as_batch(x, weights)
         if side == "auto":
-            side = cheaper_side(x.shape[-2], _to_choose_by(x.shape[-1]), steps)
+            side = cheaper_side(x.shape[-2], _to_choose_by(x.shape[-1]), len(coefficients))
         dtype = compute_dtype or x_BCn.dtype
-        options = Options(steps, normalization, compensation, side == "positions", dtype)
+        options = Options(coefficients, normalization, compensation, side == "positions", dtype)
         m_BCn, s = center(x_BCn, weights_Bn)
-        if torch.is_grad_enabled() and m_BCn.requires_grad:
+        derivative, after = torch.is_grad_enabled() and m_BCn.requires_grad, None
+        if compute_dtype == torch.float16:
+            # Features of norm 1, and their scale after the products: float16 has a small range. So a tangent
+            # needs the Function too, which scales it.
+            m_BCn, size = in_units_of_norm(m_BCn)
+            derivative = derivative or (not torch.compiler.is_compiling() and is_dual(m_BCn))
+            if compensation == "matched":
+                s, after = torch.ones_like(s), s * size
+        if derivative:
             # A Function with a jvp cannot be traced by torch.compile; the same one without it can.
             function = _IsqrtCov if torch.compiler.is_compiling() else _IsqrtCovWithJvp
             c_BCC: Tensor = function.apply(  # type: ignore[no-untyped-call]
@@ -115,6 +126,8 @@ def isqrt_cov(
             )[0]
         else:
             c_BCC = _result(m_BCn, _value(m_BCn, s, options), options)
+        if after is not None:
+            c_BCC = c_BCC * after
         return c_BCC.reshape(*x.shape[:-1], x.shape[-2])
 
 
@@ -130,10 +143,14 @@ def cheaper_side(channels: int, positions: int, steps: int) -> Literal["channels
 
 
 def positions_kernel(
-    m: Tensor, s: Tensor, steps: int, normalization: Normalization, compensation: Compensation
+    m: Tensor,
+    s: Tensor,
+    coefficients: Coefficients,
+    normalization: Normalization,
+    compensation: Compensation,
 ) -> Tensor:
     """Return the n×n matrix K with ``C = m K mᵀ``, for centered features m and their scale s."""
-    return _value(m, s, Options(steps, normalization, compensation, True, m.dtype)).kernel
+    return _value(m, s, Options(coefficients, normalization, compensation, True, m.dtype)).kernel
 
 
 def _to_choose_by(positions: int) -> int:
@@ -182,7 +199,11 @@ class _IsqrtCov(Function):
             return None, None, None, None
         with autocast_off(m):
             value = _restore(m, s, saved, ctx.options, rebuild=needs_graph(m, grad))
-            return _value_backward(grad, m, value, ctx.options), None, None, None
+            g = grad + grad.mT  # twice the symmetric part
+            if ctx.options.dtype == torch.float16:  # linear in g
+                g, size = in_units_of_norm(g)
+                return _value_backward(g, m, value, ctx.options) * size, None, None, None
+            return _value_backward(g, m, value, ctx.options), None, None, None
 
 
 class _IsqrtCovWithJvp(_IsqrtCov):
@@ -200,7 +221,11 @@ class _IsqrtCovWithJvp(_IsqrtCov):
         m, s, *saved = ctx.saved_tensors
         with autocast_off(m):
             value = _restore(m, s, saved, ctx.options, rebuild=needs_graph(m, tangent))
-            dc = _value_jvp(tangent, m, value, ctx.options)
+            if ctx.options.dtype == torch.float16:  # linear in the tangent
+                tangent, size = in_units_of_norm(tangent)
+                dc = _value_jvp(tangent, m, value, ctx.options) * size
+            else:
+                dc = _value_jvp(tangent, m, value, ctx.options)
         return dc, *(None for _ in range(ctx.extra_outputs))
 
 
@@ -218,13 +243,13 @@ def _restore(m: Tensor, s: Tensor, saved: list[Tensor], options: Options, rebuil
         t, factor, kernel, *iterates = saved
     else:
         kernel, t, factor, *iterates = saved
-    return Value(t, factor, kernel, Iterates.from_flat(tuple(iterates)))
+    return Value(t, factor, kernel, Iterates.from_flat(tuple(iterates), options.coefficients))
 
 
 class Options(NamedTuple):
     """Options of the operator; ``dtype`` is the dtype of the products."""
 
-    steps: int
+    coefficients: Coefficients
     normalization: Normalization
     compensation: Compensation
     positions: bool
@@ -256,7 +281,7 @@ def _value(m: Tensor, s: Tensor, options: Options, keep: bool = False) -> Value:
     t = norm_of(gram, options.normalization)
     over_t = reciprocal_or_zero(t)
     a = scaled(gram, over_t).to(options.dtype)
-    root, iterates = newton_schulz(a, options.steps, inverse=options.positions, keep=keep)
+    root, iterates = newton_schulz(a, options.coefficients, inverse=options.positions, keep=keep)
     factor = _factor(t, s, options)
     if options.positions:
         factor = factor * over_t
@@ -280,10 +305,12 @@ def _factor(t: Tensor, s: Tensor, options: Options) -> Tensor:
     return root_or_zero(t) * s
 
 
-def _value_backward(grad: Tensor, m: Tensor, value: Value, options: Options) -> Tensor:
-    """Return the gradient with respect to m: Eqns. (5) to (10), and (11) up to centering."""
-    x = m.to(options.dtype)
-    g = (grad + grad.mT).to(options.dtype)  # twice the symmetric part
+def _value_backward(g: Tensor, m: Tensor, value: Value, options: Options) -> Tensor:
+    """Return the gradient with respect to m: Eqns. (5) to (10), and (11) up to centering.
+
+    ``g`` is the gradient of C plus its transpose.
+    """
+    x, g = m.to(options.dtype), g.to(options.dtype)
     if options.positions:
         return _positions_backward(g, x, m.dtype, value, options)
     return _channels_backward(g, x, m.dtype, value, options)

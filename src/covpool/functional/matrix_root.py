@@ -43,7 +43,7 @@ from torch.autograd import Function
 from covpool.functional.arguments import check_square
 from covpool.functional.differentiable import at_least_float32, autocast_off, once_differentiable
 from covpool.functional.eigen import matrix_power, rank_tolerance, reciprocal_of_sums, spectrum
-from covpool.functional.newton_schulz import newton_schulz
+from covpool.functional.newton_schulz import newton_schulz, paper_steps
 from covpool.functional.normalization import largest_entry, norm_of, reciprocal_or_zero, root_or_zero
 
 RootForward = Literal["svd", "newton_schulz", "pade", "taylor"]
@@ -90,7 +90,7 @@ def _value(a: Tensor, options: RootOptions) -> Tensor:
     t = norm_of(a, "frobenius")
     a = a * reciprocal_or_zero(t)
     if options.forward == "newton_schulz":
-        root, _ = newton_schulz(a, options.order)
+        root, _ = newton_schulz(a, paper_steps(options.order))
     else:
         root = (pade_root if options.forward == "pade" else taylor_root)(a, options.order)
     return root * root_or_zero(t * unit)

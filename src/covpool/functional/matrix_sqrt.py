@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from covpool.functional.arguments import check_choice, check_square, check_steps
+from covpool.functional.arguments import check_choice, check_square, step_coefficients
 from covpool.functional.differentiable import at_least_float32, autocast_off, needs_graph
 from covpool.functional.newton_schulz import (
     STEPS,
+    Coefficients,
     Iterates,
     newton_schulz,
     newton_schulz_backward,
@@ -38,7 +39,7 @@ BACKWARDS = ("saved", "recompute")
 def matrix_sqrt(
     a: Tensor,
     *,
-    steps: int = STEPS,
+    steps: int | Coefficients = STEPS,
     normalization: Normalization = "trace",
     compensation: Compensation = "matched",
     backward: Backward = "saved",
@@ -58,7 +59,8 @@ def matrix_sqrt(
 
     Args:
         a: ``(..., m, m)``, positive semi-definite. A zero matrix gives zero, with zero gradient.
-        steps: K, the number of iterations (the paper's N). Accuracy grows with it.
+        steps: K, the number of iterations (the paper's N), or ``(a, b)`` of each, as
+            :func:`fitted_steps` returns them. Accuracy grows with K.
         normalization: ``"trace"`` or ``"frobenius"``.
         compensation: ``"matched"`` multiplies by √t; ``"none"`` returns the root of a/t.
         backward: ``"saved"`` saves the iterates for backward; ``"recompute"`` saves only ``a`` and runs the
@@ -73,13 +75,13 @@ def matrix_sqrt(
         tensor([[2.0000, 0.0000],
                 [0.0000, 1.0000]])
     """
-    return _root(a, _Options(steps, normalization, compensation, False), backward)
+    return _root(a, _Options(step_coefficients(steps), normalization, compensation, False), backward)
 
 
 def inverse_matrix_sqrt(
     a: Tensor,
     *,
-    steps: int = STEPS,
+    steps: int | Coefficients = STEPS,
     normalization: Normalization = "trace",
     compensation: Compensation = "matched",
     backward: Backward = "saved",
@@ -87,7 +89,7 @@ def inverse_matrix_sqrt(
     r"""Return the inverse square root of positive definite matrices: :math:`Z_K/\sqrt t` of the iteration.
 
     See :func:`matrix_sqrt` for the equations and arguments. On the null space of a singular matrix the result
-    grows as 1.5^K instead of being infinite. The zero matrix gives zero.
+    grows as 1.5^K (the product of all a) instead of being infinite. The zero matrix gives zero.
 
     Example:
         >>> a = torch.diag(torch.tensor([4.0, 1.0]))
@@ -95,11 +97,11 @@ def inverse_matrix_sqrt(
         tensor([[0.5000, 0.0000],
                 [0.0000, 1.0000]])
     """
-    return _root(a, _Options(steps, normalization, compensation, True), backward)
+    return _root(a, _Options(step_coefficients(steps), normalization, compensation, True), backward)
 
 
 class _Options(NamedTuple):
-    steps: int
+    coefficients: Coefficients
     normalization: Normalization
     compensation: Compensation
     inverse: bool
@@ -113,7 +115,6 @@ class _Options(NamedTuple):
 
 def _root(a: Tensor, options: _Options, backward: Backward) -> Tensor:
     check_square("a", a)
-    check_steps(options.steps)
     check_choice("normalization", options.normalization, NORMALIZATIONS)
     check_choice("compensation", options.compensation, COMPENSATIONS)
     check_choice("backward", backward, BACKWARDS)
@@ -145,7 +146,7 @@ def _value(a: Tensor, options: _Options, keep: bool = False) -> _Value:
     symmetric = (a + a.mT) * (0.5 * reciprocal_or_zero(scale))
     t = norm_of(symmetric, options.normalization)
     root, iterates = newton_schulz(
-        scaled(symmetric, reciprocal_or_zero(t)), options.steps, options.inverse, keep
+        scaled(symmetric, reciprocal_or_zero(t)), options.coefficients, options.inverse, keep
     )
     if options.compensation == "matched":
         root = scaled(root, _compensation(t, scale, options))
@@ -213,7 +214,7 @@ def _restore(a: Tensor, saved: list[Tensor], options: _Options, rebuild: bool) -
     if rebuild or not saved:
         return _value(a, options, keep=True)
     root, t, scale, *iterates = saved
-    return _Value(root, t, scale, Iterates.from_flat(tuple(iterates)))
+    return _Value(root, t, scale, Iterates.from_flat(tuple(iterates), options.coefficients))
 
 
 def _value_backward(grad: Tensor, value: _Value, options: _Options) -> Tensor:

@@ -125,3 +125,13 @@ def in_units_of_largest(x: Tensor) -> Tensor:
     depend on the scale of x.
     """
     return x * reciprocal_or_zero(largest_entry(x))
+
+
+def in_units_of_norm(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ``x`` divided by the Frobenius norm of its last two dimensions, and the norm, a constant.
+
+    Zero gives zero. The largest entry comes first, so that no square overflows.
+    """
+    largest = largest_entry(x)
+    norm = norm_of(x.detach() * reciprocal_or_zero(largest), "frobenius") * largest
+    return x * reciprocal_or_zero(norm), norm

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from covpool.errors import UsageError
 from covpool.functional.arguments import check_choice, check_floating, check_square, check_steps
 from covpool.functional.differentiable import at_least_float32, autocast_off
-from covpool.functional.newton_schulz import STEPS, newton_schulz
+from covpool.functional.newton_schulz import STEPS, newton_schulz, paper_steps
 from covpool.functional.normalization import (
     NORMALIZATIONS,
     Normalization,
@@ -78,7 +78,7 @@ class NewtonSchulz(nn.Module):
         check_square("a", a)
         with autocast_off(a):
             a_Bmm = at_least_float32(a).reshape(-1, *a.shape[-2:])
-            y_Bmm, _ = newton_schulz((a_Bmm + a_Bmm.mT) * 0.5, self.steps)
+            y_Bmm, _ = newton_schulz((a_Bmm + a_Bmm.mT) * 0.5, paper_steps(self.steps))
             return y_Bmm.reshape(a.shape)
 
     def extra_repr(self) -> str:

@@ -59,7 +59,7 @@ MLP = {"head": "mlp", "hidden": (8,), "hidden_batchnorm": True, "image_size": 96
         slow("alexnet", MLP, torch.bfloat16),
         slow(
             "test_efficientnet",
-            {"pool_options": {"steps": 3, "compute_dtype": torch.bfloat16}},
+            {"pool_options": {"steps": 3, "compute_dtype": torch.bfloat16, "iteration": "fitted"}},
             torch.float32,
         ),
     ],
