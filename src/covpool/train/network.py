@@ -48,7 +48,7 @@ def make_model(recipe: Recipe, classes: Sequence[str], processes: Processes) -> 
     if weights.keep_statistics and not (weights.pretrained or weights.path or weights.bundle):
         raise UsageError(
             "BatchNorms can only keep statistics that come with weights: use --pretrained true, "
-            "--weights.path or --bundle, or --weights.keep-statistics false"
+            "--weights FILE or --bundle, or --weights.keep-statistics false"
         )
     model.keep_statistics = weights.keep_statistics
     if weights.freeze is not None:

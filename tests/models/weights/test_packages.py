@@ -140,8 +140,7 @@ class TestWithoutTheHub:
     def test_the_error_is_one_line_and_names_the_option(self, capfd: pytest.CaptureFixture[str]) -> None:
         assert self.refused("test_resnet") == (
             "timm's weights of test_resnet are not available: cannot connect to https://127.0.0.1:9, and "
-            "they are not in the cache; pass a file: --weights.path FILE (--weights FILE of covpool probe, "
-            "checkpoint_path= in Python)"
+            "they are not in the cache; pass a file: --weights FILE (checkpoint_path= in Python)"
         )
         assert capfd.readouterr() == ("", "")
 
