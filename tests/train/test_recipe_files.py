@@ -10,6 +10,7 @@ import pytest
 
 from covpool.data.transforms import Augmentation
 from covpool.models.config import ModelConfig
+from covpool.models.create import pretrained_config
 from covpool.train.recipe import DataOptions, LoopOptions, OptimizerOptions, Recipe, WeightOptions
 from covpool.train.recipe_files import (
     SHORT,
@@ -220,3 +221,17 @@ def test_what_changes_the_result_may_not(tmp_path: Path) -> None:
     write_recipe(read_recipe(), tmp_path / "recipe.yaml")
     with pytest.raises(ValueError, match=r"was started with --seed 0, not 1: use the same values"):
         as_begun(tmp_path / "recipe.yaml", read_recipe(None, {"seed": 1}))
+
+
+@pytest.mark.parametrize("name", ["efficientnet_lite0", "tf_efficientnet_lite0"])
+def test_a_run_with_the_weights_of_a_package_resumes(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("covpool.models.weights.Package.file", lambda self: Path("lite0.pth"))
+    recipe = read_recipe(None, {"model.backbone": name, "weights.pretrained": True})
+    resolved = dataclasses.replace(recipe, model=pretrained_config(recipe.model))
+    write_recipe(resolved, tmp_path / "recipe.yaml")
+    assert as_begun(tmp_path / "recipe.yaml", recipe) == resolved
+    monkeypatch.setattr("covpool.models.weights.Package.file", lambda self: None)
+    with pytest.raises(ValueError, match=r"was started with --model"):
+        as_begun(tmp_path / "recipe.yaml", recipe)

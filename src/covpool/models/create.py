@@ -16,7 +16,7 @@ from covpool.errors import UsageError
 from covpool.models.backbone import make_backbone
 from covpool.models.config import HIDDEN, Dim, Features, HeadKind, Join, ModelConfig, Normalize, pool_of
 from covpool.models.model import PooledClassifier
-from covpool.models.weights import PACKAGES, KeyMap, file_origin, where_to_get
+from covpool.models.weights import PACKAGES, KeyMap, file_origin
 from covpool.nn.pooling import DEFAULT_METHOD
 
 LOGGER = logging.getLogger("covpool")
@@ -156,14 +156,9 @@ def build_model(
     package = None if loading else PACKAGES.get(config.backbone)
     if package and pretrained and (file := package.file()):
         _announce(config.backbone, str(package), package.network)
+        config = pretrained_config(config)
         pretrained, checkpoint_path, key_map = False, file, package.key_map
         origin["package"] = str(package)
-        preprocessing = {**package.preprocessing, **config.preprocessing}
-        config = dataclasses.replace(config, backbone=package.network, preprocessing=preprocessing)
-    elif package and "." in config.backbone:  # timm does not know the name
-        if pretrained:
-            raise UsageError(f"{package.name} is not installed; {where_to_get(config.backbone)}")
-        config = dataclasses.replace(config, backbone=package.network)
     if checkpoint_path is not None:
         origin |= file_origin(checkpoint_path)
     second_order = config.is_second_order
@@ -191,10 +186,19 @@ def build_model(
     return model
 
 
+def pretrained_config(config: ModelConfig) -> ModelConfig:
+    """Return the configuration with the network and the preprocessing of an installed package of weights."""
+    package = PACKAGES.get(config.backbone)
+    if package is None or package.file() is None:
+        return config
+    preprocessing = {**package.preprocessing, **config.preprocessing}
+    return dataclasses.replace(config, backbone=package.network, preprocessing=preprocessing)
+
+
 @functools.cache
 def _announce(backbone: str, package: str, network: str) -> None:
     """Log once that weights are a package's and not timm's."""
-    padding = "" if backbone.startswith(network) else f" They fit {network}, which pads as TensorFlow does."
+    padding = "" if backbone == network else f" They fit {network}, which pads as TensorFlow does."
     LOGGER.warning("The weights of %s are from the installed package %s.%s", backbone, package, padding)
 
 

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from covpool.errors import KeepResolutionError, UnsupportedBackboneError, UsageError
 from covpool.models.alexnet import AlexNet
-from covpool.models.weights import where_to_get
+from covpool.models.weights import PACKAGES, where_to_get
 
 OWN: dict[str, type[nn.Module]] = {"alexnet": AlexNet}
 
@@ -48,7 +48,8 @@ def build_network(name: str, options: Mapping[str, Any], *, pretrained: bool = F
         raise UnsupportedBackboneError(f"{', '.join(taken)} is not for the backbone: see create_model")
     if pretrained:
         return _pretrained_network(name, options)
-    network: nn.Module = timm.create_model(name, num_classes=0, **options)
+    plain = name.partition(".")[0] if name in PACKAGES else name  # timm does not know a package's tag
+    network: nn.Module = timm.create_model(plain, num_classes=0, **options)
     return network
 
 

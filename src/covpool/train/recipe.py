@@ -60,7 +60,7 @@ class WeightOptions:
     """The initial weights: at most one of ``pretrained``, ``path`` and ``bundle``.
 
     Attributes:
-        pretrained: download timm's weights of the backbone.
+        pretrained: pretrained weights of the backbone, from an installed package or from timm.
         path: file with weights of the backbone, ``.safetensors`` or ``.pth``.
         bundle: folder of a run or of ``covpool convert``; all its weights, except those of the classifier if
             the classes differ. It sets the network if no recipe is named; a named recipe must have the same

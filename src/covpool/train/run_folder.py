@@ -16,6 +16,7 @@ from covpool.data.loader import BadImage
 from covpool.durable import replace_file
 from covpool.errors import TrainingError, UsageError
 from covpool.models.card import plain_json
+from covpool.models.create import pretrained_config
 from covpool.processes import Processes
 from covpool.train.metrics import Predictions
 from covpool.train.recipe import Recipe
@@ -189,6 +190,8 @@ def as_begun(path: Path, recipe: Recipe) -> Recipe:
     """
     if not path.exists():
         return recipe
+    if recipe.weights.pretrained:
+        recipe = dataclasses.replace(recipe, model=pretrained_config(recipe.model))
     before, now = flat(read_recipe(path)), flat(recipe)
     filled = {name for name, value in OPEN.items() if now[name] == value} | {"model.num_classes"}
     now |= {name: before[name] for name in filled}

@@ -88,7 +88,7 @@ class ProbeOptions:
         model: a backbone of timm.
         heads: pooling methods, ``cls`` for the class token, and either joined by ``+gap`` or ``+cls``.
         dim: channels after the learned reduction of second-order heads.
-        pretrained: use timm's weights of the backbone, downloaded.
+        pretrained: use the pretrained weights of the backbone, from an installed package or from timm.
         weights: file with weights of the backbone.
         key_map: how parameter names of the file become timm's: ``order``, or a mapping of prefixes; see
             ``covpool.create_model``.
