@@ -136,7 +136,8 @@ def _files(gallery: Path) -> Iterator[tuple[NDArray[Any], NDArray[np.float32]]]:
 
 def _unit(rows_ND: NDArray[np.float32]) -> NDArray[np.float32]:
     lengths = np.linalg.norm(rows_ND, axis=1, keepdims=True)
-    return rows_ND / np.maximum(lengths, np.finfo(np.float32).tiny)
+    unit: NDArray[np.float32] = rows_ND / np.maximum(lengths, np.finfo(np.float32).tiny)
+    return unit
 
 
 def _picture(queries: dict[str, bytes], found: dict[str, list[Neighbor]], images: Path) -> bytes:
