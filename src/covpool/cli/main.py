@@ -241,7 +241,6 @@ def _help() -> str:
     return "\n".join(
         [
             "usage: covpool [--help] [--version] VERB ...",
-            "",
             "Global covariance pooling for image backbones, in the order of a project.",
             "",
             *lines,

@@ -20,7 +20,7 @@ from covpool.evaluate.probe.probing import FOLDS, Probed, Probing
 from covpool.evaluate.probe.record import PACKAGES, difference, percent
 from covpool.evaluate.results import mark_folder, prepare_folder, write_results
 from covpool.models.bundle import load_model, read_card
-from covpool.models.card import versions
+from covpool.models.card import CARD, versions
 from covpool.processes import joined_processes
 from covpool.provenance.machine import machine_name
 from covpool.provenance.origin import new_results
@@ -191,7 +191,7 @@ class _Fitting:
             3, f"fine-tune {self.probe_options.model} from {head}, {counted(self.options.epochs, 'epoch')}"
         )
         self.tell(f"    about {duration(self._estimate(probed))}")
-        if not (start / "config.json").exists():
+        if not (start / CARD).exists():
             probing.save_start(head, start)
         before = read_card(start).metrics["val"]["top1"]
         run = fit(
