@@ -3,8 +3,8 @@
     python -m experiments.fitted_heads DATA CACHE results/VERSION/fitted_heads--MACHINE--cpu
 
 DATA is a folder with ``train`` and ``test`` by class; its name is the name of the set. CACHE is a folder for
-the features of a frozen EfficientNet-Lite0. Heads have the defaults of ``covpool probe``. Each head is trained
-with one iteration and evaluated with all, without training again. Results of other sets in the file stay.
+the features of a frozen EfficientNet-Lite0. Heads have the defaults of ``covpool probe``. Each head trains
+with one iteration and is evaluated with all. Results of other sets in the file stay.
 Rerun the command to resume.
 """
 

@@ -98,7 +98,7 @@ class Journal:
         rate = self.recipe.batch_size * self._steps / max(time.monotonic() - self._since, 1e-9)
         epoch, step = divmod(cursor - 1, self.batches)
         if self._head_steps and cursor == self._head_steps + 1:
-            self._start_stage(cursor - 1)
+            self._start_stage(cursor)
         is_alone = cursor <= self._head_steps
         self.progress(
             cursor - (0 if is_alone else self._head_steps),

@@ -254,6 +254,9 @@ def test_the_page(tmp_path: Path) -> None:
     assert f"isqrt_cov alone is correct on {sum(a[n] and not b[n] for n in a)}" in page.words
     assert "There is one training run of each" in page.words
     assert "model.poolisqrt_covgap" in page.words  # in cells
+    links = [attributes["href"] for tag, attributes in page.elements if tag == "a"]
+    assert links == ["../../isqrt_cov/report.html", "../../gap/report.html"]
+    assert f"covpool predict {first / 'bundle'} PHOTO.jpg" in page.words  # the run to use
     thumbnails = [
         1 for tag, attributes in page.elements if (attributes.get("src") or "").startswith("data:image/jpeg")
     ]
