@@ -62,37 +62,37 @@ with tempfile.TemporaryDirectory() as name:
     of_test = len(CLASSES) * IN_A_CLASS
     small = ["--image-size", "32", "--dim", "8", "--heads", "gap,isqrt_cov", "--seeds", "1", "--epochs", "2"]
     run("probe", "images", "--model", "test_resnet", "--weights", "weights.pth", *small, "--svm-seeds", "1")
-    probed = results("probe")
+    probed = results("runs/probe")
     assert [row["head"] for row in probed["rows"]] == ["gap", "isqrt_cov"], probed["rows"]
     assert all("svm" in row for row in probed["rows"]), probed["rows"]
-    assert covpool.load_model("probe/bundle").classes == tuple(CLASSES)
+    assert covpool.load_model("runs/probe/bundle").classes == tuple(CLASSES)
 
     # SVMs on the average, which tells one colour from another whatever the weights are.
-    run("svm", "probe/heads/gap", "images", "--out", "bundle")
+    run("svm", "runs/probe/heads/gap", "images", "--out", "bundle")
     assert covpool.load_model("bundle").classes == tuple(CLASSES)
 
     run("eval", "bundle", "images", "--workers", "0")
-    evaluated = results("evaluation")
+    evaluated = results("runs/evaluation")
     assert evaluated["metrics"]["top1"] == 1, evaluated["metrics"]
-    assert len(rows("evaluation/predictions.csv")) == of_test
-    assert [row["class"] for row in rows("evaluation/per_class.csv")] == list(CLASSES)
+    assert len(rows("runs/evaluation/predictions.csv")) == of_test
+    assert [row["class"] for row in rows("runs/evaluation/per_class.csv")] == list(CLASSES)
     for figure in ("confusion", "per_class", "reliability"):
-        assert Image.open(f"evaluation/{figure}.png").width > 300, figure
+        assert Image.open(f"runs/evaluation/{figure}.png").width > 300, figure
 
     run("predict", "bundle", "images/test", "--format", "csv", "--workers", "0")
-    predicted = rows("predictions/0000000.csv")
+    predicted = rows("runs/predictions/0000000.csv")
     assert len(predicted) == of_test, predicted
     assert all(row["id"].startswith(row["label1"]) and not row["error"] for row in predicted), predicted
 
     run("embed", "bundle", "images/test", "--workers", "0")
-    embedded = pyarrow.parquet.read_table("embeddings/0000000.parquet").to_pylist()
+    embedded = pyarrow.parquet.read_table("runs/embeddings/0000000.parquet").to_pylist()
     assert [row["id"] for row in embedded] == [row["id"] for row in predicted], embedded
     assert {len(row["vector"]) for row in embedded} == {covpool.load_model("bundle").head_hidden_size}
 
     run("retrieve", "bundle", "images", "--workers", "0")
-    retrieved = results("retrieval")
+    retrieved = results("runs/retrieval")
     assert retrieved["metrics"]["recall"]["1"] == 1, retrieved["metrics"]
-    assert len(rows("retrieval/queries.csv")) == of_test
-    assert Image.open("retrieval/neighbours.png").width > 300
+    assert len(rows("runs/retrieval/queries.csv")) == of_test
+    assert Image.open("runs/retrieval/neighbours.png").width > 300
 
 print(f"covpool {covpool.__version__} with its extra eval: the wheel works")

@@ -73,7 +73,7 @@ def faiss() -> None:
     paint()
     save_bundle()
     run("retrieve", "bundle", "images", "--engine", "faiss", "--workers", "0", "--at", "[1]")
-    assert json.loads(Path("retrieval/results.json").read_bytes())["arguments"]["engine"] == "faiss"
+    assert json.loads(Path("runs/retrieval/results.json").read_bytes())["arguments"]["engine"] == "faiss"
 
 
 def scale() -> None:
@@ -81,7 +81,8 @@ def scale() -> None:
     paint()
     save_bundle()
     run("predict", "bundle", "images", "--engine", "ray", "--format", "csv")
-    lines = [line for file in Path("predictions").glob("*.csv") for line in file.read_text().splitlines()[1:]]
+    files = Path("runs/predictions").glob("*.csv")
+    lines = [line for file in files for line in file.read_text().splitlines()[1:]]
     assert len(lines) == 8, lines
 
 
@@ -106,7 +107,7 @@ def wandb() -> None:
     assert list(Path("wandb").glob("offline-run-*/*.wandb")), "nothing was kept"
 
 
-SMOKES = {smoke.__name__: smoke for smoke in (bench, data, faiss, mlflow, scale, wandb)}
+SMOKES = {smoke.__name__: smoke for smoke in (bench, data, faiss, heif, mlflow, scale, wandb)}
 
 if __name__ == "__main__":  # Ray starts processes that import this file
     extra = sys.argv[1]

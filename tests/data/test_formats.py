@@ -52,7 +52,7 @@ def test_check_finds_them(
     monkeypatch.chdir(mixed.parent)
     assert main(["check", "birds"]) == 1
     assert "not read" in capsys.readouterr().out
-    lines = Path("problems.csv").read_text()
+    lines = Path("runs/problems.csv").read_text()
     for name in ("jay/a.NEF", "jay/b.nef", "tit/c.cr3", "tit/d.jxl"):
         assert f"{name},not read," in lines
     assert "notes.txt" not in lines

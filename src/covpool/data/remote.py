@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import hashlib
 import logging
 import os
@@ -253,7 +254,13 @@ class ImageNames:
             kinds = self.not_read.most_common()
             listed = "; ".join(f"{count:,} {extension}, {NOT_READ[extension]}" for extension, count in kinds)
             total = counted(self.not_read.total(), "picture")
-            LOGGER.warning("%s: %s left out, in formats that are not read: %s", path, total, listed)
+            _warn_once(f"{path}: {total} left out, in formats that are not read: {listed}")
+
+
+@functools.lru_cache(maxsize=1000)
+def _warn_once(message: str) -> None:
+    """Log a warning; a command that opens the same images several times logs it once."""
+    LOGGER.warning(message)
 
 
 def files_under(
