@@ -50,7 +50,7 @@ def exported(bundle: Path) -> Path:
         bundle,
         bundle.parent / "exported",
         data=SPARROWS,
-        options=ExportOptions(formats=("onnx",), images=8, rounds=3),
+        options=ExportOptions(formats=("onnx",), limit=8, rounds=3),
     )
     return bundle.parent / "exported"
 

@@ -306,7 +306,7 @@ def test_mistakes_are_found_before_anything_is_traced(
         ({"formats": ("coreml",)}, "formats must be one of"),
         ({"preprocessing": "outside"}, "preprocessing must be one of"),
         ({"rounds": 0}, "rounds must be"),
-        ({"images": 0}, "images must be"),
+        ({"limit": 0}, "limit must be"),
     ],
 )
 def test_options_that_make_no_sense(options: dict[str, object], sentence: str) -> None:
