@@ -46,7 +46,7 @@ def test_the_first_table_of_the_readme_is_measured() -> None:
 
 def test_the_numbers_of_a_low_rank_head() -> None:
     assert f"{512 * 32_896 / 1e6:.1f} million" in read(DOCS / "choose_a_head.md")
-    assert f"{320 * 321 // 2:,} such\npairs" in read(DOCS / "why_second_order.md")
+    assert f"{320 * 319 // 2:,} pairs of channels" in read(DOCS / "why_second_order.md")
 
 
 def test_the_table_of_two_sparrows_is_the_committed_one() -> None:
