@@ -21,14 +21,12 @@ DATA = {
 
 def table() -> str:
     """A row for each: its name, its first line, and the command."""
-    rows = ["| recipe | what it is for, and the command |", "|---|---|"]
+    rows = ["| recipe | purpose and command |", "|---|---|"]
     for name in recipe_names():
         text = (resources.files("covpool") / "recipes" / f"{name}.yaml").read_text("utf-8")
         what = text.partition("\n")[0].removeprefix("# ").strip()
         weights = " --pretrained true" if name == "finetune" else ""
-        rows.append(
-            f"| `{name}` | {what}<br>`covpool train --recipe {name} --data {data_of(name)}{weights}` |"
-        )
+        rows.append(f"| `{name}` | {what}<br>`covpool train {data_of(name)} --recipe {name}{weights}` |")
     return "\n".join(rows)
 
 
