@@ -141,9 +141,7 @@ def requests(results: dict[str, Any]) -> str:
         (f"GET, shards of {SHARD_BYTES // 10**6} MB and their indexes", 2 * shards, GETS),
         (f"PUT, files of {ROWS_PER_FILE} rows or fewer", files, PUTS),
     ]
-    rows = [
-        (what, f"{count:,}", f"{limit:,}/s", _duration(count / limit)) for what, count, limit in counts
-    ]
+    rows = [(what, f"{count:,}", f"{limit:,}/s", _duration(count / limit)) for what, count, limit in counts]
     return _markdown(("requests", "count", "limit", "time at the limit"), rows)
 
 
