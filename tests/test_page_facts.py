@@ -17,6 +17,7 @@ RESULTS = ROOT / "results" / "0.1.0"
 # Pages that quote measurements, and where these are.
 QUOTING = {
     "why_second_order.md": ["why_second_order", "fine_grained", "methods", "spectra", "tiny10"],
+    "benchmarks.md": ["fine_grained", "fine_tuning", "isqrt_cov", "methods", "sparrows", "tiny10"],
     "choose_a_head.md": ["fine_grained", "fine_tuning", "methods", "sparrows", "tiny10"],
 }
 
@@ -40,6 +41,46 @@ def test_the_first_table_of_the_readme_is_measured() -> None:
         section = re.split(rf"^## {name}\b", read(file), flags=re.MULTILINE)[1].partition("\n## ")[0]
         for head, accuracy in zip(("gap | ", "isqrt_cov | 64"), accuracies, strict=True):
             assert f"| lite0 | 448 | {head} | {accuracy} |" in section
+
+
+def test_the_accuracies_of_the_benchmarks_are_measured() -> None:
+    (file,) = RESULTS.glob("fine_grained--*.md")
+    number = r"([\d.]+(?: ± [\d.]+)?)"
+    row = rf"^\| ([\w -]+) \| (\d+) \| (\d+) \| {number} \| {number} \| {number} \| \d \|$"
+    shown = re.findall(row, read(DOCS / "benchmarks.md"), re.MULTILINE)
+    assert len(shown) == 6
+    for name, pixels, dim, *accuracies in shown:
+        section = re.split(rf"^## {name}\b", read(file), flags=re.MULTILINE)[1].partition("\n## ")[0]
+        heads = ("gap | ", f"isqrt_cov | {dim}", f"isqrt_cov+gap | {dim}")
+        for head, accuracy in zip(heads, accuracies, strict=True):
+            assert f"| lite0 | {pixels} | {head} | {accuracy} |" in section
+
+
+def test_the_speeds_of_the_benchmarks_are_measured() -> None:
+    (file,) = RESULTS.glob("isqrt_cov--*.md")
+    measured = read(file).partition("## Value and gradient")[2].partition("\n## ")[0]
+    rows = [line for line in read(DOCS / "benchmarks.md").splitlines() if ", batch " in line and "| " in line]
+    assert len(rows) == 5
+    for size, ours, plain, eigh, svd in ([cell.strip() for cell in row.split("|")[1:-1]] for row in rows):
+        (line,) = (line for line in measured.splitlines() if line.startswith(f"| {size} "))
+        medians = [cell.split()[0] for cell in line.split("|")[2:-1]]
+        assert [medians[0], *medians[4:7]] == [ours, plain, eigh, svd]
+    (file,) = RESULTS.glob("methods--*.md")
+    layers = re.findall(
+        r"^\| (`[^`]+`) \| ([\d.]+) \| ([\d.]+) \|$", read(DOCS / "benchmarks.md"), re.MULTILINE
+    )
+    assert len(layers) == 9
+    measured = read(file).partition("single layers at 13x13")[2].partition("\n## ")[0]
+    for method, milliseconds, ratio in layers:
+        found = re.escape(f"| {method} | {milliseconds} (") + r"[\d.]+\) \| " + re.escape(ratio) + r"[ \[]"
+        assert re.search(found, measured), method
+
+
+def test_the_benchmarks_link_every_result() -> None:
+    text = read(DOCS / "benchmarks.md")
+    assert [
+        file.name for file in RESULTS.iterdir() if f"(../results/{RESULTS.name}/{file.name})" not in text
+    ] == []
 
 
 def test_the_numbers_of_a_low_rank_head() -> None:

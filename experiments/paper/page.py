@@ -200,7 +200,8 @@ def precision_sentence(points: list[float]) -> str:
     direction = "higher" if mean > 0 else "lower"
     return (
         f"{len(points)} networks were trained in both precisions from the same seed.\n"
-        f"Their error in float32 was {abs(mean):.1f} points {direction}, with a standard deviation of {deviation:.1f}."
+        f"Their error in float32 was {abs(mean):.1f} points {direction}, "
+        f"with a standard deviation of {deviation:.1f}."
     )
 
 
