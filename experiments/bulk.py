@@ -111,23 +111,23 @@ def storage() -> str:
         (name, f"{length:,}", *(f"{IMAGES * length * size / 1e12:,.1f} TB" for size in (4, 2)))
         for name, length in lengths
     ]
-    return _markdown(("vector", "numbers", "float32", "float16"), rows)
+    return _markdown(("vector", "values", "float32", "float16"), rows)
 
 
 def hours(results: dict[str, Any]) -> str:
     """Of cores and of a GPU."""
     rows = []
     for name, rate in results["images a core-second"].items():
-        rows.append((name, f"{rate:.1f} images a core-second", f"{core_hours(rate):,.0f} core-hours"))
+        rows.append((name, f"{rate:.1f} images/s per core", f"{core_hours(rate):,.0f} core-hours"))
     for size in SIZES:
         flops, decoded = (
             results["forward FLOPs"][str(size)],
             results["images a core-second"][f"decode {size}"],
         )
         rate = PEAK_FLOPS * UTILISATION / flops
-        told = f"{flops / 1e9:.1f} GFLOPs, {rate:,.0f} images a second, fed by {rate / decoded:.0f} cores"
+        told = f"{flops / 1e9:.1f} GFLOPs, {rate:,.0f} images/s, fed by {rate / decoded:.0f} cores"
         rows.append((f"{BACKBONE} {size} on an A100, estimate", told, f"{gpu_hours(flops):,.0f} GPU-hours"))
-    return _markdown(("what", "rate", "a billion images"), rows)
+    return _markdown(("task", "rate", "a billion images"), rows)
 
 
 def requests(results: dict[str, Any]) -> str:
@@ -137,18 +137,16 @@ def requests(results: dict[str, Any]) -> str:
     a_shard = SHARD_BYTES // size
     files = shards * math.ceil(a_shard / ROWS_PER_FILE)
     counts = [
-        ("GET, an image each", IMAGES, GETS),
+        ("GET, one per image", IMAGES, GETS),
         (f"GET, shards of {SHARD_BYTES // 10**6} MB and their indexes", 2 * shards, GETS),
-        (f"PUT, files of {ROWS_PER_FILE} rows at most", files, PUTS),
+        (f"PUT, files of {ROWS_PER_FILE} rows or fewer", files, PUTS),
     ]
-    rows = [
-        (what, f"{count:,}", f"{limit:,} a second", _duration(count / limit)) for what, count, limit in counts
-    ]
-    return _markdown(("requests", "how many", "limit", "at the limit"), rows)
+    rows = [(what, f"{count:,}", f"{limit:,}/s", _duration(count / limit)) for what, count, limit in counts]
+    return _markdown(("requests", "count", "limit", "time at the limit"), rows)
 
 
 def core_hours(rate: float) -> float:
-    """Of a billion images at a rate in images a core-second."""
+    """Return the core-hours of a billion images at a rate in images/s per core."""
     return IMAGES / rate / 3600
 
 

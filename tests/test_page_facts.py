@@ -17,6 +17,7 @@ RESULTS = ROOT / "results" / "0.1.0"
 # Pages that quote measurements, and where these are.
 QUOTING = {
     "why_second_order.md": ["why_second_order", "fine_grained", "methods", "spectra", "tiny10"],
+    "benchmarks.md": ["fine_grained", "fine_tuning", "isqrt_cov", "methods", "sparrows", "tiny10"],
     "choose_a_head.md": ["fine_grained", "fine_tuning", "methods", "sparrows", "tiny10"],
 }
 
@@ -42,6 +43,46 @@ def test_the_first_table_of_the_readme_is_measured() -> None:
         for head, accuracy in zip((r"gap \|  ", r"isqrt_cov \| 64 "), accuracies, strict=True):
             found = rf"^\| lite0 \| 448 \| {head}\| {between}{re.escape(accuracy)} \|"
             assert re.search(found, section, re.MULTILINE), (name, classifier, head, accuracy)
+
+
+def test_the_accuracies_of_the_benchmarks_are_measured() -> None:
+    (file,) = RESULTS.glob("fine_grained--*.md")
+    number = r"([\d.]+(?: ± [\d.]+)?)"
+    row = rf"^\| ([\w -]+) \| (\d+) \| (\d+) \| {number} \| {number} \| {number} \| \d \|$"
+    shown = re.findall(row, read(DOCS / "benchmarks.md"), re.MULTILINE)
+    assert len(shown) == 6
+    for name, pixels, dim, *accuracies in shown:
+        section = re.split(rf"^## {name}\b", read(file), flags=re.MULTILINE)[1].partition("\n## ")[0]
+        heads = ("gap | ", f"isqrt_cov | {dim}", f"isqrt_cov+gap | {dim}")
+        for head, accuracy in zip(heads, accuracies, strict=True):
+            assert f"| lite0 | {pixels} | {head} | {accuracy} |" in section
+
+
+def test_the_speeds_of_the_benchmarks_are_measured() -> None:
+    (file,) = RESULTS.glob("isqrt_cov--*.md")
+    measured = read(file).partition("## Value and gradient")[2].partition("\n## ")[0]
+    rows = [line for line in read(DOCS / "benchmarks.md").splitlines() if ", batch " in line and "| " in line]
+    assert len(rows) == 5
+    for size, ours, plain, eigh, svd in ([cell.strip() for cell in row.split("|")[1:-1]] for row in rows):
+        (line,) = (line for line in measured.splitlines() if line.startswith(f"| {size} "))
+        medians = [cell.split()[0] for cell in line.split("|")[2:-1]]
+        assert [medians[0], *medians[4:7]] == [ours, plain, eigh, svd]
+    (file,) = RESULTS.glob("methods--*.md")
+    layers = re.findall(
+        r"^\| (`[^`]+`) \| ([\d.]+) \| ([\d.]+) \|$", read(DOCS / "benchmarks.md"), re.MULTILINE
+    )
+    assert len(layers) == 9
+    measured = read(file).partition("single layers at 13x13")[2].partition("\n## ")[0]
+    for method, milliseconds, ratio in layers:
+        found = re.escape(f"| {method} | {milliseconds} (") + r"[\d.]+\) \| " + re.escape(ratio) + r"[ \[]"
+        assert re.search(found, measured), method
+
+
+def test_the_benchmarks_link_every_result() -> None:
+    text = read(DOCS / "benchmarks.md")
+    assert [
+        file.name for file in RESULTS.iterdir() if f"(../results/{RESULTS.name}/{file.name})" not in text
+    ] == []
 
 
 def test_the_numbers_of_a_low_rank_head() -> None:
@@ -94,7 +135,7 @@ def test_files_that_the_layout_names_are_there() -> None:
 
 def test_every_promise_has_its_test() -> None:
     rows = [row for row in read(DOCS / "reliability.md").splitlines() if row.startswith("| ")]
-    promises = [row for row in rows if "kept by" not in row]
+    promises = [row for row in rows if "tested by" not in row]
     assert len(promises) > 20
     for row in promises:
         files = re.findall(r"`(tests/[\w/]+\.py)`", row.split("|")[2])
@@ -105,7 +146,7 @@ def test_every_promise_has_its_test() -> None:
 def test_figures_of_promises_were_measured() -> None:
     measured = read(ROOT / ".ci" / "full.log") + "".join(map(read, RESULTS.glob("*.md")))
     for row in read(DOCS / "reliability.md").splitlines():
-        if row.startswith("| ") and "kept by" not in row:
+        if row.startswith("| ") and "tested by" not in row:
             for number in re.findall(r"\d+\.\d+|\d+ of \d+", row.split("|")[3].partition("](")[0]):
                 assert number in measured, row
     counts = re.findall(r"(\d{4}) (?:fast|slow)", read(DOCS / "reliability.md"))
@@ -136,7 +177,7 @@ def test_errors_are_quoted_as_they_are_printed() -> None:
 
 
 def test_limits_of_the_example_are_those_of_the_page() -> None:
-    named = re.findall(r"`([A-Z]+_[A-Z]+)`", read(DOCS / "serving.md"))
+    named = re.findall(r"`([A-Z]+_[A-Z]+)`", read(DOCS / "export.md"))
     source = read(ROOT / "examples" / "serve.py")
     assert len(named) > 4
     assert all(name in source for name in named)

@@ -89,7 +89,7 @@ def fails_to_learn(text: str, label: str, paper: str) -> Claim:
         if not found:
             return Judgement("", "not run here")
         limit = guessing(results) - NEAR_GUESSING
-        ours = f"an error of {statistics.mean(found):.1f} %, where guessing has {guessing(results):.0f}"
+        ours = f"{statistics.mean(found):.1f} % error; chance is {guessing(results):.0f} %"
         if len(found) < 2:
             return Judgement(f"{ours}, one seed", "not resolved here")
         if max(found) < limit:

@@ -14,7 +14,7 @@ from covpool.train.recipe_files import read_recipe
 IMAGES = 1_281_167
 CLASSES = 1000
 GPUS = 8
-# bfloat16 products of an A100, and the share of them that convolutional networks come to, see docs/scale.md.
+# bfloat16 products of an A100, and the share that convolutional networks reach, see docs/scale.md.
 PEAK, SHARE = 312e12, 0.1
 # Images/s that a core decodes, measured by experiments/bulk.py, and cores per GPU.
 DECODED, WORKERS = 205.7, 12
@@ -67,7 +67,12 @@ class FullSize:
 ROWS = (
     *(
         FullSize(f"Figure 2, N={steps}", "alexnet-imagenet", told, {"model.pool_options": {"steps": steps}})
-        for steps, told in ((1, "1.3 points below Plain-COV"), (3, "38.8"), (7, "as N=5"), (9, "above N=7"))
+        for steps, told in (
+            (1, "1.3 points below Plain-COV"),
+            (3, "38.8"),
+            (7, "same as N=5"),
+            (9, "above N=7"),
+        )
     ),
     FullSize("Figure 2, Plain-COV", "alexnet-imagenet", "1.3 points above N=1", {"pool": "cov"}),
     FullSize("Figure 2 and Table 3, MPN-COV", "alexnet-imagenet", "38.51 / 17.60", {"pool": "mpn_cov"}),
@@ -83,29 +88,32 @@ ROWS = (
     FullSize("Tables 4, 5, 6, ResNet-50, d=256", "resnet50-imagenet", "22.14 / 6.22"),
     FullSize("Figure 4, 90 epochs", "resnet50-imagenet-90", "top-5 6.12"),
     FullSize("Figure 4 and Table 5, MPN-COV", "resnet50-imagenet-90", "22.73 / 6.54", {"pool": "mpn_cov"}),
-    FullSize("Tables 5 and 6, ResNet-50", "resnet50-imagenet", "24.7 / 7.8, by He et al.", {"pool": "gap"}),
+    FullSize("Tables 5 and 6, ResNet-50", "resnet50-imagenet", "24.7 / 7.8 (He et al.)", {"pool": "gap"}),
     FullSize("Table 5, ResNet-101", "resnet101-imagenet", "21.21 / 5.68"),
     FullSize(
-        "Table 5, ResNet-101, first order", "resnet101-imagenet", "23.6 / 7.1, by He et al.", {"pool": "gap"}
+        "Table 5, ResNet-101, first order", "resnet101-imagenet", "23.6 / 7.1 (He et al.)", {"pool": "gap"}
     ),
     FullSize("Table 6, d=128", "resnet50-imagenet-d128", "22.78 / 6.43"),
     FullSize("Table 6, d=64", "resnet50-imagenet-d64", "23.73 / 6.99"),
-    FullSize(
-        "VGG-D, before Table 7", "vgg-d-imagenet", "not in the paper; 23.98 / 7.12 by the authors' code"
-    ),
+    FullSize("VGG-D, before Table 7", "vgg-d-imagenet", "not in the paper; 23.98 / 7.12 (the authors' code)"),
 )
 
 
 def full_size_lines() -> list[str]:
     """For the page, as Markdown."""
     made = [
-        f"Hours = {IMAGES:,} images × epochs / images a second. These are the lower of {GPUS} GPUs × "
-        f"{PEAK / 1e12:.0f} TFLOP/s × {SHARE:.0%} / FLOP an image, forward and backward as `covpool plan` "
-        f"counts them (A100s in bfloat16, and the share of their peak that convolutional networks come to), "
-        f"and of {GPUS * WORKERS} cores × {DECODED} images decoded a second. An estimate: no GPU was at "
-        "hand. Methods by eigendecomposition take longer than their FLOP say, since a GPU waits in them.",
+        f"This table estimates the training time of every row of the paper on {GPUS} A100 GPUs. "
+        "The estimate was not checked on a GPU.",
         "",
-        "| row | epochs | GFLOP an image | images a second | hours | top-1 / top-5 error to expect |",
+        f"- Hours = {IMAGES:,} images × epochs / (images/s) / 3600.",
+        "- images/s is the smaller of two rates. The GPUs compute "
+        f"{GPUS} × {PEAK / 1e12:.0f} TFLOP/s × {SHARE:.0%} / FLOP per image. The peak is for "
+        "bfloat16, and the share is typical of convolutional networks. "
+        f"{GPUS * WORKERS} cores decode {DECODED} images/s each.",
+        "- `covpool plan` counts the FLOP of forward and backward passes. Eigendecompositions take longer "
+        "on a GPU than their FLOP suggest.",
+        "",
+        "| row | epochs | GFLOP per image | images/s | hours | expected top-1 / top-5 error |",
         "|---|---|---|---|---|---|",
     ]
     for row in ROWS:

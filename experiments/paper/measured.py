@@ -42,7 +42,7 @@ def _memory(label: str, steps: int) -> Claim:
         near = abs(found / paper - 1) < 0.1
         return Judgement(f"{found:.2f} MiB", "agrees" if near else "does not agree")
 
-    return Claim(f"What {steps} steps keep for the gradient, an image", f"{paper} MB", judge)
+    return Claim(f"Memory per image saved for backward, {steps} steps", f"{paper} MB", judge)
 
 
 def _growing_gap(results: Results) -> Judgement:
@@ -52,7 +52,7 @@ def _growing_gap(results: Results) -> Judgement:
     steps = results[FILE]["training"]["steps"]
     first, last = (_lead(step["batch"], step["two"]) for step in (steps[0], steps[-1]))
     ours = " and ".join(
-        f"{middle:+.1f} [{low:+.1f}, {high:+.1f}] images a second at a batch of {step['batch']}"
+        f"{middle:+.1f} [{low:+.1f}, {high:+.1f}] images/s at a batch of {step['batch']}"
         for (low, middle, high), step in ((first, steps[0]), (last, steps[-1]))
     )
     if last[0] > max(first[2], 0):
@@ -61,7 +61,7 @@ def _growing_gap(results: Results) -> Judgement:
 
 
 def _lead(batch: int, times: dict[str, Any]) -> tuple[float, float, float]:
-    """In images a second: the lowest, the middle and the highest that quartiles allow."""
+    """In images/s: the lowest, the middle and the highest that quartiles allow."""
     ours, others = (times[pool]["seconds"] for pool in ("isqrt_cov", "mpn_cov"))
     return (
         batch / ours["q3"] - batch / others["q1"],
@@ -75,36 +75,40 @@ SVD, LYAPUNOV = (
     "improved_bcnn forward=newton_schulz backward=lyapunov",
 )
 TABLE2 = Measurement(
-    title="Table 2 and Figure 3: time, memory, and images a second",
-    paper="three steps are 3.1 times, five 1.8 times as fast as MPN-COV; on GPUs, where EIG and SVD are slow",
+    title="Table 2 and Figure 3: time, memory and images per second",
+    paper="on GPUs, where EIG and SVD are slow, three steps are 3.1 and five 1.8 times as fast as MPN-COV",
     at_full_size=(
-        "On a GPU decompositions wait where products do not: the ratios to MPN-COV, improved B-CNN "
+        "Decompositions are slow on a GPU and products are not. The ratios to MPN-COV, improved B-CNN "
         "and G2DeNet grow, and two devices show the gap of Figure 3."
     ),
     files=(FILE,),
     claims=(
         _times("Three steps are faster than MPN-COV", "isqrt_cov steps=3", "mpn_cov", 3.1),
         _times("Five steps are faster than MPN-COV", "isqrt_cov", "mpn_cov", 1.8),
-        _times("They are faster than improved B-CNN by SVD (here `eigh`)", "isqrt_cov", SVD, 13.51 / 1.41),
         _times(
-            "They are faster than improved B-CNN by iteration and Lyapunov",
+            "Five steps are faster than improved B-CNN by SVD (here `eigh`)", "isqrt_cov", SVD, 13.51 / 1.41
+        ),
+        _times(
+            "Five steps are faster than improved B-CNN by iteration and Lyapunov",
             "isqrt_cov",
             LYAPUNOV,
             13.91 / 1.41,
         ),
-        _times("They are faster than G2DeNet (here `eigh`)", "isqrt_cov", "g2denet root=svd", 8.56 / 1.41),
+        _times(
+            "Five steps are faster than G2DeNet (here `eigh`)", "isqrt_cov", "g2denet root=svd", 8.56 / 1.41
+        ),
         not_run(
-            "Forward, improved B-CNN by iteration is faster than by SVD",
+            "In the forward pass, improved B-CNN is faster by iteration than by SVD",
             f"{11.19 / 2.09:.1f} times",
-            "decompositions within methods are by `eigh`, which is faster than SVD",
+            "covpool uses `eigh`, which is faster than SVD",
         ),
         _memory("isqrt_cov", 5),
         _memory("isqrt_cov steps=3", 3),
-        not_run("Inference alone keeps 0.125 MB an image", "0.125 MB", "nothing is kept for a gradient then"),
+        not_run("Memory per image at inference", "0.125 MB", "inference saves nothing for backward"),
         not_run(
-            "Matlab's EIG and SVD on a CPU are faster than cuSOLVER's", "over 10 times", "no GPU was at hand"
+            "Matlab's EIG and SVD on a CPU are faster than cuSOLVER's", "over 10 times", "no GPU available"
         ),
-        Claim("On two devices the lead over MPN-COV grows with the batch", "grows", _growing_gap),
+        Claim("On two devices the lead over MPN-COV grows with the batch size", "grows", _growing_gap),
     ),
 )
 
@@ -160,7 +164,7 @@ def _above(high: dict[str, Any], low: dict[str, Any], high_seeds: int, low_seeds
 
 
 def _beyond(found: Judgement, paper: str) -> Judgement:
-    """No verdict where the paper has nothing to agree with."""
+    """Give no verdict if the paper has no such row."""
     return Judgement(found.ours, "beyond the paper") if paper == NO_ROW else found
 
 
@@ -178,21 +182,22 @@ def _tuned(results: Results) -> Judgement:
     return _beyond(_above(high, low, len(top1["isqrt_cov"]), len(top1["gap"])), NO_ROW)
 
 
-NO_ROW = "has no row of first order"
-KERNEL = "kernel pooling is not among the methods"
+NO_ROW = "no first-order row"
+KERNEL = "covpool has no kernel pooling"
 TABLE7 = Measurement(
-    title="Table 7: fine-grained sets",
+    title="Table 7: fine-grained data sets",
     paper="with ResNet-50, 88.1 on birds, 90.0 on aircraft and 92.8 on cars; with d=128, 87.3, 89.5 and 91.7",
     at_full_size=(
-        "Backbones of 25 to 45 million parameters trained with second order on ImageNet, fine-tuned "
-        "whole at 448 pixels. Settings of the heads and of fine-tuning were chosen on the sparrows, their "
-        "test images in view, and these are a part of the birds: cars and flowers were not looked at."
+        "The paper's backbones have 25 to 45 million parameters, are trained with second order on "
+        "ImageNet, and are completely fine-tuned at 448 pixels. Our settings of heads and fine-tuning were"
+        " chosen on the test images of the sparrows, which are a part of the birds. No setting was chosen "
+        "on cars or flowers."
     ),
     files=(PROBED, TUNED),
     claims=(
         *(
             _probed(
-                f"Second order is above first order, frozen, {name}",
+                f"Second order is better than first order, frozen backbone, {name}",
                 data,
                 NO_ROW,
                 part="test",
@@ -202,9 +207,9 @@ TABLE7 = Measurement(
             )
             for data, name in (("sparrows", "sparrows"), ("cub", "birds"), ("cars", "cars"))
         ),
-        Claim("Second order is above first order, fine-tuned, sparrows", NO_ROW, _tuned),
+        Claim("Second order is better than first order, fine-tuned, sparrows", NO_ROW, _tuned),
         _probed(
-            "The larger covariance is above half of it, with SVMs: birds there, sparrows here",
+            "Twice the channels are better, with SVMs (birds in the paper, sparrows here)",
             "sparrows",
             "0.8 points above",
             part="svm",
@@ -212,18 +217,18 @@ TABLE7 = Measurement(
             than="isqrt_cov",
             dims=(128, 64),
         ),
-        not_run("d=128 is above kernel pooling on birds", "2.6 points above", KERNEL),
-        not_run("d=128 is above kernel pooling on aircraft", "3.8 points above", KERNEL),
-        not_run("d=128 is above kernel pooling on cars", "0.6 points above", KERNEL),
+        not_run("d=128 is better than kernel pooling on birds", "2.6 points above", KERNEL),
+        not_run("d=128 is better than kernel pooling on aircraft", "3.8 points above", KERNEL),
+        not_run("d=128 is better than kernel pooling on cars", "0.6 points above", KERNEL),
         *(
             not_run(
-                f"iSQRT-COV of 32K is above that of 8K on {name}",
+                f"32K values are better than 8K on {name}",
                 f"{points} points above",
-                "no ResNet-50 of second order",
+                "no pretrained second-order ResNet-50",
             )
             for name, points in (("aircraft", 0.5), ("cars", 1.1))
         ),
-        not_run("ResNet-101 on birds, aircraft and cars", "88.7, 91.4 and 93.3", "no GPU was at hand"),
-        not_run("Aircraft by ResNet-50", "90.0", "the set is not at hand; its reader is tested"),
+        not_run("ResNet-101 on birds, aircraft and cars", "88.7, 91.4 and 93.3", "no GPU available"),
+        not_run("Aircraft by ResNet-50", "90.0", "data set not available; its reader is tested"),
     ),
 )

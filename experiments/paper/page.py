@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -17,7 +18,7 @@ from covpool.reproduce.experiments import EXPERIMENTS, Experiment
 from covpool.reproduce.networks import MINIATURE, Scale
 from covpool.reproduce.record import PACKAGE, SCHEMA, empty_results, held_runs, table
 from experiments.paper.alexnet import APPROXIMATION, FIGURE2, TABLE3
-from experiments.paper.claims import CONFIDENCE, Claim, Comparison, Judgement, Measurement, Results
+from experiments.paper.claims import CONFIDENCE, Claim, Comparison, Judgement, Measurement, Results, Verdict
 from experiments.paper.figures import empty_figure
 from experiments.paper.full_size import full_size_lines
 from experiments.paper.measured import TABLE2, TABLE7
@@ -29,11 +30,15 @@ COMPARISONS = [one for one in ALL if isinstance(one, Comparison)]
 
 HEAD = """# The paper's claims, and our measurements
 
-This page compares every claim of the paper with a measurement. `python -m experiments.paper` makes it
-from the files in [results](../results). The paper trains on ImageNet with GPUs. The networks here have the
-same form with fewer channels. They train in minutes on a CPU, on {classes} classes of Tiny-ImageNet
-({train:,} training images of 64 pixels, {val:,} test images). This size can show the sign of a
-difference, but not how large it is on ImageNet. Errors are those of the last epoch.
+See which claims of the paper hold in our measurements, and run the experiments yourself.
+
+This page compares {claims} claims: {counted}.
+
+{summary}
+
+The paper trains on ImageNet with GPUs. The networks here have the same form with fewer channels and train
+in minutes on a CPU, on {classes} classes of Tiny-ImageNet ({train:,} training images of 64 pixels, {val:,}
+test images). This size can show the sign of a difference, but not its size on ImageNet.
 
 ```sh
 pip install 'covpool[eval]'
@@ -42,32 +47,49 @@ covpool reproduce all --data tiny-imagenet-200 --budget 8h  # all, with as many 
 covpool reproduce figure2 --data tiny-imagenet-200 --add    # add seeds to results without their training runs
 ```
 
-Table 7 is measured from a checkout, by the commands in [experiments](../experiments/README.md).
+Table 7 is measured from a checkout, with the commands in [experiments](../experiments/README.md). `python
+-m experiments.paper` writes this page from the files in [results](../results).
 
-Of {claims} claims, {counted}.
+## How to read the verdicts
 
-**Verdicts.** Differences of errors are given with their standard error (±). It comes from the spread
-over seeds, pooled over the rows of the experiment that learned. A difference is resolved if it exceeds
-Student's t at {confidence:.0%}, one-sided.
-
-- *Agrees*: resolved, with the paper's sign, and its size is within the same margin if the paper gives one.
-- *Agrees in sign*: resolved, with the paper's sign, of another size.
-- *Does not agree*: resolved, with the other sign.
+- *Agrees*: resolved, with the paper's sign. If the paper gives a size, ours is within the same margin.
+- *Agrees in sign*: resolved, with the paper's sign and another size.
+- *Does not agree*: resolved, with the opposite sign.
 - *Not resolved here*: the difference is within seed noise, there is only one seed, or a seed failed.
-- *Beyond the paper*: the paper has no such number.
+- *Beyond the paper*: the paper does not report this number.
 
-Ratios of times are medians with quartiles in brackets. They are resolved if both quartiles are on one
-side of 1. Two times are the same within 10 %, and so is memory. Accuracies of Table 7 are resolved by
-Welch's test on their own seeds. A failed run counts as guessing.
+Errors are top-1 errors of the last epoch. Differences have a standard error (±) from the spread over
+seeds, pooled over the rows of the experiment that learned. A difference is resolved if it exceeds
+Student's t at {confidence:.0%}, one-sided. A failed run counts as chance.
 
-Runs use bfloat16 on CPUs with bfloat16 products, and float32 on others. Each table gives the numbers of
-both.
-{precision}
+Ratios of times are medians with quartiles in brackets. A ratio is resolved if both quartiles are on one
+side of 1. Times and memory within 10 % count as equal. Accuracies of Table 7 are compared by Welch's test
+over their seeds.
 
 The ± does not include the choice of test images, which adds about one point between two runs. A verdict
 therefore holds for these test images. With this many claims at {confidence:.0%} each, a few are resolved
 by chance.
+
+Runs use bfloat16 on CPUs with bfloat16 products and float32 on other CPUs. Each table gives the number of
+runs in each.
+{precision}
 """
+COUNTED: dict[Verdict, str] = {
+    "agrees": "agree",
+    "agrees in sign": "agree in sign",
+    "does not agree": "do not agree",
+    "not resolved here": "are not resolved",
+    "not run here": "were not run",
+    "beyond the paper": "go beyond the paper",
+}
+RESOLVED = ("agrees", "agrees in sign", "does not agree", "beyond the paper")
+COLUMNS: tuple[Verdict, ...] = (
+    "agrees",
+    "agrees in sign",
+    "does not agree",
+    "not resolved here",
+    "not run here",
+)
 
 
 def page(folder: Path, link: str) -> str:
@@ -82,18 +104,44 @@ def page(folder: Path, link: str) -> str:
 
 def claims_page(folder: Path, link: str) -> str:
     """Return the page without the part on training at full size, whose FLOPs take a while to count."""
-    parts, verdicts = [], Counter[str]()
+    parts, verdicts, sections = [], Counter[str](), []
     for one in ALL:
         found, paths = _found(one, folder)
         judged = [(claim, claim.judge(found)) for claim in one.claims]
         verdicts.update(judgement.verdict for _, judgement in judged)
-        claims = claim_lines(judged)
-        told = one.experiment if isinstance(one, Comparison) else one
-        parts += [f"## {told.title}", "", f"The paper: {told.paper}.", "", *claims, ""]
+        described = one.experiment if isinstance(one, Comparison) else one
+        sections.append((described.title, judged))
+        parts += [f"## {described.title}", "", f"The paper: {described.paper}.", "", *claim_lines(judged), ""]
         parts += _files(paths, link)
         parts += [f"At full size: {one.at_full_size}", ""]
-    head = _head(verdicts, folder.parent)
+    head = _head(verdicts, summary_lines(sections), folder.parent)
     return "\n".join([*head, *parts])
+
+
+def summary_lines(sections: Sequence[tuple[str, Sequence[tuple[Claim, Judgement]]]]) -> list[str]:
+    """Return a table with the verdicts and the first resolved claim of every section."""
+    lines = [
+        f"| experiment | {' | '.join(COLUMNS)} | first resolved claim |",
+        "|---" * (len(COLUMNS) + 2) + "|",
+    ]
+    for title, judged in sections:
+        counts = Counter(found.verdict for _, found in judged)
+        resolved = (
+            f"{claim.text}: {found.ours} ({found.verdict})"
+            for claim, found in judged
+            if found.verdict in RESOLVED
+        )
+        cells = [
+            f"[{title.partition(':')[0]}](#{_anchor(title)})",
+            *(str(counts[name] or "") for name in COLUMNS),
+        ]
+        lines.append(f"| {' | '.join([*cells, next(resolved, '')])} |")
+    return lines
+
+
+def _anchor(title: str) -> str:
+    """Return the anchor that mkdocs and GitHub give to a heading."""
+    return re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
 
 
 def _found(one: Comparison | Measurement, folder: Path) -> tuple[Results, list[Path]]:
@@ -122,13 +170,14 @@ def _files(paths: Sequence[Path], link: str) -> list[str]:
     return lines
 
 
-def _head(verdicts: Counter[str], out: Path) -> list[str]:
+def _head(verdicts: Counter[str], summary: list[str], out: Path) -> list[str]:
     classes = MINIATURE.classes
     precision = precision_sentence(precision_differences(EXPERIMENTS.values(), out, MINIATURE))
-    counted = "; ".join(f"{verdict}: {count}" for verdict, count in verdicts.most_common())
+    counted = ", ".join(f"{verdicts[verdict]} {words}" for verdict, words in COUNTED.items())
     total = verdicts.total()
     numbers = {"classes": classes, "train": 500 * classes, "val": 50 * classes, "confidence": CONFIDENCE}
-    made = HEAD.format(claims=total, counted=counted, precision=precision, **numbers)
+    words = {"claims": total, "counted": counted, "summary": "\n".join(summary), "precision": precision}
+    made = HEAD.format(**words, **numbers)
     return [*made.splitlines(), ""]
 
 
@@ -148,11 +197,11 @@ def precision_sentence(points: list[float]) -> str:
     if len(points) < 2:
         return ""
     mean, deviation = statistics.mean(points), statistics.stdev(points)
-    told = "higher" if mean > 0 else "lower"
+    direction = "higher" if mean > 0 else "lower"
     return (
-        f"{len(points)} networks were trained in both precisions from the same seed. Their error in float32\n"
-        f"was {abs(mean):.1f} points {told}, with a standard deviation of {deviation:.1f}. Keep this in mind "
-        "when you\ncompare rows of different precisions."
+        f"{len(points)} networks were trained in both precisions from the same seed.\n"
+        f"Their error in float32 was {abs(mean):.1f} points {direction}, "
+        f"with a standard deviation of {deviation:.1f}."
     )
 
 

@@ -42,12 +42,14 @@ def small_gradients(results: Results) -> Judgement:
 
 
 def _tuning(lr: float) -> tuple[Claim, Claim]:
-    """Another rate does not mend what is missing: it is no better, or not as good as compensation."""
+    """Another learning rate does not replace compensation."""
     row = f"none, rate ×{lr:g}"
-    helps = lower_error(f"Without it the usual rate is as good as one {lr:g} times as high", NONE, row)
+    helps = lower_error(
+        f"Without compensation, the usual learning rate is as good as one {lr:g} times as high", NONE, row
+    )
     return (
         replace(helps, paper="tuning helps little"),
-        lower_error(f"It is better than a rate {lr:g} times as high", MATCHED, row),
+        lower_error(f"Compensation is better than a learning rate {lr:g} times as high", MATCHED, row),
     )
 
 
@@ -62,15 +64,15 @@ def draw_table4(results: Results, figure: Figure) -> None:
 TABLE4 = Comparison(
     experiment=experiments.TABLE4,
     at_full_size=(
-        "A ResNet-50 is five times as deep: what is lost in scale at the pooling has to pass through "
-        "all of it. The ten layers here learn without compensation too, only slowly."
+        "A ResNet-50 is five times as deep, and the reduced gradient has to pass through all its layers. The "
+        "ten layers here learn without compensation too, but slowly."
     ),
     claims=(
         fails_to_learn("Without compensation the network does not learn", NONE, "fails to converge"),
-        lower_error("With it the error is lower", MATCHED, NONE),
-        Claim("Without it gradients are very small", "in the order of 1e-5", small_gradients),
+        lower_error("With compensation the error is lower", MATCHED, NONE),
+        Claim("Without compensation gradients are very small", "in the order of 1e-5", small_gradients),
         *(claim for lr in TUNED for claim in _tuning(lr)),
-        lower_error("The matched scale is better than BatchNorm", MATCHED, BATCHNORM, 0.98),
+        lower_error("Compensation is better than BatchNorm", MATCHED, BATCHNORM, 0.98),
     ),
     draw=draw_table4,
 )
@@ -90,19 +92,21 @@ def draw_figure4(results: Results, figure: Figure) -> None:
 FIGURE4 = Comparison(
     experiment=experiments.FIGURE4,
     at_full_size=(
-        "60 epochs of 5,000 steps each, where here they are a few hundred: convergence there is about "
-        "epochs, here about steps."
+        "An epoch has 5,000 steps instead of a few hundred. Convergence there is a matter of epochs, here of "
+        "steps."
     ),
     claims=(
-        lower_error("After a third of the epochs, iSQRT-COV is ahead of the ResNet", OURS, FIRST, at=1 / 3),
-        lower_error("After half of the epochs too", OURS, FIRST, at=0.5),
-        lower_error("MPN-COV is ahead of the ResNet after half of the epochs", MPN_COV, FIRST, at=0.5),
+        lower_error(
+            "After a third of the epochs, iSQRT-COV is better than the ResNet", OURS, FIRST, at=1 / 3
+        ),
+        lower_error("After half of the epochs, iSQRT-COV is better than the ResNet", OURS, FIRST, at=0.5),
+        lower_error("After half of the epochs, MPN-COV is better than the ResNet", MPN_COV, FIRST, at=0.5),
         not_run(
             "90 epochs are hardly better than 60",
             "top-5 error of 6.12 against 6.22",
-            "runs here have one length",
+            "all runs here have the same length",
         ),
-        lower_error("In the end iSQRT-COV is better than MPN-COV", OURS, MPN_COV, 0.59),
+        lower_error("After the last epoch, iSQRT-COV is better than MPN-COV", OURS, MPN_COV, 0.59),
     ),
     draw=draw_figure4,
 )
@@ -122,35 +126,44 @@ def draw_table5(results: Results, figure: Figure) -> None:
 TABLE5 = Comparison(
     experiment=experiments.TABLE5,
     at_full_size=(
-        "Depths of 50 and 101 in bottleneck blocks, 2048 channels before the reduction, and 14×14 positions."
+        "The networks have 50 and 101 layers in bottleneck blocks, 2048 channels before the reduction, and"
+        " 14×14 positions."
     ),
     claims=(
         lower_error(
-            "Second order is better: 10 layers here, 50 there", "resnet10, isqrt_cov", "resnet10, gap", 2.56
+            "Second order is better (10 layers here, 50 in the paper)",
+            "resnet10, isqrt_cov",
+            "resnet10, gap",
+            2.56,
         ),
         lower_error(
-            "Second order is better: 18 layers here, 101 there", "resnet18, isqrt_cov", "resnet18, gap", 2.39
+            "Second order is better (18 layers here, 101 in the paper)",
+            "resnet18, isqrt_cov",
+            "resnet18, gap",
+            2.39,
         ),
-        lower_error("Second order is better: 26 layers here", "resnet26, isqrt_cov", "resnet26, gap"),
+        lower_error("Second order is better (26 layers here)", "resnet26, isqrt_cov", "resnet26, gap"),
         lower_error(
-            "The shallowest of second order is better than the deepest of first order",
+            "The shallowest second-order network is better than the deepest first-order one",
             "resnet10, isqrt_cov",
             "resnet26, gap",
             0.86,
         ),
         lower_error(
-            "The middle of second order is better than the deepest of first order",
+            "The middle second-order network is better than the deepest first-order one",
             "resnet18, isqrt_cov",
             "resnet26, gap",
             1.79,
         ),
         lower_error(
-            "The shallowest of second order is better than the middle of first order",
+            "The shallowest second-order network is better than the middle first-order one",
             "resnet10, isqrt_cov",
             "resnet18, gap",
             1.46,
         ),
-        lower_error("Of second order, deeper is better", "resnet18, isqrt_cov", "resnet10, isqrt_cov", 0.93),
+        lower_error(
+            "The deeper second-order network is better", "resnet18, isqrt_cov", "resnet10, isqrt_cov", 0.93
+        ),
     ),
     draw=draw_table5,
 )
@@ -177,17 +190,19 @@ def draw_table6(results: Results, figure: Figure) -> None:
 
 TABLE6 = Comparison(
     experiment=experiments.TABLE6,
-    at_full_size=(
-        "d = 64 to 256; the classifier behind it has 1,000 classes, so that its width counts for more."
-    ),
+    at_full_size=("d is 64 to 256. The classifier has 1,000 classes, so the width d has more effect."),
     claims=(
-        lower_error("d=128 here, 256 there, is better than half of it", "d=128", "d=64", 0.64),
-        lower_error("d=64 here, 128 there, is better than half of it", "d=64", "d=32", 0.95),
-        lower_error("d=32 here, 64 there, is still better than average pooling", "d=32", FIRST, 0.97),
-        less_time("A step takes longer than the ResNet's: d=32 here, 64 there", FIRST, "d=32", 9.86 / 8.08),
-        less_time("A step takes longer than the ResNet's: d=64 here, 128 there", FIRST, "d=64", 10.75 / 8.08),
+        lower_error("d=128 is better than d=64 (256 and 128 in the paper)", "d=128", "d=64", 0.64),
+        lower_error("d=64 is better than d=32 (128 and 64 in the paper)", "d=64", "d=32", 0.95),
+        lower_error("d=32 is better than average pooling (64 in the paper)", "d=32", FIRST, 0.97),
         less_time(
-            "A step takes longer than the ResNet's: d=128 here, 256 there", FIRST, "d=128", 11.33 / 8.08
+            "A step takes longer than the ResNet's, d=32 (64 in the paper)", FIRST, "d=32", 9.86 / 8.08
+        ),
+        less_time(
+            "A step takes longer than the ResNet's, d=64 (128 in the paper)", FIRST, "d=64", 10.75 / 8.08
+        ),
+        less_time(
+            "A step takes longer than the ResNet's, d=128 (256 in the paper)", FIRST, "d=128", 11.33 / 8.08
         ),
     ),
     draw=draw_table6,

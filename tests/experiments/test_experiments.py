@@ -123,14 +123,14 @@ def test_the_formulas_of_bulk_by_hand() -> None:
     }
     rows = re.findall(r"\| (.*?) \|\n", bulk.table(results) + "\n")
     assert "d = 256 | 32,896 | 131.6 TB | 65.8 TB" in rows  # 256 · 257 / 2 · 4 · 1e9
-    assert "decode 224 | 100.0 images a core-second | 2,778 core-hours" in rows  # 1e9 / 100 / 3600
-    # 1e9 · 1e10 / 31.2e12 / 3600, and 31.2e12 / 1e10 images a second over 100 a core
-    gpu = "10.0 GFLOPs, 3,120 images a second, fed by 31 cores | 89 GPU-hours"
+    assert "decode 224 | 100.0 images/s per core | 2,778 core-hours" in rows  # 1e9 / 100 / 3600
+    # 1e9 · 1e10 / 31.2e12 / 3600, and 31.2e12 / 1e10 images/s over 100 per core
+    gpu = "10.0 GFLOPs, 3,120 images/s, fed by 31 cores | 89 GPU-hours"
     assert f"resnet50 224 on an A100, estimate | {gpu}" in rows
-    assert "GET, an image each | 1,000,000,000 | 5,500 a second | 50.5 hours" in rows
+    assert "GET, one per image | 1,000,000,000 | 5,500/s | 50.5 hours" in rows
     # 1e9 · 1e5 / 256e6 shards, of 2560 images, so of 3 files each
-    assert "GET, shards of 256 MB and their indexes | 781,250 | 5,500 a second | 2.4 minutes" in rows
-    assert "PUT, files of 1024 rows at most | 1,171,875 | 3,500 a second | 5.6 minutes" in rows
+    assert "GET, shards of 256 MB and their indexes | 781,250 | 5,500/s | 2.4 minutes" in rows
+    assert "PUT, files of 1024 rows or fewer | 1,171,875 | 3,500/s | 5.6 minutes" in rows
 
 
 @pytest.mark.slow
