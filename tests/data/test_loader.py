@@ -259,7 +259,7 @@ def test_a_shard_that_cannot_be_had_stops_with_a_sentence(tmp_path: Path, worker
     for path in (tmp_path / "shards").glob("*.tar.json"):
         path.write_bytes(b"{}")
     order = ShardOrder(images.index.counts, BATCH, 0)
-    with pytest.raises(DataError, match=r"^0....\.tar\.json is not the one that index\.json was made with"):
+    with pytest.raises(DataError, match=r"^0....\.tar\.json is not the file that index\.json was made with"):
         next(TrainingLoader(images, order, RANDOM, workers=workers).from_cursor(0))
 
 
