@@ -224,7 +224,9 @@ def test_an_empty_tar(tmp_path: Path) -> None:
 def test_a_compressed_tar_is_refused(tmp_path: Path) -> None:
     plain = good(tmp_path / "x.tar").close().read_bytes()
     (tmp_path / "x.tar").write_bytes(gzip.compress(plain))
-    with pytest.raises(ShardError, match=r"^x\.tar is compressed, so single images .* decompress it with gunzip first"):
+    with pytest.raises(
+        ShardError, match=r"^x\.tar is compressed, so single images .* decompress it with gunzip first"
+    ):
         index_shards([tmp_path])
 
 

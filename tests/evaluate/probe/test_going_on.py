@@ -87,8 +87,8 @@ def test_two_processes_do_not_share_a_folder(birds: Path, cache: Path, tmp_path:
 @pytest.mark.parametrize(
     ("names", "sentence"),
     [
-        (["sparrow"], "has one class alone, 'sparrow'"),
-        (["auk", os.fsdecode(b"schw\xe4n")], "is no UTF-8: rename its folder"),
+        (["sparrow"], "has only one class, 'sparrow'"),
+        (["auk", os.fsdecode(b"schw\xe4n")], "is not UTF-8: rename its folder"),
     ],
 )
 def test_classes_are_looked_at_first(tmp_path: Path, names: list[str], sentence: str) -> None:

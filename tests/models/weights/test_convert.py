@@ -269,10 +269,10 @@ REFUSED: dict[str, tuple[Callable[[Weights], object], str]] = {
         lambda w: changed(w, classifier__weight=torch.zeros(6, 24)),
         r"two tensors for head\.classifier\.weight",
     ),
-    "no classifier": (lambda w: changed(w, classifier__6__weight=None), "no classifier that covpool knows"),
+    "no classifier": (lambda w: changed(w, classifier__6__weight=None), "no known classifier"),
     "classifier of another shape": (
         lambda w: changed(w, classifier__0__weight=torch.zeros(7)),
-        "no classifier that covpool knows",
+        "no known classifier",
     ),
     "first order": (
         lambda w: changed(w, classifier__0__weight=torch.zeros(24, 25088)),
@@ -284,7 +284,7 @@ REFUSED: dict[str, tuple[Callable[[Weights], object], str]] = {
     ),
     "depth": (
         lambda w: {k: v for k, v in w.items() if not k.startswith("features.40.")},
-        "12 convolutions in a row, which is none of vgg11, vgg13, vgg16, vgg19",
+        "12 convolutions in a row, unlike vgg11, vgg13, vgg16, vgg19",
     ),
     "foreign": (lambda w: {"stem.weight": torch.zeros(1)}, r"its first name is stem\.weight"),
     "empty": (lambda w: {"state_dict": {}}, "holds no tensors"),
