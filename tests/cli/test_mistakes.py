@@ -136,7 +136,7 @@ def complaint(command: str, capsys: pytest.CaptureFixture[str]) -> str:
         ),
         (
             "predict runs/birds/bundle birds --out birds",
-            "birds holds other things, such as 'test': give a new or an empty folder by --out",
+            "birds holds other files, such as 'test': use a new or empty folder as --out",
         ),
         *(
             (

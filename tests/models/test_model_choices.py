@@ -122,7 +122,7 @@ class TestMistakes:
         "backbone", ["crossvit_9_240", pytest.param("coat_tiny", marks=pytest.mark.slow)]
     )
     def test_features_of_several_scales(self, backbone: str) -> None:
-        with pytest.raises(UnsupportedBackboneError, match=f"^{backbone} gives a list as features"):
+        with pytest.raises(UnsupportedBackboneError, match=f"^{backbone} returns a list as features"):
             covpool.create_model(backbone)
 
     def test_the_papers_networks_are_no_backbones(self) -> None:
