@@ -53,7 +53,7 @@ def test_as_a_person_runs_it(messy: Path, capsys: pytest.CaptureFixture[str]) ->
         f"truncated      1  {REMEDIES['truncated']}\n"
         f"leak           1  {REMEDIES['leak']}\n"
         "\n"
-        "Each is listed in runs/problems.csv. No file was changed.\n",
+        "runs/problems.csv lists each one. No file was changed.\n",
         "",
     )
     with open("runs/problems.csv", newline="") as file:
@@ -66,12 +66,12 @@ def test_as_a_person_runs_it(messy: Path, capsys: pytest.CaptureFixture[str]) ->
     assert digests(messy) == before
 
 
-def test_nothing_to_complain_of(messy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_problems_found(messy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (messy / "train/a/x, y.jpg").unlink()
     (messy / "test/b/3.jpg").unlink()
     assert main(["check", str(messy), "--out", "report.csv"]) == 0
     out, err = capsys.readouterr()
-    assert out.endswith("2 classes\n\nNothing was found to complain of.\n")
+    assert out.endswith("2 classes\n\nNo problems found.\n")
     assert not err
     assert Path("report.csv").read_text() == "path,problem,detail\n"
 
@@ -96,7 +96,7 @@ def test_an_older_report_is_replaced_and_nothing_else(
     write(Path("labels.csv"), b"path,label\n")
     capsys.readouterr()
     assert main(["check", str(messy), "--out", "labels.csv"]) == 2
-    sentence = "labels.csv exists and is no report of covpool check: it is not written over"
+    sentence = "labels.csv exists and is not a report of covpool check: use another --out"
     assert capsys.readouterr() == ("", f"covpool check: {sentence}\n")
     assert Path("labels.csv").read_bytes() == b"path,label\n"
 
@@ -118,7 +118,10 @@ def test_no_report_goes_into_the_data_unasked(
     ("arguments", "sentence"),
     [
         (["none"], "none: No such file or directory"),
-        ([".", "--out", "none/problems.csv"], "none is no folder that a report could go into"),
+        (
+            [".", "--out", "none/problems.csv"],
+            "none is not a folder: give --out a file in an existing folder",
+        ),
         (
             ["SET", "--layout", "zip"],
             "--layout takes auto, csv, shards, cub, aircraft, cars, parquet or folder; got zip",

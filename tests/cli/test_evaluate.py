@@ -50,7 +50,7 @@ def test_eval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert lines[0] == "17 images of test, 6 classes"
     assert f"top-1                     {100 * results['metrics']['top1']:6.1f}   {low} to {high}" in lines
     assert lines[-2:] == [
-        "bad images: 1, left out; runs/evaluation/bad_images.csv says why",
+        "unreadable images: 1, left out; see runs/evaluation/bad_images.csv",
         "results: runs/evaluation/results.json",
     ]
     assert Path("runs/evaluation/confusion.png").read_bytes().startswith(b"\x89PNG")
@@ -70,7 +70,7 @@ def test_eval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     [
         (["none", "birds"], "bundle 'none': there is no such folder"),
         (["bundle", "none"], "none: No such file or directory"),
-        (["bundle", "birds", "--out", "bundle"], "bundle holds other things: give a new --out"),
+        (["bundle", "birds", "--out", "bundle"], "bundle holds other files: use a new --out"),
         (["bundle", "birds"], "birds has 1 class that the bundle does not know, first 'crow'"),
     ],
 )

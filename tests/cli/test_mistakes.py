@@ -74,8 +74,8 @@ def complaint(command: str, capsys: pytest.CaptureFixture[str]) -> str:
         ),
         (
             f"train --data alone {FEW}",
-            "alone has one class alone, 'jay', and nothing to tell it from: put the images of each class "
-            "into a folder of its name",
+            "alone has only one class, 'jay': put the images of each class into a folder with the name of "
+            "the class",
         ),
         (
             "train --data model.pt",
@@ -99,7 +99,7 @@ def complaint(command: str, capsys: pytest.CaptureFixture[str]) -> str:
         ),
         ("bench --batch 0 --rounds 2", "batch must be at least 1; got 0"),
         ("bench --rounds 1", "rounds must be at least 2; got 1"),
-        ("convert model.pt there", "model.pt is no network of fast-MPN-COV: its first name is weights"),
+        ("convert model.pt there", "model.pt is not a fast-MPN-COV checkpoint: its first tensor is weights"),
         ("train --data birds --epoch 3", "unrecognized arguments: --epoch 3: did you mean --epochs?"),
         ("train --data birds --epochs x", "--epochs takes a whole number; got x"),
         ("plan resnett50", "timm has no backbone 'resnett50': did you mean resnet50, resnet50t, resnet50s?"),
@@ -136,7 +136,7 @@ def complaint(command: str, capsys: pytest.CaptureFixture[str]) -> str:
         ),
         (
             "predict runs/birds/bundle birds --out birds",
-            "birds holds other things, such as 'test': give a new or an empty folder by --out",
+            "birds holds other files, such as 'test': use a new or empty folder as --out",
         ),
         *(
             (

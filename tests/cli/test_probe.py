@@ -60,7 +60,7 @@ def test_a_table_and_where_the_best_is(words: list[str], capsys: pytest.CaptureF
     ("more", "sentence"),
     [
         (["--heads", "gap,isqrtcov2"], "a head must be one of"),
-        (["--max-cache", "1e-9"], "more than --max-cache 1e-09: give a larger one"),
+        (["--max-cache", "1e-9"], "more than --max-cache 1e-09: use a larger --max-cache"),
         (["--weights", "gone.pth"], "gone.pth: No such file or directory"),
         (["--pretrained"], "pass --pretrained or --weights FILE"),
         (["--image-size", "0"], "image_size must be at least 1"),

@@ -138,7 +138,7 @@ def test_an_index_for_tars(data: Path, capsys: pytest.CaptureFixture[str], argum
     (output / "train" / "extra.tar").write_bytes(b"no tar")
     capsys.readouterr()
     assert main(["shard", "--index", str(output), "--classes", str(names)]) == 2
-    assert capsys.readouterr().err.startswith("covpool shard: extra.tar is cut short, damaged or no tar")
+    assert capsys.readouterr().err.startswith("covpool shard: extra.tar is truncated, damaged or not a tar")
     (output / "train" / "extra.tar").unlink()
     assert main(["shard", "--index", str(output), "--classes", str(names)]) == 0
     assert open_shards(output / "val").classes == ("jay", "wren", "snow bunting")
@@ -163,7 +163,7 @@ def test_what_is_left_out_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[
         (["{}", "--out", "x", "--val-fraction", "1"], "--val-fraction must be from 0 to below 1; got 1.0"),
         (["{}", "--index", "--val-fraction", "0.1"], "--val-fraction is for images: tars that are there"),
         (["{}/train", "--out", "x", "--val-fraction", "0.01"], "no image is left to set aside: 0.01 of"),
-        (["{}", "--out", "{}"], "{} exists: shards are written into a new folder"),
+        (["{}", "--out", "{}"], "{} exists: use a new folder for the shards"),
         (["{}", "--out", "s3://bucket/x"], "s3://bucket/x is no folder on a disk: use one"),
         (["s3://bucket/x", "--index"], "s3://bucket/x is no folder on a disk: use one"),
         (["{}/none", "--out", "x"], "{}/none: No such file or directory"),

@@ -43,7 +43,7 @@ def test_as_a_person_runs_it(
     assert first.split() == ["top-1,", "%", "image", "and", "mirror", "image"]
     assert own.startswith("own classifier")
     assert images == "of 18 test images; 0 could not be used"
-    assert solved.startswith("3 SVMs of 36 rows of 36 numbers, by LinearSVC in ")
+    assert solved.startswith("3 SVMs on 36 rows of 36 values, with LinearSVC in ")
     assert saved == f"saved in {out}; the features in {out}.features may be deleted"
     assert told.err.splitlines()[0] == f"features take 5.18 kB in {out}.features"
     assert load_model(out).config.normalize == "l2"
@@ -73,7 +73,7 @@ def test_two_processes_are_refused() -> None:
         for rank in "01"
     ]
     told = [process.communicate(timeout=300)[1] for process in both]
-    sentence = "covpool svm: SVMs are fitted by one process: start it without torchrun"
+    sentence = "covpool svm: covpool svm uses one process: start it without torchrun"
     assert told[0].splitlines()[-1] == sentence
     assert "covpool svm" not in told[1], "the first tells it for both"
     assert [process.returncode for process in both] == [2, 2]
@@ -83,7 +83,7 @@ def test_two_processes_are_refused() -> None:
 def test_mistakes_are_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bundle, data = str(a_bundle(tmp_path / "net")), str(some_sparrows(tmp_path / "data"))
     for words, sentence in (
-        (["--out", bundle], f"{bundle} is the bundle itself: give the new one another name"),
+        (["--out", bundle], f"{bundle} is the input bundle: use another --out"),
         (
             ["--out", f"{data}/new"],
             "files of the new bundle would go into the images themselves, "

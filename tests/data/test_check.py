@@ -95,11 +95,11 @@ def test_every_kind(messy: Path, workers: int | None) -> None:
     assert details(report, "leak") == ["it has the bytes of train/b/2.jpg"]
     assert details(report, "two labels") == ["it has the bytes of train/a/1.jpg"]
     assert details(report, "black") == ["its brightest value is 15 of 255"]
-    assert details(report, "extension") == ["it is PNG, and should end in .png"]
+    assert details(report, "extension") == ["it is PNG: rename it to end in .png"]
     assert details(report, "not read") == [
         ".jxl is not read: convert them to JPEG or PNG",
         ".nef is not read: raw files of a camera: export them as JPEG or TIFF",
-        "it is WEBP, and should end in .webp",
+        "it is WEBP: rename it to end in .webp",
     ]
 
 

@@ -222,7 +222,7 @@ def test_a_bad_image_costs_one_sample() -> None:
     bad = {entry for batch in found for entry in batch.bad}
     assert {entry.name for entry in bad} == {images.names[i] for i in asked & {4, 9, 20}}
     assert {entry.reason for entry in bad} == {"unreadable"}
-    assert all(entry.sentence.startswith("it is no known kind of image") for entry in bad)
+    assert all(entry.sentence.startswith("it is not a known image format") for entry in bad)
     assert_same(TrainingLoader(images, order, RANDOM, workers=2).from_cursor(0), found)
     for step in range(STEPS):
         assert_same(TrainingLoader(images, order, RANDOM).from_cursor(step), found[step:])
@@ -259,7 +259,7 @@ def test_a_shard_that_cannot_be_had_stops_with_a_sentence(tmp_path: Path, worker
     for path in (tmp_path / "shards").glob("*.tar.json"):
         path.write_bytes(b"{}")
     order = ShardOrder(images.index.counts, BATCH, 0)
-    with pytest.raises(DataError, match=r"^0....\.tar\.json is not the one that index\.json was made with"):
+    with pytest.raises(DataError, match=r"^0....\.tar\.json is not the file that index\.json was made with"):
         next(TrainingLoader(images, order, RANDOM, workers=workers).from_cursor(0))
 
 
@@ -347,7 +347,7 @@ def test_memory_is_pinned_only_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_mistakes() -> None:
     images, order = memory_images(COUNT), FolderOrder(COUNT, 2, 0)
-    with pytest.raises(ValueError, match=r"^batch_size must be at least 3, the processes; got 2$"):
+    with pytest.raises(ValueError, match=r"^batch_size must be at least 3, the number of processes; got 2$"):
         TrainingLoader(images, order, RANDOM, world_size=3)
     with pytest.raises(ValueError, match=r"^cursor must be at least 0; got -1$"):
         TrainingLoader(images, order, RANDOM).from_cursor(-1)

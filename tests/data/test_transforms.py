@@ -178,7 +178,7 @@ def test_strengths() -> None:
         (lambda: Preprocessing(interpolation="random"), "interpolation must be one of 'bilinear'"),
         (lambda: Preprocessing(0), "size must be at least 1"),
         (lambda: Preprocessing(crop_pct=1.5), "size must be at least 1 and crop_pct in"),
-        (lambda: Preprocessing.of({"input_size": (2, 28, 28)}), "images must be square and of 3 channels"),
+        (lambda: Preprocessing.of({"input_size": (2, 28, 28)}), "images must be square, with 3 channels"),
         (
             lambda: Preprocessing.of({"input_size": (3, 8, 8), "mean": [0], "std": [1]}),
             "mean and std must have one value per channel",
@@ -187,7 +187,7 @@ def test_strengths() -> None:
         (lambda: Augmentation(colour="sepia"), "colour must be one of 'none', 'lighting', 'jitter'"),
         (
             lambda: training_transform(SMALL, Augmentation("random", shorter_side=31)),
-            "shorter_side must be at least 32, the side of what is cut out; got 31",
+            "shorter_side must be at least 32, the size of the crop; got 31",
         ),
     ],
 )

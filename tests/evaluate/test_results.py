@@ -26,9 +26,7 @@ def test_a_folder_is_new_or_of_the_same_protocol(tmp_path: Path) -> None:
     prepare_folder(folder, "accuracy")
     (folder / "results.json").write_text('{"protocol": "accuracy"}')
     prepare_folder(folder, "accuracy")
-    with pytest.raises(
-        ValueError, match="holds other things: give a new --out, or that of an earlier search"
-    ):
+    with pytest.raises(ValueError, match="holds other files: use a new --out, or that of an earlier search"):
         prepare_folder(folder, "retrieval")
 
 
@@ -39,7 +37,7 @@ def test_a_folder_is_known_though_its_writing_was_stopped(tmp_path: Path) -> Non
     (tmp_path / "predictions.csv").write_text("new")
     assert not (tmp_path / "results.json").exists()
     prepare_folder(tmp_path, "accuracy")
-    with pytest.raises(ValueError, match="holds other things"):
+    with pytest.raises(ValueError, match="holds other files"):
         prepare_folder(tmp_path, "retrieval")
 
 
@@ -51,7 +49,7 @@ def test_half_a_file_is_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["[]", "{", '{"metrics": 1}'])
 def test_other_peoples_results_are_not_replaced(tmp_path: Path, text: str) -> None:
     (tmp_path / "results.json").write_text(text)
-    with pytest.raises(ValueError, match=r"holds other things: .* of an earlier evaluation"):
+    with pytest.raises(ValueError, match=r"holds other files: .* of an earlier evaluation"):
         prepare_folder(tmp_path, "accuracy")
 
 
@@ -63,5 +61,5 @@ def test_results_do_not_go_among_the_images(tmp_path: Path) -> None:
 
 def test_a_file_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match="is a file: give another --out"):
+    with pytest.raises(ValueError, match="is a file: use another --out"):
         prepare_folder(tmp_path / "file", "accuracy")

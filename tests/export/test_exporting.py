@@ -274,11 +274,9 @@ def test_the_images_of_the_recipe_are_taken(
 
 def test_an_earlier_export_alone_is_replaced(bundle: Path, birds: Path, tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("all of it")
-    with pytest.raises(
-        ValueError, match="holds other things: give a new --out, or that of an earlier export"
-    ):
+    with pytest.raises(ValueError, match="holds other files: use a new --out, or that of an earlier export"):
         export_model(bundle, tmp_path, data=birds)
-    with pytest.raises(ValueError, match="is a file: give another --out"):
+    with pytest.raises(ValueError, match="is a file: use another --out"):
         export_model(bundle, tmp_path / "thesis.txt", data=birds)
 
 

@@ -122,11 +122,11 @@ class TestMistakes:
         "backbone", ["crossvit_9_240", pytest.param("coat_tiny", marks=pytest.mark.slow)]
     )
     def test_features_of_several_scales(self, backbone: str) -> None:
-        with pytest.raises(UnsupportedBackboneError, match=f"^{backbone} gives a list as features"):
+        with pytest.raises(UnsupportedBackboneError, match=f"^{backbone} returns a list as features"):
             covpool.create_model(backbone)
 
     def test_the_papers_networks_are_no_backbones(self) -> None:
-        with pytest.raises(UnsupportedBackboneError, match=r"has its pooling"):
+        with pytest.raises(UnsupportedBackboneError, match=r"has its own pooling"):
             on_meta("isqrt_cov_resnet50")
 
     def test_wrong_option_for_timm(self) -> None:
@@ -157,7 +157,10 @@ class TestMistakes:
             ({"hidden": (8,)}, '^hidden and hidden_batchnorm are for head="mlp"'),
             ({"hidden_batchnorm": True}, '^hidden and hidden_batchnorm are for head="mlp"'),
             ({"key_map": "order"}, "^key_map says how to read a file: pass checkpoint_path= too"),
-            ({"backbone_options": {"img_size": 64}}, "^img_size is image_size= of create_model"),
+            (
+                {"backbone_options": {"img_size": 64}},
+                "^img_size is not an option here: pass image_size= to create_model",
+            ),
             ({"backbone_options": {"output_stride": 16}}, "^output_stride is not for the backbone"),
             ({"pool": "cls", "dim": 8}, "^the class token is taken as it is"),
             ({"pool": "cls", "pool_options": {"stepz": 3}}, "^the class token is taken as it is"),

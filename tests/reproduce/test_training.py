@@ -106,7 +106,7 @@ def test_the_same_classes_every_time(tiny_imagenet: Path, tmp_path: Path) -> Non
 
 
 def test_another_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"is not Tiny-ImageNet, there is no .*wnids.txt: give --data"):
+    with pytest.raises(ValueError, match=r"is not Tiny-ImageNet, .*wnids.txt is missing: give --data"):
         write_subset(tmp_path, 3, tmp_path / "a.csv")
 
 
@@ -148,7 +148,7 @@ def test_runs_that_differ_have_other_names() -> None:
 
 
 def test_an_unknown_network() -> None:
-    with pytest.raises(ValueError, match="network is one of alexnet, resnet10"):
+    with pytest.raises(ValueError, match="network must be one of alexnet, resnet10"):
         Configuration("resnet50", "gap")
 
 
@@ -162,7 +162,7 @@ def test_fewer_seeds_not_fewer_rows(budget: float, seeds: int) -> None:
 
 
 def test_not_even_one_seed() -> None:
-    with pytest.raises(ValueError, match="one seed of all takes about 20 s, more than the budget of 19 s"):
+    with pytest.raises(ValueError, match="one seed of all runs takes about 20 s, more than --budget 19 s"):
         affordable_seeds(runs, lambda _: 10.0, 3, 19.0)
 
 

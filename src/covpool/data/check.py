@@ -26,7 +26,7 @@ NOT_IMAGES = ("a web page", "a Git LFS pointer", "PDF", "SVG")
 
 
 def strays(root: Path) -> Iterator[tuple[str, str, str]]:
-    """Path, problem and detail of each image that a folder of classes has and does not use."""
+    """Yield path, problem and detail of each image in a folder of classes that is not used."""
     splits = set(split_folders(root).values())
     tops = {"", *splits}
     for folder, folders, files in os.walk(root):
@@ -37,9 +37,9 @@ def strays(root: Path) -> Iterator[tuple[str, str, str]]:
             if not is_image(name):
                 yield from _renamed(root, path)
             elif inside in tops:
-                yield path, "no class", "it is in no folder of a class"
+                yield path, "no class", "it is not in the folder of a class"
             elif splits and inside.partition("/")[0] not in splits:
-                yield path, "no class", f"it is in none of {', '.join(sorted(splits))}"
+                yield path, "no class", f"it is not in {' or '.join(sorted(splits))}"
 
 
 def _renamed(root: Path, path: str) -> Iterator[tuple[str, str, str]]:
@@ -53,39 +53,39 @@ def _renamed(root: Path, path: str) -> Iterator[tuple[str, str, str]]:
     except OSError:
         return
     if image_format in EXTENSIONS:
-        yield path, "not read", f"it is {image_format}, and should end in {EXTENSIONS[image_format][0]}"
+        yield path, "not read", f"it is {image_format}: rename it to end in {EXTENSIONS[image_format][0]}"
     elif image_format is not None and image_format not in NOT_IMAGES:
-        yield path, "not read", f"it is {image_format}; what is read is {', '.join(EXTENSIONS)}"
+        yield path, "not read", f"it is {image_format}; covpool reads {', '.join(EXTENSIONS)}"
 
 
-# Every kind of problem, the worst first, and what to do about it.
+# All kinds of problems, the worst first, with advice.
 REMEDIES = {
-    "unreadable": "fetch them again, or delete them",
-    "truncated": "fetch them again, or delete them",
-    "too large": "make them smaller, or delete them",
+    "unreadable": "download them again, or delete them",
+    "truncated": "download them again, or delete them",
+    "too large": "resize them, or delete them",
     "format": "convert them to JPEG or PNG",
-    "missing": "fetch them, or take them off the list",
-    "leak": "delete them from one of the splits, or the score is too good",
-    "two labels": "delete them where they do not belong",
+    "missing": "download them, or remove them from the list",
+    "leak": "delete them from one split, or the measured accuracy is too high",
+    "two labels": "delete them from the wrong classes",
     "duplicate": "delete all but one",
-    "black": "delete them, or save them brighter: grey of 16 bits is divided by 256, whatever part it uses",
-    "extension": "rename them; covpool reads them as they are, other programs may not",
+    "black": "delete them, or save them brighter: covpool divides 16-bit gray by 256",
+    "extension": "rename them: covpool reads them anyway, other programs may not",
     "not read": "rename or convert them, or they are not used",
     "no class": "move them into the folder of a class, or they are not used",
     "empty class": "add images, or remove the class",
-    "single image": "add images: nothing general can be learned from one",
+    "single image": "add images: one is too few to learn a class",
 }
 
 
 @dataclass(frozen=True)
 class Report:
-    """What was found.
+    """The result of a check.
 
     Attributes:
-        layout: of the collection.
-        images: how many each split has.
-        classes: how many there are.
-        problems: the worst first.
+        layout: layout of the data set.
+        images: number of images per split.
+        classes: number of classes.
+        problems: the problems, the worst first.
     """
 
     layout: str
@@ -95,7 +95,7 @@ class Report:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many there are of each problem, the worst first."""
+        """Number of problems of each kind, the worst first."""
         counts = Counter(problem.problem for problem in self.problems)
         return {problem: counts[problem] for problem in REMEDIES if counts[problem]}
 
@@ -103,16 +103,16 @@ class Report:
 def check(
     path: str | Path, layout: str = "auto", *, workers: int | None = None, progress: Progress | None = None
 ) -> Report:
-    """Look at every image of a collection.
+    """Check every image of a data set.
 
     Args:
-        path: as for :func:`covpool.data.sources.open_images`.
-        layout: likewise.
-        workers: threads, of which Pillow makes good use; as many as there are cores if not given.
-        progress: is called with the number of images done, and of all.
+        path: the data set, as for :func:`covpool.data.sources.open_images`.
+        layout: its layout, as for :func:`covpool.data.sources.open_images`.
+        workers: number of threads (default: the number of cores).
+        progress: called with the number of images done and the total.
 
     Raises:
-        ValueError: if it is no collection, or has no images.
+        ValueError: if the path is not a data set or holds no images.
     """
     layout = layout_of(path) if layout == "auto" else layout
     sets = read_splits(path, layout)
@@ -122,7 +122,7 @@ def check(
     if workers is not None and workers < 1:
         raise UsageError(f"workers must be at least 1; got {workers}")
     collection = Collection(sets)
-    # Pillow's warnings of odd metadata would come by the thousand, and name no file.
+    # Pillow can warn of odd metadata thousands of times, without naming the file.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         problems = [*collection.look_at_all(workers or _cores(), progress), *collection.same()]
@@ -146,7 +146,7 @@ def _class_problems(sets: Mapping[Split, ImageSet]) -> Iterator[Problem]:
 
 
 def _cores() -> int:
-    """Those that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -154,19 +154,19 @@ HEADER = Problem._fields
 
 
 def check_output(output: Path) -> None:
-    """Raise unless a report may be written there: in place of an older one, but of nothing else."""
+    """Raise unless a report can be written there; only an older report may be replaced."""
     if not output.parent.is_dir():
-        raise UsageError(f"{output.parent} is no folder that a report could go into")
+        raise UsageError(f"{output.parent} is not a folder: give --out a file in an existing folder")
     if not os.access(output.parent, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(output.parent))
     if output.exists():
         with output.open("rb") as file:
             if file.readline(100).strip() != ",".join(HEADER).encode():
-                raise UsageError(f"{output} exists and is no report of covpool check: it is not written over")
+                raise UsageError(f"{output} exists and is not a report of covpool check: use another --out")
 
 
 def write_report(problems: Sequence[Problem], output: Path) -> None:
-    """Write a CSV, which takes its name when it is whole."""
+    """Write the report as CSV, atomically."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([HEADER, *problems])
     replace_file(output, text.getvalue().encode(ENCODING, ERRORS))
@@ -181,14 +181,14 @@ def report_text(
     problems: Mapping[str, int],
     output: str,
 ) -> str:
-    """What was looked at, what was found, how often, and what to do about it."""
+    """Return the summary for a terminal: the data set, and the count and advice for each problem."""
     splits = ", ".join(f"{split} {count:,}" for split, count in images.items())
     total = sum(images.values())
     heading = f"{data}: layout {layout}, {counted(total, 'image')} ({splits}), {counted(classes, 'class')}"
     if not problems:
-        return f"{heading}\n\nNothing was found to complain of."
+        return f"{heading}\n\nNo problems found."
     rows = [("problem", "count", "what to do")]
     rows += [(problem, f"{count:,}", REMEDIES[problem]) for problem, count in problems.items()]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     table = [f"{a.ljust(widths[0])}  {b.rjust(widths[1])}  {c}" for a, b, c in rows]
-    return "\n".join([heading, "", *table, "", f"Each is listed in {output}. No file was changed."])
+    return "\n".join([heading, "", *table, "", f"{output} lists each one. No file was changed."])

@@ -11,13 +11,13 @@ import threading
 import numpy as np
 from PIL import ExifTags, Image, ImageCms, ImageFile, UnidentifiedImageError, features
 
-# Imported here, or Pillow would import all its readers to find them.
+# Imported explicitly: otherwise Pillow imports all its readers to find these.
 from PIL import TiffImagePlugin as _TiffImagePlugin  # noqa: F401
 from PIL import WebPImagePlugin as _WebPImagePlugin  # noqa: F401
 
 from covpool.errors import BadImageError
 
-# What is read, and by which names its files go. The first is what to rename a file to.
+# Formats that are read, with their file extensions. Messages suggest the first extension.
 EXTENSIONS = {
     "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif", ".mpo"),
     "PNG": (".png",),
@@ -27,7 +27,7 @@ EXTENSIONS = {
     "TIFF": (".tif", ".tiff"),
     "PPM": (".ppm", ".pgm", ".pbm", ".pnm"),
 }
-# With libraries that not every machine has.
+# Formats that need an optional library.
 if features.check("avif"):
     EXTENSIONS["AVIF"] = (".avif",)
 HEIF = (".heic", ".heif", ".hif")
@@ -38,13 +38,13 @@ with contextlib.suppress(ModuleNotFoundError):
     EXTENSIONS["HEIF"] = HEIF
 FORMAT_OF = {extension: name for name, extensions in EXTENSIONS.items() for extension in extensions}
 
-# Raw formats of cameras. Most begin as TIFF does, and called so would give their preview.
+# Raw camera formats. Most start like a TIFF; read as one, they would give their preview.
 RAW = (
     *(".3fr", ".arw", ".cr2", ".cr3", ".crw", ".dng", ".iiq", ".nef", ".nrw"),
     *(".orf", ".pef", ".raf", ".raw", ".rw2", ".sr2", ".srw", ".x3f"),
 )
 CONVERT = "convert them to JPEG or PNG"
-# What to do with pictures that are not read, by the extension of their names.
+# Advice for images that are not read, by file extension.
 NOT_READ = {
     extension: advice
     for extensions, advice in (
@@ -56,13 +56,13 @@ NOT_READ = {
     if extension not in FORMAT_OF
 }
 
-# How files begin. Formats that are not read are here for the sake of messages.
+# First bytes of each format. Formats that are not read are listed for error messages.
 SIGNATURES = {
     "JPEG": rb"\xff\xd8\xff",
     "PNG": rb"\x89PNG\r\n\x1a\n",
     "WEBP": rb"RIFF....WEBP",
     "GIF": rb"GIF8[79]a",
-    "BMP": rb"BM.{12}[\x0c-\x7c]\0\0\0",  # the length of the second header: two letters alone are too little
+    "BMP": rb"BM.{12}[\x0c-\x7c]\0\0\0",  # two letters are too few, so check the second header's length too
     "TIFF": rb"II[*+]\0|MM\0[*+]",
     "PPM": rb"P[1-6][\s#]",
     "AVIF": rb"....ftypavi[fs]",
@@ -81,7 +81,7 @@ _COMPILED = {name: re.compile(pattern, re.DOTALL) for name, pattern in SIGNATURE
 
 
 def format_of(data: bytes) -> str | None:
-    """The format of a file by its first bytes, of which 512 are enough; ``None`` if it is not known.
+    """Return the format of a file by its first 512 bytes; ``None`` if it is unknown.
 
     Example:
         >>> format_of(b"GIF89a..."), format_of(b"<html><body>404</body></html>"), format_of(b"hello")
@@ -92,9 +92,9 @@ def format_of(data: bytes) -> str | None:
 
 
 class _StrictLoading:
-    """While in use by any thread, Pillow raises for damaged files, whatever another library told it.
+    """A context in which Pillow raises for damaged files, even if another library disabled that.
 
-    ``ImageFile.LOAD_TRUNCATED_IMAGES`` has its former value again after the last thread leaves.
+    ``ImageFile.LOAD_TRUNCATED_IMAGES`` is restored when the last thread leaves.
     """
 
     def __init__(self) -> None:
@@ -122,13 +122,13 @@ TIFF_BITS, TIFF_PHOTOMETRIC, TIFF_WHITE_IS_ZERO = 258, 262, 0
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """The picture in RGB.
+    """Convert an image to RGB.
 
-    What is transparent is laid over white, as on a page. Under it, files keep black or leftovers that nobody
-    sees, and which :meth:`PIL.Image.Image.convert` would show.
+    Transparent pixels are composited over white. :meth:`PIL.Image.Image.convert` would show their hidden
+    colors, which are often black or leftovers.
 
-    A colour profile other than sRGB is applied: without that, Adobe RGB looks pale, and CMYK garish. A
-    profile that is broken or is for another kind of picture is ignored, as viewers do.
+    A color profile other than sRGB is applied: without it, Adobe RGB looks pale and CMYK oversaturated. A
+    profile that is broken or belongs to another color space is ignored, as in image viewers.
     """
     profile = image.info.get("icc_profile")
     opaque, alpha = _layers(image)
@@ -143,25 +143,25 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _layers(image: Image.Image) -> tuple[Image.Image, Image.Image | None]:
-    """The picture as if nothing were transparent, in L, RGB, CMYK or LAB, and how opaque each pixel is."""
+    """Return the image without transparency, in L, RGB, CMYK or LAB, and its alpha channel."""
     if image.mode.startswith("I"):
         return _grey_layers(image)
     if image.mode not in KINDS:
-        raise BadImageError("format", f"its pixels are {image.mode}, which has no agreed black and white")
+        raise BadImageError("format", f"its pixels are {image.mode}, which has no defined black and white")
     alpha = image.convert("RGBA").getchannel("A") if image.has_transparency_data else None
     if image.mode in ("RGB", "CMYK", "LAB") and alpha is None:
         return image, None
     base = "L" if image.mode in ("1", "L", "LA") else "RGB"
-    # By way of an alpha channel: from a transparent colour or palette, Pillow finds no straight way.
+    # Through an alpha channel: Pillow cannot convert a transparent color or palette directly.
     return (image if alpha is None else image.convert(f"{base}A")).convert(base), alpha
 
 
 def _grey_layers(image: Image.Image) -> tuple[Image.Image, Image.Image | None]:
-    """Of grey in 16 bits, the upper 8, as Pillow takes them of 16-bit colours."""
+    """Return the upper 8 bits of 16-bit gray, as Pillow does for 16-bit color."""
     values = np.asarray(image)
     if values.min() < 0 or values.max() > 0xFFFF:
-        raise BadImageError("format", "its pixels have 32 bits, which have no agreed black and white")
-    # What Pillow leaves to do of a TIFF: 12 bits are in 16 as they are, and 0 may be white.
+        raise BadImageError("format", "its pixels have 32 bits, which have no defined black and white")
+    # Pillow leaves two things of a TIFF to the caller: 12 bits are not scaled to 16, and 0 may be white.
     tags = getattr(image, "tag_v2", {})
     bits = 12 if tags.get(TIFF_BITS) == (12,) else 16
     grey = (values >> (bits - 8)).astype(np.uint8)
@@ -173,7 +173,7 @@ def _grey_layers(image: Image.Image) -> tuple[Image.Image, Image.Image | None]:
 
 
 def _in_srgb(image: Image.Image, profile: bytes) -> Image.Image | None:
-    """The picture's colours in sRGB; ``None`` where it has these already, or the profile is of no use."""
+    """Convert an image to sRGB; return ``None`` if it is sRGB already or the profile is unusable."""
     try:
         transform = _to_srgb(profile, image.mode)
         return None if transform is None else transform.apply(image)
@@ -181,7 +181,7 @@ def _in_srgb(image: Image.Image, profile: bytes) -> Image.Image | None:
         return None
 
 
-# An album has one profile or a few. A transform without a cache of pixels can be shared by threads.
+# A data set has few profiles. Without its pixel cache, a transform can be shared by threads.
 @functools.lru_cache(maxsize=8)
 def _to_srgb(profile: bytes, mode: str) -> ImageCms.ImageCmsTransform | None:
     source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
@@ -192,7 +192,7 @@ def _to_srgb(profile: bytes, mode: str) -> ImageCms.ImageCmsTransform | None:
     )
 
 
-# A longer image, brought to a usual shorter side, would take gigabytes.
+# Resizing the shorter side of a longer image to the usual size would take gigabytes.
 MAX_PROPORTION = 100
 UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -206,18 +206,18 @@ UPRIGHT = {
 
 
 def decode(data: bytes) -> Image.Image:
-    """The picture in a file.
+    """Decode an image file.
 
     Args:
         data: all bytes of the file.
 
     Returns:
-        RGB as a person sees it, see :func:`covpool.data.decode.to_rgb`; turned upright where the file says
-        how the camera was held; loaded, and without metadata.
+        The loaded image in RGB (see :func:`covpool.data.decode.to_rgb`), rotated according to its EXIF
+        orientation, without metadata.
 
     Raises:
-        BadImageError: if there is none, or not all of it, or it has more than ``PIL.Image.MAX_IMAGE_PIXELS``,
-            or is a line.
+        BadImageError: if the file is not an image, is truncated or damaged, has more than
+            ``PIL.Image.MAX_IMAGE_PIXELS`` pixels, or is over 100 times as long as wide.
     """
     image_format = _format(data)
     stream = _Stream(data)
@@ -229,7 +229,7 @@ def decode(data: bytes) -> Image.Image:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise BadImageError("too large", _one_line(error)) from error
-    except Exception as error:  # Pillow's readers raise whatever the parsing of nonsense leads to
+    except Exception as error:  # Pillow's readers raise many kinds for invalid data
         if stream.is_exhausted or _is_short_webp(data):
             raise _truncated(image_format) from error
         raise BadImageError("unreadable", f"the {image_format} is broken: {_one_line(error)}") from error
@@ -246,14 +246,14 @@ def _format(data: bytes) -> str:
     if not data:
         raise BadImageError("unreadable", "the file is empty")
     if image_format is None:
-        raise BadImageError("unreadable", f"it is no known kind of image: it begins with {data[:8]!r}")
+        raise BadImageError("unreadable", f"it is not a known image format: it starts with {data[:8]!r}")
     remedy = f": {NOT_READ['.heic']}" if image_format == "HEIF" else ""
-    raise BadImageError("format", f"it is {image_format}; what is read is {', '.join(EXTENSIONS)}{remedy}")
+    raise BadImageError("format", f"it is {image_format}; covpool reads {', '.join(EXTENSIONS)}{remedy}")
 
 
 def _load(stream: _Stream, image_format: str) -> Image.Image:
     image = Image.open(stream, formats=[image_format])
-    stream.is_in_blocks, stream.is_exhausted = True, False  # a look for more than a header is all right
+    stream.is_in_blocks, stream.is_exhausted = True, False  # the header may be read past its end
     # Pillow warns of more pixels than its limit, and raises only at twice as many.
     pixels, limit = image.width * image.height, Image.MAX_IMAGE_PIXELS
     if limit is not None and pixels > limit:
@@ -266,20 +266,20 @@ def _load(stream: _Stream, image_format: str) -> Image.Image:
 
 def _upright(rgb: Image.Image, image: Image.Image) -> Image.Image:
     try:
-        # A TIFF has none left: Pillow turns it while loading, and forgets about it.
+        # A TIFF has no orientation here: Pillow rotates it while loading and removes the tag.
         method = UPRIGHT.get(image.getexif().get(ExifTags.Base.Orientation, 1))
-    except Exception:  # broken metadata of a good picture
+    except Exception:  # broken metadata in a valid image
         method = None
     return rgb if method is None else rgb.transpose(method)
 
 
 class _Stream(io.BytesIO):
-    """Bytes that remember whether somebody wanted more than there are, which no whole image makes them.
+    """A stream that records reads past its end, which a complete image never causes.
 
     Attributes:
-        is_in_blocks: whether what is wanted is the next block, of which the last is short; before, in the
-            header, it is what must be there.
-        is_exhausted: what it remembers.
+        is_in_blocks: whether reads are for blocks of pixels, of which the last may be short. A short read in
+            the header always means that the file is truncated.
+        is_exhausted: whether a read went past the end.
     """
 
     is_in_blocks = False
@@ -297,11 +297,11 @@ def _truncated(image_format: str) -> BadImageError:
 
 
 def _is_short_webp(data: bytes) -> bool:
-    """Whether a WebP has fewer bytes than it says; it is decoded in one go, so its stream tells nothing."""
+    """Return whether a WebP is shorter than its header states; its decoder reads everything at once."""
     return data.startswith(b"RIFF") and len(data) < 8 + int.from_bytes(data[4:8], "little")
 
 
 def _one_line(error: Exception) -> str:
-    if isinstance(error, UnidentifiedImageError):  # it tells the address of the stream
-        return "its header makes no sense"
+    if isinstance(error, UnidentifiedImageError):  # its text holds a memory address
+        return "its header is invalid"
     return " ".join(str(error).split()) or type(error).__name__

@@ -25,17 +25,17 @@ from covpool.errors import BadImageError, DataError, ShardError, UsageError
 
 Transform = Callable[[Image.Image], Tensor]
 
-# Others that are tried in place of a bad image, the first half of them near it.
+# Replacements tried for an unreadable image; the first half come from the same group (shard).
 ATTEMPTS = 16
 
 
 class BadImage(NamedTuple):
-    """An image that could not be used.
+    """An unreadable image.
 
     Attributes:
-        name: of the image.
-        reason: in a word or two; see :class:`covpool.data.decode.BadImageError`.
-        sentence: what exactly.
+        name: name of the image.
+        reason: short reason; see :class:`covpool.data.decode.BadImageError`.
+        sentence: the error message.
     """
 
     name: str
@@ -44,13 +44,13 @@ class BadImage(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What a loader yields.
+    """A batch of images.
 
     Attributes:
         images: ``(B, 3, height, width)``.
         labels: ``(B,)``.
-        ids: ``(B,)``, the samples that the order asked for. Where one was bad, image and label are another's.
-        bad: the images that could not be used.
+        ids: ``(B,)``, the requested samples. Image and label of an unreadable sample are its replacement's.
+        bad: the unreadable images.
     """
 
     images: Tensor
@@ -60,12 +60,12 @@ class Batch(NamedTuple):
 
 
 class Draw(NamedTuple):
-    """A sample to load, and what its random numbers depend on.
+    """A sample to load; the three fields seed its augmentation.
 
     Attributes:
-        epoch: in which it comes.
+        epoch: the epoch.
         id: the sample.
-        occurrence: tells apart the times that a sample comes in one epoch.
+        occurrence: distinguishes repetitions of a sample within an epoch.
     """
 
     epoch: int
@@ -74,19 +74,19 @@ class Draw(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """A :class:`DataError` on its way from a worker process, which would wrap an exception in a traceback."""
+    """The message of a :class:`DataError` in a worker process; an exception would arrive as a traceback."""
 
     sentence: str
 
 
 class BatchDataset(Dataset[Batch | Failure]):
-    """Makes whole batches: an index is the list of the draws in it.
+    """A dataset of complete batches, indexed by lists of :class:`Draw`.
 
     Args:
         images: the set.
-        transform: from a picture to a tensor; its random numbers are torch's.
-        seed: of its random numbers and of replacements.
-        replace: put another image in the place of a bad one, in training; otherwise the batch lacks it.
+        transform: maps an image to a tensor; it uses torch's random numbers.
+        seed: seed of the transform and of replacements.
+        replace: replace unreadable images, for training; otherwise the batch omits them.
     """
 
     def __init__(self, images: ImageSet, transform: Transform, seed: int, *, replace: bool) -> None:
@@ -107,7 +107,7 @@ class BatchDataset(Dataset[Batch | Failure]):
         )
 
     def _load(self, draw: Draw, bad: dict[int, BadImage]) -> tuple[Tensor, int] | None:
-        """The tensor and label of a sample, or of the one in its place."""
+        """Return the tensor and label of a sample or of its replacement."""
         for attempt in range(ATTEMPTS + 1):
             i = draw.id if attempt == 0 else self._substitute(draw, attempt)
             picture = self._picture(i, bad)
@@ -138,25 +138,26 @@ class BatchDataset(Dataset[Batch | Failure]):
         return among[number("replacement", self.seed, draw.epoch, draw.id, attempt) % len(among)]
 
     def _no_images(self) -> Tensor:
-        """None at all, of the shape that images have."""
+        """Return an empty tensor ``(0, 3, height, width)``."""
         return self.transform(Image.new("RGB", (64, 64)))[None][:0]
 
 
 def outlive_signals() -> Callable[[int], None]:
-    """For ``worker_init_fn``: lets the main process decide what a signal to all of them means, as Ctrl-C is.
+    """Return a ``worker_init_fn`` that makes workers ignore Ctrl-C and the first SIGTERM.
 
-    A worker that died of it would take the main process along, in the middle of a step. It goes when the
-    main process goes, or when it is told twice, which is how torch ends workers that are stuck.
+    A signal reaches all processes of a group, and a worker that dies would end the main process in the middle
+    of a step. A worker exits with the main process, or at the second SIGTERM, with which torch ends stuck
+    workers.
     """
     return partial(_outlive, _is_leaving())
 
 
 @cache
 def _is_leaving() -> Any:
-    """Whether the main process is at its end; workers see it too.
+    """Return a flag in shared memory that is set when the main process exits.
 
-    It is set before Python ends its workers, which it does with one SIGTERM, and then waits for them as long
-    as it takes. Not made on import: it takes a page of shared memory.
+    Python ends its workers with one SIGTERM and then waits for them without limit, so the flag is set before.
+    It is not created on import, because it takes a page of shared memory.
     """
     flag = RawValue("b", 0)
     atexit.register(setattr, flag, "value", 1)
@@ -176,7 +177,7 @@ def _outlive(is_leaving: Any, worker: int) -> None:
 
 
 def _report(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-    """As Python does, but not that the main process was interrupted while a tensor was handed over."""
+    """Print a traceback as Python does, except if the main process left during a transfer."""
     if not isinstance(error, (EOFError, ConnectionError)):
         sys.__excepthook__(kind, error, traceback)
 
@@ -186,23 +187,23 @@ StartMethod = Literal["fork", "spawn", "forkserver"]
 
 
 class TrainingLoader:
-    """The batches of one process in training.
+    """Load the training batches of one process.
 
-    Where an image cannot be used, another takes its place, chosen by the seed, the epoch and the sample
-    alone; the batch tells.
+    An unreadable image is replaced by another one, which depends only on the seed, the epoch and the sample.
+    ``Batch.bad`` lists the unreadable images.
 
     Args:
         images: the set.
-        order: of its samples, in global batches.
-        transform: from a picture to a tensor, as :func:`covpool.data.transforms.training_transform`.
-        seed: of the transform's random numbers.
-        rank: of this process.
-        world_size: the number of processes that divide a global batch.
-        workers: processes that load images; 0 to load them in this one.
-        start_method: of the workers; Python's default if not given.
+        order: order of the samples, in global batches.
+        transform: maps an image to a tensor, see :func:`covpool.data.transforms.training_transform`.
+        seed: seed of the transform's random numbers.
+        rank: rank of this process.
+        world_size: number of processes that share a global batch.
+        workers: number of processes that load images; 0 loads them in this process.
+        start_method: start method of the workers (default: Python's).
 
     Example:
-        With ``cursor`` the number of global batches so far, training goes on as if it had not stopped::
+        With ``cursor`` the number of global batches so far, training resumes exactly::
 
             while cursor < epochs * loader.batches:
                 for batch in loader.from_cursor(cursor):
@@ -224,7 +225,7 @@ class TrainingLoader:
     ) -> None:
         if order.batch_size < world_size:
             raise UsageError(
-                f"batch_size must be at least {world_size}, the processes; got {order.batch_size}"
+                f"batch_size must be at least {world_size}, the number of processes; got {order.batch_size}"
             )
         self.batches = order.batches(0)
         self._steps = _Steps(order, rank, world_size)
@@ -232,10 +233,10 @@ class TrainingLoader:
         self._loader = _make(dataset, self._steps, workers, start_method)
 
     def from_cursor(self, cursor: int) -> Iterator[Batch]:
-        """The batches from a cursor to the end of its epoch; one such loop at a time.
+        """Yield the batches from a cursor to the end of its epoch. Run one such loop at a time.
 
         Args:
-            cursor: the number of global batches before, counted over all epochs.
+            cursor: number of earlier global batches, counted over all epochs.
         """
         if cursor < 0:
             raise UsageError(f"cursor must be at least 0; got {cursor}")
@@ -247,16 +248,18 @@ class TrainingLoader:
 
 
 class EvaluationLoader:
-    """Every image once, over all processes; one that cannot be used is left out of its batch, which tells.
+    """Load every image once, over all processes.
+
+    Unreadable images are omitted from their batch and listed in ``Batch.bad``.
 
     Args:
         images: the set.
-        transform: from a picture to a tensor, as :func:`covpool.data.transforms.evaluation_transform`.
-        batch_size: of each process.
-        rank: of this process.
-        world_size: the number of processes. Their numbers of batches may differ by one.
-        workers: as for training.
-        start_method: as for training.
+        transform: maps an image to a tensor, see :func:`covpool.data.transforms.evaluation_transform`.
+        batch_size: batch size per process.
+        rank: rank of this process.
+        world_size: number of processes. Their numbers of batches may differ by one.
+        workers: as for :class:`TrainingLoader`.
+        start_method: as for :class:`TrainingLoader`.
     """
 
     def __init__(
@@ -278,7 +281,7 @@ class EvaluationLoader:
 
 
 class _Steps(Sampler[list[Draw]]):
-    """What this process draws in each step of an epoch; it is asked in the main process."""
+    """The draws of this process in each step of an epoch; iterated in the main process."""
 
     def __init__(self, order: Order, rank: int, world_size: int) -> None:
         self.order, self.rank, self.world_size = order, rank, world_size
@@ -295,7 +298,7 @@ class _Steps(Sampler[list[Draw]]):
         ids = self.order.batch(epoch, step)
         if not self.order.repeats:
             return [Draw(epoch, i) for i in self.order.share(ids, self.rank, self.world_size).tolist()]
-        # A sample that comes again should not look the same again, so its place in the epoch counts too.
+        # A repeated sample should be augmented differently, so its position in the epoch is part of the seed.
         places = self.order.share(np.arange(len(ids)), self.rank, self.world_size)
         first = step * self.order.batch_size
         return [Draw(epoch, int(ids[place]), first + place) for place in places.tolist()]
@@ -306,14 +309,14 @@ def _make(
 ) -> DataLoader[Batch | Failure]:
     return DataLoader(
         dataset,
-        batch_size=None,  # the dataset makes whole batches
+        batch_size=None,  # the dataset returns complete batches
         sampler=steps,
         num_workers=workers,
         collate_fn=_as_it_is,
         pin_memory=torch.cuda.is_available(),
         persistent_workers=workers > 0,
         multiprocessing_context=start_method if workers > 0 else None,
-        generator=torch.Generator(),  # or it would draw a number from the caller's
+        generator=torch.Generator(),  # without one, it would use the caller's
         worker_init_fn=outlive_signals() if workers else None,
     )
 

@@ -23,18 +23,18 @@ from covpool.errors import BadImageError
 NO_LOCK: AbstractContextManager[object] = nullcontext()
 DIGEST_BYTES = 16
 SAMPLES = (16, 16)
-# Of 255. Grey of 12 bits in files of 16 comes to less, and so does a photograph with the cap on.
+# Of 255. 12-bit gray in a 16-bit file is darker, and so is a photo with the lens cap on.
 DARK = 16
 
 
 class Look(NamedTuple):
-    """What was found.
+    """The result of checking an image.
 
     Attributes:
-        problem: in a word or two, empty if there is none.
+        problem: short name of the problem; empty if there is none.
         detail: the problem in a sentence.
-        content: a digest of the file's bytes; empty if the image cannot be used.
-        samples: a digest of the size and of some pixels. Equal pictures have equal ones, and it costs little.
+        content: digest of the file's bytes; empty if the image is unreadable.
+        samples: digest of the size and of some pixels. It is cheap, and equal for equal images.
     """
 
     problem: str
@@ -44,7 +44,7 @@ class Look(NamedTuple):
 
 
 def look(images: ImageSet, i: int, lock: AbstractContextManager[object] = NO_LOCK) -> Look:
-    """Read an image with the lock held, decode all of it, and compare it with its name."""
+    """Read an image while holding the lock, decode it, and compare its format with its extension."""
     try:
         with lock:
             data, name = images.read(i), images.name(i)
@@ -52,7 +52,7 @@ def look(images: ImageSet, i: int, lock: AbstractContextManager[object] = NO_LOC
     except BadImageError as error:
         return Look(error.reason, str(error))
     except FileNotFoundError:
-        return Look("missing", "there is no such file")
+        return Look("missing", "the file does not exist")
     except OSError as error:
         return Look("unreadable", error.strerror or str(error))
     content = hashlib.sha256(data).digest()[:DIGEST_BYTES]
@@ -62,7 +62,7 @@ def look(images: ImageSet, i: int, lock: AbstractContextManager[object] = NO_LOC
 
 
 def pixels(images: ImageSet, i: int) -> bytes:
-    """A digest of all pixels of an image that can be used."""
+    """Return a digest of all pixels of a readable image."""
     picture = decode(images.read(i))
     return _digest(picture, picture)
 
@@ -73,7 +73,7 @@ def _digest(picture: Image.Image, part: Image.Image) -> bytes:
 
 
 def _darkness(picture: Image.Image) -> tuple[str, str] | None:
-    """Whether there is nothing to see."""
+    """Return the problem if the image is nearly black."""
     brightest = max(high for _, high in picture.getextrema())  # type: ignore[misc]
     if brightest >= DARK:
         return None
@@ -81,27 +81,27 @@ def _darkness(picture: Image.Image) -> tuple[str, str] | None:
 
 
 def _name_problem(name: str, data: bytes) -> tuple[str, str]:
-    """Whether a file is called as another format is."""
+    """Return the problem if the extension is that of another format."""
     extension = os.path.splitext(name)[1].lower()
     called, is_really = FORMAT_OF.get(extension), format_of(data)
     if called in (None, is_really) or is_really is None:
         return "", ""
-    return "extension", f"it is {is_really}, and should end in {EXTENSIONS[is_really][0]}"
+    return "extension", f"it is {is_really}: rename it to end in {EXTENSIONS[is_really][0]}"
 
 
-Digests = NDArray[np.uint8]  # a row for each image
+Digests = NDArray[np.uint8]  # one row per image
 
 
 def same_images(content: Digests, samples: Digests, pixels: Callable[[int], bytes]) -> Digests:
-    """A digest of each image that is equal where the pixels are.
+    """Return a digest per image that is equal for images with equal pixels.
 
-    Files of equal bytes are equal images. Others can only be so if a few of their pixels are equal: of those,
-    and there are not many, all pixels are compared.
+    Files with equal bytes are equal images. All pixels are compared only for the few other images whose
+    sampled pixels agree.
 
     Args:
         content: digests of the files' bytes.
         samples: digests of a few pixels.
-        pixels: gives the digest of all pixels of an image.
+        pixels: function that returns the digest of all pixels of an image.
     """
     result = content.copy()
     for group in groups_of_equals(samples):
@@ -113,7 +113,7 @@ def same_images(content: Digests, samples: Digests, pixels: Callable[[int], byte
 
 
 def groups_of_equals(digests: Digests) -> Iterator[NDArray[np.int64]]:
-    """The places of equal rows, where there are several, each group in order."""
+    """Yield the indices of each group of two or more equal rows, in ascending order."""
     if not len(digests):
         return
     words = np.ascontiguousarray(digests).view(np.uint64)
@@ -121,11 +121,11 @@ def groups_of_equals(digests: Digests) -> Iterator[NDArray[np.int64]]:
     is_new = np.any(words[order][1:] != words[order][:-1], axis=1)
     starts = np.concatenate([[0], np.flatnonzero(is_new) + 1, [len(order)]])
     for which in np.flatnonzero(np.diff(starts) > 1):
-        # The sort is stable, so a group is in order as it is.
+        # The sort is stable, so each group is in ascending order.
         yield order[starts[which] : starts[which + 1]]
 
 
-# Pillow lets other threads run while it decodes, so threads are as good as processes and need no copies.
+# Pillow releases the GIL while it decodes, so threads are as fast as processes and need no copies.
 IMAGES_AT_ONCE = 16
 Progress = Callable[[int, int], None]
 
@@ -134,9 +134,9 @@ class Problem(NamedTuple):
     """A line of the report.
 
     Attributes:
-        path: of the image, or ``split/class``.
+        path: path of the image, or ``split/class``.
         problem: a key of :data:`covpool.data.check.REMEDIES`.
-        detail: in a sentence.
+        detail: the problem in a sentence.
     """
 
     path: str
@@ -145,7 +145,7 @@ class Problem(NamedTuple):
 
 
 class Collection:
-    """The images of all splits, numbered through, and what is known of each.
+    """The images of all splits, numbered consecutively, with their digests.
 
     Args:
         sets: the images of each split.
@@ -162,19 +162,19 @@ class Collection:
         self.is_good = np.zeros(total, dtype=bool)
 
     def find(self, number: int) -> tuple[int, ImageSet, int]:
-        """The number of its split, the split's images, and the number among these."""
+        """Return the number of an image's split, the split's images, and its index among them."""
         split = int(np.searchsorted(self.ends, number, side="right"))
         images = self.sets[split]
         return split, images, number - int(self.ends[split]) + len(images)
 
     def name(self, number: int) -> str:
-        """Its path."""
+        """Return the path of an image."""
         split, images, i = self.find(number)
         with self.locks[split]:
             return images.name(i)
 
     def look_at_all(self, workers: int, progress: Progress | None) -> Iterator[Problem]:
-        """Look at every image, and keep the digests of the good ones."""
+        """Check every image, yield the problems, and store the digests of readable images."""
         total = len(self.is_good)
         tasks = (
             range(start, min(start + IMAGES_AT_ONCE, total)) for start in range(0, total, IMAGES_AT_ONCE)
@@ -189,7 +189,7 @@ class Collection:
                 while waiting:
                     yield from self._keep(*waiting.popleft(), progress)
             finally:
-                # After Ctrl-C, only what is under way is waited for.
+                # After Ctrl-C, wait only for running tasks.
                 pool.shutdown(cancel_futures=True)
 
     def _look(self, numbers: range) -> list[Look]:
@@ -209,7 +209,7 @@ class Collection:
             progress(numbers.stop, len(self.is_good))
 
     def same(self) -> Iterator[Problem]:
-        """Images that are there more than once: all but the first are told of."""
+        """Yield a problem for every image that equals an earlier one."""
         good = np.flatnonzero(self.is_good)
 
         def pixels_of(place: int) -> bytes:
@@ -221,10 +221,10 @@ class Collection:
             yield from self._copies([int(number) for number in good[group]])
 
     def _copies(self, numbers: list[int]) -> Iterator[Problem]:
-        """What is wrong with each of some equal images, seen from those before it."""
+        """Yield a problem for each of several equal images except the first."""
         first: dict[
             tuple[int, int], int
-        ] = {}  # of each split and label; of a placeholder there are thousands
+        ] = {}  # per split and label: a placeholder image can occur thousands of times
         for number in numbers:
             split, images, i = self.find(number)
             label = images.label(i)

@@ -1,9 +1,8 @@
-"""From a picture to a tensor: what a network wants of every image, and how training varies them.
+"""Image transforms: preprocessing for evaluation and augmentation for training.
 
-The pipelines are torchvision's (``transforms.v2``). Up to the tensor they work on Pillow's pictures, so that
-sizes are changed as in the code that networks were trained with, and so that no result depends on threads.
-Whatever is random comes from torch's generator: :func:`covpool.data.order.torch_seeded` makes it a
-function of a key.
+The pipelines are torchvision's (``transforms.v2``). They resize Pillow images, not tensors: pretrained
+networks were trained that way, and results do not depend on the number of threads. All random numbers come
+from torch's generator, which :func:`covpool.data.order.torch_seeded` seeds by a key.
 """
 
 from __future__ import annotations
@@ -25,23 +24,23 @@ Interpolation = Literal["bilinear", "bicubic", "lanczos", "box", "hamming", "nea
 INTERPOLATIONS = ("bilinear", "bicubic", "lanczos", "box", "hamming", "nearest")
 CropMode = Literal["center", "squash"]
 
-# The principal components of the colours of ImageNet, of Krizhevsky et al. (2012), as they are in common use:
-# eigenvalues, and eigenvectors in the columns, of RGB from 0 to 1.
+# Principal components of ImageNet's colors (Krizhevsky et al. 2012) in their widely used form: eigenvalues,
+# and eigenvectors in the columns, for RGB values from 0 to 1.
 EIGENVALUES = (0.2175, 0.0188, 0.0045)
 EIGENVECTORS = ((-0.5675, 0.7192, 0.4009), (-0.5808, -0.0045, -0.8140), (-0.5836, -0.6948, 0.4203))
 
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """What a network wants of every image, in the words of timm's ``pretrained_cfg``.
+    """Preprocessing of a network's images, with the names of timm's ``pretrained_cfg``.
 
     Attributes:
-        size: the side of the square that it sees.
-        crop_pct: which part of the shorter side that square is at test time.
-        crop_mode: ``"center"`` keeps the proportions; ``"squash"`` makes every image a square first.
-        interpolation: by which sizes are changed.
-        mean: of each channel, of values from 0 to 1: 3 for RGB, 1 for gray.
-        std: likewise.
+        size: image size in pixels; inputs are square.
+        crop_pct: size of the center crop relative to the shorter side, at test time.
+        crop_mode: ``"center"`` keeps the aspect ratio; ``"squash"`` first resizes every image to a square.
+        interpolation: interpolation for resizing.
+        mean: mean per channel, for values from 0 to 1: 3 values for RGB, 1 for gray.
+        std: standard deviation per channel, in the same form as ``mean``.
     """
 
     size: int = 224
@@ -61,16 +60,16 @@ class Preprocessing:
 
     @property
     def resized_side(self) -> int:
-        """What the shorter side is brought to at test time, before the square is cut out, as timm has it."""
+        """Size of the shorter side before the center crop at test time, rounded as in timm."""
         return math.floor(self.size / self.crop_pct)
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Preprocessing:
-        """That of a model's ``pretrained_cfg``, or of its bundle."""
+        """Return the preprocessing of a model's ``pretrained_cfg`` or of its bundle."""
         channels, height, width = config["input_size"]
         if channels not in (1, 3) or height != width:
             raise UsageError(
-                f"images must be square and of 3 channels or 1 (gray); got {tuple(config['input_size'])}: "
+                f"images must be square, with 3 channels or 1 (gray); got {tuple(config['input_size'])}: "
                 "pass tensors to the model"
             )
         mean, std = (tuple(float(value) for value in config[name]) for name in ("mean", "std"))
@@ -88,21 +87,20 @@ class Preprocessing:
 
 @dataclass(frozen=True)
 class Augmentation:
-    """How training varies an image.
+    """Augmentation of training images.
 
     Attributes:
-        crop: ``"resized"``: a part of random size and proportions; ``"random"``: the shorter side is brought
-            to ``shorter_side`` and a square is cut out somewhere; ``"test"``: the part that is seen at test
-            time.
-        scale: of ``"resized"``: the smallest and largest part of the image's area.
-        ratio: of ``"resized"``: the smallest and largest width over height.
-        shorter_side: of ``"random"``: pixels, or the smallest and largest number of them, each equally
-            likely. ``None``: as at test time.
-        flip: the probability of left and right being exchanged.
-        colour: ``"lighting"``: a random shift along the principal components of ImageNet's colours, as in
+        crop: ``"resized"``: a crop of random size and aspect ratio; ``"random"``: the shorter side is resized
+            to ``shorter_side`` and a square is cropped at random; ``"test"``: the crop of test time.
+        scale: range of the crop's area relative to the image, for ``"resized"``.
+        ratio: range of the crop's width over height, for ``"resized"``.
+        shorter_side: pixels, or a range of pixels drawn uniformly, for ``"random"`` (default: as at test
+            time).
+        flip: probability of a horizontal flip.
+        colour: ``"lighting"``: a random shift along the principal components of ImageNet's colors, as in
             AlexNet; ``"jitter"``: random brightness, contrast and saturation.
-        strength: of the shift, its deviation (0.1 if not given, as in AlexNet); of the jitter, by which part
-            of itself each of the three may change (0.4 if not given).
+        strength: standard deviation of the lighting shift (default 0.1, as in AlexNet), or relative change of
+            brightness, contrast and saturation (default 0.4).
     """
 
     crop: Literal["resized", "random", "test"] = "resized"
@@ -119,28 +117,28 @@ class Augmentation:
 
 
 def evaluation_transform(preprocessing: Preprocessing) -> v2.Transform:
-    """The same part of every image: resized, and its centre cut out."""
+    """Return the transform for evaluation: resize and center crop."""
     return v2.Compose([*_test_crop(preprocessing), *_to_tensor(preprocessing)])
 
 
 def pixels_transform(preprocessing: Preprocessing) -> v2.Transform:
-    """The part of the picture that :func:`evaluation_transform` sees, in uint8: ``(3, size, size)``."""
+    """Return the crop of :func:`evaluation_transform` as uint8 pixels, ``(3, size, size)``."""
     return v2.Compose([*_test_crop(preprocessing), v2.PILToTensor()])
 
 
 def normalize_transform(preprocessing: Preprocessing) -> v2.Transform:
-    """From pixels in uint8 to what the network receives: the end of :func:`evaluation_transform`."""
+    """Return the transform from uint8 pixels to network inputs: the end of :func:`evaluation_transform`."""
     return v2.Compose(_to_tensor(preprocessing)[1:])
 
 
 def ten_crop_transform(preprocessing: Preprocessing) -> v2.Transform:
-    """Ten parts of every image, as ``(10, 3, size, size)``: corners and centre, and the same mirrored."""
+    """Return a ten-crop transform, ``(10, 3, size, size)``: corners, center, and their horizontal flips."""
     resize, _ = _test_crop(preprocessing)
     return v2.Compose([resize, TenCrop(preprocessing)])
 
 
 def training_transform(preprocessing: Preprocessing, augmentation: Augmentation) -> v2.Transform:
-    """A random part of every image, perhaps with left and right exchanged and in other colours."""
+    """Return the transform for training: random crop, horizontal flip and color augmentation."""
     steps = _crop(preprocessing, augmentation)
     if augmentation.flip > 0:
         steps.append(v2.RandomHorizontalFlip(augmentation.flip))
@@ -149,15 +147,15 @@ def training_transform(preprocessing: Preprocessing, augmentation: Augmentation)
     if augmentation.colour == "jitter":
         steps.append(v2.ColorJitter(*[0.4 if strength is None else strength] * 3))
     elif augmentation.colour == "lighting":
-        values.insert(2, Lighting(0.1 if strength is None else strength))  # of RGB values from 0 to 1
+        values.insert(2, Lighting(0.1 if strength is None else strength))  # on RGB values from 0 to 1
     return v2.Compose([*steps, *values, normalize])
 
 
 class TenCrop:
-    """A picture to ten parts of it in one tensor; torchvision leaves the stacking to its callers.
+    """Ten crops of an image, stacked in one tensor; torchvision returns a tuple.
 
     Args:
-        preprocessing: says how large a part is, and how it becomes a tensor.
+        preprocessing: crop size and normalization.
     """
 
     def __init__(self, preprocessing: Preprocessing) -> None:
@@ -165,15 +163,15 @@ class TenCrop:
         self.to_tensor = v2.Compose(_to_tensor(preprocessing))
 
     def __call__(self, picture: Image.Image) -> Tensor:
-        """The corners, row by row, and the centre; then those of the mirrored picture."""
+        """Return the corners, row by row, and the center; then those of the horizontal flip."""
         return torch.stack([self.to_tensor(part) for part in self.crop(picture)])
 
 
 class Lighting(v2.Transform):  # type: ignore[misc]  # torchvision is untyped
-    """Shift the colours of an image along the principal components of ImageNet's, as AlexNet did.
+    """Shift the colors of an image along the principal components of ImageNet, as AlexNet did.
 
     Args:
-        strength: the standard deviation of the shift, in units of each component's eigenvalue.
+        strength: standard deviation of the shift, in units of each component's eigenvalue.
     """
 
     def __init__(self, strength: float = 0.1) -> None:
@@ -181,12 +179,12 @@ class Lighting(v2.Transform):  # type: ignore[misc]  # torchvision is untyped
         self.strength = strength
 
     def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
-        """Draw the shift of each component, and turn them into one of each channel."""
+        """Draw the shift of each component and convert the shifts to channels."""
         shifts = torch.randn(3) * self.strength * torch.tensor(EIGENVALUES)
         return {"shift_C11": (torch.tensor(EIGENVECTORS) @ shifts)[:, None, None]}
 
     def transform(self, inpt: Tensor, params: dict[str, Any]) -> Tensor:
-        """Add it to values from 0 to 1; they may leave that range."""
+        """Add the shift to values from 0 to 1; the results may leave that range."""
         shift_C11: Tensor = params["shift_C11"]
         return inpt + shift_C11
 
@@ -200,8 +198,8 @@ def _crop(preprocessing: Preprocessing, augmentation: Augmentation) -> list[v2.T
     sides = augmentation.shorter_side or preprocessing.resized_side
     smallest, largest = (sides, sides) if isinstance(sides, int) else sides
     if not size <= smallest <= largest:
-        raise UsageError(f"shorter_side must be at least {size}, the side of what is cut out; got {sides}")
-    # Its second argument is one past the largest, whatever its documentation says.
+        raise UsageError(f"shorter_side must be at least {size}, the size of the crop; got {sides}")
+    # Its second argument is exclusive, contrary to torchvision's documentation.
     return [v2.RandomResize(smallest, largest + 1, mode), v2.RandomCrop(size)]
 
 

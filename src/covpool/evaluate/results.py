@@ -1,4 +1,4 @@
-"""What a protocol leaves: a folder with ``results.json``, which says what was tried on what."""
+"""The results folder of a protocol, with ``results.json``."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from covpool.provenance import origin
 Results = origin.Results
 PACKAGE = "covpool.evaluate"
 FILE = "results.json"
-# What people call the results of a protocol, where that is not its name.
+# Names of protocols in messages, where they differ.
 CALLED = {"accuracy": "evaluation", "retrieval": "search"}
-# The code that a number depends on.
+# The packages that results depend on.
 PACKAGES = ("functional", "nn", "models", "data", "inference", "train", "evaluate")
 
 
 def new_results(protocol: str, arguments: dict[str, Any], processes: Processes, seed: int | None) -> Results:
-    """What every file begins with. ``arguments`` are the caller's; its ``bundle`` is described here.
+    """Return the first fields of a result file, with a description of the bundle.
 
     Args:
-        protocol: its name, which is also that of its schema.
-        arguments: of the protocol's function.
-        processes: that did the work.
-        seed: of what came by chance; ``None`` where nothing did.
+        protocol: name of the protocol and of its schema.
+        arguments: arguments of the protocol's function, including ``bundle``.
+        processes: the processes that did the work.
+        seed: random seed; ``None`` if nothing is random.
     """
     head = origin.new_results(PACKAGES, arguments, processes.device.type, seed)
     head["versions"] |= versions()
@@ -46,7 +46,7 @@ def new_results(protocol: str, arguments: dict[str, Any], processes: Processes, 
 
 
 def describe_images(images: ImageSet, split: str) -> dict[str, Any]:
-    """Which images they are."""
+    """Return the split, the size and the fingerprint of an image set."""
     return {
         "split": split,
         "images": len(images),
@@ -56,47 +56,46 @@ def describe_images(images: ImageSet, split: str) -> dict[str, Any]:
 
 
 def prepare_folder(folder: Path, protocol: str, data: str | None = None) -> None:
-    """Make a folder for results, now, not after hours of work.
+    """Create the results folder before the work starts, so that problems show at once.
 
     Args:
-        folder: need not be there yet.
-        protocol: of the results.
-        data: the images, where the results must not go.
+        folder: the folder; it need not exist.
+        protocol: protocol of the results.
+        data: the images; the results must not be written among them.
 
     Raises:
-        ValueError: in a sentence, if it is among the images, or holds something else, which would be mixed
-            with them.
+        ValueError: if the folder is inside the data set or holds other files.
     """
     if data is not None:
         check_outside(folder, data, "results")
     if not folder.exists():
         folder.mkdir(parents=True)
     if not folder.is_dir():
-        raise UsageError(f"{folder} is a file: give another --out")
-    # A process that was killed may have left half a file under another name, or its lock alone.
+        raise UsageError(f"{folder} is a file: use another --out")
+    # A killed process may leave a temporary file or its lock.
     holds_something = any(
         not path.match(".*.covpool-saving") and path.name != LOCK for path in folder.iterdir()
     )
     is_known = _protocol_of(folder) == protocol or _unfinished(folder, protocol).exists()
     if holds_something and not is_known:
         called = CALLED.get(protocol, protocol)
-        raise UsageError(f"{folder} holds other things: give a new --out, or that of an earlier {called}")
+        raise UsageError(f"{folder} holds other files: use a new --out, or that of an earlier {called}")
 
 
 def begin_results(folder: Path, protocol: str) -> None:
-    """Before the first file that goes with the results: earlier results are not of what is written now."""
+    """Mark the folder and remove the earlier results, which do not match the files written next."""
     mark_folder(folder, protocol)
     (folder / FILE).unlink(missing_ok=True)
 
 
 def mark_folder(folder: Path, protocol: str) -> None:
-    """Until :func:`write_results`, so that :func:`prepare_folder` knows the folder after a stop."""
+    """Mark a folder until :func:`write_results`, so that :func:`prepare_folder` accepts it after a stop."""
     _unfinished(folder, protocol).touch()
     sync_folder(folder)
 
 
 def write_results(folder: Path, results: Results) -> None:
-    """Check them against their schema, and write them in place of earlier ones."""
+    """Check results against their schema and replace the earlier file."""
     plain = plain_json("results", results)
     origin.check_schema(plain, PACKAGE, plain["protocol"])
     replace_file(folder / FILE, (json.dumps(plain, indent=2, ensure_ascii=False) + "\n").encode())
@@ -104,16 +103,16 @@ def write_results(folder: Path, results: Results) -> None:
 
 
 def closing_lines(folder: str, results: Results) -> str:
-    """For a terminal: what was left out, and where everything is."""
+    """Return the last lines for a terminal: unreadable images and the path of the results."""
     lines = [f"results: {Path(folder) / FILE}"]
     if bad := results["bad_images"]:
         listed = Path(folder) / "bad_images.csv"
-        lines.insert(0, f"bad images: {bad:,}, left out; {listed} says why")
+        lines.insert(0, f"unreadable images: {bad:,}, left out; see {listed}")
     return "\n".join(lines)
 
 
 def _unfinished(folder: Path, protocol: str) -> Path:
-    """The mark of a folder that is being written."""
+    """Return the file that marks an unfinished folder."""
     return folder / f".{protocol}.covpool-unfinished"
 
 

@@ -35,7 +35,7 @@ from covpool.terminal import counted
 
 
 def results_table(results: Results) -> str:
-    """A line for each metric, in percent."""
+    """Return one line per metric, in percent."""
     data, gallery, metrics = results["data"], results["gallery"], results["metrics"]
     among = (
         "the others" if gallery is None else f"{counted(gallery['images'], 'image')} of {gallery['split']}"
@@ -51,17 +51,17 @@ def results_table(results: Results) -> str:
 
 PROTOCOL = "retrieval"
 ENGINES = ("exact", "faiss")
-# Neighbours that are kept, to be drawn.
+# Nearest neighbors to store, for the figures.
 NEAREST = 6
 
 
 @dataclass(frozen=True, eq=False)
 class Retrieval:
-    """What a search came to.
+    """The result of :func:`retrieve`.
 
     Attributes:
-        folder: with everything in it; ``results.json`` is for programs.
-        results: as in that file; ``metrics`` are fractions from 0 to 1.
+        folder: folder of the output files, including ``results.json``.
+        results: contents of ``results.json``; ``metrics`` are fractions from 0 to 1.
     """
 
     folder: Path
@@ -84,37 +84,37 @@ def retrieve(
     precision: Literal["float32", "bfloat16", "float16"] = "float32",
     progress: ProgressCall | None = None,
 ) -> Retrieval:
-    """Search for images of the same class by a bundle's vectors, and write what was found into a folder.
+    """Measure how well a bundle's embeddings retrieve images of the same class, and write the results.
 
-    The vector of an image is what the bundle's classifier would receive, compared by cosine similarity. The
-    images need not be of the bundle's classes. Under torchrun all processes call it and divide the images
-    among themselves; the first one searches.
+    The embedding of an image is the input of the bundle's classifier; embeddings are compared by cosine
+    similarity. The images need not belong to the bundle's classes. Under torchrun all processes call this
+    function and share the images; the first process searches.
 
     Args:
-        bundle: the folder of :func:`covpool.save_model`.
-        data: as for :func:`covpool.data.sources.open_images`.
+        bundle: folder written by :func:`covpool.save_model`.
+        data: the images, as for :func:`covpool.data.sources.open_images`.
         out: a new folder, or that of an earlier search.
-        split: of the queries; ``None`` for test, or else val, or else all images.
-        gallery: the split that is searched; ``None`` for that of the queries. Where the queries are in it,
-            each looks for the others.
-        layout: of the data.
-        at: ks of recall at k.
-        engine: ``"exact"``, or ``"faiss"``, which is exact too, but ranks no more images than recall and mAP
-            at R need: there is no mAP then.
-        batch_size: of each process.
-        workers: processes that read images, for each process.
-        device: of the network; ``"auto"`` for a GPU if there is one. The search is the CPU's.
-        precision: of autocast.
-        progress: called with the images done and those there are, of each split.
+        split: split of the queries (default: test, else val, else all images).
+        gallery: split to search (default: that of the queries). A query that is in the gallery is excluded
+            from its own ranking.
+        layout: layout of the data.
+        at: values of k for recall at k.
+        engine: ``"exact"`` or ``"faiss"``. faiss is exact too, but ranks only the images that recall and mAP
+            at R need, so it does not report mAP.
+        batch_size: batch size per process.
+        workers: number of image-reading processes per process.
+        device: device of the network; ``"auto"`` uses a GPU if there is one. The search runs on the CPU.
+        precision: autocast precision.
+        progress: called with the number of images done and the total, for each split.
 
     Raises:
-        ValueError: in a sentence, if bundle, images and options do not go together.
+        ValueError: if bundle, images and options do not match.
     """
     bundle, data, folder = str(bundle), str(data), Path(out)
     check_choice("engine", engine, ENGINES)
     passing = Pass(batch_size, workers, precision, progress)
     if not at:
-        raise UsageError("--at is empty: pass at least one k, as [1]")
+        raise UsageError("--at is empty: pass at least one k, such as [1]")
     for k in at:
         check_whole("at", k)
     if engine == "faiss" and find_spec("faiss") is None:
@@ -162,7 +162,7 @@ def retrieve(
 
 @contextlib.contextmanager
 def _all_cores() -> Iterator[None]:
-    """While the other processes wait; torchrun gives each a thread."""
+    """Use all cores while the other processes wait; torchrun gives each process one thread."""
     before = torch.get_num_threads()
     torch.set_num_threads(len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1)
     try:
@@ -181,12 +181,12 @@ def _described(queries: Side, gallery: Side | None) -> dict[str, Any]:
 
 
 def _other_gallery(split: str, gallery: str | None) -> str | None:
-    """The gallery, unless it is the queries under whatever name."""
+    """Return the gallery, or ``None`` if it equals the queries."""
     asked, among = set(split_names(split)), set(split_names(split if gallery is None else gallery))
     if asked & among and asked - among:
         raise UsageError(
-            f"some queries of {split} are in the gallery {gallery} and others are not, so they would not "
-            "search among the same images: give a --gallery with all of their splits, or with none"
+            f"only some queries of {split} are in the gallery {gallery}: use a --gallery with all splits of "
+            "the queries, or with none"
         )
     return None if asked == among else gallery
 
@@ -199,7 +199,7 @@ def _search(
         itself = np.arange(len(asked.ids))
     ranks = len(among.ids) - int(itself is not None)
     if max(at) > ranks:
-        raise UsageError(f"--at asks for the first {max(at)}, and there are {ranks} images to find")
+        raise UsageError(f"--at {max(at)} is larger than the number of images to search ({ranks})")
     places = None if itself is None else torch.from_numpy(itself)
     if engine == "exact":
         blocks = search_exact(asked.vectors, among.vectors, places)
@@ -212,7 +212,7 @@ def _search(
 def _measured(scores: Scores, at: Sequence[int]) -> dict[str, Any]:
     counted = scores.counted
     if not counted.any():
-        raise UsageError("no query has another image of its class to find, so there is nothing to measure")
+        raise UsageError("no query has another image of its class in the gallery")
     whole = scores.precision
     return {
         "queries": int(counted.sum()),

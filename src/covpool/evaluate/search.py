@@ -19,18 +19,18 @@ from covpool.inference.forward import Pass
 from covpool.models.model import PooledClassifier
 from covpool.processes import Processes
 
-NOTHING = "none of the images could be used, so there is nothing to search"
+NOTHING = "no image is readable, so there is nothing to search: run 'covpool check'"
 
 
 @dataclass(frozen=True, eq=False)
 class Embeddings:
-    """Of the images of a set that could be used, in its order.
+    """Embeddings of the readable images of a set, in its order.
 
     Attributes:
-        ids: ``(N,)``, the image's number in the set.
-        labels: ``(N,)``, its class.
-        vectors: ``(N, D)``, of length 1, float32.
-        bad: the images that could not be used.
+        ids: ``(N,)``, index of each image in the set.
+        labels: ``(N,)``, class of each image.
+        vectors: ``(N, D)``, float32, of unit length.
+        bad: the unreadable images.
     """
 
     ids: NDArray[np.int64]
@@ -41,12 +41,12 @@ class Embeddings:
 
 @dataclass(frozen=True, eq=False)
 class Side:
-    """Queries, or what is searched.
+    """The queries or the gallery.
 
     Attributes:
-        split: its name.
+        split: name of the split.
         images: the set.
-        embeddings: of its images.
+        embeddings: embeddings of its images.
     """
 
     split: str
@@ -54,24 +54,24 @@ class Side:
     embeddings: Embeddings
 
     def name(self, place: int) -> str:
-        """Of the image at a place of the embeddings."""
+        """Return the image name of an embedding, by index."""
         return self.images.name(int(self.embeddings.ids[place]))
 
     def label(self, place: int) -> str:
-        """The name of its class."""
+        """Return the class name of an embedding, by index."""
         return self.images.classes[int(self.embeddings.labels[place])]
 
 
 def taken_from(gallery: Side, split: str, images: ImageSet) -> tuple[Side, NDArray[np.int64]]:
-    """Queries whose vectors are in the gallery already, and their places there.
+    """Return queries whose embeddings are in the gallery already, and their indices in it.
 
     Args:
-        gallery: of all their splits, and perhaps others.
-        split: of the queries.
+        gallery: a gallery that holds all splits of the queries.
+        split: split of the queries.
         images: the queries.
 
     Raises:
-        ValueError: in a sentence, if no query could be used.
+        ValueError: if no query is readable.
     """
     starts, total = dict[str, int](), 0
     for name, part in zip(split_names(gallery.split), _parts(gallery.images), strict=True):
@@ -85,12 +85,12 @@ def taken_from(gallery: Side, split: str, images: ImageSet) -> tuple[Side, NDArr
         raise UsageError(NOTHING)
     places = places[usable]
     vectors = known.vectors[torch.from_numpy(places)]
-    # What is bad is told of the gallery.
+    # Unreadable images are listed for the gallery, so not again here.
     return Side(split, images, Embeddings(np.flatnonzero(usable), known.labels[places], vectors, ())), places
 
 
 def _parts(images: ImageSet) -> tuple[ImageSet, ...]:
-    """The set of each split."""
+    """Return the set of each split."""
     return images.sets if isinstance(images, Joined) else (images,)
 
 
@@ -147,15 +147,15 @@ Column = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """For each query; NaN where the gallery has no image of its class, so that there is nothing to find.
+    """Retrieval scores per query; NaN for a query without another image of its class in the gallery.
 
     Attributes:
-        matches: R, how many images of its class there are to find.
-        first_match: the rank of the first that was found, from 1; 0 where none was.
-        precision: the average precision, the mean over all R matches of the precision at their ranks;
-            ``None`` where rankings are not whole.
-        precision_at_r: the same sum over the first R ranks alone, by R.
-        nearest: ``(Q, n)``, places in the gallery.
+        matches: R, the number of gallery images of the query's class.
+        first_match: rank of the first match, from 1; 0 if none was found.
+        precision: average precision, the mean over all R matches of the precision at their ranks; ``None`` if
+            rankings are incomplete.
+        precision_at_r: the same sum over the first R ranks, divided by R.
+        nearest: ``(Q, n)``, gallery indices of the nearest images.
     """
 
     matches: NDArray[np.int64]
@@ -166,16 +166,16 @@ class Scores:
 
     @property
     def counted(self) -> NDArray[np.bool_]:
-        """The queries that have something to find."""
+        """Mask of the queries that have a match in the gallery."""
         return self.matches > 0
 
     @property
     def best_known_precision(self) -> Column:
-        """The average precision, or where that is not known, that at R."""
+        """Average precision, or average precision at R if rankings are incomplete."""
         return self.precision_at_r if self.precision is None else self.precision
 
     def recall(self, k: int) -> float:
-        """The share of queries with a match among the first ``k``."""
+        """Return recall at k: the share of queries with a match among the first ``k``."""
         first = self.first_match[self.counted]
         return float(np.mean((first >= 1) & (first <= k)))
 
@@ -191,11 +191,11 @@ def score(
     """Score rankings.
 
     Args:
-        blocks: of rankings, of at least as many ranks as a query has matches.
-        query_labels: the class of each query.
-        gallery_labels: that of each image of the gallery.
-        nearest: of how many nearest images to keep the places.
-        without_itself: whether every query is in the gallery, and left out of its ranking.
+        blocks: blocks of rankings, with at least as many ranks as a query has matches.
+        query_labels: class of each query.
+        gallery_labels: class of each gallery image.
+        nearest: number of nearest images to store per query.
+        without_itself: whether every query is in the gallery and excluded from its own ranking.
     """
     labels_Q, labels_G = torch.from_numpy(query_labels), torch.from_numpy(gallery_labels)
     same = (labels_G.bincount(minlength=int(labels_Q.max()) + 1))[labels_Q] - int(without_itself)
@@ -213,7 +213,7 @@ def score(
 
 
 def _of_block(is_match: Tensor, matches: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """First match, average precision, and the same at R, of rankings ``(b, k)``."""
+    """Return first match, average precision and average precision at R of rankings ``(b, k)``."""
     ranks = torch.arange(1, is_match.shape[1] + 1)
     first = torch.where(is_match.any(dim=1), is_match.int().argmax(dim=1) + 1, 0)
     precision = (is_match.cumsum(dim=1) / ranks.double()) * is_match
@@ -221,32 +221,32 @@ def _of_block(is_match: Tensor, matches: Tensor) -> tuple[Tensor, Tensor, Tensor
     return first, precision.sum(dim=1) / matches, at_r / matches
 
 
-# Bytes of a block, and those that each of its similarities takes while it is sorted and scored.
+# Bytes per block, and bytes per similarity while a block is sorted and scored.
 MEMORY = 1 << 28
 BYTES = 40
 
-# The place of the first query, and (b, k): for each query of the block, places in the gallery, nearest first.
+# Index of the first query, and (b, k): for each query of the block, gallery indices, nearest first.
 Block = tuple[int, Tensor]
 
 
 def search_exact(
     queries_QD: Tensor, gallery_GD: Tensor, itself_Q: Tensor | None = None, memory: int = MEMORY
 ) -> Iterator[Block]:
-    """The whole ranking of every query.
+    """Yield the complete ranking of every query.
 
     Args:
-        queries_QD: vectors.
-        gallery_GD: vectors.
-        itself_Q: the place of each query in the gallery, which is left out of its ranking; ``None`` if they
-            are not in it.
-        memory: that a block may take, in bytes; a block is one query at least.
+        queries_QD: query embeddings.
+        gallery_GD: gallery embeddings.
+        itself_Q: gallery index of each query, which is excluded from its ranking; ``None`` if queries are not
+            in the gallery.
+        memory: maximum memory of a block in bytes; a block has at least one query.
     """
     rows = max(1, memory // (BYTES * len(gallery_GD)))
     for start in range(0, len(queries_QD), rows):
         block = queries_QD[start : start + rows]
         similarity = block @ gallery_GD.T
         if itself_Q is not None:
-            similarity[torch.arange(len(block)), itself_Q[start : start + rows]] = -torch.inf  # so it is last
+            similarity[torch.arange(len(block)), itself_Q[start : start + rows]] = -torch.inf  # sorts last
         order = similarity.sort(dim=1, descending=True, stable=True).indices
         yield start, order if itself_Q is None else order[:, :-1]
 
@@ -254,14 +254,14 @@ def search_exact(
 def search_faiss(
     queries_QD: Tensor, gallery_GD: Tensor, k: int, itself_Q: Tensor | None = None, memory: int = MEMORY
 ) -> Iterator[Block]:
-    """The ``k`` nearest of every query, by faiss's exact index for inner products (``IndexFlatIP``).
+    """Yield the ``k`` nearest images of every query, by faiss's exact inner-product index (``IndexFlatIP``).
 
     Args:
         queries_QD: as in :func:`search_exact`.
-        gallery_GD: likewise.
-        k: how many; at most all.
-        itself_Q: likewise.
-        memory: likewise.
+        gallery_GD: as in :func:`search_exact`.
+        k: number of nearest images, at most the size of the gallery.
+        itself_Q: as in :func:`search_exact`.
+        memory: as in :func:`search_exact`.
     """
     import faiss
 

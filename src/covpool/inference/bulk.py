@@ -214,7 +214,7 @@ def begin_or_continue(place: Place, job: Mapping[str, Any], out: str) -> set[str
         _check_same(_read(place, found, out), json.loads(json.dumps(job)), out)
     elif names - {found}:
         raise UsageError(
-            f"{out} holds other things, such as {min(names)!r}: give a new or an empty folder by --out"
+            f"{out} holds other files, such as {min(names)!r}: use a new or empty folder as --out"
         )
     else:
         if found:

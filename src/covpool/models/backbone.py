@@ -42,11 +42,11 @@ class Backbone:
 
     Attributes:
         network: the network.
-        format: of its features.
+        format: format of its features.
         kept_resolution: whether its last stage keeps its resolution.
-        expansion: what it would do next, from its features to those that its authors average; ``None`` where
-            there is nothing, or nobody asked for it.
-        expanded_channels: of the features after the expansion.
+        expansion: the layers between these features and those that the original network averages; ``None`` if
+            there are none or they were not requested.
+        expanded_channels: channels after the expansion.
     """
 
     network: nn.Module
@@ -69,30 +69,29 @@ def make_backbone(
     key_map: KeyMap = None,
     loading: Mapping[str, Any] | None = None,
 ) -> Backbone:
-    """Build the network, take off what comes after its features, and keep the last stage's resolution.
+    """Build a network, remove the layers after its features, and keep the last stage's resolution.
 
-    Every change is first made to a probe, the same network on the meta device, whose shapes tell whether
-    it works.
+    Every change is first tested on a probe: the same network on the meta device, which computes only shapes.
 
     Args:
-        name: a name of timm, or ``"alexnet"``.
-        keep: keep the last stage's resolution; ``None`` where possible.
-        features: before (``"stage"``) or after (``"head"``) the expansion of the channels.
-        with_expansion: keep an expansion that is left out of the network, beside it.
-        image_size: the side of the images.
-        options: for timm's ``create_model``.
+        name: a timm model name, or ``"alexnet"``.
+        keep: keep the last stage's resolution; ``None`` for where possible.
+        features: features before (``"stage"``) or after (``"head"``) the expansion of the channels.
+        with_expansion: return a removed expansion separately.
+        image_size: image size in pixels.
+        options: options of ``timm.create_model``.
         pretrained: load timm's weights.
         checkpoint_path: load these weights.
         key_map: see :func:`covpool.models.weights.load_backbone`.
-        loading: options of ``timm.create_model`` that say where its weights are.
+        loading: options of ``timm.create_model`` that locate its weights.
 
     Raises:
-        UnsupportedBackboneError: where timm has no such network or its features are of an unknown form.
-        KeepResolutionError: with ``keep=True``, where the architecture cannot.
+        UnsupportedBackboneError: if timm has no such network or its features have an unknown shape.
+        KeepResolutionError: if ``keep=True`` and the architecture does not support it.
     """
     options = dict(options or {})
     if "img_size" in options:
-        raise UnsupportedBackboneError("img_size is image_size= of create_model")
+        raise UnsupportedBackboneError("img_size is not an option here: pass image_size= to create_model")
     surgery = _plan_once(name, keep, features, with_expansion, image_size, options)
     if surgery.why_strided:
         log.info("the last stage of %s stays as it is: %s", name, surgery.why_strided)
@@ -111,17 +110,17 @@ def make_backbone(
 
 @dataclass(frozen=True)
 class Surgery:
-    """What to change in a network, by the names of its layers.
+    """The changes to a network, by layer names.
 
     Attributes:
-        options: for timm's ``create_model``.
-        expansion: the layers that expand the channels, to leave out.
-        kept: those of them to keep beside the network.
-        strided: the layers to take the stride from.
-        why_strided: why there are none, where they were looked for.
-        unused: the layers that no longer have a part in the features.
-        format: of the features.
-        expanded_channels: of the features after the expansion.
+        options: options of ``timm.create_model``.
+        expansion: layers that expand the channels, to remove.
+        kept: removed layers to keep separately.
+        strided: layers whose stride is removed.
+        why_strided: the reason if no stride can be removed.
+        unused: layers that the features no longer depend on.
+        format: format of the features.
+        expanded_channels: channels after the expansion.
     """
 
     options: dict[str, Any]
@@ -138,9 +137,9 @@ _PLANNED: dict[tuple[object, ...], Surgery] = {}
 
 
 def _plan_once(name: str, *arguments: Any) -> Surgery:
-    """Return the surgery on a network, remembered: a plan takes longer than the network itself.
+    """Return the changes to a network, cached: planning takes longer than building the network.
 
-    A name may come to mean another network, so the function that builds it is part of the key.
+    The building function is part of the key, because a name can be registered again for another network.
     """
     key = (name, builder(name), *map(repr, arguments))
     if key not in _PLANNED:
@@ -179,7 +178,7 @@ def _strided_layers(probe: Probe, keep: bool | None) -> tuple[list[str], str]:
     if keep is False:
         return [], ""
     try:
-        # Without autograd: some networks cache what they compute, and the probe is copied.
+        # Without autograd: the probe is copied, and some networks cache tensors of the forward pass.
         with torch.no_grad():
             if probe.format().layout == "channels_last":
                 raise KeepResolutionError("its features are tokens, or laid out like them")
@@ -194,15 +193,15 @@ def _strided_layers(probe: Probe, keep: bool | None) -> tuple[list[str], str]:
 
 @dataclass(frozen=True)
 class FeatureFormat:
-    """How the output of ``forward_features`` is to be read.
+    """The format of the output of ``forward_features``.
 
     Attributes:
-        channels: C.
-        layout: ``"channels_first"`` maps ``(B, C, H, W)``, or ``"channels_last"``: maps ``(B, H, W, C)``
-            and tokens ``(B, n, C)``.
-        tokens: whether they are tokens.
-        prefix_tokens: class, distillation and register tokens, which come before the patches' own.
-        has_class_token: whether the first of them is a class token, and not a register.
+        channels: number of channels C.
+        layout: ``"channels_first"`` for maps ``(B, C, H, W)``, or ``"channels_last"`` for maps
+            ``(B, H, W, C)`` and tokens ``(B, n, C)``.
+        tokens: whether the features are tokens.
+        prefix_tokens: number of class, distillation and register tokens, which precede the patch tokens.
+        has_class_token: whether the first token is a class token, not a register.
     """
 
     channels: int
@@ -212,15 +211,15 @@ class FeatureFormat:
     has_class_token: bool = False
 
     def positions(self, features: Tensor) -> Tensor:
-        """The features that belong to places in the image."""
+        """Return the features of spatial positions, without prefix tokens."""
         return features[:, self.prefix_tokens :] if self.prefix_tokens else features
 
     def class_token(self, features: Tensor) -> Tensor:
-        """``(B, C)``, the class token."""
+        """Return the class token, ``(B, C)``."""
         return features[:, 0]
 
     def average(self, features: Tensor) -> Tensor:
-        """``(B, C)``, the average over the places in the image."""
+        """Return the average over spatial positions, ``(B, C)``."""
         x = self.positions(features)
         return x.flatten(2).mean(2) if self.layout == "channels_first" else x.flatten(1, -2).mean(1)
 
@@ -236,9 +235,9 @@ def _unknown_option(name: str, options: Mapping[str, Any], error: TypeError) -> 
 
 
 class Probe:
-    """A network on the meta device: it computes shapes and autograd's graph, and not one number."""
+    """A network on the meta device, which computes shapes and the autograd graph but no values."""
 
-    network: Any  # torch's types do not know timm's interface
+    network: Any  # torch's types lack timm's interface
 
     def __init__(self, name: str, options: Mapping[str, Any]) -> None:
         self.name = name
@@ -249,20 +248,20 @@ class Probe:
                 raise
             except TypeError as error:
                 raise _unknown_option(name, options, error) from error
-            except Exception as error:  # of timm, whatever its networks make of the options
+            except Exception as error:  # timm's networks raise many kinds for invalid options
                 told = f" with {dict(options)}" if options else ""
                 raise UnsupportedBackboneError(f"timm cannot build {name}{told}: {error}") from error
         if any(isinstance(part, CovPool) for part in self.network.children()):
-            raise UnsupportedBackboneError(f"{name} has its pooling: timm.create_model({name!r}) builds it")
+            raise UnsupportedBackboneError(f"{name} has its own pooling: use timm.create_model({name!r})")
         size = options.get("img_size") or self.network.pretrained_cfg["input_size"][-1]
         height, width = size if isinstance(size, tuple | list) else (size, size)
         self.images = torch.empty(2, options.get("in_chans", 3), height, width, device="meta")
 
     def features(self, network: Any = None) -> Tensor:
-        """The features of two images, by the network or by a changed copy of it."""
+        """Return the features of two images, from the network or from a changed copy."""
         network = network or self.network
         if not hasattr(network, "forward_features"):
-            raise UnsupportedBackboneError(f"{self.name} has no forward_features: there is nothing to pool")
+            raise UnsupportedBackboneError(f"{self.name} has no forward_features to pool")
         try:
             features = network.forward_features(self.images)
         except (AssertionError, IndexError, RuntimeError, TypeError, ValueError) as error:
@@ -271,18 +270,18 @@ class Probe:
         if not isinstance(features, Tensor) or features.ndim not in (3, 4):
             got = tuple(features.shape) if isinstance(features, Tensor) else f"a {type(features).__name__}"
             raise UnsupportedBackboneError(
-                f"{self.name} gives {got} as features; "
-                "a covariance needs maps (B, C, H, W) or tokens (B, n, C)"
+                f"{self.name} returns {got} as features; "
+                "covariance pooling needs maps (B, C, H, W) or tokens (B, n, C)"
             )
         return features
 
     def format(self) -> FeatureFormat:
-        """How to read the features."""
+        """Return the format of the features."""
         features = self.features()
         if features.ndim == 3:
             prefix = self._prefix_tokens(features)
             if features.shape[1] - prefix < 2:
-                raise UnsupportedBackboneError(f"{self.name} gives its class token alone, and no patches'")
+                raise UnsupportedBackboneError(f"{self.name} returns only its class token, no patch tokens")
             return FeatureFormat(
                 features.shape[2], "channels_last", True, prefix, self._has_class_token(prefix)
             )
@@ -291,7 +290,7 @@ class Probe:
         return FeatureFormat(features.shape[1], "channels_first")
 
     def is_channels_last(self, features: Tensor) -> bool:
-        """Whether maps are ``(B, H, W, C)``, as Swin's are."""
+        """Return whether maps are ``(B, H, W, C)``, as in Swin."""
         declared = getattr(self.network, "output_fmt", None)
         if declared is not None:
             return str(declared).endswith("NHWC")
@@ -301,8 +300,8 @@ class Probe:
         declared = getattr(self.network, "num_prefix_tokens", None)
         if declared is not None:
             return int(declared)
-        # XCiT, CaiT and others have a class token and do not say so. The images are square, and so is the
-        # grid of their patches: what is over came before it.
+        # XCiT, CaiT and others have a class token but do not declare it. The images are square, so the
+        # patches form a square grid, and the other tokens are the prefix.
         return int(features.shape[1] - math.isqrt(features.shape[1]) ** 2)
 
     def _has_class_token(self, prefix_tokens: int) -> bool:
@@ -311,8 +310,8 @@ class Probe:
         return prefix_tokens > 0
 
     def used_parameters(self) -> set[int]:
-        """The ids of the parameters that have a part in the features."""
-        # In training mode: for evaluation some networks keep what they computed before, without its graph.
+        """Return the ids of the parameters that the features depend on."""
+        # In training mode: in evaluation mode some networks cache tensors without their graph.
         self.network.train()
         with torch.enable_grad():
             used = parameters_behind(self.features())

@@ -173,7 +173,7 @@ def check_replaceable(folder: str | Path) -> None:
         found = {file.name for file in path.iterdir()} if path.exists() else set()
         if others := sorted(found - {CARD, WEIGHTS} if CARD in found else found):
             raise BundleError(
-                f"the folder holds other things, such as {others[0]!r}: save to a new or an empty one"
+                f"the folder holds other files, such as {others[0]!r}: save to a new or empty folder"
             )
 
     with _naming(folder):

@@ -19,7 +19,7 @@ from covpool.models.create import build_model
 from covpool.models.model import PooledClassifier
 from covpool.models.weights import load_strictly, read_checkpoint, rename, tensors_in
 
-# Their preprocessing is torchvision's: shorter side 256, center 224. timm's for the same names is another.
+# The authors preprocess as torchvision does: shorter side 256, center crop 224. timm differs for these names.
 PREPROCESSING = {
     "mean": list(IMAGENET_DEFAULT_MEAN),
     "std": list(IMAGENET_DEFAULT_STD),
@@ -29,7 +29,7 @@ PREPROCESSING = {
 
 REDUCTION, NORM = "pool.reduction.projection.", "pool.reduction.norm."
 
-# A released ResNet has torchvision's names and two more.
+# A released ResNet has torchvision's names and those of the reduction.
 RELEASED_RESNET = {
     "conv1.": "backbone.conv1.",
     "bn1.": "backbone.bn1.",
@@ -38,7 +38,7 @@ RELEASED_RESNET = {
     "layer_reduce_bn.": NORM,
     "fc.": "head.classifier.",
 }
-# Training takes a network apart into features, representation and classifier.
+# The authors' training code splits a network into features, representation and classifier.
 TRAINED = {
     "representation.conv_dr_block.0.": REDUCTION,
     "representation.conv_dr_block.1.": NORM,
@@ -47,7 +47,7 @@ TRAINED = {
     "classifier.3.": "head.hidden.3.",
     "classifier.6.": "head.classifier.",
 }
-# The features of a ResNet are numbered; 8 and 9 are the reduction where training began from a released file.
+# The features of a ResNet are numbered; 8 and 9 are the reduction if training started from a released file.
 TRAINED_RESNET = {
     "features.0.": "backbone.conv1.",
     "features.1.": "backbone.bn1.",
@@ -58,38 +58,37 @@ TRAINED_RESNET = {
 }
 VGG = {"features.": "backbone.features.", **TRAINED}
 
-# The layers of the head, of which a file has the last or all.
+# The layers of the head; a file has only the last or all.
 DENSE = ("head.hidden.0.weight", "head.hidden.3.weight", "head.classifier.weight")
 
-# Blocks a stage, and convolutions in all.
+# Backbones by blocks per stage (ResNet) and by total convolutions (VGG).
 RESNETS = {(3, 4, 6, 3): "resnet50", (3, 4, 23, 3): "resnet101", (3, 8, 36, 3): "resnet152"}
 VGGS = {8: "vgg11", 10: "vgg13", 13: "vgg16", 16: "vgg19"}
 
 
 def convert_checkpoint(path: str | Path, *, steps: int = STEPS) -> PooledClassifier:
-    """Read a checkpoint of fast-MPN-COV, the authors' code, into a model that gives the same logits.
+    """Convert a checkpoint of fast-MPN-COV, the authors' code, to a model with the same logits.
 
-    These are read: their released ResNet-50, ResNet-101 and VGG-D, and what their ``main.py`` writes in
-    training, from scratch or from a released file, with any number of classes and any d. Depth, classes, d
-    and head are inferred from the file's names and shapes; a tensor too many or too few is an error. Pickles
-    are read as tensors and plain values alone.
+    Supported are the released ResNet-50, ResNet-101 and VGG-D, and the checkpoints of the authors'
+    ``main.py``, trained from scratch or from a released file, with any number of classes and any d. Depth,
+    classes, d and head are inferred from names and shapes; a missing or unexpected tensor is an error. Only
+    tensors and plain values are unpickled.
 
-    What the file cannot tell is the size of the images. The model says 224, that of the released networks;
-    the authors' fine-tuning on birds, aircraft and cars takes 448.
+    The file does not contain the image size. The model uses 224, as the released networks; the authors
+    fine-tune on birds, aircraft and cars at 448.
 
     Args:
         path: the file, ``.pth`` or ``.pth.tar``.
-        steps: Newton-Schulz iterations, which the file does not tell either; the authors' networks have 5.
+        steps: Newton-Schulz iterations, which the file does not contain either; the authors use 5.
 
     Raises:
-        CheckpointError: where it is no such file, in one sentence. A training checkpoint with the learning
-            rate ``--lr-method log`` holds numbers of numpy, which are refused like all that is pickled; the
-            message says how to take the tensors out.
+        CheckpointError: if the file is not such a checkpoint. A training checkpoint with ``--lr-method log``
+            contains pickled numpy values, which are refused; the message explains how to extract the tensors.
     """
     content = read_checkpoint(path)
     tensors = _as_ours(tensors_in(content, path), path)
     config = _config(tensors, arch=str(content.get("arch", "")), steps=steps, path=path)
-    # Built without memory, then given the file's own tensors: VGG-D's weights are in memory once, not twice.
+    # Built on the meta device and then given the file's tensors, so VGG-D's weights are in memory only once.
     with torch.device("meta"):
         model = build_model(config)
     tensors = {name: t.float() if t.is_floating_point() else t for name, t in tensors.items()}
@@ -98,8 +97,8 @@ def convert_checkpoint(path: str | Path, *, steps: int = STEPS) -> PooledClassif
 
 
 def _as_ours(tensors: Mapping[str, Tensor], path: str | Path) -> dict[str, Tensor]:
-    """The tensors under covpool's names."""
-    # DataParallel was around the whole network, around its features, or nowhere.
+    """Return the tensors under covpool's names."""
+    # DataParallel may wrap the whole network, only its features, or nothing.
     plain = {re.sub(r"^(module\.)?(features\.)?(module\.)?", r"\2", k): v for k, v in tensors.items()}
     if "conv1.weight" in plain:
         key_map = RELEASED_RESNET
@@ -108,12 +107,14 @@ def _as_ours(tensors: Mapping[str, Tensor], path: str | Path) -> dict[str, Tenso
     elif "features.0.weight" in plain:
         key_map = VGG
     else:
-        raise CheckpointError(f"{path} is no network of fast-MPN-COV: its first name is {next(iter(plain))}")
+        raise CheckpointError(
+            f"{path} is not a fast-MPN-COV checkpoint: its first tensor is {next(iter(plain))}"
+        )
     return rename(plain, key_map, path)
 
 
 def _config(tensors: Mapping[str, Tensor], *, arch: str, steps: int, path: str | Path) -> ModelConfig:
-    """The architecture, from what the file has."""
+    """Infer the architecture from the tensors."""
     classifier = _weight(tensors, DENSE[-1], path)
     dense = [_weight(tensors, name, path) for name in DENSE if name in tensors]
     head: dict[str, Any] = {}
@@ -123,7 +124,7 @@ def _config(tensors: Mapping[str, Tensor], *, arch: str, steps: int, path: str |
         backbone=_backbone(tensors, path),
         num_classes=len(classifier),
         dim=_dim(tensors, dense[0].shape[1], path),
-        # An ordinary ResNet, not the paper's, may have been trained with the paper's pooling: same names.
+        # An ordinary ResNet trained with the paper's pooling has the same names as the paper's ResNet.
         keep_resolution=not arch.startswith("resnet"),
         pool_options={"steps": steps},
         preprocessing=dict(PREPROCESSING),
@@ -132,35 +133,35 @@ def _config(tensors: Mapping[str, Tensor], *, arch: str, steps: int, path: str |
 
 
 def _backbone(tensors: Mapping[str, Tensor], path: str | Path) -> str:
-    """Its name in timm, by counting."""
+    """Return the backbone's name in timm, from the number of its layers."""
     if "backbone.conv1.weight" in tensors:
         found = re.findall(r"backbone\.layer([1-4])\.(\d+)\.conv1\.weight", "\n".join(tensors))
         blocks = tuple(sum(stage == number for number, _ in found) for stage in "1234")
         if blocks not in RESNETS:
             listed = ", ".join(RESNETS.values())
-            raise CheckpointError(f"{path} has {blocks} blocks in its stages, which is none of {listed}")
+            raise CheckpointError(f"{path} has {blocks} blocks in its stages, unlike {listed}")
         return RESNETS[blocks]
     convolutions = sum(name.startswith("backbone.") and v.ndim == 4 for name, v in tensors.items())
     if convolutions not in VGGS:
         raise CheckpointError(
-            f"{path} has {convolutions} convolutions in a row, which is none of {', '.join(VGGS.values())}"
+            f"{path} has {convolutions} convolutions in a row, unlike {', '.join(VGGS.values())}"
         )
     batchnorm = any(name.endswith("running_var") for name in tensors if name.startswith("backbone."))
     return VGGS[convolutions] + ("_bn" if batchnorm else "")
 
 
 def _dim(tensors: Mapping[str, Tensor], length: int, path: str | Path) -> int | None:
-    """d, or ``None`` without a reduction; ``length`` is that of the pooled vector."""
+    """Return d, or ``None`` without a reduction, from the length of the pooled vector."""
     d = (math.isqrt(8 * length + 1) - 1) // 2
     if d * (d + 1) // 2 != length:
         raise CheckpointError(
-            f"{path} has no covariance pooling: its classifier takes {length} numbers, which is no d(d+1)/2; "
-            "covpool.create_model(..., checkpoint_path=...) takes its backbone"
+            f"{path} has no covariance pooling: its classifier takes {length} values, which is not d(d+1)/2. "
+            "covpool.create_model(..., checkpoint_path=...) loads its backbone"
         )
     return d if f"{REDUCTION}weight" in tensors else None
 
 
 def _weight(tensors: Mapping[str, Tensor], name: str, path: str | Path) -> Tensor:
     if name not in tensors or tensors[name].ndim != 2:
-        raise CheckpointError(f"{path} has no classifier that covpool knows: {name} should be a matrix")
+        raise CheckpointError(f"{path} has no known classifier: {name} should be a matrix")
     return tensors[name]

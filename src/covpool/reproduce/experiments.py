@@ -13,10 +13,9 @@ class Row:
     """A row of the table.
 
     Attributes:
-        label: in the table.
-        configuration: with the first seed.
-        seeds: how many there are at most; ``None`` where a claim of the paper rests on it: as many as are
-            asked for.
+        label: label in the table.
+        configuration: configuration with the first seed.
+        seeds: maximum number of seeds; ``None`` (no maximum) if the row tests a claim of the paper.
     """
 
     label: str
@@ -29,12 +28,12 @@ class Experiment:
     """A table or a figure of the paper.
 
     Attributes:
-        name: on the command line and of its files.
-        title: for people.
-        paper: what the paper shows there, in a sentence.
-        rows: what is trained.
-        reference: the row whose time the others' are divided by; ``None`` where nothing is timed.
-        observed: rows that are looked into epoch by epoch.
+        name: name on the command line and in file names.
+        title: title of the table.
+        paper: the paper's result, in a sentence.
+        rows: the runs to train.
+        reference: row that the times of others are divided by; ``None`` if nothing is timed.
+        observed: rows whose pooling is observed epoch by epoch.
     """
 
     name: str
@@ -45,7 +44,7 @@ class Experiment:
     observed: tuple[str, ...] = ()
 
     def configurations(self, seeds: int) -> list[tuple[str, Configuration]]:
-        """Labels and what to train, for so many seeds at most; all of a seed before the next."""
+        """Return labels and configurations for up to ``seeds`` seeds; a seed is complete before the next."""
         return [
             (row.label, replace(row.configuration, seed=seed))
             for seed in range(seeds)
@@ -59,7 +58,7 @@ PLAIN, EXACT = "Plain-COV", "MPN-COV (EIG)"
 
 
 def isqrt_cov(steps: int) -> Configuration:
-    """AlexNet with so many steps; five are those of the other experiments."""
+    """Return AlexNet with a number of Newton-Schulz steps; the other experiments use five."""
     return Configuration("alexnet", "isqrt_cov", {"steps": steps})
 
 
@@ -76,11 +75,11 @@ FIGURE2 = Experiment(
 
 
 TRACE, FROBENIUS = "isqrt_cov (trace)", "isqrt_cov (Frobenius)"
-# With these the paper makes claims.
+# Methods that the paper makes claims about.
 IN_THE_PAPER = ("gap", "cov", "mpn_cov", "bcnn", "deep_o2p", "improved_bcnn", "g2denet")
-# Methods whose vector has another scale have rates of their own; the usual one is beside it. Vectors of unit
-# length hardly move the classifier at the rate that suits the others, and logarithms, which are large, move
-# it too far. Improved B-CNN does not learn even then unless its elementwise root is less steep near zero.
+# Methods whose vectors have another scale get their own learning rates; the table has the usual rate too.
+# At the usual rate, unit-length vectors hardly change the classifier, and the large values of logarithms
+# change it too much. Improved B-CNN also needs an elementwise root that is less steep near zero.
 OWN = {
     "bcnn": Configuration("alexnet", "bcnn", classifier=100.0),
     "cbp": Configuration("alexnet", "cbp", classifier=100.0),
@@ -132,7 +131,7 @@ APPROXIMATION = Experiment(
 
 
 NONE, BATCHNORM, MATCHED = "none", "BatchNorm", "trace (matched)"
-# The learning rate over its own, with which training without compensation is tried too.
+# Further factors on the learning rate for training without compensation.
 TUNED = (10.0, 100.0, 1000.0)
 
 

@@ -1,4 +1,4 @@
-"""The networks that stand for the paper's, and one training run of one of them."""
+"""Small versions of the paper's networks, and the configuration of a training run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from covpool.processes import fastest_precision
 from covpool.train.recipe import Recipe
 from covpool.train.recipe_files import read_recipe
 
-# At 64 pixels 7×7 positions of 64 channels; the paper's has 13×13 of 256.
+# At 64 pixels it has 7×7 positions of 64 channels; the paper's has 13×13 of 256.
 ALEXNET: dict[str, Any] = {
     "model.backbone": "alexnet",
     "model.backbone_options": {"channels": [32, 64, 96, 64, 64], "stem": [5, 2]},
@@ -22,8 +22,8 @@ ALEXNET: dict[str, Any] = {
     "schedule.kind": "exponential",
     "schedule.final_lr": 1e-3,
 }
-# At 96 pixels, to which images are enlarged, 6×6 positions; the paper's has 14×14. By the
-# number of layers, which are convolutions of blocks, stem and classifier: the blocks of each stage.
+# Images are enlarged to 96 pixels, which gives 6×6 positions; the paper's has 14×14. The name counts the
+# layers (convolutions in blocks, stem and classifier); the value is the number of blocks per stage.
 RESNETS = {"resnet10": 1, "resnet18": 2, "resnet26": 3}
 RESNET: dict[str, Any] = {
     "model.backbone": "resnet10t",
@@ -57,7 +57,7 @@ NAMES = ("alexnet", *RESNETS)
 
 
 def settings(network: str, epochs: int) -> dict[str, Any]:
-    """What a recipe says of a network, for so many epochs: the shape of the schedule is the paper's."""
+    """Return the recipe settings of a network. The schedule has the paper's shape, scaled to ``epochs``."""
     if network == "alexnet":
         return COMMON | ALEXNET | {"schedule.epochs": epochs}
     blocks = RESNETS[network]
@@ -69,14 +69,14 @@ def settings(network: str, epochs: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Scale:
-    """How large everything is.
+    """The size of the experiments.
 
     Attributes:
-        classes: of Tiny-ImageNet's 200, each with 500 images to train on and 50 to test.
-        alexnet_epochs: of AlexNet.
-        resnet_epochs: of the ResNets.
-        limit: of the images of each split; ``None`` for all.
-        timed: images in the batches that are timed; the paper's of AlexNet.
+        classes: number of Tiny-ImageNet's 200 classes, each with 500 training and 50 test images.
+        alexnet_epochs: number of epochs for AlexNet.
+        resnet_epochs: number of epochs for the ResNets.
+        limit: maximum number of images per split; ``None`` for all.
+        timed: batch size for timing; the default is the paper's for AlexNet.
     """
 
     classes: int = 25
@@ -86,28 +86,28 @@ class Scale:
     timed: int = 128
 
     def epochs(self, network: str) -> int:
-        """Of a network."""
+        """Return the number of epochs for a network."""
         return self.alexnet_epochs if network == "alexnet" else self.resnet_epochs
 
 
-# What the committed results are of, and what shows that the code runs.
+# The scale of the committed results, and a scale for tests.
 MINIATURE = Scale()
 SMALLEST = Scale(classes=2, alexnet_epochs=1, resnet_epochs=1, limit=64, timed=8)
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """What is trained. Two experiments that ask for the same share one run.
+    """A training run. Experiments with equal configurations share a run.
 
     Attributes:
         network: one of :data:`covpool.reproduce.networks.NAMES`.
         pool: a method of :func:`covpool.nn.methods`.
-        options: of the pooling.
-        dim: the channels of the covariance of a ResNet; ``None`` for its own number.
-        lr: the learning rate over the network's own.
-        classifier: that of the classifier over the others'.
-        precision: of autocast; ``None`` for bfloat16 where the CPU multiplies it faster.
-        seed: of first weights, order and augmentation.
+        options: options of the pooling.
+        dim: channels of a ResNet's covariance; ``None`` for the network's default.
+        lr: factor on the network's learning rate.
+        classifier: factor on the learning rate of the classifier.
+        precision: autocast precision; ``None`` for bfloat16 if the CPU computes it faster.
+        seed: seed of initial weights, order and augmentation.
     """
 
     network: str
@@ -121,11 +121,11 @@ class Configuration:
 
     def __post_init__(self) -> None:
         if self.network not in NAMES:
-            raise UsageError(f"network is one of {', '.join(NAMES)}; got {self.network!r}")
+            raise UsageError(f"network must be one of {', '.join(NAMES)}; got {self.network!r}")
 
     @property
     def name(self) -> str:
-        """Of its folder: what differs from the network's own settings."""
+        """Name of the run folder: the settings that differ from the network's defaults."""
         given = [f"{key}={value}" for key, value in self.options.items()]
         given += [f"{key}={value}" for key, value in asdict(self).items() if key in _NAMED and value]
         rates = {"lr": self.lr, "classifier": self.classifier}
@@ -133,7 +133,7 @@ class Configuration:
         return "-".join([self.network, self.pool, *given, f"seed={self.seed}"])
 
     def recipe(self, scale: Scale, data: Path, runs: Path) -> Recipe:
-        """Of the run."""
+        """Return the recipe of the run."""
         first_order = {} if self.pool != "gap" else {"model.dim": None}
         dim = {} if self.dim is None else {"model.dim": self.dim}
         return read_recipe(
@@ -149,7 +149,7 @@ class Configuration:
                 "optimizer.lr": LR * self.lr,
                 "optimizer.classifier_factor": self.classifier,
                 "loop.precision": self.precision or fastest_precision(),
-                # Those of the first seed are looked into afterwards, epoch by epoch.
+                # The first seed keeps all checkpoints: its epochs are observed afterwards.
                 "checkpoint.keep": 1000 if self.seed == 0 else 1,
                 "seed": self.seed,
                 "out": str(runs / self.name),

@@ -1,7 +1,7 @@
-"""What happens at the pooling while a network learns: eigenvalues before and after it, and the gradient.
+"""Observe the pooling during training: eigenvalues before and after it, and the gradient.
 
-A batch of images that training did not see goes through the weights of every epoch, those before the first
-included. B images, d channels of the covariance.
+A batch of validation images is evaluated with the weights of every epoch, including the initial weights.
+Shape suffixes: B images, d channels of the covariance.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from covpool.train.network import make_model
 from covpool.train.splits import open_data
 
 IMAGES = 64
-# Pairs of eigenvalues, before and after, that are kept of the last epoch: as many as a figure can show.
+# Pairs of eigenvalues (before, after) saved for the last epoch: as many as a figure can show.
 PAIRS = 400
-# Eigenvalues over their sum that are nothing: features are in float32.
+# Relative eigenvalues below this are rounding errors: features are float32.
 ZERO = 1e-7
 
 
 def observed(configuration: Configuration, scale: Scale, data: Path, runs: Path) -> list[dict[str, Any]]:
-    """A dictionary for each epoch, that before the first included; of a run that is done."""
+    """Return one dictionary per epoch of a finished run, starting with the initial weights."""
     recipe = configuration.recipe(scale, data, runs)
     splits = open_data(recipe.data, recipe.seed)
     assert splits.val is not None
@@ -54,7 +54,7 @@ def observed(configuration: Configuration, scale: Scale, data: Path, runs: Path)
 
 
 def _weights(run: Path) -> Iterator[tuple[int, Any]]:
-    """Epochs and their weights; a checkpoint from the middle of one, that of a stop, is left out."""
+    """Yield each epoch and its weights; skip checkpoints from the middle of an epoch."""
     with (run / "metrics.csv").open(encoding="utf-8", newline="") as lines:
         epochs = {int(row["step"]): int(row["epoch"]) for row in csv.DictReader(lines)}
     for path in list_checkpoints(run / "checkpoints"):
@@ -64,7 +64,7 @@ def _weights(run: Path) -> Iterator[tuple[int, Any]]:
 
 
 def _look(model: PooledClassifier, images: Tensor, labels: Tensor) -> dict[str, Any]:
-    """In training mode, as the gradient of training is; BatchNorm's own numbers are put back."""
+    """Observe the pooling in training mode, as in a training step, and restore BatchNorm's statistics."""
     kept = {name: value.clone() for name, value in model.state_dict().items()}
     with watched_pooling(model) as seen:
         loss = nn.functional.cross_entropy(model.train()(images), labels)
@@ -78,7 +78,7 @@ def _look(model: PooledClassifier, images: Tensor, labels: Tensor) -> dict[str, 
 
 
 def _spectrum(x_Bdn: Tensor, vector: Tensor) -> dict[str, Any]:
-    """Of the covariance and of the matrix that the pooling makes of it, medians over images."""
+    """Return medians over images of the eigenvalues of the covariance and of the pooled matrix."""
     a_Bdd = covariance(x_Bdn.double())
     values, vectors = torch.linalg.eigh(a_Bdd)
     traces = values.sum(1, keepdim=True)
@@ -88,7 +88,7 @@ def _spectrum(x_Bdn: Tensor, vector: Tensor) -> dict[str, Any]:
     if vector.shape[1] == channels * (channels + 1) // 2:
         c_Bdd = triu_unvec(vector.double())
         after = (vectors * (c_Bdd @ vectors)).sum(1) / traces.sqrt()
-        # What float32 makes of zero eigenvalues is rounding, of either sign.
+        # In float32 a zero eigenvalue becomes a rounding error of either sign.
         zero = before <= ZERO
         found["after"] = _medians(after.masked_fill(zero, 0.0))
         before, after = before[~zero], after[~zero]
@@ -114,9 +114,9 @@ def timed(
     reference: str,
     progress: MakeProgress = silence,
 ) -> dict[str, Any]:
-    """By label: milliseconds an image, and times those of the reference in the same round.
+    """Return, by label, milliseconds per image and the ratio to the reference in the same round.
 
-    In float32: what rivals cost is not to depend on what bfloat16 speeds up.
+    Times are in float32, because bfloat16 speeds up some methods more than others.
     """
     batch = scale.timed
     both, forward = {}, {}

@@ -1,4 +1,4 @@
-"""What an experiment leaves: a JSON and a CSV of all its runs, and a table made from the JSON alone."""
+"""The results of an experiment: a JSON and a CSV of all runs, and a table generated from the JSON."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from covpool.train.run_folder import csv_bytes
 
 PACKAGE = "covpool.reproduce"
 SCHEMA = "experiment"
-# The code that a number depends on.
+# The packages that results depend on.
 PACKAGES = ("functional", "nn", "models", "data", "inference", "train", "reproduce")
-# Of a run, besides its label.
+# Columns of the CSV, after the label.
 COLUMNS = ("seed", "top1_error", "top5_error", "train_error", "epochs", "parameters", "seconds", "failed")
 
 
 def empty_results(experiment: Experiment, scale: Scale) -> Results:
-    """Without a run yet."""
+    """Return results without runs."""
     head = new_results(PACKAGES, {"scale": asdict(scale)}, "cpu", None)
     head["versions"] |= versions()
     return {
@@ -40,10 +40,10 @@ def empty_results(experiment: Experiment, scale: Scale) -> Results:
 
 
 def earlier(experiment: Experiment, scale: Scale, out: Path) -> dict[Path, Results]:
-    """What there is at this scale by the files, that of a machine of this kind last.
+    """Return earlier results at this scale by file; those of this kind of machine come last.
 
     Raises:
-        ValueError: if a file is not what it should be.
+        ValueError: if a file does not match its schema.
     """
     head = empty_results(experiment, scale)
     own = results_path(out, experiment.name, head)
@@ -68,7 +68,7 @@ def write(results: Results, out: Path) -> Path:
 
 
 def table(experiment: Experiment, results: Results) -> str:
-    """For a person, as Markdown."""
+    """Return the table as Markdown."""
     trained = {run["label"] for run in results["runs"]}
     labels = [row.label for row in experiment.rows if row.label in trained]
     timed = [label for label in labels if label in results["times"]]
@@ -139,20 +139,20 @@ Runs = dict[str, dict[str, Any]]
 
 
 def known_runs(experiments: Iterable[Experiment], out: Path, scale: Scale) -> dict[str, Runs]:
-    """Of each experiment by its name: runs by the names of their configurations, at this scale.
+    """Return the known runs at this scale, by experiment and configuration name.
 
-    Those of other machines too: but for the precision, what a network learns is no matter of the machine, and
-    each run tells of its own, of its precision and of its commit. Experiments share runs, so a run of one is
-    known to all; where one has a run of its own, it keeps it.
+    Runs from other machines count too: except for the precision, accuracy does not depend on the machine, and
+    each run records its machine, precision and commit. Experiments share runs; an experiment's own run has
+    priority.
     """
     own = {experiment.name: held_runs(experiment, out, scale) for experiment in experiments}
-    # Of several experiments that hold one, the first lends its own to those that hold none.
+    # If several experiments hold a run, the first one's is shared.
     shared = {name: run for runs in reversed(own.values()) for name, run in runs.items()}
     return {experiment: shared | runs for experiment, runs in own.items()}
 
 
 def held_runs(experiment: Experiment, out: Path, scale: Scale) -> Runs:
-    """An experiment's own, by the names of their configurations."""
+    """Return the runs in an experiment's own results, by configuration name."""
     held = {}
     for results in earlier(experiment, scale, out).values():
         seeds = 1 + max((run["seed"] for run in results["runs"]), default=0)

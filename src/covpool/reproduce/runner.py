@@ -1,4 +1,4 @@
-"""Runs experiments: plans, trains what is not trained yet, one after the other, and writes as it goes."""
+"""Run experiments: train the missing runs one after the other, and write results after each."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ from covpool.reproduce.training import (
 from covpool.terminal import duration
 
 Tell = Callable[[str], object]
-# Seeds that are looked for among the runs that are done: more of them than were asked for this time may be.
+# Seeds to look for among finished runs: there may be more than this call requests.
 MOST_SEEDS = 20
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where things are, and how large.
+    """Folders and scale of the experiments.
 
     Attributes:
         data: the folder tiny-imagenet-200.
-        runs: a folder for the training runs; those that are there are not run again.
-        out: the folder of results.
-        scale: of the experiments.
-        known: runs from elsewhere that count as done; see :func:`covpool.reproduce.record.known_runs`.
+        runs: folder of training runs; finished runs are not repeated.
+        out: folder of results.
+        scale: size of the experiments.
+        known: further runs that count as done; see :func:`covpool.reproduce.record.known_runs`.
     """
 
     data: Path
@@ -55,7 +55,7 @@ class Place:
 
     @property
     def images(self) -> Path:
-        """The table of the images that are used."""
+        """CSV of the images."""
         return self.runs / f"tiny-imagenet-{self.scale.classes}.csv"
 
 
@@ -68,19 +68,18 @@ def run_experiments(
     tell: Tell = print,
     progress: MakeProgress = silence,
 ) -> list[Path]:
-    """Train all that the experiments need, and write their results; stopped, the same call goes on.
+    """Train the runs of some experiments and write the results. If interrupted, call it again to resume.
 
     Args:
-        experiments: of :data:`covpool.reproduce.experiments.EXPERIMENTS`.
-        place: where things are.
-        seeds: of each row that a claim rests on.
-        budget: in seconds; where it is not enough for all seeds, there are fewer, and claims that then cannot
-            be judged say so.
-        tell: is told what is done, a line at a time.
-        progress: makes a listener for what is timed.
+        experiments: from :data:`covpool.reproduce.experiments.EXPERIMENTS`.
+        place: folders and scale.
+        seeds: number of seeds for rows that test a claim.
+        budget: training time in seconds; a small budget reduces the number of seeds.
+        tell: called with each line of progress.
+        progress: returns a progress callback for timing.
 
     Returns:
-        The files of results.
+        The result files.
     """
     started = time.monotonic()
     write_subset(place.data, place.scale.classes, place.images)
@@ -98,9 +97,9 @@ def run_experiments(
         if configuration not in to_train:
             continue
         spent = time.monotonic() - started
-        # The first seed is trained whatever it takes: there are fewer seeds, never fewer rows.
+        # The first seed is always trained: the budget reduces seeds, never rows.
         if budget is not None and configuration.seed and spent + seconds(configuration) > budget:
-            tell(f"the budget is spent after {duration(spent)}, {number - 1} of {len(planned)} runs are done")
+            tell(f"the budget is spent after {duration(spent)}: {number - 1} of {len(planned)} runs are done")
             break
         tell(f"run {number} of {len(planned)}: {configuration.name}")
         trained(configuration, place.scale, place.images, place.runs)
@@ -111,7 +110,7 @@ def run_experiments(
 
 
 def plan(experiments: Sequence[Experiment], seeds: int) -> list[Configuration]:
-    """Every run once, all of a seed before the next: stopped early, all rows are there with fewer seeds."""
+    """Return every run once, sorted by seed: an interrupted run then has all rows, with fewer seeds."""
     wanted = {
         configuration.name: configuration
         for experiment in experiments
@@ -121,7 +120,7 @@ def plan(experiments: Sequence[Experiment], seeds: int) -> list[Configuration]:
 
 
 def left(experiments: Sequence[Experiment], seeds: int, place: Place) -> list[Configuration]:
-    """What of the plan is to be trained: what is not done, or is known but has yet to be looked into."""
+    """Return the planned runs to train: missing ones, and known ones whose checkpoints must be observed."""
     to_observe = {name for experiment in experiments for name in _unobserved(experiment, place)}
     known = {name for one in experiments for name in place.known.get(one.name, {})} - to_observe
     planned = plan(experiments, seeds)
@@ -129,7 +128,7 @@ def left(experiments: Sequence[Experiment], seeds: int, place: Place) -> list[Co
 
 
 def _unobserved(experiment: Experiment, place: Place) -> list[str]:
-    """Names of runs that have yet to be looked into, for which their folders are needed."""
+    """Return the names of runs that must still be observed, which needs their run folders."""
     if not experiment.observed:
         return []
     missing = set(experiment.observed) - collected(experiment, place)["observations"].keys()
@@ -137,7 +136,7 @@ def _unobserved(experiment: Experiment, place: Place) -> list[str]:
 
 
 def collected(experiment: Experiment, place: Place) -> dict[str, Any]:
-    """The results so far: all runs that are done, and what was timed and observed before."""
+    """Return the results so far: finished runs, and earlier times and observations."""
     results = empty_results(experiment, place.scale)
     results["runs"] = [
         {"label": label, **run}
@@ -146,7 +145,7 @@ def collected(experiment: Experiment, place: Place) -> dict[str, Any]:
     ]
     own = results_path(place.out, experiment.name, results)
     for path, before in earlier(experiment, place.scale, place.out).items():
-        # Times are those of one machine.
+        # Times are comparable only on the same machine.
         if path == own and set(before["times"]) == {row.label for row in experiment.rows}:
             results["times"], results["timed_at"] = before["times"], before["timed_at"]
         same = {run["label"] for run in results["runs"] if run["seed"] == 0 and run in before["runs"]}
@@ -156,14 +155,14 @@ def collected(experiment: Experiment, place: Place) -> dict[str, Any]:
 
 
 def _done(experiment: Experiment, configuration: Configuration, place: Place) -> dict[str, Any] | None:
-    """What came of a run; ``None`` if it is to be trained yet."""
+    """Return the result of a run; ``None`` if it is not finished."""
     if is_done(configuration, place.runs):
         return trained(configuration, place.scale, place.images, place.runs)
     return place.known.get(experiment.name, {}).get(configuration.name)
 
 
 def finished(experiment: Experiment, place: Place, progress: MakeProgress) -> Path:
-    """Time and look into what is to be, and write everything."""
+    """Add the missing times and observations, and write the results."""
     results = collected(experiment, place)
     rows = {row.label: row.configuration for row in experiment.rows}
     if experiment.reference is not None and not results["times"]:
@@ -177,7 +176,7 @@ def finished(experiment: Experiment, place: Place, progress: MakeProgress) -> Pa
 
 
 def _estimates(place: Place) -> Callable[[Configuration], float]:
-    """Seconds of a configuration; seeds do not differ in them."""
+    """Return a function that estimates the seconds of a configuration, equal for all seeds."""
     known: dict[str, float] = {}
 
     def seconds(configuration: Configuration) -> float:
@@ -189,7 +188,7 @@ def _estimates(place: Place) -> Callable[[Configuration], float]:
     return seconds
 
 
-# Measured by covpool bench, with all that it has by default.
+# Measured by covpool bench with its default settings.
 TABLE2 = "table2"
 ALL = "all"
 
@@ -207,21 +206,21 @@ def run_all(
     tell: Tell = print,
     progress: MakeProgress = silence,
 ) -> list[Path]:
-    """Run an experiment, or all, and return the files of results.
+    """Run one experiment or all, and return the result files.
 
-    Those by training come first and share the budget; ``table2`` is only measured and has none.
+    Experiments with training come first and share the budget; ``table2`` is timing only and has no budget.
 
     Args:
-        name: of :data:`covpool.reproduce.experiments.EXPERIMENTS`, ``table2``, or ``all``.
+        name: a key of :data:`covpool.reproduce.experiments.EXPERIMENTS`, ``table2`` or ``all``.
         data: the folder tiny-imagenet-200.
-        runs: a folder for training runs.
-        out: the folder of results.
-        seeds: of every row that a claim rests on.
-        budget: of the time of training, as ``8h``.
-        add: to the results in ``out``: runs that they hold are not trained again.
-        scale: how large the training runs are.
-        tell: is told what is done, a line at a time.
-        progress: makes a listener for what is timed.
+        runs: folder of training runs.
+        out: folder of results.
+        seeds: number of seeds for rows that test a claim.
+        budget: training time, such as ``8h``.
+        add: add to the results in ``out``; their runs are not trained again.
+        scale: size of the experiments.
+        tell: called with each line of progress.
+        progress: returns a progress callback for timing.
     """
     check_choice("experiment", name, (*EXPERIMENTS, TABLE2, ALL))
     check_whole("seeds", seeds)
@@ -239,7 +238,7 @@ def run_all(
 
 
 def report(file: Path) -> str:
-    """Return the tables of a file of results, for a terminal."""
+    """Return the tables of a result file, for a terminal."""
     results = json.loads(file.read_bytes())
     if "experiment" not in results:
         return bench_report(results)

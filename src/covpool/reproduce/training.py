@@ -28,30 +28,32 @@ from covpool.train.recipe import Recipe
 from covpool.train.run_folder import RunFolder, as_begun, csv_bytes
 from covpool.train.splits import open_data
 
-# Of the choice of classes, the same in every experiment.
+# Seed of the choice of classes, the same in every experiment.
 SEED = 0
 LINK = "tiny-imagenet-200"
 
 
 def write_subset(folder: Path, classes: int, file: Path) -> None:
-    """List train and val of some classes, chosen by a fixed seed, of ``tiny-imagenet-200`` as it is shipped.
+    """Write a CSV of the train and val images of some classes of ``tiny-imagenet-200``.
+
+    The classes are chosen with a fixed seed.
 
     Raises:
-        ValueError: if the folder is something else, or has fewer classes.
+        ValueError: if the folder is not Tiny-ImageNet or has fewer classes.
     """
     try:
         known = sorted((folder / "wnids.txt").read_text(encoding="utf-8").split())
         lines = (folder / "val" / "val_annotations.txt").read_text(encoding="utf-8").splitlines()
     except FileNotFoundError as error:
         raise UsageError(
-            f"{folder} is not Tiny-ImageNet, there is no {error.filename}: give --data the folder "
+            f"{folder} is not Tiny-ImageNet, {error.filename} is missing: give --data the folder "
             "tiny-imagenet-200 with wnids.txt, train and val"
         ) from error
     if classes > len(known):
         raise UsageError(f"{folder} has {len(known)} classes, fewer than {classes}")
     chosen = set(random.Random(SEED).sample(known, classes))
     file.parent.mkdir(parents=True, exist_ok=True)
-    # By a link beside the table: names stay the same where the images are moved, and runs go on.
+    # Paths go through a link next to the CSV, so runs can resume after the images are moved.
     link = file.with_name(LINK)
     link.unlink(missing_ok=True)
     link.symlink_to(folder.resolve())
@@ -78,9 +80,11 @@ SOURCE = ("functional", "nn", "models", "data", "train")
 
 
 def trained(configuration: Configuration, scale: Scale, data: Path, runs: Path) -> dict[str, Any]:
-    """Train, or go on with it, or read what is there: errors in percent after each epoch, and the origin.
+    """Train a configuration, resume it, or read its results.
 
-    A run whose loss ceases to be finite is a result too: it has failed, and says why.
+    Returns:
+        Errors in percent after each epoch, and the provenance. A run whose loss becomes non-finite is a
+        result too; ``failed`` holds the reason.
     """
     recipe = configuration.recipe(scale, data, runs)
     folder = Path(recipe.out)
@@ -105,10 +109,10 @@ def trained(configuration: Configuration, scale: Scale, data: Path, runs: Path) 
 
 
 def _failure(configuration: Configuration, folder: Path, recipe: Recipe) -> dict[str, Any] | None:
-    """Of a run of the same recipe that failed before.
+    """Return the record of an earlier failed run of the same recipe, if there is one.
 
     Raises:
-        ValueError: if it was another recipe.
+        ValueError: if the failed run had another recipe.
     """
     try:
         known = json.loads((folder / FAILURE).read_bytes())
@@ -119,7 +123,7 @@ def _failure(configuration: Configuration, folder: Path, recipe: Recipe) -> dict
 
 
 def is_done(configuration: Configuration, runs: Path) -> bool:
-    """Whether nothing is left to do."""
+    """Return whether a run is complete."""
     folder = runs / configuration.name
     return (folder / FAILURE).exists() or RunFolder(folder).read_summary() is not None
 
@@ -139,14 +143,14 @@ def _epoch(row: dict[str, str]) -> dict[str, float]:
 
 
 UNITS = {"s": 1, "m": 60, "h": 3600}
-# Images that reading is timed on, and steps that training is.
+# Number of images for timing data loading, and of steps for timing training.
 READ, STEPS = 64, 2
-# Validation runs forward alone: a third of a step.
+# Validation runs only forward, about a third of a training step.
 FORWARD = 1 / 3
 
 
 def seconds_of(words: str) -> float:
-    """A budget as it is written on a command line.
+    """Parse a time budget of the command line into seconds.
 
     Example:
         >>> seconds_of("8h"), seconds_of("90m")
@@ -154,12 +158,12 @@ def seconds_of(words: str) -> float:
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", words)
     if found is None:
-        raise UsageError(f"a budget is a number and s, m or h, as 8h or 90m; got {words!r}")
+        raise UsageError(f"--budget must be a number and s, m or h, such as 8h or 90m; got {words!r}")
     return float(found[1]) * UNITS[found[2]]
 
 
 def estimated_seconds(configuration: Configuration, scale: Scale, data: Path) -> float:
-    """Of a run, from a few steps of it on images of the data."""
+    """Estimate the duration of a run from a few of its steps."""
     recipe = configuration.recipe(scale, data, Path("nowhere"))
     splits = open_data(recipe.data, recipe.seed)
     assert splits.val is not None
@@ -189,16 +193,18 @@ def affordable_seeds(
     wanted: int,
     budget: float,
 ) -> int:
-    """The most seeds, up to those wanted, whose runs that are not done fit; never fewer rows.
+    """Return the largest number of seeds, up to ``wanted``, whose missing runs fit the budget.
+
+    The budget reduces seeds, never rows.
 
     Raises:
-        ValueError: if not even one seed does.
+        ValueError: if the budget is too small for one seed.
     """
     for seeds in range(wanted, 0, -1):
         needed = sum(seconds(configuration) for configuration in left(seeds))
         if needed <= budget:
             return seeds
     raise UsageError(
-        f"one seed of all takes about {duration(needed)}, more than the budget of {duration(budget)}: give "
-        "more, or fewer experiments at a time"
+        f"one seed of all runs takes about {duration(needed)}, more than --budget {duration(budget)}: use a "
+        "larger budget, or run fewer experiments at a time"
     )

@@ -27,9 +27,9 @@ class Splits:
     """The images of a run.
 
     Attributes:
-        train: to learn from.
-        val: to choose the best epoch by; ``None`` for the last.
-        test: for the end; ``None`` where there are none.
+        train: training images.
+        val: validation images, which choose the best epoch; ``None`` to use the last epoch.
+        test: test images, used once at the end; ``None`` if there are none.
     """
 
     train: ImageSet
@@ -37,32 +37,32 @@ class Splits:
     test: ImageSet | None
 
     def sets(self) -> dict[str, ImageSet]:
-        """Those that there are."""
+        """Return the splits that exist."""
         sets = {"train": self.train, "val": self.val, "test": self.test}
         return {name: images for name, images in sets.items() if images is not None}
 
     @functools.cached_property
     def fingerprints(self) -> dict[str, str]:
-        """What tells each from other images. Of a million files it takes a while, so it is made once."""
+        """Fingerprint of each split. Cached, because it takes a while for a million files."""
         return {name: images.fingerprint() for name, images in self.sets().items()}
 
     def reported(self) -> tuple[str | None, ImageSet | None]:
-        """Where the numbers at the end come from: test where there is one, and it is touched there alone."""
+        """Return the split for the final metrics: test if it exists, which is used only here, else val."""
         if self.test is not None:
             return "test", self.test
         return ("val", self.val) if self.val is not None else (None, None)
 
 
 def open_data(options: DataOptions, seed: int) -> Splits:
-    """The images of a recipe; where there is no val, some of train are set aside by the seed.
+    """Open the images of a recipe. Without val, training images are set aside, chosen by the seed.
 
     Raises:
-        ValueError: in a sentence, if there is nothing to train on, or nothing to set aside.
+        ValueError: if there are no training images, or too few to set some aside.
     """
     sets = open_splits(options.path, options.layout, options.cache)
     train, val, test = (sets.get(split) for split in ("train", "val", "test"))
     if train is None:
-        raise UsageError(f"{options.path} has no images to train on: it has {', '.join(sets)} alone")
+        raise UsageError(f"{options.path} has no training images: it has only {', '.join(sets)}")
     if val is None and options.val_fraction > 0:
         if train.group_sizes() is not None:
             raise UsageError(
@@ -79,7 +79,7 @@ def open_data(options: DataOptions, seed: int) -> Splits:
 
 
 def joined(train: ImageSet, val: ImageSet) -> ImageSet:
-    """Train and val as one set, for the training after the best epoch is known.
+    """Join train and val, to train again after the best epoch is known.
 
     Raises:
         ValueError: if they are shards.
@@ -92,7 +92,7 @@ def joined(train: ImageSet, val: ImageSet) -> ImageSet:
 
 
 def make_order(images: ImageSet, options: DataOptions, batch_size: int, seed: int) -> Order:
-    """In which order they are learned from."""
+    """Return the order of the training images."""
     sizes = images.group_sizes()
     if options.balance == "sampling":
         if sizes is not None:
@@ -108,7 +108,7 @@ def make_order(images: ImageSet, options: DataOptions, batch_size: int, seed: in
 def make_loader(
     images: ImageSet, recipe: Recipe, preprocessing: Preprocessing, processes: Processes
 ) -> TrainingLoader:
-    """The batches that this process learns from."""
+    """Return the loader of this process's training batches."""
     return TrainingLoader(
         images,
         make_order(images, recipe.data, recipe.batch_size, recipe.seed),
@@ -128,8 +128,8 @@ def _set_aside(train: ImageSet, fraction: float, seed: int) -> tuple[ImageSet, I
     missing = len(train.classes) - len(np.unique(val.labels))
     if missing:
         LOGGER.warning(
-            "%d images are set aside to validate on, and %d of %d classes have none among them: take what is "
-            "measured on them with care, or give a larger --val-fraction",
+            "%d images are set aside for validation; %d of %d classes have none, so the validation metrics "
+            "are less reliable: use a larger --val-fraction",
             len(val),
             missing,
             len(train.classes),
@@ -138,25 +138,25 @@ def _set_aside(train: ImageSet, fraction: float, seed: int) -> tuple[ImageSet, I
 
 
 def check_classes(classes: Sequence[str], path: str) -> None:
-    """Now, not after an epoch, when the model is saved with them.
+    """Check the class names before training; otherwise saving the model would fail after an epoch.
 
     Raises:
-        ValueError: if there is one alone, or a name is no text.
+        ValueError: if there is only one class, or a name is not valid UTF-8.
     """
     if len(classes) == 1:
         raise UsageError(
-            f"{path} has one class alone, {classes[0]!r}, and nothing to tell it from: put the "
-            "images of each class into a folder of its name"
+            f"{path} has only one class, {classes[0]!r}: put the images of each class into a folder with "
+            "the name of the class"
         )
     for name in classes:
         try:
             name.encode()
         except UnicodeEncodeError as error:
-            raise UsageError(f"the name of class {name!r} is no UTF-8: rename its folder") from error
+            raise UsageError(f"the name of class {name!r} is not UTF-8: rename its folder") from error
 
 
 def _limited(images: ImageSet | None, limit: int, seed: int) -> ImageSet | None:
-    """So many images of all classes alike."""
+    """Return up to ``limit`` images, evenly from all classes."""
     if images is None or limit >= len(images):
         return images
     return sample(images.some(limit, seed), limit, seed)

@@ -165,7 +165,7 @@ def test_a_store_that_fails_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyP
     cache = FileCache(tmp_path, 1000)
     with pytest.raises(ShardError, match=r"^memory://cache-test/99 does not exist$"):
         cache.open(url(99), "v1", 100)
-    sentence = "^memory://cache-test/1 cannot be read: it has 100 bytes where the index says 101$"
+    sentence = "^memory://cache-test/1 cannot be read: it has 100 bytes, but the index lists 101$"
     with pytest.raises(ShardError, match=sentence):
         cache.open(url(1), "v1", 101)
     monkeypatch.setattr(MemoryFileSystem, "get_file", lambda *_, **__: os.read(-1, 1))

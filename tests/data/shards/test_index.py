@@ -55,11 +55,11 @@ def set_first_shard(**values: object) -> Callable[[Any], None]:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda f: f.update(format="tar"), "index.json is no index of shards that covpool has written"),
-        (lambda f: f.update(version=2), "index.json is of version 2; this covpool reads 1"),
+        (lambda f: f.update(format="tar"), "index.json is not a shard index written by covpool"),
+        (lambda f: f.update(version=2), "index.json has version 2; this covpool reads version 1"),
         (lambda f: f.pop("classes"), "index.json has no classes"),
         (lambda f: f.update(shards={}), "index.json has no shards"),
-        (lambda f: f.update(classes=[1]), "index.json has a class whose name is no text"),
+        (lambda f: f.update(classes=[1]), "index.json has a class whose name is not a string"),
         (
             lambda f: f["shards"].append(3),
             "index.json has a shard without its name, bytes, samples, contents",
@@ -72,7 +72,7 @@ def set_first_shard(**values: object) -> Callable[[Any], None]:
         *[
             (
                 set_first_shard(name=name),
-                "index.json has a shard named .*, which is no name of a file beside it",
+                "index.json has a shard named .*, which is not a plain file name",
             )
             for name in ("../x.tar", "/etc/passwd", "..", "", "a\\b", "c:x", "a\0b", 3)
         ],
@@ -89,23 +89,23 @@ def test_an_index_that_is_not_ours(folder: Path, change: Callable[[Any], object]
     "data", [b"", b"{", b"[" * 100_000, b"\xff\xfe", b"null", b'{"a": ' * 5000, b"1" * 5000], ids=len
 )
 def test_an_index_that_is_damaged(data: bytes) -> None:
-    with pytest.raises(ShardError, match=r"^index\.json is (cut short or damaged|no index of shards)"):
+    with pytest.raises(ShardError, match=r"^index\.json is (truncated or damaged|not a shard index)"):
         read_index(data)
 
 
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda f: f["names"].pop(), "has not . samples, as index.json says"),
-        (lambda f: f["labels"].append(0), "has not . samples, as index.json says"),
-        (lambda f: f["names"].__setitem__(0, None), "has a sample whose name is no text"),
-        (lambda f: f["labels"].__setitem__(0, 3), "has a label past the 3 classes of index.json"),
-        (lambda f: f["labels"].__setitem__(0, -1), "has labels that are no whole numbers from 0 on"),
-        (lambda f: f["sizes"].__setitem__(0, 1.5), "has sizes that are no whole numbers from 0 on"),
-        (lambda f: f["sizes"].__setitem__(0, 2**62 - 1), "has an image that lies outside of its tar"),
-        (lambda f: f["sizes"].__setitem__(0, 2**64), "has sizes that are no whole numbers from 0 on"),
-        (lambda f: f["offsets"].__setitem__(0, 2**62 - 1), "has an image that lies outside of its tar"),
-        (lambda f: f["offsets"].__setitem__(0, "1"), "has offsets that are no whole numbers from 0 on"),
+        (lambda f: f["names"].pop(), "does not list . samples, as index.json does"),
+        (lambda f: f["labels"].append(0), "does not list . samples, as index.json does"),
+        (lambda f: f["names"].__setitem__(0, None), "has a sample whose name is not a string"),
+        (lambda f: f["labels"].__setitem__(0, 3), "has a label beyond the 3 classes of index.json"),
+        (lambda f: f["labels"].__setitem__(0, -1), "has labels that are not integers of at least 0"),
+        (lambda f: f["sizes"].__setitem__(0, 1.5), "has sizes that are not integers of at least 0"),
+        (lambda f: f["sizes"].__setitem__(0, 2**62 - 1), "lists an image outside its tar"),
+        (lambda f: f["sizes"].__setitem__(0, 2**64), "has sizes that are not integers of at least 0"),
+        (lambda f: f["offsets"].__setitem__(0, 2**62 - 1), "lists an image outside its tar"),
+        (lambda f: f["offsets"].__setitem__(0, "1"), "has offsets that are not integers of at least 0"),
         (lambda f: f.pop("checksums"), "has no checksums"),
     ],
 )
@@ -113,7 +113,7 @@ def test_contents_that_are_not_ours(folder: Path, change: Callable[[Any], object
     data = changed((folder / "00000.tar.json").read_bytes(), change)
     (folder / "00000.tar.json").write_bytes(data)
     with pytest.raises(
-        ShardError, match=r"^00000\.tar\.json is not the one that index\.json was made with; "
+        ShardError, match=r"^00000\.tar\.json is not the file that index\.json was made with; "
     ):
         open_shards(folder).read(0)
     # As if made together with it.
@@ -127,15 +127,15 @@ def test_a_tar_that_changed_its_size(folder: Path) -> None:
     with (folder / "00001.tar").open("ab") as file:
         file.write(b"more")
     with pytest.raises(
-        ShardError, match=r"00001\.tar has .* bytes where index\.json says .* 'covpool shard --index'"
+        ShardError, match=r"00001\.tar has .* bytes, but index\.json lists .* 'covpool shard --index'"
     ):
         open_shards(folder)
     with (folder / "00001.tar").open("r+b") as file:
         file.truncate(100)
-    with pytest.raises(ShardError, match=r"00001\.tar has 100 bytes where index\.json says"):
+    with pytest.raises(ShardError, match=r"00001\.tar has 100 bytes, but index\.json lists"):
         open_shards(folder)
     (folder / "00001.tar").unlink()
-    with pytest.raises(ShardError, match=r"00001\.tar is missing, which index\.json lists"):
+    with pytest.raises(ShardError, match=r"00001\.tar is missing, but index\.json lists it"):
         open_shards(folder)
     index_shards([folder])
     assert len(open_shards(folder)) < 20

@@ -31,7 +31,7 @@ def test_names_of_classes_for_others_tars(tmp_path: Path) -> None:
     write_shards(memory_images(), folder)
     (index,), _ = index_shards([folder], classes=["jay", "wren", "tit", "crow"])
     assert open_shards(folder).classes == index.classes == ("jay", "wren", "tit", "crow")
-    with pytest.raises(ShardError, match="there are 2 names of classes, and labels up to 2"):
+    with pytest.raises(ShardError, match="there are 2 class names, but labels up to 2"):
         index_shards([folder], classes=["jay", "wren"])
 
 
@@ -49,7 +49,7 @@ def test_folders_of_tars(tmp_path: Path) -> None:
     with pytest.raises(ShardError, match=r"has no tars$"):
         tar_folders(tmp_path)
     (tmp_path / "a.tar.gz").write_bytes(b"")
-    with pytest.raises(ShardError, match=r"has no tars: a\.tar\.gz is compressed, unpack it first$"):
+    with pytest.raises(ShardError, match=r"has no tars: a\.tar\.gz is compressed, decompress it first$"):
         tar_folders(tmp_path)
     (tmp_path / "b.tar").write_bytes(b"")
     assert tar_folders(tmp_path) == [tmp_path]

@@ -142,7 +142,7 @@ def test_a_shard_of_a_store_that_is_not_the_indexed_one(memory_url: str, tmp_pat
         patch.setattr("covpool.data.shards.remote.PAUSES", ())
         memory.pipe_file("/bucket/train/00000.tar", b"short")
         with pytest.raises(
-            ShardError, match=r"00000\.tar cannot be read: it has 5 bytes where the index says"
+            ShardError, match=r"00000\.tar cannot be read: it has 5 bytes, but the index lists"
         ):
             found.read(0)
         memory.rm_file("/bucket/train/00001.tar.json")

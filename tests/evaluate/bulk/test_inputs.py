@@ -285,7 +285,7 @@ def test_a_list_may_have_addresses_and_paths_of_the_disk(
         ({"list.csv": b"file\na.jpg\n"}, "has no column 'path'"),
         ({"list.csv": b"path,label\n,1\n"}, "has no path in row 2"),
         ({"list.csv": b"path\n\xff\n"}, "not in UTF-8"),
-        ({"a.tar": b"no tar"}, "cut short, damaged or no tar"),
+        ({"a.tar": b"no tar"}, "truncated, damaged or not a tar"),
     ],
 )
 def test_what_is_refused(tmp_path: Path, files: dict[str, bytes], sentence: str) -> None:

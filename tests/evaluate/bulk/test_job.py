@@ -143,7 +143,7 @@ def test_rows_do_not_go_among_the_images(bundle: Path, data: Path, monkeypatch: 
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
-        ("thesis.txt", "", r"holds other things, such as 'thesis\.txt'"),
+        ("thesis.txt", "", r"holds other files, such as 'thesis\.txt'"),
         ("_job.json", '{"name": "mine"}', "that covpool did not write"),
         ("_job.json", "{", "that covpool did not write"),
     ],

@@ -163,9 +163,9 @@ def test_a_bad_image_of_each_kind(tmp_path: Path, bundle: Path) -> None:
     errors = {name: row["error"] for name, row in found.items()}
     assert errors == {
         "empty.jpg": "unreadable: the file is empty",
-        "nonsense.jpg": "unreadable: it is no known kind of image: it begins with b'nonsense'",
+        "nonsense.jpg": "unreadable: it is not a known image format: it starts with b'nonsense'",
         "short.jpg": "truncated: the end of the JPEG is missing",
-        "page.jpg": f"format: it is a web page; what is read is {', '.join(EXTENSIONS)}",
+        "page.jpg": f"format: it is a web page; covpool reads {', '.join(EXTENSIONS)}",
         "line.png": "too large: it is 2 by 400, a line",
         "gone.jpg": "unreadable: No such file or directory",
     }

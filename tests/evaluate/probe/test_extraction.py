@@ -103,7 +103,7 @@ def test_numbers_that_are_not_finite_are_no_features(
 
 def test_too_much_for_the_disk_is_said_before(birds: Path, tmp_path: Path) -> None:
     with pytest.raises(
-        ValueError, match=r"would take .* GB, more than --max-cache 0.0001: give a larger one"
+        ValueError, match=r"would take .* GB, more than --max-cache 0.0001: use a larger --max-cache"
     ):
         probe(str(birds), OPTIONS, out=tmp_path / "out", cache=tmp_path / "cache", max_cache=0.0001)
     assert not (tmp_path / "cache").exists()

@@ -41,7 +41,7 @@ def test_the_same_call_has_nothing_to_do(probed: Any, birds: Path, cache: Path) 
 
 def test_other_settings_want_another_folder(probed: Any, birds: Path, cache: Path) -> None:
     other = dataclasses.replace(OPTIONS, lr=0.1)
-    with pytest.raises(ValueError, match=r"has results with lr 0.003: give another --out"):
+    with pytest.raises(ValueError, match=r"has results with lr 0.003: use another --out"):
         probe(str(birds), other, out=probed.folder, cache=cache)
 
 
@@ -87,8 +87,8 @@ def test_two_processes_do_not_share_a_folder(birds: Path, cache: Path, tmp_path:
 @pytest.mark.parametrize(
     ("names", "sentence"),
     [
-        (["sparrow"], "has one class alone, 'sparrow'"),
-        (["auk", os.fsdecode(b"schw\xe4n")], "is no UTF-8: rename its folder"),
+        (["sparrow"], "has only one class, 'sparrow'"),
+        (["auk", os.fsdecode(b"schw\xe4n")], "is not UTF-8: rename its folder"),
     ],
 )
 def test_classes_are_looked_at_first(tmp_path: Path, names: list[str], sentence: str) -> None:
@@ -128,14 +128,14 @@ def test_results_are_not_taken_for_those_of_others(birds: Path, tmp_path: Path, 
         files[0].write_bytes(files[1].read_bytes())
     else:
         torch.save(timm.create_model("test_efficientnet", num_classes=0).state_dict(), weights)
-    with pytest.raises(ValueError, match="has results of other images or weights: give another --out"):
+    with pytest.raises(ValueError, match="has results of other images or weights: use another --out"):
         probe(str(root), options, out=tmp_path / "out", cache=tmp_path / "cache")
 
 
 def test_a_folder_of_something_else_is_left_alone(birds: Path, tmp_path: Path) -> None:
     (tmp_path / "bundle").mkdir()
     (tmp_path / "bundle" / "covpool.json").write_text("precious")
-    with pytest.raises(ValueError, match="holds other things: give a new --out"):
+    with pytest.raises(ValueError, match="holds other files: use a new --out"):
         probe(str(birds), OPTIONS, out=tmp_path, cache=tmp_path / "cache")
     assert (tmp_path / "bundle" / "covpool.json").read_text() == "precious"
 

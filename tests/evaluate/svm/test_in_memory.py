@@ -65,9 +65,9 @@ def test_rows_that_are_no_samples_do_not_count() -> None:
 @pytest.mark.parametrize(
     ("classes", "c", "sentence"),
     [
-        (4, 1.0, "^1 classes have no usable training image, first class 3"),
+        (4, 1.0, "^1 classes have no readable training image, first class 3"),
         (3, 0.0, "^C must be above 0; got 0.0"),
-        (1, 1.0, "^an SVM tells classes apart, and there are 1"),
+        (1, 1.0, "^an SVM needs at least 2 classes; got 1"),
     ],
 )
 def test_what_cannot_be_solved_is_told(classes: int, c: float, sentence: str) -> None:

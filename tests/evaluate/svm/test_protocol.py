@@ -178,15 +178,15 @@ def test_mistakes_are_told_before_anything_is_made(data: Path, tmp_path: Path) -
     shutil.copytree(bundle, tmp_path / "read")
     (tmp_path / "read" / "README.md").write_text("mine")
     for out, sentence in (
-        (bundle, "is the bundle itself"),
-        (tmp_path / "full", "holds other things, such as 'diary.txt'"),
-        (tmp_path / "read", "holds other things, such as 'README.md'"),
+        (bundle, "is the input bundle"),
+        (tmp_path / "full", "holds other files, such as 'diary.txt'"),
+        (tmp_path / "read", "holds other files, such as 'README.md'"),
     ):
         with pytest.raises(ValueError, match=sentence):
             fit_svm(bundle, data, out)
-    with pytest.raises(ValueError, match="which holds a bundle alone: give other --features"):
+    with pytest.raises(ValueError, match="is inside the bundle .*: use another --features"):
         fit_svm(bundle, data, tmp_path / "new", features=tmp_path / "new" / "features")
-    with pytest.raises(ValueError, match=r"--split train\+test would learn from the images"):
+    with pytest.raises(ValueError, match=r"--split train\+test would train on the test images"):
         fit_svm(bundle, data, tmp_path / "new", split="train+test")
     with pytest.raises(ValueError, match=r"has no split 'val'"):
         fit_svm(bundle, data, tmp_path / "new", split="train+val")
@@ -195,7 +195,7 @@ def test_mistakes_are_told_before_anything_is_made(data: Path, tmp_path: Path) -
         tmp_path / "more",
         classes=(*open_images(data).classes, "wren"),
     )
-    with pytest.raises(ValueError, match=r"has no images in train of 1 class of the bundle, first 'wren'"):
+    with pytest.raises(ValueError, match=r"has no train images for 1 class of the bundle, first 'wren'"):
         fit_svm(knows_more, data, tmp_path / "new")
     with pytest.raises(ValueError, match=r"^C must be above 0; got -1"):
         fit_svm(bundle, data, tmp_path / "new", c=-1)

@@ -226,7 +226,7 @@ def test_what_a_killed_solver_left_is_removed(data: Path, bundle: Path, tmp_path
     assert not left.exists()
     (tmp_path / "svm-notes").mkdir()
     (tmp_path / "svm-notes" / "diary.txt").write_text("mine")
-    with pytest.raises(ValueError, match=r"holds other things, such as 'svm-notes'"):
+    with pytest.raises(ValueError, match=r"holds other files, such as 'svm-notes'"):
         make(tmp_path, bundle, data)
 
 
@@ -244,6 +244,6 @@ def test_features_that_are_not_finite_are_refused(data: Path, tmp_path: Path) ->
 def test_a_folder_of_something_else_is_left_alone(data: Path, bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "diary.txt").write_text("mine")
     (tmp_path / "manifest.json").write_text(json.dumps({"key": "another program's"}))
-    with pytest.raises(ValueError, match=r"holds other things, such as 'diary.txt': give a new folder"):
+    with pytest.raises(ValueError, match=r"holds other files, such as 'diary.txt': use a new folder"):
         make(tmp_path, bundle, data)
     assert len(list(tmp_path.iterdir())) == 2

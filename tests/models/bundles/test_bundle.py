@@ -223,7 +223,7 @@ def test_empty_folder_and_folder_that_is_a_link_are_filled(model: PooledClassifi
 @pytest.mark.parametrize("name", ["README.md", "model.safetensors", ".git"])
 def test_folder_of_something_else_is_left_alone(name: str, model: PooledClassifier, tmp_path: Path) -> None:
     (tmp_path / name).write_text("precious")
-    with pytest.raises(BundleError, match="save to a new or an empty one"):
+    with pytest.raises(BundleError, match="save to a new or empty folder"):
         save_model(model, tmp_path)
     assert (tmp_path / name).read_text() == "precious"
 

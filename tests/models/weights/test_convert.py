@@ -269,10 +269,10 @@ REFUSED: dict[str, tuple[Callable[[Weights], object], str]] = {
         lambda w: changed(w, classifier__weight=torch.zeros(6, 24)),
         r"two tensors for head\.classifier\.weight",
     ),
-    "no classifier": (lambda w: changed(w, classifier__6__weight=None), "no classifier that covpool knows"),
+    "no classifier": (lambda w: changed(w, classifier__6__weight=None), "no known classifier"),
     "classifier of another shape": (
         lambda w: changed(w, classifier__0__weight=torch.zeros(7)),
-        "no classifier that covpool knows",
+        "no known classifier",
     ),
     "first order": (
         lambda w: changed(w, classifier__0__weight=torch.zeros(24, 25088)),
@@ -284,9 +284,9 @@ REFUSED: dict[str, tuple[Callable[[Weights], object], str]] = {
     ),
     "depth": (
         lambda w: {k: v for k, v in w.items() if not k.startswith("features.40.")},
-        "12 convolutions in a row, which is none of vgg11, vgg13, vgg16, vgg19",
+        "12 convolutions in a row, unlike vgg11, vgg13, vgg16, vgg19",
     ),
-    "foreign": (lambda w: {"stem.weight": torch.zeros(1)}, r"its first name is stem\.weight"),
+    "foreign": (lambda w: {"stem.weight": torch.zeros(1)}, r"its first tensor is stem\.weight"),
     "empty": (lambda w: {"state_dict": {}}, "holds no tensors"),
     "a number": (lambda w: {"state_dict": {"fc.weight": 3}}, r"holds a int as 'fc\.weight'"),
     "a list": (lambda w: [torch.zeros(1)], "holds a list"),
@@ -306,14 +306,14 @@ def test_what_does_not_fit_is_refused_in_one_sentence(save: Save, vgg: Weights, 
 def test_plain_resnet_is_sent_to_create_model(save: Save, resnet50: Weights) -> None:
     plain = {name: t for name, t in resnet50.items() if not name.startswith("layer_reduce")}
     plain["fc.weight"] = torch.zeros(6, 2048)
-    with pytest.raises(CheckpointError, match=r"takes 2048 numbers.*checkpoint_path"):
+    with pytest.raises(CheckpointError, match=r"takes 2048 values.*checkpoint_path"):
         convert_checkpoint(save(plain))
 
 
 def test_resnet_of_another_depth(save: Save, resnet50: Weights) -> None:
     fewer = {name: t for name, t in resnet50.items() if not name.startswith("layer3.5.")}
     with pytest.raises(
-        CheckpointError, match=r"\(3, 4, 5, 3\) blocks .* none of resnet50, resnet101, resnet152"
+        CheckpointError, match=r"\(3, 4, 5, 3\) blocks .* unlike resnet50, resnet101, resnet152"
     ):
         convert_checkpoint(save(fewer))
 

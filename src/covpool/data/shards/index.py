@@ -1,11 +1,11 @@
-"""The index of tar shards: where in its tar each image lies, its label and its name.
+"""Read and write the index of tar shards: the offset, size, label and name of each image.
 
-A folder of shards holds the tars, ``00000.tar``, beside each a ``00000.tar.json`` on what is in it, and one
-``index.json`` on all of them: the classes, of each tar its size, its number of samples and the SHA-256 of
-its ``.json``, and how many samples of the tars were left out. All is plain JSON. A tar, or a ``.json``, that
-changed after it was indexed is refused.
+A folder of shards holds the tars (``00000.tar``), a ``00000.tar.json`` per tar that lists its samples, and
+one ``index.json``. The index lists the classes, the number of samples that were left out and, for each tar,
+its size, its number of samples and the SHA-256 of its ``.json``. All files are plain JSON. A tar or ``.json``
+that changed after it was indexed is refused.
 
-This file knows the format; :mod:`covpool.data.shards.write` makes an index from tars.
+This module defines the format; :mod:`covpool.data.shards.write` creates an index from tars.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from covpool.errors import ShardError
 
 FORMAT, VERSION = "covpool shards", 1
 INDEX = "index.json"
-# Larger files than these are not ours: an index of a million shards has about 200 MB.
+# covpool writes no larger files: an index of a million shards has about 200 MB.
 MAX_INDEX_BYTES, MAX_CONTENTS_BYTES = 1 << 28, 1 << 28
 COLUMNS = ("offsets", "sizes", "checksums", "labels")
 
 
 @dataclass(frozen=True)
 class Shard:
-    """A tar as its index knows it.
+    """The index entry of a tar.
 
     Attributes:
-        name: of the tar's file.
-        bytes: its size.
-        samples: how many it holds.
-        contents: the SHA-256 of the ``.json`` beside it.
+        name: file name of the tar.
+        bytes: size of the tar.
+        samples: number of samples in the tar.
+        contents: SHA-256 of the tar's ``.json``.
     """
 
     name: str
@@ -47,12 +47,12 @@ class Shard:
 
 @dataclass(frozen=True)
 class ShardIndex:
-    """All shards of a set; what ``index.json`` holds.
+    """The contents of ``index.json``: all shards of a set.
 
     Attributes:
-        classes: their names, in the order of the labels.
-        shards: in the order in which their samples are numbered.
-        left_out: samples in the tars that have no image or no label, so that the index is without them.
+        classes: class names, in the order of the labels.
+        shards: the shards, in the order in which their samples are numbered.
+        left_out: number of samples in the tars that are not indexed because they lack an image or a label.
     """
 
     classes: tuple[str, ...]
@@ -61,20 +61,20 @@ class ShardIndex:
 
     @property
     def counts(self) -> list[int]:
-        """The samples in each shard."""
+        """Number of samples in each shard."""
         return [shard.samples for shard in self.shards]
 
 
 @dataclass(frozen=True, eq=False)
 class Contents:
-    """What is in one tar, sample by sample.
+    """The samples of one tar, one array entry per sample.
 
     Attributes:
-        offsets: of the first byte of each image.
-        sizes: in bytes.
-        checksums: by :func:`checksum` of each image's bytes.
-        labels: as numbers.
-        names: where the image came from, for people.
+        offsets: position of the first byte of each image.
+        sizes: size of each image in bytes.
+        checksums: :func:`checksum` of each image's bytes.
+        labels: integer label of each image.
+        names: original path of each image, for messages.
     """
 
     offsets: NDArray[np.int64]
@@ -85,59 +85,59 @@ class Contents:
 
 
 def write_index(index: ShardIndex) -> bytes:
-    """The bytes of ``index.json``."""
+    """Return the bytes of ``index.json``."""
     shards = [asdict(shard) for shard in index.shards]
     return _write(classes=list(index.classes), shards=shards, left_out=index.left_out)
 
 
 def read_index(data: bytes) -> ShardIndex:
-    """The index in the bytes of an ``index.json``.
+    """Parse the bytes of an ``index.json``.
 
     Raises:
-        ShardError: with a sentence on what is wrong with it.
+        ShardError: if the index is damaged or was not written by covpool.
     """
     kinds = {"classes": list, "shards": list, "left_out": int}
     fields = _read(INDEX, data, kinds, MAX_INDEX_BYTES, {"left_out": 0})
     if not all(isinstance(name, str) for name in fields["classes"]):
-        raise ShardError(f"{INDEX} has a class whose name is no text")
+        raise ShardError(f"{INDEX} has a class whose name is not a string")
     return ShardIndex(tuple(fields["classes"]), tuple(map(_shard, fields["shards"])), fields["left_out"])
 
 
 def write_contents(contents: Contents) -> bytes:
-    """The bytes of the ``.json`` beside a tar."""
+    """Return the bytes of a tar's ``.json``."""
     columns = {name: getattr(contents, name).tolist() for name in COLUMNS}
     return _write(**columns, names=list(contents.names))
 
 
 def read_contents(data: bytes, shard: Shard, classes: int) -> Contents:
-    """What is in a tar, by the bytes of the ``.json`` beside it, which are checked against the index.
+    """Parse the bytes of a tar's ``.json`` and check them against the index.
 
     Raises:
-        ShardError: with a sentence on what is wrong.
+        ShardError: if the file is damaged or does not match the index.
     """
     where = f"{shard.name}.json"
     if digest(data) != shard.contents:
-        raise ShardError(f"{where} is not the one that {INDEX} was made with; {remedy()}")
+        raise ShardError(f"{where} is not the file that {INDEX} was made with; {remedy()}")
     fields = _read(where, data, dict.fromkeys((*COLUMNS, "names"), list), MAX_CONTENTS_BYTES)
     if {len(column) for column in fields.values()} != {shard.samples}:
-        raise ShardError(f"{where} has not {shard.samples} samples, as {INDEX} says; {remedy()}")
+        raise ShardError(f"{where} does not list {shard.samples} samples, as {INDEX} does; {remedy()}")
     if not all(isinstance(name, str) for name in fields["names"]):
-        raise ShardError(f"{where} has a sample whose name is no text")
+        raise ShardError(f"{where} has a sample whose name is not a string")
     columns = {name: _numbers(where, name, fields[name]) for name in COLUMNS}
-    # As Python numbers first: the sum of two large ones must not wrap around.
+    # Subtract instead of adding: the sum of two large values could overflow.
     if (columns["offsets"] > shard.bytes).any() or (
         columns["sizes"] > shard.bytes - columns["offsets"]
     ).any():
-        raise ShardError(f"{where} has an image that lies outside of its tar")
+        raise ShardError(f"{where} lists an image outside its tar")
     if (columns["labels"] >= classes).any():
-        raise ShardError(f"{where} has a label past the {classes} classes of {INDEX}")
+        raise ShardError(f"{where} has a label beyond the {classes} classes of {INDEX}")
     return Contents(**columns, names=tuple(fields["names"]))
 
 
 def checksum(data: bytes) -> int:
-    """The exclusive or of the bytes, taken four at a time as a number from low to high.
+    """Return the exclusive or of the bytes, read as little-endian 32-bit words.
 
-    It tells other bytes, a part lost and a flipped bit. A CRC-32 would take longer than reading does.
+    It detects replaced bytes, a missing part and a flipped bit. A CRC-32 would take longer than reading.
 
     Example:
         >>> checksum(bytes([1, 2])), checksum(bytes([1, 2, 0, 0, 3])), checksum(b"1234" * 2)
@@ -149,12 +149,12 @@ def checksum(data: bytes) -> int:
 
 
 def digest(data: bytes) -> str:
-    """The SHA-256 by which ``index.json`` knows the ``.json`` beside a tar."""
+    """Return the SHA-256 that ``index.json`` stores for a tar's ``.json``."""
     return hashlib.sha256(data).hexdigest()
 
 
 def remedy() -> str:
-    """What to do about an index that does not fit."""
+    """Return the advice for an index that does not match its tars."""
     return "'covpool shard --index' makes a new one from the tars"
 
 
@@ -165,17 +165,17 @@ def _write(**fields: Any) -> bytes:
 def _read(
     where: str, data: bytes, kinds: Mapping[str, type], limit: int, defaults: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The fields of our JSON, each of its kind; those with defaults were not always written."""
+    """Parse the JSON and check the type of each field; older files may lack the fields with defaults."""
     if len(data) > limit:
         raise ShardError(f"{where} has {len(data):,} bytes, too many for an index of shards")
     try:
         fields = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise ShardError(f"{where} is cut short or damaged: {error}") from error
+        raise ShardError(f"{where} is truncated or damaged: {error}") from error
     if not isinstance(fields, dict) or fields.get("format") != FORMAT:
-        raise ShardError(f"{where} is no index of shards that covpool has written")
+        raise ShardError(f"{where} is not a shard index written by covpool")
     if fields.get("version") != VERSION:
-        raise ShardError(f"{where} is of version {fields.get('version')}; this covpool reads {VERSION}")
+        raise ShardError(f"{where} has version {fields.get('version')}; this covpool reads version {VERSION}")
     fields = {**(defaults or {}), **fields}
     for name, kind in kinds.items():
         if not isinstance(fields.get(name), kind):
@@ -188,9 +188,9 @@ def _shard(fields: object) -> Shard:
     if not isinstance(fields, dict) or fields.keys() != kinds.keys():
         raise ShardError(f"{INDEX} has a shard without its {', '.join(kinds)}")
     name, numbers = fields["name"], (fields["bytes"], fields["samples"])
-    # The name becomes part of a path, so it may not lead elsewhere.
+    # The name becomes part of a path, so it must not point outside the folder.
     if not isinstance(name, str) or not name or name.startswith(".") or set(name) & set("/\\\0:"):
-        raise ShardError(f"{INDEX} has a shard named {name!r}, which is no name of a file beside it")
+        raise ShardError(f"{INDEX} has a shard named {name!r}, which is not a plain file name")
     if any(type(number) is not int or not 0 <= number < 2**62 for number in numbers):
         raise ShardError(f"{INDEX} has no size or no number of samples for {name}")
     if not isinstance(fields["contents"], str):
@@ -200,5 +200,5 @@ def _shard(fields: object) -> Shard:
 
 def _numbers(where: str, name: str, column: Sequence[object]) -> NDArray[np.int64]:
     if any(type(value) is not int or not 0 <= value < 2**62 for value in column):
-        raise ShardError(f"{where} has {name} that are no whole numbers from 0 on")
+        raise ShardError(f"{where} has {name} that are not integers of at least 0")
     return np.array(column, dtype=np.int64)

@@ -27,11 +27,11 @@ if sys.platform != "win32":
 
 T = TypeVar("T")
 
-# Stores fail now and then: seconds to wait before trying again.
+# Seconds to wait before each retry: requests to object storage fail occasionally.
 PAUSES = (0.5, 2.0, 8.0)
-# The endings of the cache's files: of those that are whole, and of those on their way.
+# File extensions in the cache: complete files, and downloads in progress.
 WHOLE, PART = ".covpool-shard", ".covpool-part"
-# A download takes seconds; so often those who wait for it look whether it is there.
+# How often a process checks whether another process's download is complete. A download takes seconds.
 POLL_SECONDS = 0.02
 
 
@@ -39,23 +39,23 @@ class FileCache:
     """A folder of downloaded files.
 
     Args:
-        folder: made if it does not exist. Files in it that are not the cache's are left alone.
-        limit: of the bytes of the cache's files.
+        folder: created if it does not exist. Other files in it are left alone.
+        limit: maximum total size of the cached files, in bytes.
     """
 
     def __init__(self, folder: str | Path, limit: int) -> None:
         if sys.platform == "win32":
-            raise ShardError("shards in a store need locks of files that Windows lacks: copy them to a disk")
+            raise ShardError("remote shards need file locks that Windows lacks: copy them to a local disk")
         self.folder, self.limit = Path(folder), limit
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def open(self, url: str, version: str, size: int | None = None) -> int:
-        """Download a file unless it is there, and open it.
+        """Download a file unless it is cached, and open it.
 
         Args:
-            url: where it is, for fsspec.
-            version: tells what is at that place now from what was there before.
-            size: in bytes, if known; a file of another size is not accepted.
+            url: fsspec URL of the file.
+            version: identifies the file's contents; a new version is downloaded again.
+            size: expected size in bytes, if known; a file of another size is refused.
 
         Returns:
             A file descriptor to read from. Closing it allows the file to be removed.
@@ -63,7 +63,7 @@ class FileCache:
         name = hashlib.sha256(f"{url}\n{version}".encode()).hexdigest()[:32]
         try:
             return self._open(self.folder / f"{name}{WHOLE}", self.folder / f"{name}{PART}", url, size)
-        except OSError as error:  # of the folder: those of the store are told already
+        except OSError as error:  # of the cache folder; remote errors are ShardErrors already
             raise ShardError(f"the cache in {self.folder} cannot be used: {error}") from error
 
     def _open(self, path: Path, part: Path, url: str, size: int | None) -> int:
@@ -72,19 +72,19 @@ class FileCache:
             if descriptor is not None:
                 os.utime(descriptor)
                 return descriptor
-            self.folder.mkdir(parents=True, exist_ok=True)  # somebody may have tidied up
+            self.folder.mkdir(parents=True, exist_ok=True)  # it may have been deleted meanwhile
             holding = _hold(part, os.O_RDWR | os.O_CREAT, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if holding is None:
                 time.sleep(POLL_SECONDS)
                 continue
             try:
-                if path.exists():  # another process was quicker
+                if path.exists():  # another process downloaded it first
                     part.unlink()
                 else:
                     self._make_room(size or 0)
                     _download(url, part, size)
                     os.replace(part, path)
-                    self._make_room(0)  # what others downloaded meanwhile had no size yet
+                    self._make_room(0)  # count files that other processes downloaded meanwhile
             except BaseException:
                 part.unlink(missing_ok=True)
                 raise
@@ -92,14 +92,14 @@ class FileCache:
                 os.close(holding)
 
     def _make_room(self, size: int) -> None:
-        """Remove what was opened longest ago, so that ``size`` more bytes fit."""
+        """Remove the least recently opened files until ``size`` more bytes fit."""
         found = []
         for path in self.folder.iterdir():
             if path.suffix not in (WHOLE, PART):
                 continue
             try:
                 status = path.stat()
-            except FileNotFoundError:  # another process is making room too
+            except FileNotFoundError:  # another process removed it
                 continue
             found.append((status.st_mtime_ns, status.st_size, path))
         total = size + sum(length for _, length, _ in found)
@@ -114,7 +114,7 @@ class FileCache:
 
 
 def _hold(path: Path, flags: int, lock: int) -> int | None:
-    """Open a file and lock it; ``None`` if there is none, or another process keeps us from locking it."""
+    """Open and lock a file; return ``None`` if it does not exist or another process holds the lock."""
     while True:
         try:
             descriptor = os.open(path, flags | os.O_CLOEXEC, 0o666)
@@ -123,7 +123,7 @@ def _hold(path: Path, flags: int, lock: int) -> int | None:
         is_ours = False
         try:
             fcntl.flock(descriptor, lock)
-            # Between the opening and the lock the file may have been removed, or moved to its own name.
+            # The file may have been removed or renamed between opening and locking.
             with contextlib.suppress(FileNotFoundError):
                 is_ours = path.stat().st_ino == os.fstat(descriptor).st_ino
         except BlockingIOError:
@@ -136,29 +136,29 @@ def _hold(path: Path, flags: int, lock: int) -> int | None:
 
 
 def _download(url: str, path: Path, size: int | None) -> None:
-    """Download into a file, and again if it comes out in another size: a connection can end early."""
+    """Download to a file; retry if the size is wrong, because a connection can end early."""
 
     def attempt() -> None:
-        # Made anew, not kept: one that came through a fork can wait forever.
+        # Created for each download: a file system inherited through a fork can hang.
         store, remote = fsspec.core.url_to_fs(url)
         store.get_file(remote, str(path))
         length = path.stat().st_size
         if size is not None and length != size:
-            raise ShardError(f"it has {length:,} bytes where the index says {size:,}")
+            raise ShardError(f"it has {length:,} bytes, but the index lists {size:,}")
 
     patiently(url, attempt)
 
 
 def patiently(url: str, attempt: Callable[[], T], done: str = "read") -> T:
-    """Ask a store for something, which may fail a few times.
+    """Call a function on remote storage, and retry it a few times if it fails.
 
     Args:
-        url: of what is asked for.
-        attempt: asks.
-        done: what is to be done to it, for the message.
+        url: the URL, for the error message.
+        attempt: the function.
+        done: past participle of the action, for the error message.
 
     Raises:
-        ShardError: with what went wrong the last time.
+        ShardError: if every attempt failed, with the last error.
     """
     for pause in (*PAUSES, None):
         try:
@@ -167,7 +167,7 @@ def patiently(url: str, attempt: Callable[[], T], done: str = "read") -> T:
             raise ShardError(f"{url} does not exist") from error
         except ImportError as error:
             raise ShardError(f"{url} needs a package: {error}") from error
-        except Exception as error:  # each store has its own
+        except Exception as error:  # each fsspec backend raises its own kinds
             if pause is None:
                 raise ShardError(f"{url} cannot be {done}: {str(error) or type(error).__name__}") from error
             time.sleep(pause)
@@ -178,54 +178,54 @@ class Place(Protocol):
     """A folder of shards."""
 
     def index(self) -> bytes:
-        """The bytes of ``index.json``."""
+        """Return the bytes of ``index.json``."""
 
     def check(self, index: ShardIndex) -> None:
-        """Raise if it is seen at once that the index is not that of the tars."""
+        """Raise if a quick check shows that the index does not match the tars."""
 
     def open(self, name: str, version: str, size: int | None = None) -> int:
-        """A descriptor of one of its files."""
+        """Return a file descriptor for a file of the folder."""
 
 
 class Disk:
-    """A local folder: its files are read where they are."""
+    """A local folder, read in place."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def index(self) -> bytes:
-        """Read."""
+        """Return the bytes of ``index.json``."""
         try:
             return (self.folder / INDEX).read_bytes()
         except FileNotFoundError as error:
             raise ShardError(f"{self.folder} has no {INDEX}; {remedy()}") from error
 
     def check(self, index: ShardIndex) -> None:
-        """Every tar has the size of its index."""
+        """Raise unless every tar exists and has the size in the index."""
         for shard in index.shards:
             path = self.folder / shard.name
             if not path.is_file():
-                raise ShardError(f"{path} is missing, which {INDEX} lists")
+                raise ShardError(f"{path} is missing, but {INDEX} lists it")
             size = path.stat().st_size
             if size != shard.bytes:
                 raise ShardError(
-                    f"{path} has {size:,} bytes where {INDEX} says {shard.bytes:,}: it was cut short or "
+                    f"{path} has {size:,} bytes, but {INDEX} lists {shard.bytes:,}: it was truncated or "
                     f"changed; {remedy()}"
                 )
 
     def open(self, name: str, version: str, size: int | None = None) -> int:
-        """Open."""
+        """Open a file for reading."""
         return os.open(self.folder / name, os.O_RDONLY | getattr(os, "O_BINARY", 0))
 
 
 class Store:
-    """Anything else that fsspec opens: files are downloaded whole."""
+    """A remote folder that fsspec can open; complete files are downloaded to the cache."""
 
     def __init__(self, url: str, cache: FileCache) -> None:
         self.url, self.cache = url.rstrip("/"), cache
 
     def index(self) -> bytes:
-        """Read anew each time, since it says which version the other files have."""
+        """Download ``index.json``. It is never cached, because it holds the versions of the other files."""
 
         def attempt() -> bytes:
             store, remote = fsspec.core.url_to_fs(f"{self.url}/{INDEX}")
@@ -235,18 +235,18 @@ class Store:
         return patiently(f"{self.url}/{INDEX}", attempt)
 
     def check(self, index: ShardIndex) -> None:
-        """Every tar fits the cache. Its size is checked after the download: asking for all takes long."""
+        """Raise unless every tar fits the cache. Sizes are checked after download; asking for all is slow."""
         largest = max((shard.bytes for shard in index.shards), default=0)
         if largest > self.cache.limit:
             raise ShardError(f"a shard of {largest:,} bytes does not fit the cache of {self.cache.limit:,}")
 
     def open(self, name: str, version: str, size: int | None = None) -> int:
-        """Download unless it is there, and open."""
+        """Download a file unless it is cached, and open it."""
         return self.cache.open(f"{self.url}/{name}", version, size)
 
 
 def place(url: str | Path, cache: str | Path | None, cache_bytes: int) -> Place:
-    """The place of a path or URL."""
+    """Return the folder of shards at a path or URL."""
     store, path = _open_store(url)
     if isinstance(store, LocalFileSystem):
         return Disk(Path(path))
@@ -254,11 +254,11 @@ def place(url: str | Path, cache: str | Path | None, cache_bytes: int) -> Place:
 
 
 def has_index(url: str) -> bool:
-    """Whether there are shards at an address.
+    """Return whether there is a shard index at a URL.
 
     Raises:
-        ShardError: if the store does not tell. To take that for a no, as ``exists`` of fsspec does, would
-            lose a split in silence.
+        ShardError: if the storage cannot be asked. ``exists`` of fsspec returns False for errors, which would
+            silently drop a split.
     """
     index = f"{url.rstrip('/')}/{INDEX}"
     store, remote = _open_store(index)
@@ -269,7 +269,7 @@ def has_index(url: str) -> bool:
         except FileNotFoundError:
             return False
         except Exception as error:
-            # To those who may not list its files, a store says so of any that it does not have.
+            # Without permission to list files, object storage answers 403 for every missing file.
             if isinstance(error, PermissionError) or getattr(error, "status", None) == 403:
                 return False
             raise
@@ -279,7 +279,7 @@ def has_index(url: str) -> bool:
 
 
 def _open_store(url: str | Path) -> tuple[Any, str]:
-    """The file system of an address, and what it calls the address."""
+    """Return the file system of a URL, and the path in that file system."""
     try:
         store, path = fsspec.core.url_to_fs(str(url))
     except (ImportError, ValueError) as error:

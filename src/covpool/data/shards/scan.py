@@ -1,8 +1,8 @@
-"""An index from the tars themselves: ours while they are written, and those of others.
+"""Scan tars for their samples: tars written by covpool and WebDataset tars from elsewhere.
 
-A tar is only read: nothing in it is unpacked, decoded or run. What counts are plain files; links, devices and
-sparse files are passed over, and so is every field but the image, its label (``.cls``, a number as text) and
-what we wrote about it (``.json``).
+A tar is only read: nothing in it is unpacked, decoded or run. Only regular files are used; links, devices and
+sparse files are skipped. Of each sample the scan reads the image, its label (``.cls``, an integer as text)
+and the metadata that covpool writes (``.json``).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from covpool.data.image_set import MAX_FILE_BYTES
 from covpool.data.shards.index import Contents, checksum
 from covpool.errors import ShardError
 
-# By their names; what they hold is for the decoder to say. "img" is for an image whose name does not tell.
+# By file extension; the decoder finds the actual format. "img" is for an image without a known extension.
 IMAGE_FIELDS = frozenset(extension[1:] for extension in FORMAT_OF) | {"img"}
-MAX_FIELD_BYTES = 1 << 16  # of a label, or of what is known about an image
+MAX_FIELD_BYTES = 1 << 16  # of a label or of an image's metadata
 MAX_HEADER_BYTES = 1 << 20
 MAX_CLASSES = 1_000_000
 COMPRESSED = {b"\x1f\x8b": "gunzip", b"BZh": "bunzip2", b"\xfd7zXZ": "unxz", b"\x28\xb5\x2f\xfd": "unzstd"}
@@ -33,12 +33,12 @@ ZEROS = bytes(512)  # how a tar ends
 
 @dataclass
 class Scan:
-    """What was found in a tar.
+    """The result of scanning a tar.
 
     Attributes:
-        contents: its samples.
-        classes: names of labels, as far as the tar tells them.
-        left_out: how many samples have no image or no label.
+        contents: the samples.
+        classes: class names by label, for the labels that the tar names.
+        left_out: number of samples without an image or a label.
     """
 
     contents: Contents
@@ -48,7 +48,7 @@ class Scan:
 
 @dataclass
 class _Sample:
-    """The fields of a sample that have been met so far."""
+    """The fields of a sample that have been read so far."""
 
     key: str
     seen: set[str] = field(default_factory=set)
@@ -59,7 +59,7 @@ class _Sample:
 
 
 class TarImage(NamedTuple):
-    """Where an image lies in a tar, and what the tar calls it."""
+    """The name, offset and size of an image in a tar."""
 
     name: str
     offset: int
@@ -67,15 +67,15 @@ class TarImage(NamedTuple):
 
 
 def find_images(path: Path) -> list[TarImage]:
-    """The images of a tar, labelled or not, by its headers alone: every plain file with an image's ending.
+    """Return the images of a tar, with or without labels: every regular file with an image extension.
 
-    Dots in a name do not make it a field of another image here: ``10.32.11.png`` is an image.
+    Only headers are read. A name with dots, such as ``10.32.11.png``, is one image, not a WebDataset field.
 
     Raises:
-        ShardError: where it is cut short, damaged, compressed or no tar.
+        ShardError: if the file is truncated, damaged, compressed or not a tar.
     """
     _check_plain(path)
-    found: dict[str, TarImage] = {}  # of two by one name the later counts, as for whoever unpacks the tar
+    found: dict[str, TarImage] = {}  # the last of two equal names is used, as when unpacking
     for member in _members(path):
         name = member.name.removeprefix("./")
         if member.isreg() and not member.issparse() and _is_image(name):
@@ -84,7 +84,7 @@ def find_images(path: Path) -> list[TarImage]:
 
 
 def _is_image(name: str) -> bool:
-    """Whether a file in a tar is one; what is hidden, as macOS puts beside every file, is not."""
+    """Return whether a file name is that of an image; hidden files, such as those of macOS, are not."""
     hidden = any(part.startswith(".") for part in name.split("/"))
     return not hidden and "." in name and name.rpartition(".")[2].lower() in IMAGE_FIELDS
 
@@ -93,7 +93,7 @@ def scan_tar(path: Path) -> Scan:
     """Find the samples of a tar.
 
     Raises:
-        ShardError: where it is cut short, damaged, compressed or no tar.
+        ShardError: if the file is truncated, damaged, compressed or not a tar.
     """
     _check_plain(path)
     with path.open("rb") as file:
@@ -121,13 +121,13 @@ def _check_plain(path: Path) -> None:
     for magic, command in COMPRESSED.items():
         if start.startswith(magic):
             raise ShardError(
-                f"{path.name} is compressed, so no image in it can be read by itself: unpack it by {command} "
-                "first (images are compressed already, and a tar of them gains nothing)"
+                f"{path.name} is compressed, so single images cannot be read from it: decompress it with "
+                f"{command} first (compressing a tar of images saves almost nothing)"
             )
 
 
 def _samples(path: Path, file: BinaryIO) -> Iterator[_Sample]:
-    """The samples, each the files in a row whose names differ only after the first dot."""
+    """Yield the samples: consecutive files whose names differ only after the first dot."""
     sample: _Sample | None = None
     for member in _members(path):
         folder, slash, base = member.name.rpartition("/")
@@ -147,7 +147,7 @@ def _samples(path: Path, file: BinaryIO) -> Iterator[_Sample]:
 
 
 def _members(path: Path) -> Iterator[tarfile.TarInfo]:
-    """The headers of a tar, which must lead forward through the file and end as a tar ends."""
+    """Yield the headers of a tar; check that they advance through the file and that the tar is complete."""
     length, reached = path.stat().st_size, 0
     with _Headers(io.FileIO(path)) as file:
         try:
@@ -155,31 +155,31 @@ def _members(path: Path) -> Iterator[tarfile.TarInfo]:
                 while (member := tar.next()) is not None:
                     stored = member.size if member.isreg() and not member.issparse() else 0
                     if member.size < 0 or tar.offset <= reached or member.offset_data + stored > length:
-                        raise ShardError(f"{path.name} is cut short or damaged at {member.name!r}")
+                        raise ShardError(f"{path.name} is truncated or damaged at {member.name!r}")
                     reached = tar.offset
-                    tar.members.clear()  # type: ignore[attr-defined]  # it would keep them all
+                    tar.members.clear()  # type: ignore[attr-defined]  # or tarfile keeps every header
                     yield member
                 end = tar.offset
         except (ShardError, OSError):
             raise
-        except Exception as error:  # whatever the parsing of nonsense leads to
-            raise ShardError(f"{path.name} is cut short, damaged or no tar: {error}") from error
+        except Exception as error:  # tarfile raises many kinds for invalid data
+            raise ShardError(f"{path.name} is truncated, damaged or not a tar: {error}") from error
         file.seek(end)
         if file.read(len(ZEROS)) != ZEROS:
-            raise ShardError(f"{path.name} is cut short or damaged: it does not end as a tar does")
+            raise ShardError(f"{path.name} is truncated or damaged: its end marker is missing")
 
 
 class _Headers(io.BufferedReader):
-    """A tar as tarfile sees it: the size of a header may be anything, and all of it would be read."""
+    """A reader for tarfile that limits the size of a header; a forged size could exhaust the memory."""
 
     def read(self, size: int | None = -1, /) -> bytes:
         if size is None or not 0 <= size <= MAX_HEADER_BYTES:
-            raise ShardError(f"a header of {size} bytes is none that a tar of images has")
+            raise ShardError(f"a tar header of {size} bytes is too large")
         return super().read(size)
 
 
 def _take(file: BinaryIO, sample: _Sample, ending: str, member: tarfile.TarInfo) -> None:
-    """Keep what a field says."""
+    """Store a field of a sample."""
     if ending in IMAGE_FIELDS:
         sample.image = sample.image or member
     elif ending in ("cls", "json") and member.size <= MAX_FIELD_BYTES:
@@ -194,7 +194,7 @@ def _take(file: BinaryIO, sample: _Sample, ending: str, member: tarfile.TarInfo)
 
 
 def _told(data: bytes) -> tuple[str | None, str | None]:
-    """The image's name and its class's, where the JSON has them."""
+    """Return the names of the image and its class, each ``None`` if the JSON lacks it."""
     try:
         fields = json.loads(data)
     except (ValueError, RecursionError):
@@ -204,11 +204,11 @@ def _told(data: bytes) -> tuple[str | None, str | None]:
 
 
 def _checksum(path: Path, file: BinaryIO, image: tarfile.TarInfo) -> int:
-    """Of the image's bytes, which may be many: a size in a header can be anything."""
+    """Return the checksum of an image; 0 if its size in the header is over the limit."""
     if image.size > MAX_FILE_BYTES:
-        return 0  # it will not be read
+        return 0  # images of this size are never read
     file.seek(image.offset_data)
     data = file.read(image.size)
     if len(data) < image.size:
-        raise ShardError(f"{path.name} is cut short at {image.name!r}")
+        raise ShardError(f"{path.name} is truncated at {image.name!r}")
     return checksum(data)

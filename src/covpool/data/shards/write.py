@@ -25,15 +25,15 @@ def index_shards(
     classes: Sequence[str] | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[list[ShardIndex], int]:
-    """Make the index of folders of tars, ours or others', anew. The tars are only read.
+    """Index folders of tars and replace any old index. The tars are only read.
 
     Args:
-        folders: with the tars; the index of each goes beside them. They have the same classes.
-        classes: names, in the order of the labels; if not given, those in the tars, or else the labels.
-        progress: is told how many tars are done, and how many there are.
+        folders: folders of tars with the same classes; each index is written into its folder.
+        classes: class names in the order of the labels (default: the names in the tars, or the labels).
+        progress: called with the number of tars done and the total.
 
     Returns:
-        The index of each, and how many samples were left out because they have no image or no label.
+        The index of each folder, and the number of samples left out for lack of an image or a label.
     """
     shards: list[list[Shard]] = []
     left_out: list[int] = []
@@ -53,7 +53,7 @@ def index_shards(
     if classes is None:
         classes = [told.get(label, str(label)) for label in range(highest + 1)]
     elif len(classes) <= highest:
-        raise ShardError(f"there are {len(classes)} names of classes, and labels up to {highest}")
+        raise ShardError(f"there are {len(classes)} class names, but labels up to {highest}")
     found = zip(shards, left_out, strict=True)
     indexes = [ShardIndex(tuple(classes), tuple(some), without) for some, without in found]
     for folder, index in zip(folders, indexes, strict=True):
@@ -62,7 +62,7 @@ def index_shards(
 
 
 def index_tar(path: Path) -> tuple[Shard, Scan]:
-    """Scan a tar and write what is in it beside it."""
+    """Scan a tar and write its ``.json``."""
     scan = scan_tar(path)
     data = write_contents(scan.contents)
     replace_file(path.with_name(f"{path.name}.json"), data)
@@ -70,18 +70,18 @@ def index_tar(path: Path) -> tuple[Shard, Scan]:
 
 
 def save_index(folder: Path, index: ShardIndex) -> None:
-    """Write the index of a folder, after what is in its tars."""
+    """Write the index of a folder. Call it after :func:`index_tar` for every tar."""
     replace_file(folder / INDEX, write_index(index))
 
 
 def tar_folders(path: Path) -> list[Path]:
-    """The folder itself if it has tars, else those of train, val and test that have some."""
+    """Return the folder itself if it has tars, else its train, val and test folders that have some."""
     if _tars(path):
         return [path]
     folders = [path / split for split in SPLITS if (path / split).is_dir() and _tars(path / split)]
     if not folders:
         packed = sorted(file.name for file in path.iterdir() if ".tar." in file.name or file.suffix == ".tgz")
-        also = f": {packed[0]} is compressed, unpack it first" if packed else ""
+        also = f": {packed[0]} is compressed, decompress it first" if packed else ""
         raise ShardError(f"{path} has no tars{also}")
     return folders
 
@@ -90,7 +90,7 @@ def _tars(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.suffix == ".tar" and path.is_file())
 
 
-# Small images would otherwise make shards of a hundred thousand, and windows of millions.
+# Without this limit, shards of small images would hold 100,000 samples, and shuffle windows millions.
 MAX_SAMPLES = 10_000
 
 
@@ -102,19 +102,19 @@ def write_shards(
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> ShardIndex:
-    """Write a set into tar shards and their index. The bytes of the images are kept as they are.
+    """Write an image set as tar shards with an index. Image files are copied unchanged.
 
-    Samples are written in random order: within a window of shards there should be all classes, and a folder
-    has them one after the other. The same set and seed give the same tars to the bit.
+    Samples are written in random order, so that every window of shards holds all classes. The same set and
+    seed give bit-identical tars.
 
     Args:
         images: the set.
-        folder: to write; it must not exist, or be empty. It appears when all is written.
-        shard_bytes: the size at which a shard is closed.
-        seed: of the order in the shards.
-        progress: called after each image, with the number written so far and that of all.
+        folder: output folder; it must not exist or be empty. It appears once it is complete.
+        shard_bytes: size at which a shard is closed.
+        seed: seed of the sample order.
+        progress: called after each image with the number written so far and the total.
     """
-    import webdataset  # here, because it takes its time to be imported
+    import webdataset  # imported here because it is slow
 
     if shard_bytes < 1:
         raise UsageError(f"shard_bytes must be at least 1; got {shard_bytes}")
@@ -147,7 +147,7 @@ def write_shards(
 
 @contextlib.contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """A folder to fill, which has its name when all is written; what is left of a failure is removed."""
+    """Yield a temporary folder; rename it on success, remove it on failure."""
     check_new(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     saving = folder.with_name(f".{folder.name}.covpool-saving-{secrets.token_hex(4)}")
@@ -160,13 +160,13 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 
 def check_new(folder: Path) -> None:
-    """Raise if there is something at the place of a folder that is to be written."""
+    """Raise if an output folder exists and is not empty."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"{folder} exists: shards are written into a new folder")
+        raise UsageError(f"{folder} exists: use a new folder for the shards")
 
 
 def _sample(images: ImageSet, i: int, position: int) -> dict[str, str | bytes]:
-    """A sample as webdataset writes it. Everything is bytes already, so it encodes nothing."""
+    """Return a sample for webdataset. All values are bytes, so webdataset encodes nothing."""
     name, label = images.name(i), images.label(i)
     extension = PurePosixPath(name).suffix[1:].lower()
     told = json.dumps({"name": name, "class": images.classes[label]})
@@ -179,7 +179,7 @@ def _sample(images: ImageSet, i: int, position: int) -> dict[str, str | bytes]:
 
 
 class _Stream:
-    """The file of the shard being written, which webdataset opens and leaves open."""
+    """The file of the current shard. webdataset does not close it, so covpool does."""
 
     def __init__(self) -> None:
         self._file: BinaryIO | None = None

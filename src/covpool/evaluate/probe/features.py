@@ -144,7 +144,7 @@ EVALUATED_AT_ONCE = 256
 
 @dataclass(frozen=True)
 class Rows:
-    """Features of some images, some of them mirrored, as the parts of a head take them."""
+    """Features of some images, some of them flipped, as inputs of a head."""
 
     arrays: dict[str, Tensor]
     labels: Tensor
@@ -157,7 +157,7 @@ def read_rows(
     views: NDArray[np.int64],
     device: torch.device,
 ) -> Rows:
-    """From disk to the device, and only what the model's head needs of it."""
+    """Load the features that the model's head needs from disk to the device."""
     needed = _arrays_of(model)
     arrays = {
         name: torch.from_numpy(np.asarray(cached.arrays[name][ids, views])).to(device).float()
@@ -167,7 +167,7 @@ def read_rows(
 
 
 def vector_of(model: PooledClassifier, rows: Rows) -> tuple[Tensor, Tensor | None]:
-    """What the classifier receives of the pooling, and what the joined one receives."""
+    """Return the pooled vector, and the first-order vector if the head has a joined classifier."""
     pooled, join = POOLED_ALREADY.get(model.config.pool), model.config.join
     vector = model.forward_pool(rows.arrays["features"]) if pooled is None else rows.arrays[pooled]
     return vector, None if join is None else rows.arrays[POOLED_ALREADY[join]]
@@ -183,7 +183,7 @@ def fit_head(
 ) -> None:
     """Train all of a model but its backbone, on the images ``ids``.
 
-    The order of the images depends on the seed alone, and so does dropout.
+    The order of the images and dropout depend only on the seed.
     """
     device = next(model.parameters()).device
     model.freeze("backbone")
@@ -211,11 +211,11 @@ def fit_head(
 def head_outputs(
     model: PooledClassifier, cached: CachedFeatures, ids: NDArray[np.int64], *, pre_logits: bool = False
 ) -> Iterator[tuple[NDArray[np.int64], Tensor]]:
-    """Some of the images at a time: all logits of many classes would not fit into memory.
+    """Yield outputs in chunks, because the logits of many classes would not fit into memory.
 
     Yields:
-        Which, and of them and their mirrors, ``(views, images, classes)``, the logits, or what the
-        classifiers receive.
+        Ids of some images, and the logits of the images and their flips, ``(views, images, classes)``; with
+        ``pre_logits`` the inputs of the classifiers.
     """
     device = next(model.parameters()).device
     model.eval()
@@ -236,7 +236,7 @@ def _arrays_of(model: PooledClassifier) -> set[str]:
 def _batches(
     ids: NDArray[np.int64], batch_size: int, epochs: int, seed: int
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Images and views, every one once an epoch, a remainder left out."""
+    """Yield image ids and views, each pair once per epoch; the last incomplete batch is dropped."""
     for epoch in range(epochs):
         order = permutation(VIEWS * len(ids), "probe order", seed, epoch)
         for start in range(0, len(order) - batch_size + 1, batch_size):
@@ -244,15 +244,15 @@ def _batches(
             yield ids[some % len(ids)], some // len(ids)
 
 
-# Rows × columns × classes from which on the solver that streams is the quicker one: it solves all classes at
-# once, and at the size of CUB-200-2011 takes a sixth of LinearSVC's time.
+# Rows × columns × classes above which the streaming solver is faster: it solves all classes at once, and at
+# the size of CUB-200-2011 takes a sixth of LinearSVC's time.
 LARGE = 5e9
 MAX_MEMORY = 8e9  # bytes
 
 
 @dataclass(frozen=True, eq=False)
 class _Array:
-    """Rows in memory, as :class:`covpool.evaluate.svm.solvers.Rows` has them."""
+    """Rows in memory, with the interface of :class:`covpool.evaluate.svm.solvers.Rows`."""
 
     values: NDArray[np.float32]
 
@@ -265,7 +265,7 @@ class _Array:
 
 
 def fit_svms(model: PooledClassifier, train: CachedFeatures, scratch: Path) -> LinearScores:
-    """One for each class, of the training images and their mirrors; ``scratch`` is a folder to work in."""
+    """Fit one SVM per class on the training images and their flips; ``scratch`` holds temporary files."""
     vectors = unit_vectors(model, train).flatten(0, 1).numpy()
     labels = np.tile(train.labels[train.usable], VIEWS)
     problem = Problem(_Array(vectors), np.arange(len(vectors)), labels, model.num_classes)
@@ -276,12 +276,12 @@ def fit_svms(model: PooledClassifier, train: CachedFeatures, scratch: Path) -> L
 
 
 def svm_scores(model: PooledClassifier, scores: LinearScores, test: CachedFeatures) -> Tensor:
-    """Of the usable images and their mirrors, ``(views, images, classes)``."""
+    """Return the scores of the readable images and their flips, ``(views, images, classes)``."""
     return torch.stack([torch.from_numpy(scores.of(view.numpy())) for view in unit_vectors(model, test)])
 
 
 def unit_vectors(model: PooledClassifier, cached: CachedFeatures) -> Tensor:
-    """``(views, images, v)``, of length one."""
+    """Return the embeddings ``(views, images, v)``, scaled to unit length."""
     received = torch.cat(
         [part for _, part in head_outputs(model, cached, cached.usable, pre_logits=True)], dim=1
     )

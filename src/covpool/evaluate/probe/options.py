@@ -16,14 +16,14 @@ AVERAGE = "gap"
 
 
 class ProbeHead(NamedTuple):
-    """What a head pools (a method, or the class token), and the first-order logits that are added."""
+    """The pooling of a head (a method or the class token), and the first-order logits that are added."""
 
     pool: str
     join: Join | None
 
 
 def parse_head(name: str) -> ProbeHead:
-    """``isqrt_cov``, ``gap``, ``cls``, ``isqrt_cov+gap``, ``moment_probing+cls`` and so on.
+    """Parse the name of a head: ``isqrt_cov``, ``gap``, ``cls``, ``isqrt_cov+gap`` and similar.
 
     Example:
         >>> parse_head("isqrt_cov+gap")
@@ -40,23 +40,23 @@ def parse_head(name: str) -> ProbeHead:
     return ProbeHead(pool, join)
 
 
-# What is kept of an image beside its maps is pooled already; by what it is called there.
+# First-order features are cached pooled, under these names.
 POOLED_ALREADY = {AVERAGE: "average", CLASS_TOKEN: "token"}
 
 
 def head_config(
     name: str, backbone: ModelConfig, dim: int, drop_rate: float, *, expands: bool
 ) -> ModelConfig:
-    """The network of a backbone and a head.
+    """Return the config of a backbone with a head.
 
     Args:
-        name: of the head.
-        backbone: its image size and preprocessing count; the last stage stays as it was trained, for what
-            is frozen cannot get used to another resolution.
+        name: name of the head.
+        backbone: config with backbone, image size and preprocessing. The last stage keeps its stride, because
+            a frozen backbone cannot adapt to another resolution.
         dim: channels after the reduction.
-        drop_rate: before the classifier.
-        expands: whether averages are of expanded features. Where the backbone's expansion cannot be told from
-            the rest of it, they are those of its stage.
+        drop_rate: dropout rate before the classifier.
+        expands: whether averages are of the expanded features. They are of the last stage if the backbone's
+            expansion cannot be separated.
     """
     pool, join = parse_head(name)
     own = ModelConfig(backbone.backbone, pool=pool)

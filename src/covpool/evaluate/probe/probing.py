@@ -50,7 +50,7 @@ from covpool.train.splits import check_classes
 
 LOGGER = logging.getLogger("covpool")
 GIGABYTE = 1e9
-# Parts of the images in cross-validation.
+# Folds of cross-validation.
 FOLDS = 5
 
 Progress = Callable[[str, int, int], None]
@@ -58,12 +58,12 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Probed:
-    """What came of it.
+    """The result of :func:`probe`.
 
     Attributes:
-        folder: with ``results.json``, ``table.md``, ``predictions`` of every head and seed, a bundle of every
-            head in ``heads``, and of the best one in ``bundle``.
-        record: as in ``results.json``.
+        folder: results folder: ``results.json``, ``table.md``, ``predictions`` of every head and seed, a
+            bundle of every head in ``heads``, and the best one in ``bundle``.
+        record: contents of ``results.json``.
     """
 
     folder: Path
@@ -81,25 +81,24 @@ def probe(
     tell: Callable[[str], None] = LOGGER.info,
     progress: Progress = lambda what, done, total: None,
 ) -> Probed:
-    """Train heads on a frozen backbone; stopped, it goes on where it was.
+    """Train heads on a frozen backbone. If interrupted, call it again to resume.
 
     Args:
         data: images with train, and with test or val; without both, heads are compared by cross-validation.
-        options: the backbone, the heads, and how they learn.
-        out: the folder of results.
-        cache: the folder of features, which other calls share.
-        max_cache: gigabytes that the features may take.
-        layout: of the data.
-        tell: is given a sentence on the size of the features, before they are computed.
-        progress: told what is counted, how much of it is done, and how much there is.
+        options: the backbone, the heads and their training.
+        out: results folder.
+        cache: folder of cached features, shared with other calls.
+        max_cache: maximum size of the features in gigabytes.
+        layout: layout of the data.
+        tell: called with the size of the features before they are computed.
+        progress: called with the name of the counted items, the number done and the total.
 
     Raises:
-        ValueError: in a sentence, if there is nothing to train or to test on, or features would take too
-            much.
+        ValueError: if there are no training or test images, or the features exceed ``max_cache``.
     """
     with joined_processes(options.device) as processes:
         if processes.world_size > 1:
-            raise UsageError("probing is for one process: a head is trained in minutes")
+            raise UsageError("covpool probe uses one process: start it without torchrun")
         return Probing(
             data, options, Path(out), Path(cache), max_cache, layout, tell, progress, processes.device
         ).run()
@@ -153,8 +152,8 @@ class Probing:
     def run(self) -> Probed:
         """Train the heads that have no results yet."""
         with held(self.folder.path):
-            self.folder.check(self.arguments)  # again: another process may just have finished
-            mark_folder(self.folder.path, PROTOCOL)  # the features may be in it too, and come first
+            self.folder.check(self.arguments)  # again: another process may have finished meanwhile
+            mark_folder(self.folder.path, PROTOCOL)  # features may be written into it first
             return self._run()
 
     def _run(self) -> Probed:
@@ -168,11 +167,11 @@ class Probing:
             split: images[split] - len(found.usable) for split, found in features.items()
         }
         record["rows"] = self.folder.rows_of(names)
-        self.folder.write(record)  # before any bundle, so that the folder is known for what it is
+        self.folder.write(record)  # before any bundle, so that a rerun accepts the folder
         for head in self.options.heads:
             for seed in range(self.options.seeds):
                 if not any((row["head"], row["seed"]) == (head, seed) for row in record["rows"]):
-                    # Of this call: what is there already may be of earlier code.
+                    # Each row stores its commit, because earlier rows may come from older code.
                     commit = record["source"]["commit"]
                     record["rows"].append(self._row(head, seed, commit, features))
                     self.folder.write(record)
@@ -184,7 +183,7 @@ class Probing:
         return Probed(self.folder.path, record)
 
     def _features(self) -> tuple[dict[str, CachedFeatures], dict[str, str]]:
-        """Of every split, and their names, once it is clear that they have room."""
+        """Return the features of every split and the names of their stores, after a check of disk space."""
         with_maps = not all(parse_head(head).pool in POOLED_ALREADY for head in self.options.heads)
         model = self._built(frozen_config(self.backbone))
         extractor = Extractor(model, self.options, self.cache, with_maps, self.device)
@@ -209,7 +208,7 @@ class Probing:
         return features, names
 
     def _check_heads(self) -> None:
-        """Build each without memory: before hours of features, not after."""
+        """Build each head on the meta device, to find errors before hours of feature extraction."""
         for head in self.options.heads:
             with torch.device("meta"):
                 build_model(self._config(head))
@@ -219,7 +218,7 @@ class Probing:
         if size / GIGABYTE > self.max_cache:
             raise UsageError(
                 f"features would take {size / GIGABYTE:.1f} GB, more than --max-cache {self.max_cache:g}: "
-                "give a larger one, a smaller --image-size, or --heads gap alone, which needs no maps"
+                "use a larger --max-cache, a smaller --image-size, or only --heads gap, which needs no maps"
             )
         self.cache.mkdir(parents=True, exist_ok=True)
         missing = sum(store.missing_bytes() for store in stores.values())
@@ -231,7 +230,7 @@ class Probing:
     def _row(
         self, head: str, seed: int, commit: str | None, features: dict[str, CachedFeatures]
     ) -> dict[str, Any]:
-        """A head with a seed: chosen by, tested, and kept if it is the first seed's."""
+        """Train and evaluate a head with one seed; save the bundle of the first seed."""
         train, val, test = features["train"], features.get("val"), features.get("test")
         row: dict[str, Any] = {"head": head, "seed": seed, "commit": commit, "val": None, "test": None}
         started = time.monotonic()
@@ -346,10 +345,10 @@ def _shares(
 
 
 def right_answers(parts: Iterable[tuple[Tensor, NDArray[np.int64]]]) -> dict[str, float]:
-    """The share of images whose highest score is right, without and with the mirror's.
+    """Return top-1 accuracy of the image alone, and with scores averaged over its horizontal flip.
 
     Args:
-        parts: scores ``(views, images, classes)`` of some images at a time, and their labels.
+        parts: batches of scores ``(views, images, classes)`` and their labels.
     """
     images, alone, both = 0, 0, 0
     for scores_VBK, labels in parts:
@@ -358,5 +357,5 @@ def right_answers(parts: Iterable[tuple[Tensor, NDArray[np.int64]]]) -> dict[str
         alone += int((scores_VBK[0].argmax(dim=1) == wanted).sum())
         both += int((scores_VBK.mean(dim=0).argmax(dim=1) == wanted).sum())
     if not images:
-        raise UsageError("none of the images that heads are to be compared on can be used")
+        raise UsageError("no image to compare the heads on is readable: run 'covpool check'")
     return {"top1": alone / images, "top1_flip": both / images}

@@ -1,4 +1,4 @@
-"""The results of probing on disk: what was asked, a row for every head and seed, and what they come to."""
+"""The results of probing on disk: the arguments, a row per head and seed, and a summary."""
 
 from __future__ import annotations
 
@@ -22,57 +22,57 @@ from covpool.train.run_folder import write_predictions
 
 PROTOCOL = "probe"
 PACKAGES = ("functional", "nn", "models", "data", "inference", "train", "evaluate")
-# What may differ between a run and the one that goes on with it.
+# Arguments that may differ when a run is resumed.
 FREE = ("seeds", "heads", "workers", "extract_batch", "compile")
 
 
 class ProbeFolder:
-    """The folder of results.
+    """The results folder.
 
     Args:
-        path: need not be there yet.
+        path: the folder; it need not exist.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def head(self, name: str) -> Path:
-        """The bundle of a head, of its first seed."""
+        """Return the folder of a head's bundle, trained with the first seed."""
         return self.path / "heads" / name
 
     def check(self, arguments: dict[str, Any]) -> None:
-        """Raise if what is there is of another call: before anything is computed."""
+        """Raise if the folder holds results with other arguments. Called before anything is computed."""
         given, earlier = plain_json("arguments", arguments), self._earlier()
         before = earlier["arguments"] if earlier else given
         for name, value in given.items():
             if name not in FREE and before.get(name) != value:
                 raise UsageError(
-                    f"{self.path} has results with {name} {before.get(name)!r}: give another --out"
+                    f"{self.path} has results with {name} {before.get(name)!r}: use another --out"
                 )
 
     def rows_of(self, features: dict[str, str]) -> list[dict[str, Any]]:
-        """Those that are there already.
+        """Return the earlier rows.
 
         Raises:
-            ValueError: if they are of other features than these, so of other images or weights.
+            ValueError: if the rows used other features, that is, other images or weights.
         """
         earlier = self._earlier()
         if earlier and earlier["features"] != features:
-            raise UsageError(f"{self.path} has results of other images or weights: give another --out")
+            raise UsageError(f"{self.path} has results of other images or weights: use another --out")
         return list(earlier.get("rows", []))
 
     def _earlier(self) -> dict[str, Any]:
         file = self.path / FILE
         found: dict[str, Any] = json.loads(file.read_bytes()) if file.exists() else {}
-        return found if found.get("rows") else {}  # a call that came to nothing binds nobody
+        return found if found.get("rows") else {}  # results without rows do not fix the arguments
 
     def write(self, record: dict[str, Any]) -> None:
-        """In one move; the table for people too."""
+        """Write the results and the Markdown table, each atomically."""
         write_results(self.path, record)
         replace_file(self.path / "table.md", f"{table(record)}\n".encode())
 
     def predictions(self, head: str, seed: int) -> Path:
-        """The CSV of the predictions of a head with a seed."""
+        """Return the path of the predictions CSV of a head and seed."""
         return self.path / "predictions" / f"{head}-{seed}.csv"
 
     def write_predictions(self, head: str, seed: int, predictions: Predictions, images: ImageSet) -> None:
@@ -84,7 +84,7 @@ class ProbeFolder:
     def add_differences(self, heads: list[dict[str, Any]], classes: tuple[str, ...]) -> None:
         """Add to each head its accuracy minus that of average pooling, paired by image.
 
-        The interval is of 95 %, over images: for each image the mean over seeds counts.
+        The 95 % interval is over images; each image counts with its mean over seeds.
         """
         seeds = {one["head"]: one["seeds"] for one in heads}
         for one in heads:
@@ -104,20 +104,20 @@ class ProbeFolder:
             one["over_gap"] = {"mean": middle, "low": middle - half, "high": middle + half}
 
     def keep_best(self, head: str) -> None:
-        """A copy of its bundle where everyone looks for one."""
+        """Copy the bundle of the best head to ``bundle``."""
         with replace_folder(self.path / "bundle") as new:
             for file in self.head(head).iterdir():
                 write_file(new / file.name, file.read_bytes())
 
 
 def new_record(arguments: dict[str, Any], images: dict[str, int], device: str) -> dict[str, Any]:
-    """What every file begins with: which code, on what, with which arguments. Every row has its seed."""
+    """Return the first fields of the results: code version, machine and arguments. Rows have their seeds."""
     head = new_results(PACKAGES, arguments, device, seed=None)
     return {"protocol": PROTOCOL, **head, "images": images, "rows": [], "heads": [], "best": None}
 
 
 def summarised(record: dict[str, Any]) -> dict[str, Any]:
-    """Means and deviations over seeds, and the head that was the best where the choice was made."""
+    """Return means and deviations over seeds, and the best head on the validation images."""
     heads = [_summary(name, record) for name in dict.fromkeys(row["head"] for row in record["rows"])]
     judged = [head for head in heads if head["val"] is not None]
     best = max(judged, key=lambda head: head["val"]["top1_flip"]["mean"])["head"] if judged else None
@@ -125,14 +125,14 @@ def summarised(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def table(record: dict[str, Any]) -> str:
-    """For a person, as Markdown."""
+    """Return the table as Markdown."""
     titles, *rows = table_cells(record)
     first, *others = (f"| {' | '.join(cells)} |" for cells in (titles, *rows))
     return "\n".join([first, "|---" * len(titles) + "|", *others])
 
 
 def table_cells(record: dict[str, Any]) -> list[list[str]]:
-    """Titles, and a row for every head: percent, mean ± standard deviation over seeds."""
+    """Return the titles and a row per head: percent, mean ± standard deviation over seeds."""
     heads = record["heads"] or summarised(record)["heads"]
     columns = [name for name in ("val", "test", "svm") if any(head[name] for head in heads)]
     titles = {"val": _chosen_on(record["images"]), "test": "test", "svm": "SVM, test"}
@@ -165,7 +165,7 @@ def difference(over: dict[str, float] | None) -> str:
 
 
 def percent(measured: dict[str, Any] | None, key: str) -> str:
-    """A cell of a table: mean ± standard deviation, empty where nothing was measured.
+    """Format a table cell: mean ± standard deviation, empty if nothing was measured.
 
     Example:
         >>> percent({"top1": {"mean": 0.7061, "sd": 0.0083}}, "top1")

@@ -153,7 +153,7 @@ def _make_room(store: FeatureStore, classes: int, tell: Callable[[str], None]) -
     left = left_behind(folder)
     known = {LOCK, *(path.name for path in [*ours, *left])}
     if others := sorted(path.name for path in folder.iterdir() if path.name not in known):
-        raise UsageError(f"{folder} holds other things, such as {others[0]!r}: give a new folder")
+        raise UsageError(f"{folder} holds other files, such as {others[0]!r}: use a new folder")
     for path in ours:  # the manifest first: it must not outlive the array
         path.unlink(missing_ok=True)
     for path in left:

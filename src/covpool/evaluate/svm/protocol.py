@@ -1,4 +1,4 @@
-"""The fine-grained protocol of the paper and of bilinear CNNs: linear SVMs on a network's features."""
+"""Fit linear SVMs on a network's features, the fine-grained protocol of the paper and of bilinear CNNs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from covpool.terminal import counted, human
 LOGGER = logging.getLogger("covpool")
 MAX_MEMORY = 8.0  # GB
 
-# From what is counted to something that is told how many are done.
+# Returns a progress callback, given the name of the counted items.
 Progresses = Callable[[str], contextlib.AbstractContextManager[Progress]]
 
 
@@ -59,18 +59,18 @@ def silent(what: str) -> Iterator[Progress]:
 
 @dataclass(frozen=True)
 class SVMReport:
-    """What came of it.
+    """The result of :func:`fit_svm`.
 
     Attributes:
-        bundle: the new one.
-        features: their folder, for another fit; it may be deleted.
+        bundle: the new bundle.
+        features: folder of the cached features, for another fit; you can delete it.
         solver: ``"LinearSVC"`` or ``"streaming"``.
-        samples: rows that were learned from, two for each image.
-        columns: the length of a row.
-        classes: how many there are.
-        left_out: training images that could not be used.
-        seconds: of the fit alone.
-        accuracy: on the test images; ``None`` where there are none.
+        samples: number of training rows, two per image.
+        columns: length of a row.
+        classes: number of classes.
+        left_out: number of unreadable training images.
+        seconds: duration of the fit alone.
+        accuracy: accuracy on the test images; ``None`` if there are none.
     """
 
     bundle: str
@@ -99,45 +99,45 @@ def fit_svm(
     tell: Callable[[str], None] = LOGGER.info,
     progress: Progresses = silent,
 ) -> SVMReport:
-    """One linear SVM for each class, on features of a bundle's network, as the classifier of a new bundle.
+    """Fit one linear SVM per class on a bundle's features, and save them as a new bundle's classifier.
 
-    Features are what the network's classifier receives, divided by its norm: the pooled vector of a linear
-    head, the last hidden layer of one with ``rank`` or hidden layers. Learned from are all training images
-    and their mirror images. LinearSVC itself is not kept: its weights are the new bundle's.
+    The features are the input of the network's classifier, scaled to unit length: the pooled vector for a
+    linear head, the last hidden layer for a head with ``rank`` or hidden layers. The SVMs are trained on all
+    training images and their horizontal flips. Their weights become the classifier of the new bundle.
 
     Args:
-        bundle: of a trained network; one without a classifier will do.
-        data: images, as for :func:`covpool.data.sources.open_images`.
+        bundle: a trained bundle, with or without a classifier.
+        data: the images, as for :func:`covpool.data.sources.open_images`.
         out: the new bundle.
-        split: to learn from: ``"train"``, or ``"train+val"``.
-        layout: of the data.
-        features: a folder for the features, which another fit with it reuses; beside ``out`` if not given.
-        c: of the SVMs.
+        split: training split, ``"train"`` or ``"train+val"``.
+        layout: layout of the data.
+        features: folder for cached features, which later fits reuse (default: next to ``out``).
+        c: C of the SVMs.
         calibrate: scale every class's scores to medians of +1 and -1; see
             :mod:`covpool.evaluate.svm.classifier`.
-        max_memory: in GB; where LinearSVC would take more, the features are streamed from the disk.
-        passing: how images go through the network.
-        tell: is given sentences on what happens.
-        progress: from what is counted to a context manager of something to call with done and total.
+        max_memory: in GB; if LinearSVC needs more, the features are streamed from disk.
+        passing: batch size, workers, precision and device of the network.
+        tell: called with messages.
+        progress: returns a context manager with a progress callback, given the name of the counted items.
 
     Raises:
-        ValueError: in a sentence, for what the caller can mend.
+        ValueError: if bundle, data and options do not match.
     """
     passing = passing or Passing()
     folder = Path(f"{Path(out)}.features" if features is None else features)
     check_c(c)
     with joined_processes(passing.device) as processes:
         if processes.world_size > 1:
-            processes.fail(UsageError("SVMs are fitted by one process: start it without torchrun"))
+            processes.fail(UsageError("covpool svm uses one process: start it without torchrun"))
         _check_out(bundle, out, folder)
         if "test" in split_names(split):
-            raise UsageError(f"--split {split} would learn from the images that SVMs are tried on")
+            raise UsageError(f"--split {split} would train on the test images: use train or train+val")
         check_outside(out, data, "files of the new bundle")
         check_outside(folder, data, "features", "--features")
         card, model = read_card(bundle), load_model(bundle).float()
         train = _images(model, data, split, layout)
         _check_classes(train, data, split)
-        with held(folder):  # the solver reads from it, and has a file of its own there
+        with held(folder):  # the solver reads and writes files there
             found = _features(folder, card, model, train, passing, processes, tell, progress)
             check_every_class(found.labels[found.labels >= 0], train.classes)
             problem = Problem(found.rows, *found.samples(), len(train.classes), c)
@@ -156,7 +156,7 @@ def fit_svm(
             "precision": passing.precision,
             "network": {"sha256": card.sha256, "recipe": card.recipe},
         }
-        save_model(made, out, recipe=recipe)  # before anything can go wrong with the test
+        save_model(made, out, recipe=recipe)  # save it before testing, which may fail
         accuracy = None
         if "test" in splits(data, layout):
             test = _images(model, data, "test", layout)
@@ -186,7 +186,7 @@ def _features(
     tell: Callable[[str], None],
     progress: Progresses,
 ) -> Features:
-    """Those in the folder, if what they depend on is the same, and new ones if not."""
+    """Return the cached features if weights, images and settings are the same, else new ones."""
     with progress("images hashed") as bar:
         content = read_content(images, bar)
     key = {
@@ -204,7 +204,7 @@ def _features(
     if found.bad:
         first = found.bad[0]
         tell(
-            f"{len(found.bad)} training images could not be used, first {first.name}: {first.sentence} "
+            f"{len(found.bad)} training images are unreadable, first {first.name}: {first.sentence} "
             "('covpool check' lists all)"
         )
     return found
@@ -217,21 +217,21 @@ def _images(model: PooledClassifier, data: str | Path, split: str, layout: str) 
 
 
 def _check_classes(train: ImageSet, data: str | Path, split: str) -> None:
-    """Likewise before images are read: there is no SVM of a class without images."""
+    """Raise, before images are read, if a class has no training images."""
     lacking = [train.classes[i] for i in np.flatnonzero(class_counts(train) == 0)]
     if lacking:
         raise UsageError(
-            f"{data} has no images in {split} of {counted(len(lacking), 'class')} of the bundle, first "
-            f"{lacking[0]!r}: add some to learn from"
+            f"{data} has no {split} images for {counted(len(lacking), 'class')} of the bundle, first "
+            f"{lacking[0]!r}: add training images"
         )
 
 
 def _check_out(bundle: str | Path, out: str | Path, features: Path) -> None:
-    """Now, not after hours of reading images."""
+    """Raise if the new bundle cannot be written, before hours of reading images."""
     if Path(out).resolve() == Path(bundle).resolve():
-        raise UsageError(f"{out} is the bundle itself: give the new one another name")
+        raise UsageError(f"{out} is the input bundle: use another --out")
     if Path(out).resolve() in (features.resolve(), *features.resolve().parents):
-        raise UsageError(f"{features} is in {out}, which holds a bundle alone: give other --features")
+        raise UsageError(f"{features} is inside the bundle {out}: use another --features")
     check_replaceable(out)
 
 
@@ -239,11 +239,11 @@ def _solve(
     problem: Problem, folder: Path, max_memory: float, tell: Callable[[str], None]
 ) -> tuple[str, LinearScores]:
     size = bytes_in_memory(len(problem), problem.rows.columns)
-    what = f"{problem.classes} SVMs of {len(problem):,} rows of {problem.rows.columns:,} numbers"
+    what = f"{problem.classes} SVMs on {len(problem):,} rows of {problem.rows.columns:,} values"
     if size / 1e9 <= max_memory:
-        tell(f"{what}, by LinearSVC in {human(size, 'B')} of memory")
+        tell(f"{what}, with LinearSVC in {human(size, 'B')} of memory")
         return "LinearSVC", solve_in_memory(problem)
-    tell(f"{what}, streamed from the disk: LinearSVC would take {human(size, 'B')} of memory")
+    tell(f"{what}, streamed from disk: LinearSVC would need {human(size, 'B')} of memory")
 
     def told(done: int, violation: float) -> None:
         tell(f"pass {done}: the largest violation is {violation:.1e}")

@@ -33,31 +33,31 @@ from sklearn.svm import LinearSVC
 from covpool.errors import UsageError
 from covpool.inference.store import RowFile
 
-# Rows that are scored at a time.
+# Rows scored at a time.
 CHUNK = 1024
 
 
 class Rows(Protocol):
-    """A matrix by rows, in memory or on disk, as :class:`covpool.inference.store.RowFile`."""
+    """A matrix read by rows, in memory or on disk, such as :class:`covpool.inference.store.RowFile`."""
 
     @property
     def columns(self) -> int:
-        """The length of each row."""
+        """Length of each row."""
 
     def read(self, numbers: NDArray[np.int64]) -> NDArray[np.float32]:
-        """The rows of these numbers, in their order."""
+        """Return the rows with these indices, in this order."""
 
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """Training samples: which rows they are, and their classes.
+    """Training samples and their classes.
 
     Attributes:
         rows: the features.
-        numbers: of the rows that are samples.
-        labels: the class of each sample, from 0.
-        classes: how many there are.
-        c: the weight of the losses; the regulariser has ½.
+        numbers: row index of each sample.
+        labels: class of each sample, from 0.
+        classes: number of classes.
+        c: weight of the losses; the weight of the regularizer is ½.
     """
 
     rows: Rows
@@ -68,25 +68,25 @@ class Problem:
 
     def __post_init__(self) -> None:
         if self.classes < 2:
-            raise UsageError(f"an SVM tells classes apart, and there are {self.classes}")
+            raise UsageError(f"an SVM needs at least 2 classes; got {self.classes}")
         check_c(self.c)
         counts = np.bincount(self.labels, minlength=self.classes)
         if lacking := np.flatnonzero(counts == 0).tolist():
             raise UsageError(
-                f"{len(lacking)} classes have no usable training image, first class {lacking[0]}"
+                f"{len(lacking)} classes have no readable training image, first class {lacking[0]}"
             )
 
     def __len__(self) -> int:
         return len(self.numbers)
 
     def signs(self, places: NDArray[np.int64] | slice) -> NDArray[np.float32]:
-        """1 for a sample's own class and -1 for the others: ``(samples, classes)``."""
+        """Return 1 for a sample's own class and -1 for the others, ``(samples, classes)``."""
         own = self.labels[places, None] == np.arange(self.classes)
         return np.where(own, np.float32(1), np.float32(-1))
 
 
 def check_c(c: float) -> None:
-    """Raise unless losses count for something."""
+    """Raise unless C is positive."""
     if not c > 0:
         raise UsageError(f"C must be above 0; got {c}")
 
@@ -104,14 +104,14 @@ class LinearScores:
     bias: NDArray[np.float32]
 
     def of(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The scores of some rows."""
+        """Return the scores of some rows."""
         scores: NDArray[np.float32] = x @ self.weights.T + self.bias
         return scores
 
     def of_samples(
         self, problem: Problem, places: NDArray[np.int64]
     ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
-        """Some samples, a few at a time, and their scores."""
+        """Yield indices and scores of some samples, a chunk at a time."""
         for first in range(0, len(places), CHUNK):
             some = places[first : first + CHUNK]
             yield some, self.of(problem.rows.read(problem.numbers[some]))
@@ -120,12 +120,12 @@ class LinearScores:
 TOLERANCE_IN_MEMORY = 1e-6
 MAX_ITERATIONS = 10_000
 DIAGONAL = 1e-10
-# Columns of which products are taken at a time, in float64.
+# Columns multiplied at a time, in float64.
 COLUMNS = 2048
 
 
 def bytes_in_memory(samples: int, columns: int) -> int:
-    """What :func:`solve_in_memory` takes at most: liblinear keeps 16 bytes for every number that is not 0."""
+    """Return the peak memory of :func:`solve_in_memory`; liblinear stores 16 bytes per nonzero value."""
     features = 4 * samples * columns
     if samples < columns:
         return features + 8 * samples * min(COLUMNS, columns) + (8 + 8 + 8) * samples**2
@@ -133,14 +133,14 @@ def bytes_in_memory(samples: int, columns: int) -> int:
 
 
 def solve_in_memory(problem: Problem) -> LinearScores:
-    """One SVM a class, of all samples at once."""
+    """Fit one SVM per class, with all samples in memory."""
     x = problem.rows.read(problem.numbers)
     if len(x) >= x.shape[1]:
         weights, bias = _fit(x.astype(np.float64), problem)
     else:
         factor = _triangular(x)
         rotated, bias = _fit(factor, problem)
-        # L⁻ᵀ·w' is how much of each sample the weights are.
+        # L⁻ᵀ·w' are the coefficients of the samples in the weights.
         parts = scipy.linalg.solve_triangular(factor, rotated.T, lower=True, trans="T", check_finite=False)
         weights = _combined(parts, x)
     return LinearScores(weights.astype(np.float32), bias.astype(np.float32))
@@ -150,7 +150,7 @@ def _fit(x: NDArray[np.float64], problem: Problem) -> tuple[NDArray[np.float64],
     svm = LinearSVC(C=problem.c, dual=True, tol=TOLERANCE_IN_MEMORY, max_iter=MAX_ITERATIONS, random_state=0)
     svm.fit(x, problem.labels)
     weights, bias = svm.coef_, svm.intercept_
-    if problem.classes == 2:  # it fits one, as that of the first class is its opposite
+    if problem.classes == 2:  # LinearSVC fits one SVM; the other class has the negated weights
         weights, bias = np.concatenate([-weights, weights]), np.concatenate([-bias, bias])
     return weights, bias
 
@@ -165,7 +165,7 @@ def _triangular(x: NDArray[np.float32]) -> NDArray[np.float64]:
 
 
 def _combined(parts: NDArray[np.float64], x: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Weights ``partsᵀ @ x``, in float64."""
+    """Return the weights ``partsᵀ @ x`` in float64."""
     weights = np.empty((parts.shape[1], x.shape[1]))
     for first in range(0, x.shape[1], COLUMNS):
         columns = slice(first, first + COLUMNS)
@@ -176,12 +176,12 @@ def _combined(parts: NDArray[np.float64], x: NDArray[np.float32]) -> NDArray[np.
 LOGGER = logging.getLogger("covpool")
 
 BLOCK = 512
-# Of coordinate descent within a block: with one it takes three times as many passes.
+# Sweeps of coordinate descent per block; with one, three times as many passes are needed.
 SWEEPS = 5
-# The largest violation of a sample's condition of optimality, in units of the margin.
+# Largest violation of a sample's optimality condition, in units of the margin.
 TOLERANCE_STREAMING = 1e-3
 MAX_PASSES = 100
-# The beginning of the name of a folder for the α, and their file in it.
+# Prefix of the temporary folder for the α, and their file in it.
 FOLDER, ALPHAS = "svm-", "alphas.npy"
 
 
@@ -192,16 +192,16 @@ def solve_streaming(
     tolerance: float = TOLERANCE_STREAMING,
     passes: Callable[[int, float], None] = lambda done, violation: None,
 ) -> LinearScores:
-    """One SVM a class.
+    """Fit one SVM per class, streaming the samples from disk.
 
     Args:
         problem: the samples.
-        scratch: a folder with room for a number for each sample and class.
-        tolerance: at which to stop.
-        passes: told after each pass how many there were, and the largest violation met in it.
+        scratch: folder with space for one float per sample and class.
+        tolerance: largest violation at which to stop.
+        passes: called after each pass with the number of passes and the largest violation in it.
 
     Raises:
-        ValueError: if scores are not finite, as those of features that are not.
+        ValueError: if scores are not finite, because features are not.
     """
     random = np.random.default_rng(0)
     columns = problem.rows.columns + 1  # the last is always 1: its weight is the bias
@@ -214,12 +214,12 @@ def solve_streaming(
             if violation <= tolerance:
                 break
         else:
-            LOGGER.warning("after %d passes the SVMs are not settled yet: %.1e", MAX_PASSES, violation)
+            LOGGER.warning("no convergence in %d passes: largest violation %.1e", MAX_PASSES, violation)
     return LinearScores(weights[:, :-1].copy(), weights[:, -1].copy())
 
 
 def left_behind(scratch: Path) -> list[Path]:
-    """The folders of solvers that were killed."""
+    """Return the temporary folders of solvers that were killed."""
     return [
         path for path in scratch.glob(f"{FOLDER}*") if path.is_dir() and set(os.listdir(path)) <= {ALPHAS}
     ]
@@ -228,19 +228,21 @@ def left_behind(scratch: Path) -> list[Path]:
 def _one_pass(
     problem: Problem, weights: NDArray[np.float32], alphas: RowFile, random: np.random.Generator
 ) -> float:
-    """Change weights and alphas; the largest violation that was met."""
+    """Update weights and alphas in place; return the largest violation."""
     order, worst = random.permutation(len(problem)), 0.0
     for first in range(0, len(order), BLOCK):
-        places = np.sort(order[first : first + BLOCK])  # on a disk, forward is fastest
+        places = np.sort(order[first : first + BLOCK])  # sequential reads are fastest on disk
         features = problem.rows.read(problem.numbers[places])
         x = np.concatenate([features, np.ones((len(features), 1), dtype=np.float32)], axis=1)
         signs, alpha = problem.signs(places), alphas.read(places)
         before = alpha.copy()
-        with np.errstate(invalid="ignore", over="ignore"):  # it is told in a sentence
+        with np.errstate(invalid="ignore", over="ignore"):  # reported below
             scores = x @ weights.T
             gradient = signs * scores - 1 + alpha / (2 * problem.c)
-        if not np.isfinite(gradient).all():  # no comparison would tell
-            raise UsageError("the scores of the SVMs are not finite: delete the features, and make them anew")
+        if not np.isfinite(gradient).all():  # comparisons with NaN are always false
+            raise UsageError(
+                "the SVM scores are not finite: delete the cached features and rerun the command"
+            )
         worst = max(worst, float(np.where(alpha > 0, np.abs(gradient), -gradient).max()))
         _descend(alpha, scores, signs, x @ x.T, problem.c, random)
         alphas.write(places, alpha)
@@ -256,7 +258,7 @@ def _descend(
     c: float,
     random: np.random.Generator,
 ) -> None:
-    """Coordinate descent on a block's alphas, each sample's for all classes at once, with their scores."""
+    """Run coordinate descent on a block's alphas, for all classes at once; update alphas and scores."""
     softness = np.float32(1 / (2 * c))
     curvature = products.diagonal() + softness
     for _ in range(SWEEPS):
@@ -266,7 +268,7 @@ def _descend(
             change = (new - alpha[i]) * signs[i]
             alpha[i] = new
             moved = np.flatnonzero(change)
-            if 8 * len(moved) < len(change):  # soon most stay at 0
+            if 8 * len(moved) < len(change):  # after a few sweeps most alphas stay at 0
                 scores[:, moved] += np.outer(products[i], change[moved])
             else:
                 scores += np.outer(products[i], change)
