@@ -184,7 +184,7 @@ def test_mistakes_are_told_before_anything_is_made(data: Path, tmp_path: Path) -
     ):
         with pytest.raises(ValueError, match=sentence):
             fit_svm(bundle, data, out)
-    with pytest.raises(ValueError, match="is inside the bundle .*: use another --features"):
+    with pytest.raises(ValueError, match=r"is inside the bundle .*: use another --features"):
         fit_svm(bundle, data, tmp_path / "new", features=tmp_path / "new" / "features")
     with pytest.raises(ValueError, match=r"--split train\+test would train on the test images"):
         fit_svm(bundle, data, tmp_path / "new", split="train+test")
