@@ -56,12 +56,12 @@ def table(results: dict[str, Any]) -> str:
     lines = [
         f"21 sparrows of CUB-200-2011, frozen backbones at {SIZE} pixels with an isqrt_cov head of {EPOCHS} "
         "epochs, exported.",
-        "Same class: test images on which the file and torch agree. Difference: of a logit, the largest, "
-        "in parts of the largest logit.",
-        "Times are of one image, interleaved in one run of each backbone, on a machine that had other work "
-        "too: compare within a backbone.",
+        "Same class: test images on which the file and torch predict the same class. Difference: largest "
+        "difference of a logit, relative to the largest logit.",
+        "Times are for one image, interleaved in one run per backbone, on a shared machine: compare only "
+        "within a backbone.",
         "",
-        "| backbone | | same class | difference | MB | p50, ms | p99, ms |",
+        "| backbone | format | same class | difference | MB | p50, ms | p99, ms |",
         "|---|---|---|---|---|---|---|",
     ]
     for made in results["backbones"]:
@@ -74,7 +74,7 @@ def table(results: dict[str, Any]) -> str:
     for made in results["backbones"]:
         threads = made["machine"]["threads"]
         lines.append(
-            f"- {made['backbone']}: {100 * made['top1']:.1f} % right in torch; int8 fitted to "
+            f"- {made['backbone']}: {100 * made['top1']:.1f} % top-1 accuracy in torch; int8 calibrated on "
             f"{made['calibration_images']} training images; {threads} thread{'s' if threads > 1 else ''}; "
             f"commit {(made['source']['commit'] or 'unknown')[:12]}, {made['date'][:10]}."
         )

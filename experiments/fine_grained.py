@@ -52,7 +52,7 @@ TITLES = {
     "sparrows": "21 sparrows of CUB-200-2011",
     "cub": "CUB-200-2011",
     "cars": "Stanford Cars, 15 of its 16,185 files missing",
-    "flowers": "Flowers-102, a split of others: 6,552 to train on, 818 to choose by, 819 to test",
+    "flowers": "Flowers-102, third-party split: 6,552 training, 818 validation and 819 test images",
 }
 # Table 7 of the paper, and what the authors' PyTorch code gives without SVMs: accuracy in percent.
 PAPER = {
@@ -172,23 +172,24 @@ def _out(case: Case, runs: Path) -> Path:
 def table(results: dict[str, Any]) -> str:
     """For a person, as Markdown."""
     lines = [
-        "Percent right on the test, mean ± standard deviation over seeds, scores averaged with the mirror's.",
-        "The backbones are small and frozen, and saw ImageNet, which holds some of CUB's birds.",
-        "Seconds are of training a head on one core that had other work too: an order of magnitude, no more.",
+        "Top-1 accuracy on the test set in percent, mean ± standard deviation over seeds.",
+        "Scores are averaged over an image and its horizontal flip, except in the columns 'no flip'.",
+        "The backbones are small and frozen. They were trained on ImageNet, which has some birds of CUB.",
+        "Seconds give the order of magnitude of training a head on one core of a shared machine.",
         "",
     ]
     for data, title in TITLES.items():
         cases = [made for made in results["cases"] if made["case"]["data"] == data]
         if cases:
             lines += [f"## {title}", "", *_rows(cases), ""]
-            lines += [f"Beside it: {PAPER[data]}.", ""] if data in PAPER else []
+            lines += [f"For comparison: {PAPER[data]}.", ""] if data in PAPER else []
     commands = [f"{made['command']}  # on {machine_name(made['machine'])}" for made in results["cases"]]
     return "\n".join([*lines, "## Commands", "", "```sh", *commands, "```"])
 
 
 def _rows(cases: list[dict[str, Any]]) -> list[str]:
     lines = [
-        "| backbone | px | head | d | linear | linear, no mirror | SVM | SVM, no mirror | seeds | seconds |",
+        "| backbone | px | head | d | linear | linear, no flip | SVM | SVM, no flip | seeds | seconds |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     told = set()

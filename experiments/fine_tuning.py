@@ -89,9 +89,9 @@ def run(case: Case, sets: Path, runs: Path) -> list[dict[str, Any]]:
 def table(results: dict[str, Any]) -> str:
     """For a person, as Markdown."""
     lines = [
-        "EfficientNet-Lite0 at 224 px by the recipe `finetune`; one view of an image, no mirror.",
+        "EfficientNet-Lite0 at 224 pixels with the recipe `finetune`, evaluated without the horizontal flip.",
         "",
-        "| data | pooling | epochs | top-1 of the test, each seed | mean ± sd |",
+        "| data | pooling | epochs | top-1 accuracy of each seed, % | mean ± sd |",
         "|---|---|---|---|---|",
     ]
     groups = dict.fromkeys((row["data"], row["pool"]) for row in results["rows"])

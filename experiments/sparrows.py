@@ -55,7 +55,10 @@ def run(data: str, weights: str, runs: str) -> dict[str, Any]:
 
 def table(results: dict[str, Any]) -> str:
     """For a person, as Markdown."""
-    lines = ["| trained | pooling | top-1 of the test | macro-F1 | best epoch |", "|---|---|---|---|---|"]
+    lines = [
+        "| trained layers | pooling | top-1 accuracy, % | macro-F1, % | best epoch |",
+        "|---|---|---|---|---|",
+    ]
     for row in results["rows"]:
         what = "all layers" if row["experiment"] == "sparrows" else "pooling and classifier"
         top1, f1 = (100 * row["metrics"][name] for name in ("top1", "macro_f1"))

@@ -74,7 +74,7 @@ def run(data: Path, runs: Path, changes: dict[str, Any]) -> dict[str, Any]:
 
 def table(results: dict[str, Any]) -> str:
     """For a person, as Markdown."""
-    lines = ["| pooling | top-1, last epoch | seeds |", "|---|---|---|"]
+    lines = ["| pooling | top-1 accuracy after the last epoch, % | each seed |", "|---|---|---|"]
     for row in results["rows"]:
         each = ", ".join(f"{100 * one['last_top1']:.1f}" for one in row["runs"])
         lines.append(f"| {row['pooling']} | {100 * row['mean']:.1f} ± {100 * row['sd']:.1f} | {each} |")
