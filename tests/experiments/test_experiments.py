@@ -77,7 +77,7 @@ def test_tables_are_made_from_the_figures(experiment: ModuleType) -> None:
 def test_the_page_on_probing_quotes_the_results() -> None:
     tables = "".join(file.with_suffix(".md").read_text("utf-8") for file in committed("fine_grained"))
     page = (ROOT / "docs" / "probing.md").read_text(encoding="utf-8")
-    measured = page.partition("## Measured")[2].partition("## From Python")[0]
+    measured = page.partition("\n## Results")[2].partition("## From Python")[0]
     quoted = re.findall(r"\d\d\.\d(?: ± \d\.\d)?", measured)
     assert len(quoted) > 10
     assert [number for number in quoted if number not in tables] == []
