@@ -69,7 +69,7 @@ def complaint(command: str, capsys: pytest.CaptureFixture[str]) -> str:
         ("check nowhere", "nowhere: No such file or directory"),
         (
             "train --data empty",
-            "empty has no folders of classes: put the images of each class into a folder of its name, or "
+            "empty has no folders of classes: put the images of each class into a folder with its name, or "
             "list them in a CSV of path,label",
         ),
         (
@@ -105,8 +105,7 @@ def complaint(command: str, capsys: pytest.CaptureFixture[str]) -> str:
         ("plan resnett50", "timm has no backbone 'resnett50': did you mean resnet50, resnet50t, resnet50s?"),
         (
             "train --data birds --recipe resnet50-bird",
-            "resnet50-bird is none of the recipes: did you mean resnet50-birds? one of your own is a file, "
-            ".yaml",
+            "resnet50-bird is not a recipe: did you mean resnet50-birds? pass your own recipe as a .yaml file",
         ),
         (
             "train --data birds --recipe near_key.yaml",

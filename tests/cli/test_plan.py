@@ -52,7 +52,7 @@ def test_as_a_person_runs_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(command.split()) == 0
     out, err = capsys.readouterr()
     assert not err
-    assert out.startswith("test_resnet, isqrt_cov of 24 channels (300 numbers), 20,000 classes\n")
+    assert out.startswith("test_resnet, isqrt_cov of 24 channels (300 values), 20,000 classes\n")
     assert "\x1b" not in out
 
 

@@ -150,7 +150,7 @@ sys.exit(main(["doctor"]))
 
 def test_mistakes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--quick"]) == 2
-    sentence = "covpool doctor: unrecognized arguments: --quick; it takes --json alone"
+    sentence = "covpool doctor: unrecognized arguments: --quick; the only option is --json"
     assert capsys.readouterr() == ("", f"{sentence}\n")
 
 

@@ -151,7 +151,7 @@ class TestMistakes:
             ({"image_size": 0}, "^image_size must be at least 1; got 0"),
             ({"dim": 0}, "^dim must be at least 1; got 0"),
             ({"head": "mlp", "hidden": (0,)}, "^every width of hidden must be at least 1; got 0"),
-            ({"head": "mlp", "hidden": ()}, '^head="mlp" wants widths of its hidden layers'),
+            ({"head": "mlp", "hidden": ()}, '^head="mlp" needs the widths of its hidden layers'),
             ({"drop_rate": 1.0}, "^drop_rate must be from 0 to below 1; got 1.0"),
             ({"features": "neck"}, "^features must be one of None, 'stage', 'head'"),
             ({"hidden": (8,)}, '^hidden and hidden_batchnorm are for head="mlp"'),

@@ -111,5 +111,5 @@ def test_timms_own_factory_takes_the_model() -> None:
 def test_a_backbone_that_does_not_tell_its_layers_apart() -> None:
     model = vit()
     model.backbone = nn.Identity()
-    with pytest.raises(ValueError, match=r"^vit_tiny_patch16_224 does not tell its layers apart"):
+    with pytest.raises(ValueError, match=r"^vit_tiny_patch16_224 does not list its layers in order"):
         model.group_matcher()

@@ -115,8 +115,8 @@ def test_another_pooling_leaves_out_what_was_for_the_first() -> None:
     [
         ("optimizer: {lrr: 1}", "a recipe has no optimizer.lrr; is it optimizer.lr?"),
         ("optimiser: {lr: 1}", "a recipe has no optimiser"),
-        ("optimizer: 3", "optimizer has keys of its own; got 3"),
-        ("optimizer:", "optimizer has keys of its own; got None"),
+        ("optimizer: 3", "optimizer must be a mapping of keys to values; got 3"),
+        ("optimizer:", "optimizer must be a mapping of keys to values; got None"),
         ("optimizer: {lr: fast}", "optimizer.lr takes a number; got fast"),
         ("schedule: {epochs: 2.5}", "schedule.epochs takes a whole number; got 2.5"),
         ("schedule: {milestones: [a]}", "schedule.milestones takes a list, as [1,2]; got"),
@@ -125,10 +125,10 @@ def test_another_pooling_leaves_out_what_was_for_the_first() -> None:
         ("model: {pool_options: 3}", 'model.pool_options takes names and values, as {"a": 1}; got 3'),
         ("out: 3", "out takes a word; got 3"),
         ("3: 4", "a recipe has no 3"),
-        ("[1, 2]", "has no keys and values, as a recipe has"),
-        ("", "has no keys and values, as a recipe has"),
-        ("a: [", "is no YAML that can be read: while parsing"),
-        ("a: \x00", "is no YAML that can be read: unacceptable character"),
+        ("[1, 2]", "is not a recipe: it must be a mapping of keys to values"),
+        ("", "is not a recipe: it must be a mapping of keys to values"),
+        ("a: [", "is not valid YAML: while parsing"),
+        ("a: \x00", "is not valid YAML: unacceptable character"),
     ],
 )
 def test_mistakes_in_a_file(text: str, sentence: str, tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_mistakes_in_overrides(overrides: dict[str, Any], sentence: str) -> None
 
 def test_names() -> None:
     with pytest.raises(
-        ValueError, match=r"resnet5 is none of the recipes: alexnet-imagenet, .*modern.* is a file"
+        ValueError, match=r"resnet5 is not a recipe: alexnet-imagenet, .*modern.* as a .yaml file"
     ):
         read_recipe("resnet5")
     with pytest.raises(FileNotFoundError):

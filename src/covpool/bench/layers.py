@@ -23,7 +23,7 @@ MEASURES: tuple[Measure, ...] = ("value", "value_and_gradient")
 
 @dataclass(frozen=True)
 class Size:
-    """Features of one image, ``(channels, positions)``, and how many images make a batch."""
+    """The feature size ``(channels, positions)`` of an image, and the batch size."""
 
     name: str
     channels: int
@@ -48,7 +48,7 @@ SIZES = {
 
 
 def chosen_sizes(names: Iterable[str | Size] | None, batch: int | None = None) -> list[Size]:
-    """Sizes by name, or ``"C:n"`` for any other; all the named ones for None."""
+    """Return sizes by name or as ``"C:n"``; all named sizes for ``None``."""
     sizes = [_size(name) for name in (SIZES if names is None else names)]
     return sizes if batch is None else [replace(size, batch=batch) for size in sizes]
 
@@ -66,7 +66,7 @@ def _size(name: str | Size) -> Size:
 
 @dataclass(frozen=True)
 class Problem:
-    """One size on one device: the features, and the gradient that comes back from above."""
+    """The benchmark inputs of one size on one device: features and upstream gradient."""
 
     size: Size
     steps: int = 5
@@ -75,23 +75,22 @@ class Problem:
 
     @cached_property
     def features(self) -> Tensor:
-        """``(B, C, n)``, not negative: what the ReLU before the pooling leaves."""
+        """Features ``(B, C, n)``, non-negative as after a ReLU."""
         size = self.size
         return self._normal(0, size.batch, size.channels, size.positions).relu()
 
     @cached_property
     def upstream(self) -> Tensor:
-        """``(B, C, C)``, dense and symmetric.
+        """Upstream gradient ``(B, C, C)``, dense and symmetric.
 
-        Symmetric because the equations of the paper are right for that alone; it costs a contender
-        exactly what any other costs.
+        The paper's equations hold only for symmetric gradients. Symmetry does not change the cost.
         """
         size = self.size
         grad = self._normal(1, size.batch, size.channels, size.channels)
         return grad + grad.mT
 
     def _normal(self, stream: int, *shape: int) -> Tensor:
-        # Drawn on the CPU, so that every device sees the same numbers.
+        # Drawn on the CPU, so that every device gets the same values.
         generator = torch.Generator().manual_seed(2 * self.seed + stream)
         return torch.randn(*shape, generator=generator).to(self.device)
 
@@ -99,14 +98,14 @@ class Problem:
 def bytes_kept_for_backward(
     pool: Callable[[Tensor], object], features: Tensor, besides: Iterable[Tensor] = ()
 ) -> int:
-    """Bytes held for the gradient of ``pool(features)``, the features themselves left out.
+    """Return the bytes that ``pool(features)`` saves for backward, without the features themselves.
 
-    Every tensor that autograd saves passes through a hook. Tensors that share a storage are counted
-    once, with the whole storage, because the whole storage is what stays in memory. What is there
-    ``besides``, such as a layer's parameters, is not counted: it is there with or without a gradient.
+    Every tensor that autograd saves passes through a hook. Tensors that share a storage are counted once,
+    with the whole storage, because the whole storage stays in memory. Tensors in ``besides``, such as a
+    layer's parameters, are not counted: they exist without a gradient too.
     """
     leaf = features.detach().requires_grad_()
-    # The tensors are held, so that no storage is freed and its address given to another.
+    # Holding the tensors prevents their addresses from being reused.
     saved: list[Tensor] = []
 
     def keep(tensor: Tensor) -> Tensor:
@@ -126,8 +125,8 @@ def _same(tensor: Tensor) -> Tensor:
     return tensor
 
 
-# Methods that are run otherwise than once by default: the options of each run. A forward and a backward
-# pass of improved B-CNN by SVD or by iteration are the four of the paper; the fifth needs neither.
+# Options of each run, for methods with more than one run. The paper has four variants of improved B-CNN,
+# with forward and backward pass by SVD or by iteration; the fifth needs no SVD and no Lyapunov solver.
 VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
     "isqrt_cov": (
         {},
@@ -158,22 +157,22 @@ class Entry:
 
     @property
     def label(self) -> str:
-        """The row's name, ``isqrt_cov steps=3``."""
+        """Name of the row, such as ``isqrt_cov steps=3``."""
         return " ".join([self.method, *(f"{name}={value}" for name, value in self.options.items())])
 
     @property
     def summary(self) -> str:
-        """The method's own line on itself."""
+        """One-line summary of the method."""
         return METHODS[self.method].summary
 
     def layer(self, channels: int) -> Method:
-        """A new layer, in training."""
+        """Return a new layer in training mode."""
         layer: Method = METHODS[self.method](channels, **self.options).train()
         return layer
 
 
 def chosen_entries(methods: Collection[str] | None = None) -> list[Entry]:
-    """All variants of the methods named, or of all; the reference is always there."""
+    """Return all variants of the given methods, or of all; the reference is always included."""
     wanted = set(METHODS) if methods is None else {*methods, REFERENCE}
     for name in wanted:
         check_choice("methods", name, METHODS)
@@ -189,7 +188,7 @@ DECOMPOSITIONS: dict[str, Callable[[Tensor], tuple[Tensor, ...]]] = {
 
 
 class Timed(NamedTuple):
-    """A layer or a decomposition at one size: what to call, and what it keeps for its gradient."""
+    """The functions to time for a layer or decomposition at one size, and the bytes saved for backward."""
 
     value: Callable[[], object]
     value_and_gradient: Callable[[], object]
@@ -199,7 +198,7 @@ class Timed(NamedTuple):
 def measure_layers(
     problem: Problem, entries: Sequence[Entry], schedule: Schedule, progress: MakeProgress = silence
 ) -> dict[str, Any]:
-    """Time and memory of every entry and decomposition at one size."""
+    """Measure time and memory of every entry and decomposition at one size."""
     timed = {entry.label: _layer(entry, problem) for entry in entries}
     timed |= {name: _decomposition(name, problem) for name in DECOMPOSITIONS}
     found: dict[str, dict[str, Any]] = {name: {} for name in timed}
@@ -246,13 +245,13 @@ def value_alone(pool: Callable[[Tensor], Tensor], features: Tensor) -> Tensor:
 
 
 def _trained(layer: torch.nn.Module, features: Tensor, upstream: Tensor) -> None:
-    """The result and every gradient that training needs: of the features, and of parameters if there are."""
+    """Compute the result and the gradients of the features and of any parameters, as in training."""
     leaf = features.detach().requires_grad_()
     torch.autograd.grad(layer(leaf), [leaf, *layer.parameters()], upstream)
 
 
 def _decomposition(name: str, problem: Problem) -> Timed:
-    """Of the covariances of the features, as symmetric matrices of full size."""
+    """Return the timed functions of a decomposition of the features' covariances."""
     decompose = DECOMPOSITIONS[name]
     sigma = covariance(problem.features)
     with torch.no_grad():

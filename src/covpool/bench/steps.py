@@ -1,9 +1,9 @@
-"""Whole steps of training AlexNet, on one process and on two: Figure 3.
+"""Time training steps of AlexNet on one process and on two: Figure 3.
 
-Both processes hold every network, once. A round steps each of them in shuffled order: alone, where the first
-process takes the whole batch while the other waits; and together, where each takes half of it and DDP adds up
-the gradients. A process has one thread in either case, so that two are compared with one, and not with one of
-two threads.
+Both processes hold every network. A round runs one step of each network in shuffled order, alone and
+together. Alone, the first process computes the whole batch while the other waits. Together, each process
+computes half the batch and DDP adds up the gradients. Every process has one thread, so only the number of
+processes differs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ BATCH_SIZES = (8, 16, 32, 64, 128)
 
 
 class Setting(NamedTuple):
-    """What is trained; the paper's by default.
+    """The network to train; the defaults are the paper's.
 
     Attributes:
         pools: names of methods.
@@ -54,12 +54,12 @@ class Setting(NamedTuple):
     hidden: tuple[int, ...] = (4096, 4096)
 
 
-# What the paper trains.
+# The paper's setting.
 PAPER_SETTING = Setting()
 
 
 class Told(NamedTuple):
-    """What is heard of a round of steps: its batch size, with the results of that after its last round."""
+    """Progress of a round: its batch size, and the results of that size after its last round."""
 
     batch: int
     results: dict[str, Any] | None
@@ -68,7 +68,7 @@ class Told(NamedTuple):
 def measured_steps(
     batch_sizes: Sequence[int], rounds: int, seed: int, setting: Setting = PAPER_SETTING
 ) -> Iterator[Told]:
-    """Steps at every batch size, each for so many rounds."""
+    """Time steps at every batch size, for a number of rounds each."""
     return from_two_processes(_steps, tuple(batch_sizes), rounds, seed, setting)
 
 
@@ -93,10 +93,10 @@ def _rounds(
         return trained[pool].seconds(images, labels, together=count == 2)
 
     for name in steps:
-        sample(name)  # the first step of a size finds its kernels and memory
+        sample(name)  # the first step selects kernels and allocates memory
     done: list[Round] = []
     with garbage_collector_off():
-        # Of one seed, so that both processes go through the same order.
+        # Seeded, so that both processes use the same order.
         shuffler = random.Random(seed)
         for times in interleaved_rounds(sample, dict.fromkeys(steps, rounds), rounds, shuffler):
             done.append(times)
@@ -104,7 +104,7 @@ def _rounds(
 
 
 def _results(batch: int, rounds: Sequence[Round], pools: Sequence[str]) -> dict[str, Any]:
-    """Of one process and of two, with ratios to the reference on as many; and the speed of two over one."""
+    """Return times on one and two processes with ratios to the reference, and the speedup of two."""
     found: dict[str, Any] = {"batch": batch}
     for words, count in (("one", 1), ("two", 2)):
         timings = {pool: timing_of(_name(pool, count), _name(REFERENCE, count), rounds) for pool in pools}
@@ -121,7 +121,7 @@ def _name(pool: str, processes: int) -> str:
 
 
 class _Trained:
-    """A network with its optimizer, as the paper trains it, here alone and in DDP."""
+    """A network and its optimizer with the paper's settings, alone and in DDP."""
 
     def __init__(self, pool: str, setting: Setting, processes: Processes) -> None:
         self.processes = processes
@@ -139,7 +139,7 @@ class _Trained:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3, momentum=0.9, weight_decay=5e-4)
 
     def seconds(self, images: Tensor, labels: Tensor, *, together: bool) -> float:
-        """Of one step, from when both processes are there to when both are done."""
+        """Return the seconds of one step, from a barrier before it to a barrier after it."""
         dist.barrier()
         started = time.perf_counter()
         if together:
@@ -160,11 +160,11 @@ T = TypeVar("T")
 
 
 def from_two_processes(act: Callable[..., Iterator[T]], *arguments: Any) -> Iterator[T]:
-    """What ``act(processes, *arguments)`` yields in the first of two processes that both run it.
+    """Run ``act(processes, *arguments)`` in two processes, and yield the items of the first.
 
     Args:
-        act: a function of a module, so that a new process can import it.
-        *arguments: that can be pickled.
+        act: a module-level function, so that a new process can import it.
+        *arguments: arguments that can be pickled.
     """
     found: Any = torch.multiprocessing.get_context("spawn").SimpleQueue()
     context = spawn(_one_of_two, (act, arguments, _free_port(), found), nprocs=2, join=False)
@@ -172,7 +172,7 @@ def from_two_processes(act: Callable[..., Iterator[T]], *arguments: Any) -> Iter
     try:
         ended = False
         while not ended:
-            ended = context.join(timeout=0.1)  # raises what was raised there
+            ended = context.join(timeout=0.1)  # raises the error of a process
             while not found.empty():
                 yield found.get()
     finally:
@@ -196,7 +196,7 @@ def _one_of_two(
 
 
 def _end(context: ProcessContext) -> None:
-    """Leave no process behind when whoever asked has stopped listening."""
+    """End all processes, also if the caller stopped iterating."""
     for process in context.processes:
         if process.is_alive():
             process.terminate()

@@ -9,17 +9,17 @@ from covpool.provenance.origin import Results
 
 
 class PaperLayer(NamedTuple):
-    """A row of Table 2(a): milliseconds an image forward and backward, forward alone, megabytes."""
+    """A row of Table 2(a): milliseconds per image, forward and backward, and forward alone; megabytes."""
 
     both: float
     forward: float
     memory: float | None = None
 
 
-# The size of ours that the table is of: AlexNet's features.
+# The size that the paper's table uses: AlexNet's features.
 PAPER_SIZE = "13x13"
 
-# Table 2(a), by the label of our entry. The two of improved B-CNN without memory stand in the text.
+# Table 2(a), by the label of our entry. The two rows of improved B-CNN without memory are from the text.
 LAYERS = {
     "isqrt_cov steps=3": PaperLayer(0.81, 0.26, 0.627),
     "isqrt_cov": PaperLayer(1.41, 0.41, 1.129),
@@ -31,13 +31,13 @@ LAYERS = {
     "g2denet root=svd": PaperLayer(8.56, 4.76, 0.505),
 }
 
-# Table 2(b): milliseconds a matrix of 256×256, on what.
+# Table 2(b): milliseconds per matrix of 256×256, by platform.
 DECOMPOSITIONS = {
     "eigh": {"cuSOLVER": 21.3, "Matlab on the CPU": 1.8, "Matlab on the GPU": 9.8},
     "svd": {"cuSOLVER": 52.2, "Matlab on the CPU": 4.1, "Matlab on the GPU": 11.9},
 }
 
-# Figure 3 is a picture without figures. What the text says it shows:
+# Figure 3 shows no values. The text describes it as follows:
 FIGURE_3 = (
     "with one GPU, the gap between the speeds of iSQRT-COV and MPN-COV is nearly the same at every batch "
     "size; with two, it grows with the batch: iSQRT-COV's speed grows all the way, while MPN-COV's tends to "
@@ -46,7 +46,7 @@ FIGURE_3 = (
 
 
 def times_isqrt_cov(label: str) -> float | None:
-    """The paper's time of an entry over that of iSQRT-COV with five steps; None where it has none."""
+    """Return the paper's time of an entry relative to iSQRT-COV with five steps; ``None`` if it has none."""
     layer = LAYERS.get(label)
     return None if layer is None else layer.both / LAYERS["isqrt_cov"].both
 
@@ -100,7 +100,7 @@ def _origin(results: Results) -> str:
 
 
 def _layers(name: str, size: dict[str, Any]) -> str:
-    """Quickest first. The paper's figures are for one size."""
+    """Return the table of one size, fastest first. The paper has values for one size."""
     batch, with_paper = size["batch"], name == PAPER_SIZE
     titles = ["method", "ms an image, with gradient (value alone)", "times `isqrt_cov`", "MiB kept an image"]
     paper_titles = ["paper: ms (forward)", "paper: times iSQRT-COV", "paper: MB"]
@@ -179,7 +179,7 @@ def _training(training: dict[str, Any]) -> str:
 
 def _images_per_second(batch: int, timing: dict[str, Any]) -> str:
     seconds = timing["seconds"]
-    # The quickest step is the highest speed.
+    # The fastest step gives the highest speed, so the quartiles swap.
     return with_quartiles(batch / seconds["median"], batch / seconds["q3"], batch / seconds["q1"])
 
 
@@ -193,7 +193,7 @@ def _seconds(found: dict[str, Any]) -> float:
 
 
 def _milliseconds(found: dict[str, Any], batch: int) -> str:
-    """Of an image: with gradient, and the value alone in brackets."""
+    """Format the milliseconds per image with gradient, and of the value alone in brackets."""
     both, value = (
         found[measure]["seconds"]["median"] / batch * 1e3 for measure in ("value_and_gradient", "value")
     )
@@ -205,7 +205,7 @@ def _fine(value: float) -> str:
 
 
 def machine_words(results: Results) -> str:
-    """The machine in a few words."""
+    """Return a short description of the machine."""
     machine = results["machine"]
     if machine["gpu"] is not None:
         return str(machine["gpu"])
@@ -214,7 +214,7 @@ def machine_words(results: Results) -> str:
 
 
 def source_words(results: Results) -> str:
-    """The code that was measured, and what it ran on."""
+    """Return a short description of the code version, torch and the threads."""
     source, versions = results["source"], results["versions"]
     commit = source["commit"][:12] if source["commit"] else "none"
     changed = " with uncommitted changes" if source["dirty"] else ""
@@ -225,13 +225,13 @@ def source_words(results: Results) -> str:
 
 
 def table(titles: list[str], rows: list[list[str]]) -> str:
-    """A table of Markdown."""
+    """Return a Markdown table."""
     lines = [titles, ["---"] * len(titles), *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def aligned(markdown: str) -> str:
-    """The same page with the columns of its tables one below the other, for a terminal."""
+    """Return the page with aligned table columns, for a terminal."""
     lines: list[str] = []
     rows: list[list[str]] = []
     for line in [*markdown.splitlines(), ""]:
@@ -255,14 +255,14 @@ def _padded(rows: list[list[str]]) -> list[str]:
 
 
 def with_quartiles(median: float, q1: float, q3: float) -> str:
-    """A median, with its quartiles in brackets."""
+    """Format a median, with its quartiles in brackets."""
     if q1 == q3:
         return number(median)
     return f"{number(median)} [{number(q1)}, {number(q3)}]"
 
 
 def number(value: float) -> str:
-    """Three significant digits, without an exponent."""
+    """Format a value with three significant digits, without an exponent."""
     if value >= 100:
         return f"{value:.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"

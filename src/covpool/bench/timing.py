@@ -1,8 +1,8 @@
-"""A clock for contenders that share a noisy machine.
+"""Time several functions on a noisy machine.
 
-Contenders are not timed one after the other but in rounds: a round runs each of them once, in shuffled
-order. What disturbs a round disturbs all of it, so that the ratio of two contenders within a round is
-steadier than either time; ratios are taken within rounds, and only then summarised.
+The functions (contenders) are timed in rounds: a round runs each of them once, in shuffled order. A
+disturbance affects a whole round, so the ratio of two times within a round varies less than the times. Ratios
+are computed within rounds and then summarized.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ import torch
 from covpool.functional.arguments import check_whole
 
 Run = Callable[[], object]
-# Told after each round: how many are done, and how many there are.
+# Called after each round with the number of rounds done and the total.
 Tell = Callable[[int, int], object]
-# Makes one to tell, from words on what is counted, such as covpool.terminal.Progress.
+# Returns such a callback, given the name of the counted items, as covpool.terminal.Progress does.
 MakeProgress = Callable[[str], AbstractContextManager[Tell]]
 Round = dict[str, float]
 
 
 def nobody(done: int, total: int) -> None:
-    """Listens to nothing."""
+    """Ignore progress."""
 
 
 def silence(what: str) -> AbstractContextManager[Tell]:
-    """Progress that nobody follows."""
+    """Return a progress callback that does nothing."""
     return nullcontext(nobody)
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """How often everything runs.
+    """The number of rounds and calls.
 
     Attributes:
-        rounds: how many rounds are timed.
+        rounds: number of timed rounds.
         warmup: untimed calls of each contender before the first round.
-        slow_seconds: a contender that takes longer than this for a call
-        slow_rounds: takes part in this many rounds only, spread evenly.
-        sample_seconds: a contender that takes less is called as often as fills this time.
+        slow_seconds: a contender is slow if a call takes longer than this.
+        slow_rounds: number of rounds for a slow contender, spread evenly.
+        sample_seconds: a faster contender is called repeatedly to fill this time.
     """
 
     rounds: int = 30
@@ -56,15 +56,15 @@ class Schedule:
     sample_seconds: float = 0.02
 
     def __post_init__(self) -> None:
-        check_whole("rounds", self.rounds, at_least=2)  # of one there is no spread
+        check_whole("rounds", self.rounds, at_least=2)  # one round has no spread
 
     def rounds_for(self, call_seconds: float) -> int:
-        """In how many rounds a contender takes part."""
+        """Return the number of rounds of a contender."""
         slow = call_seconds > self.slow_seconds
         return min(self.rounds, self.slow_rounds) if slow else self.rounds
 
     def calls_for(self, call_seconds: float) -> int:
-        """How many calls make one sample."""
+        """Return the number of calls per sample."""
         return max(1, round(self.sample_seconds / max(call_seconds, 1e-9)))
 
 
@@ -79,7 +79,7 @@ class Spread:
 
     @classmethod
     def of(cls, samples: Iterable[float]) -> Spread:
-        """Summarise samples; at least one."""
+        """Summarize one or more samples."""
         values = list(samples)
         if len(values) == 1:
             return cls(values[0], values[0], values[0], 1)
@@ -89,7 +89,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Timing:
-    """What the clock says of one contender: seconds a call, and times the reference's seconds."""
+    """The timing of one contender: seconds per call, and ratio to the reference."""
 
     seconds: Spread
     ratio: Spread
@@ -109,7 +109,7 @@ def time_interleaved(
     warm = {name: _warm_up(run, schedule.warmup, device) for name, run in runs.items()}
     calls = {name: schedule.calls_for(seconds) for name, seconds in warm.items()}
     rounds_of = {name: schedule.rounds_for(seconds) for name, seconds in warm.items()}
-    # A ratio needs both in the same round, so the reference is in all of them.
+    # A ratio needs both times in the same round, so the reference is in every round.
     rounds_of[reference] = schedule.rounds
 
     def sample(name: str) -> float:
@@ -126,9 +126,9 @@ def time_interleaved(
 def interleaved_rounds(
     sample: Callable[[str], float], rounds_of: Mapping[str, int], rounds: int, shuffler: random.Random
 ) -> Iterator[Round]:
-    """Rounds of one sample of each contender in shuffled order.
+    """Yield rounds with one sample of each contender, in shuffled order.
 
-    A contender with fewer rounds than all of them sits out the rest, evenly spread.
+    A contender with fewer rounds is skipped in the others, evenly spread.
     """
     for index in range(rounds):
         names = [name for name, share in rounds_of.items() if index * share % rounds < share]
@@ -137,9 +137,9 @@ def interleaved_rounds(
 
 
 def seconds_per_call(run: Run, calls: int, device: str) -> float:
-    """Mean seconds of a few calls in a row, after one that is not timed.
+    """Return the mean seconds of a few consecutive calls, after an untimed one.
 
-    The call that is not timed brings caches and allocator back from whichever contender ran before.
+    The untimed call restores caches and allocator after the previous contender.
     """
     run()
     if device == "cuda":
@@ -162,7 +162,7 @@ def _cuda_seconds(run: Run, calls: int) -> float:
 
 
 def _warm_up(run: Run, calls: int, device: str) -> float:
-    """Seconds of the quickest warm-up call: the first may compile."""
+    """Return the seconds of the fastest warm-up call, because the first may compile."""
     seconds = []
     for _ in range(max(1, calls)):
         start = time.perf_counter()
@@ -174,7 +174,7 @@ def _warm_up(run: Run, calls: int, device: str) -> float:
 
 
 def timing_of(name: str, reference: str, rounds: Sequence[Round], calls: int = 1) -> Timing:
-    """What the rounds say of a contender; ratios are to the reference in the same round."""
+    """Return the timing of a contender; ratios are to the reference in the same round."""
     took_part = [times for times in rounds if name in times]
     return Timing(
         seconds=Spread.of(times[name] for times in took_part),
@@ -185,7 +185,7 @@ def timing_of(name: str, reference: str, rounds: Sequence[Round], calls: int = 1
 
 @contextmanager
 def garbage_collector_off() -> Iterator[None]:
-    """Collect now, and not while the clock runs."""
+    """Collect garbage now, and disable collection during timing."""
     was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -197,7 +197,7 @@ def garbage_collector_off() -> Iterator[None]:
 
 
 def timing_figures(timing: Timing) -> dict[str, Any]:
-    """Seconds and ratio with quartiles, and from how many rounds."""
+    """Return seconds and ratio with quartiles, and the number of rounds."""
     return {
         "seconds": spread_figures(timing.seconds),
         "ratio": spread_figures(timing.ratio),
@@ -207,10 +207,10 @@ def timing_figures(timing: Timing) -> dict[str, Any]:
 
 
 def rounded(number: float) -> float:
-    """Five digits: more is noise."""
+    """Round to five digits; more would be noise."""
     return float(f"{number:.5g}")
 
 
 def spread_figures(spread: Spread) -> dict[str, float]:
-    """Median and quartiles."""
+    """Return median and quartiles."""
     return {name: rounded(getattr(spread, name)) for name in ("median", "q1", "q3")}

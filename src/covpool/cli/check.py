@@ -52,7 +52,7 @@ def run(arguments: Arguments) -> Checked:
 
     output = arguments.out or _default_output(arguments.data)
     if output.parent.exists() or arguments.out is not None:
-        check_output(output)  # now, not after hours of reading
+        check_output(output)  # before hours of reading
     with Progress("images") as progress:
         report = check(arguments.data, arguments.layout, workers=arguments.workers, progress=progress)
     if arguments.out is None:

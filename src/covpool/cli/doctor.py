@@ -38,12 +38,12 @@ def parse(words: Sequence[str]) -> tuple[Arguments, bool]:
     parser.add_argument("--debug", action="store_true", help="print the traceback of an error")
     known, others = parser.parse_known_args(words)
     if others:
-        raise UsageError(f"unrecognized arguments: {' '.join(others)}; it takes --json alone")
+        raise UsageError(f"unrecognized arguments: {' '.join(others)}; the only option is --json")
     return Arguments(), known.json
 
 
 def run(arguments: Arguments) -> Examination:
-    """Examine."""
+    """Run the tests."""
     from covpool.doctor import examine
     from covpool.terminal import Progress
 

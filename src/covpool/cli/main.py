@@ -35,8 +35,8 @@ class Verb(NamedTuple):
         summary: the end of the line, after the verb's name.
         extra: the extra with its dependencies; empty where torch is enough.
         resumes: whether the same command resumes after an interruption.
-        file: the file that it shares with other verbs, where it is a :class:`Command` of the verb's name. By
-            default a verb has a file of its own name.
+        file: the file that it shares with other verbs, where it is a :class:`Command` of the verb's name. The
+            default is a file with the verb's name.
     """
 
     summary: str

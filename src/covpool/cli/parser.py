@@ -44,7 +44,7 @@ def parse_several(
             positional.
         argv: the words of the command line.
         example: a command line that works, for the end of the help.
-        skip: fields that are no options.
+        skip: fields that are not options.
 
     Raises:
         UsageError: if an option is wrong.
@@ -114,7 +114,7 @@ class Parser(SentenceParser):
         return f"{text}\nexample:\n  {self.example}\n" if self.example else text
 
     def sentence(self, message: str) -> str:
-        """Return what is wrong, with hyphens, and a similar option for one that does not exist."""
+        """Return the error message with hyphens, and suggest a similar option for an unknown one."""
         told = _hyphenated(super().sentence(message))
         unknown = re.match(r"unrecognized arguments: (--[\w.-]+)", told)
         return told + did_you_mean(unknown[1], self.options()) if unknown else told

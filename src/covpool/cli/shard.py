@@ -92,18 +92,20 @@ def text(result: Sharded) -> str:
 def _check(arguments: Arguments) -> None:
     """Raise if options contradict each other."""
     if arguments.index and arguments.out is not None:
-        raise UsageError("--index writes beside the tars: give no --out")
+        raise UsageError("--index writes next to the tars: remove --out")
     if not arguments.index and arguments.classes is not None:
-        raise UsageError("--classes is for --index: images bring the names of their classes along")
+        raise UsageError("--classes is only for --index: class names come from the images")
     if arguments.megabytes < 1:
         raise UsageError(f"--megabytes must be at least 1; got {arguments.megabytes}")
     if not 0 <= arguments.val_fraction < 1:
         raise UsageError(f"--val-fraction must be from 0 to below 1; got {arguments.val_fraction}")
     if arguments.index and arguments.val_fraction:
-        raise UsageError("--val-fraction is for images: tars that are there already are not divided")
+        raise UsageError("--val-fraction is not for --index: existing tars are not divided")
     for place in (arguments.data if arguments.index else "", arguments.out or ""):
         if "://" in place:
-            raise UsageError(f"{place} is no folder on a disk: use one, and copy all of it to the store")
+            raise UsageError(
+                f"{place} is not a local folder: use one, and copy it to object storage afterwards"
+            )
 
 
 def _write(arguments: Arguments) -> Sharded:
@@ -112,10 +114,10 @@ def _write(arguments: Arguments) -> Sharded:
     from covpool.terminal import Progress
 
     output = Path(arguments.out or f"{Path(arguments.data).resolve().name}-shards")
-    check_new(output)  # now, not after hours of writing
+    check_new(output)  # before hours of writing
     sets = _with_val(open_splits(arguments.data, arguments.layout), arguments)
     indexes = {}
-    # All splits appear together: without one of them, a collection passes for a whole one.
+    # All splits appear at once, so that an interrupted run leaves no incomplete data set.
     with new_folder(output) as saving:
         for split, images in sets.items():
             with Progress(f"images of {split}") as progress:
@@ -137,7 +139,7 @@ def _with_val(sets: "Mapping[Split, ImageSet]", arguments: Arguments) -> "Mappin
         return sets
     if "train" not in sets:
         raise UsageError(
-            f"{arguments.data} has no train to set a val aside from: it has {', '.join(sets)} alone"
+            f"{arguments.data} has no training images to take val from: it has only {', '.join(sets)}"
         )
     train, val = split_off(sets["train"], arguments.val_fraction, arguments.seed)
     return {**sets, "train": train, "val": val}
@@ -158,16 +160,16 @@ def _index(arguments: Arguments) -> Sharded:
 def class_names(file: Path) -> list[str]:
     """Read a text file with the name of a class on each line."""
     try:
-        names = file.read_text("utf-8-sig").rstrip().splitlines()  # editors of Windows begin with a mark
+        names = file.read_text("utf-8-sig").rstrip().splitlines()  # Windows editors write a byte order mark
     except UnicodeDecodeError as error:
         raise UsageError(f"{file} is not UTF-8 text: {error.reason} at byte {error.start}") from error
     if not names:
-        raise UsageError(f"{file} is empty: it should have the name of a class in each line")
+        raise UsageError(f"{file} is empty: write one class name per line")
     if "" in names:
-        raise UsageError(f"{file}: line {names.index('') + 1} is empty, and each is the name of a class")
+        raise UsageError(f"{file}: line {names.index('') + 1} is empty: write one class name per line")
     name, times = Counter(names).most_common(1)[0]
     if times > 1:
-        raise UsageError(f"{file} has {name!r} more than once, and each line is the name of a class")
+        raise UsageError(f"{file} has {name!r} more than once: class names must be unique")
     return names
 
 

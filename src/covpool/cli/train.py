@@ -195,7 +195,7 @@ def make_parser(
     Args:
         command: the verb.
         summary: its help.
-        more: its options that are no keys of a recipe, with the arguments of ``add_argument``.
+        more: its options that are not recipe keys, with the arguments of ``add_argument``.
         example: a command line that works.
     """
     parser = _Parser(

@@ -1,6 +1,6 @@
-"""Divide a set of images by class: a part set aside, a sample, or the folds of cross-validation.
+"""Stratified division of an image set: a validation part, a sample, or cross-validation folds.
 
-The choice depends on a seed and on the names of the images alone.
+The choice depends only on a seed and on the image names.
 """
 
 from __future__ import annotations
@@ -15,37 +15,37 @@ from covpool.errors import UsageError
 
 
 def split_off(images: ImageSet, fraction: float, seed: int = 0) -> tuple[Subset, Subset]:
-    """Divide a set in two, each class in the same proportion as far as that goes.
+    """Split a set in two, stratified by class.
 
-    Which images are set aside depends on the seed and their names alone: not on the machine, nor on the order
-    of the set. Most of them stay when images are added or taken away. Every class keeps an image at least.
+    The choice depends only on the seed and the image names, not on the machine or the order of the set. It
+    changes little when images are added or removed. Every class keeps at least one image.
 
     Args:
         images: the set.
-        fraction: of the images to set aside, above 0 and below 1.
-        seed: for another choice.
+        fraction: share of the images to set aside, above 0 and below 1.
+        seed: random seed.
 
     Returns:
-        What is left, and what was set aside, both in the order of the set.
+        The remaining images and the images set aside, both in the order of the set.
 
     Raises:
-        ValueError: if the fraction leaves one of them empty.
+        ValueError: if the fraction leaves a part empty.
     """
     if not 0 < fraction < 1:
         raise UsageError(f"fraction must be above 0 and below 1; got {fraction}")
     shares = _shares(class_counts(images), fraction, leave=1)
     if not shares.any():
         raise UsageError(
-            f"no image is left to set aside: {fraction} of {len(images)} is too few, as every class keeps one"
+            f"no image can be set aside: {fraction} of {len(images)} is too few, because every class keeps one"
         )
     is_aside = _chosen(images, shares, seed)
     return Subset(images, np.flatnonzero(~is_aside)), Subset(images, np.flatnonzero(is_aside))
 
 
 def sample(images: ImageSet, count: int, seed: int = 0) -> Subset:
-    """So many images of a set, each class in the same proportion as far as that goes; at most all of them.
+    """Return up to ``count`` images of a set, stratified by class.
 
-    Which ones depends on the seed and their names alone.
+    The choice depends only on the seed and the image names.
     """
     fraction = min(count / len(images), 1.0)
     shares = _shares(class_counts(images), fraction, leave=0)
@@ -55,7 +55,7 @@ def sample(images: ImageSet, count: int, seed: int = 0) -> Subset:
 def fold_numbers(images: ImageSet, folds: int, seed: int = 0) -> NDArray[np.int64]:
     """Return the fold of each image, from 0; each class is spread over the folds as evenly as possible.
 
-    The fold of an image depends on the seed and on the names of the images alone.
+    The fold of an image depends only on the seed and on the image names.
     """
     order = _by_class(images, seed)[0]
     numbers = np.empty(len(images), dtype=np.int64)
@@ -72,7 +72,7 @@ def _by_class(images: ImageSet, seed: int) -> tuple[NDArray[np.int64], NDArray[n
 
 
 def _chosen(images: ImageSet, shares: NDArray[np.int64], seed: int) -> NDArray[np.bool_]:
-    """Which images are among so many of each class."""
+    """Return the mask of a random choice with the given number of images per class."""
     order, labels = _by_class(images, seed)
     starts = np.searchsorted(labels, np.arange(len(shares)))
     is_chosen = np.zeros(len(images), dtype=bool)
@@ -82,9 +82,9 @@ def _chosen(images: ImageSet, shares: NDArray[np.int64], seed: int) -> NDArray[n
 
 
 def _shares(counts: NDArray[np.int64], fraction: float, leave: int) -> NDArray[np.int64]:
-    """How many of each class: the whole part of its share, and one more where the rest was largest.
+    """Return the number of images per class: rounded down, plus one for the largest remainders.
 
-    So many of each class are left at least.
+    At least ``leave`` images of each class are left.
     """
     exact = np.multiply(fraction, counts, dtype=np.float64)
     most = np.maximum(counts - leave, 0)

@@ -95,7 +95,7 @@ class Group(NamedTuple):
     """Consecutive images that one process should read.
 
     Attributes:
-        name: of the file that holds them; empty for images in files of their own.
+        name: name of the file that holds the images; empty if each image is a separate file.
         images: the number of images.
     """
 
@@ -138,7 +138,7 @@ class ImageSet(Protocol):
         """
 
     def group_sizes(self) -> Sequence[int] | None:
-        """Return the number of images in each shard or row group; ``None`` if images are files of their own.
+        """Return the number of images in each shard or row group; ``None`` if images are separate files.
 
         Sets with groups are read group by group: they cannot be joined, divided or drawn from at random.
         """
@@ -160,7 +160,7 @@ class ImageSet(Protocol):
 
 
 class BaseSet:
-    """Default methods of an :class:`ImageSet` whose images are files of their own."""
+    """Default methods of an :class:`ImageSet` whose images are separate files."""
 
     def label(self: ImageSet, i: int) -> int:
         """Return the class of an image by number; -1 if the images have no labels."""
@@ -211,7 +211,7 @@ def read_file(path: str) -> bytes:
     try:
         file = open(path, "rb")  # noqa: SIM115  # closed below
     except ValueError as error:  # a null character in the name
-        raise BadImageError("unreadable", f"{path!r} is no name of a file: {error}") from error
+        raise BadImageError("unreadable", f"{path!r} is not a valid file name: {error}") from error
     with file:
         size = os.fstat(file.fileno()).st_size
         if size > MAX_FILE_BYTES:

@@ -84,7 +84,7 @@ class BatchDataset(Dataset[Batch | Failure]):
 
     Args:
         images: the set.
-        transform: maps an image to a tensor; it uses torch's random numbers.
+        transform: function from an image to a tensor; it uses torch's random numbers.
         seed: seed of the transform and of replacements.
         replace: replace unreadable images, for training; otherwise the batch omits them.
     """
@@ -195,7 +195,7 @@ class TrainingLoader:
     Args:
         images: the set.
         order: order of the samples, in global batches.
-        transform: maps an image to a tensor, see :func:`covpool.data.transforms.training_transform`.
+        transform: from an image to a tensor, see :func:`covpool.data.transforms.training_transform`.
         seed: seed of the transform's random numbers.
         rank: rank of this process.
         world_size: number of processes that share a global batch.
@@ -254,7 +254,7 @@ class EvaluationLoader:
 
     Args:
         images: the set.
-        transform: maps an image to a tensor, see :func:`covpool.data.transforms.evaluation_transform`.
+        transform: from an image to a tensor, see :func:`covpool.data.transforms.evaluation_transform`.
         batch_size: batch size per process.
         rank: rank of this process.
         world_size: number of processes. Their numbers of batches may differ by one.

@@ -25,7 +25,7 @@ from covpool.errors import UsageError
 
 
 def number(what: str, *key: int, size: int = 64) -> int:
-    """The random number of a key, of so many bits.
+    """Return the random integer of a key, with ``size`` bits.
 
     Example:
         >>> number("order", 0, 7) == number("order", 0, 7) != number("order", 0, 8)
@@ -36,14 +36,14 @@ def number(what: str, *key: int, size: int = 64) -> int:
 
 
 def numbers(count: int, what: str, *key: int) -> NDArray[np.uint64]:
-    """So many random numbers of 64 bits."""
+    """Return ``count`` random 64-bit integers of a key."""
     drawn: NDArray[np.uint64] = np.random.Philox(key=number(what, *key, size=128)).random_raw(count)
     return drawn
 
 
 def permutation(n: int, what: str, *key: int) -> NDArray[np.int64]:
-    """The numbers from 0 to n - 1 in random order: sorted by a random number for each."""
-    # A stable sort, so that even two equal random numbers leave nothing open.
+    """Return a random permutation of 0 to n - 1, by sorting random numbers."""
+    # The sort is stable, so that equal random numbers give a defined order.
     return np.argsort(numbers(n, what, *key), kind="stable").astype(np.int64, copy=False)
 
 
@@ -56,9 +56,9 @@ def some_groups(sizes: Sequence[int], count: int, seed: int) -> list[int]:
 
 @contextmanager
 def torch_seeded(what: str, *key: int) -> Iterator[None]:
-    """Inside, torch's generator on the CPU starts from the key; afterwards it is as it was before.
+    """Seed torch's CPU generator by a key inside the context, and restore its state afterwards.
 
-    ``torch.manual_seed`` would also seed the generators of the GPUs, and for good.
+    ``torch.manual_seed`` would also seed the GPU generators, permanently.
     """
     generator = torch.default_generator
     before = generator.get_state()
@@ -73,28 +73,28 @@ Ids = NDArray[np.int64]
 
 
 class Order(Protocol):
-    """What the loaders need of an order."""
+    """The interface of an order for the loaders."""
 
     @property
     def batch_size(self) -> int:
-        """Of a global batch."""
+        """Size of a global batch."""
 
     @property
     def repeats(self) -> bool:
-        """Whether a sample can come more than once in an epoch."""
+        """Whether a sample can occur more than once per epoch."""
 
     def batches(self, epoch: int) -> int:
-        """How many global batches an epoch has."""
+        """Return the number of global batches per epoch."""
 
     def batch(self, epoch: int, step: int) -> Ids:
-        """The samples of a global batch."""
+        """Return the samples of a global batch."""
 
     def share(self, ids: Ids, rank: int, world_size: int) -> Ids:
-        """Those of a global batch that are for one process: each is for exactly one."""
+        """Return the samples of a global batch for one process; each belongs to exactly one."""
 
 
 def chunk(ids: Ids, rank: int, world_size: int) -> Ids:
-    """One of ``world_size`` parts in a row, whose lengths differ by at most one.
+    """Return one of ``world_size`` consecutive parts, whose lengths differ by at most one.
 
     Example:
         >>> [chunk(np.arange(5), rank, 2).tolist() for rank in (0, 1)]
@@ -106,7 +106,7 @@ def chunk(ids: Ids, rank: int, world_size: int) -> Ids:
 
 
 def check_order(n: int, batch_size: int) -> None:
-    """Raise unless an epoch of n samples has a batch."""
+    """Raise unless ``n`` samples fill at least one batch."""
     if batch_size < 1:
         raise UsageError(f"batch_size must be at least 1; got {batch_size}")
     if n < batch_size:
@@ -114,7 +114,7 @@ def check_order(n: int, batch_size: int) -> None:
 
 
 def check_step(epoch: int, step: int, batches: int) -> None:
-    """Raise unless an epoch has such a step."""
+    """Raise unless epoch and step are in range."""
     if epoch < 0:
         raise UsageError(f"epoch must be at least 0; got {epoch}")
     if not 0 <= step < batches:
@@ -122,12 +122,12 @@ def check_step(epoch: int, step: int, batches: int) -> None:
 
 
 class FolderOrder:
-    """All samples in random order, another one each epoch.
+    """All samples in random order, which differs between epochs.
 
     Args:
-        n: the number of samples.
-        batch_size: of a global batch.
-        seed: of the order.
+        n: number of samples.
+        batch_size: size of a global batch.
+        seed: random seed.
     """
 
     repeats = False
@@ -142,26 +142,26 @@ class FolderOrder:
         return self.n // self.batch_size
 
     def batch(self, epoch: int, step: int) -> Ids:
-        """A part of the epoch's permutation."""
+        """Return a part of the epoch's permutation."""
         check_step(epoch, step, self.batches(epoch))
         if self._kept is None or self._kept[0] != epoch:
             self._kept = epoch, permutation(self.n, "order", self.seed, epoch)
         return self._kept[1][step * self.batch_size : (step + 1) * self.batch_size]
 
     def share(self, ids: Ids, rank: int, world_size: int) -> Ids:
-        """A part of the batch as it is, random: processes see the same mixture of classes."""
+        """Return a part of the batch; it is in random order, so all processes get the same class mixture."""
         return chunk(ids, rank, world_size)
 
 
 class BalancedOrder:
-    """Every class equally often in expectation, its samples drawn with replacement.
+    """Class-balanced sampling: every class is equally likely, and its samples are drawn with replacement.
 
-    An epoch has as many batches as if each sample came once.
+    An epoch has as many batches as if each sample occurred once.
 
     Args:
-        labels: the class of each sample.
-        batch_size: of a global batch.
-        seed: of the draws.
+        labels: class of each sample.
+        batch_size: size of a global batch.
+        seed: random seed.
     """
 
     repeats = True
@@ -171,16 +171,16 @@ class BalancedOrder:
         check_order(len(array), batch_size)
         self.batch_size, self.seed = batch_size, seed
         self._by_class: Ids = np.argsort(array, kind="stable").astype(np.int64, copy=False)
-        # Of the classes that have samples: one without cannot be drawn.
+        # Only classes with samples can be drawn.
         _, starts, counts = np.unique(array[self._by_class], return_index=True, return_counts=True)
         self._starts, self._counts = starts.astype(np.int64), counts.astype(np.int64)
 
     def batches(self, epoch: int) -> int:
-        """As many as whole batches fit into the set."""
+        """Return the number of complete batches per epoch."""
         return len(self._by_class) // self.batch_size
 
     def batch(self, epoch: int, step: int) -> Ids:
-        """For each place a class, then a sample of that class."""
+        """Draw a class for each position of the batch, then a sample of that class."""
         check_step(epoch, step, self.batches(epoch))
         drawn = numbers(2 * self.batch_size, "balanced", self.seed, epoch, step)
         classes = (drawn[: self.batch_size] % np.uint64(len(self._starts))).astype(np.int64)
@@ -188,20 +188,20 @@ class BalancedOrder:
         return self._by_class[self._starts[classes] + places.astype(np.int64)]
 
     def share(self, ids: Ids, rank: int, world_size: int) -> Ids:
-        """A part of the batch as it is."""
+        """Return a part of the batch."""
         return chunk(ids, rank, world_size)
 
 
 class EvaluationOrder:
-    """Every sample exactly once, none padded, in batches that processes take in turn.
+    """Every sample exactly once, without padding, in batches that are dealt to the processes in turn.
 
-    What is in a batch does not depend on the number of processes, so neither do a network's results, to the
-    bit. In the last step some processes may have less, or nothing.
+    The batches do not depend on the number of processes, so results are bit-identical. In the last step some
+    processes may have fewer samples or none.
 
     Args:
-        n: the number of samples.
-        batch_size: of each process.
-        world_size: the number of processes.
+        n: number of samples.
+        batch_size: batch size per process.
+        world_size: number of processes.
     """
 
     repeats = False
@@ -213,23 +213,23 @@ class EvaluationOrder:
         self.batch_size = batch_size * world_size
 
     def batches(self, epoch: int) -> int:
-        """Steps until the last sample."""
+        """Return the number of steps for all samples."""
         return -(-self.n // self.batch_size)
 
     def batch(self, epoch: int, step: int) -> Ids:
-        """The next samples, a batch for every process."""
+        """Return the samples of a step, one batch per process."""
         check_step(epoch, step, self.batches(epoch))
         first = step * self.batch_size
         return np.arange(first, min(first + self.batch_size, self.n), dtype=np.int64)
 
     def share(self, ids: Ids, rank: int, world_size: int) -> Ids:
-        """The batch of a process."""
+        """Return the batch of a process."""
         if world_size != self.world_size:
             raise UsageError(f"this order is for {self.world_size} processes; got {world_size}")
         return ids[rank * self.each : (rank + 1) * self.each]
 
 
-# Windows whose order is kept: a batch can begin in one and end in the next.
+# Cached windows: a batch can start in one window and end in the next.
 KEPT = 2
 
 
@@ -237,10 +237,10 @@ class ShardOrder:
     """The two-level order of shards or row groups.
 
     Args:
-        counts: the number of samples in each shard; the samples are numbered from shard to shard.
-        batch_size: the size of a global batch.
-        seed: of the order.
-        window: the number of shards in a window. A larger window mixes better and needs more cache or memory.
+        counts: number of samples in each shard; samples are numbered consecutively across shards.
+        batch_size: size of a global batch.
+        seed: random seed.
+        window: number of shards in a window. A larger window shuffles better and needs more cache or memory.
     """
 
     repeats = False
@@ -261,7 +261,7 @@ class ShardOrder:
         return self.n // self.batch_size
 
     def batch(self, epoch: int, step: int) -> Ids:
-        """A part of the windows' permutations, one after the other."""
+        """Return a part of the concatenated permutations of the windows."""
         check_step(epoch, step, self.batches(epoch))
         starts = self._of_epoch(epoch)[1]
         first, last = step * self.batch_size, (step + 1) * self.batch_size
@@ -274,20 +274,20 @@ class ShardOrder:
         return np.concatenate(parts)
 
     def share(self, ids: Ids, rank: int, world_size: int) -> Ids:
-        """A part of the batch sorted by shard and place, so that a process needs few shards.
+        """Return a part of the batch sorted by shard and position, so that a process reads few shards.
 
-        Which part is another's in the next batch: the first process, whose statistics of BatchNorm are kept,
-        is not always to have the first shards.
+        The parts rotate between batches: the BatchNorm statistics are those of the first process, which
+        should not always read the first shards.
         """
         turn = int(ids[0]) if len(ids) else 0
         return chunk(np.sort(ids), (rank + turn) % world_size, world_size)
 
     def shards(self, epoch: int, window: int) -> Ids:
-        """The shards of a window; none past the last window."""
+        """Return the shards of a window; none after the last window."""
         return self._of_epoch(epoch)[0][window * self.window : (window + 1) * self.window]
 
     def _of_epoch(self, epoch: int) -> tuple[Ids, Ids]:
-        """The shards in their order, and where each window starts among the epoch's samples."""
+        """Return the shuffled shards, and the first sample of each window in the epoch."""
         if self._epoch is None or self._epoch[0] != epoch:
             shards = permutation(len(self._counts), "shards", self.seed, epoch)
             before = np.cumsum(self._counts[shards]) - self._counts[shards]
@@ -295,7 +295,7 @@ class ShardOrder:
         return self._epoch[1:]
 
     def _samples(self, epoch: int, window: int) -> Ids:
-        """The samples of a window in their order."""
+        """Return the shuffled samples of a window."""
         key = epoch, window
         if key not in self._windows:
             ranges = [

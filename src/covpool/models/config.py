@@ -128,7 +128,7 @@ class ModelConfig:
         for width in self.hidden:
             check_whole("every width of hidden", width)
         if self.head == "mlp" and not self.hidden:
-            raise UsageError('head="mlp" wants widths of its hidden layers, such as hidden=(4096, 4096)')
+            raise UsageError('head="mlp" needs the widths of its hidden layers: pass hidden=(4096, 4096)')
         if not 0.0 <= self.drop_rate < 1.0:
             raise UsageError(f"drop_rate must be from 0 to below 1; got {self.drop_rate}")
 

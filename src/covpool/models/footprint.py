@@ -29,16 +29,17 @@ PARTS: tuple[Part, ...] = ("backbone", "pooling", "head")
 
 
 class Meter:
-    """Knows which part of a model is at work, and books what happens on it.
+    """Count FLOPs and saved bytes of each part of a model.
 
-    Before the pooling it is the backbone, after it the head with the loss. The backward pass runs the other
-    way round: a part is through when the gradient of what it received is there.
+    Operations before the pooling belong to the backbone, those after it to the head with the loss. In the
+    backward pass a part ends when the gradient of its input is computed.
 
     Attributes:
         forward: FLOPs of the forward pass.
         backward: FLOPs of the backward pass.
-        copies: bytes of the parameters' copies in another dtype, as far as autograd keeps them.
-        activations: bytes of all else that autograd keeps. Storages count once and whole, parameters do not.
+        copies: bytes of the parameters' copies in another dtype that are saved for backward.
+        activations: bytes of all other tensors saved for backward. A shared storage counts once, in full;
+            parameters do not count.
     """
 
     def __init__(self, model: PooledClassifier) -> None:
@@ -52,7 +53,7 @@ class Meter:
         self._flops = self.forward
         self._booked = 0
         self._part: Part = "backbone"
-        # With the tensors themselves: a freed one's address would be given out again.
+        # Holding the tensors prevents their addresses from being reused.
         self._seen: dict[int, Tensor] = {_storage(parameter): parameter for parameter in model.parameters()}
 
     @contextmanager
@@ -71,7 +72,7 @@ class Meter:
         self._enter("backbone")
 
     def backward_begins(self) -> None:
-        """Book on the backward pass from here."""
+        """Count FLOPs for the backward pass from here on."""
         self._enter("head")
         self._flops = self.backward
 
@@ -87,7 +88,7 @@ class Meter:
         return lambda gradient: self._enter(part)
 
     def _enter(self, part: Part) -> None:
-        """Book what was counted since the last time on the part that was at work until now."""
+        """Add the FLOPs since the last call to the current part, and start another part."""
         total = self._counter.get_total_flops()
         self._flops[self._part] += total - self._booked
         self._booked = total
@@ -103,7 +104,7 @@ class Meter:
 
 
 class _Copies(TorchDispatchMode):
-    """Notes the tensors that are a parameter in another dtype: autocast makes them."""
+    """Record the copies of parameters in another dtype that autocast creates."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -118,7 +119,7 @@ class _Copies(TorchDispatchMode):
 
 
 def _storage(tensor: Tensor) -> int:
-    """The address of a tensor's storage, which its views share."""
+    """Return the address of a tensor's storage, which its views share."""
     return int(tensor.untyped_storage()._cdata)
 
 
@@ -141,15 +142,14 @@ def _attention_backward_flops(
 def _convolution_backward_flops(
     grad: Sequence[int], x: Sequence[int], weight: Sequence[int], *options: Any, **_: Any
 ) -> int:
-    """The gradient of the input and that of the weight each cost what the forward pass does."""
+    """Count the gradients of input and weight; each costs as much as the forward pass."""
     *_others, transposed, _output_padding, _groups, wanted = options
     positions = (x if transposed else grad)[2:]
     return 2 * x[0] * prod(positions) * prod(weight) * (wanted[0] + wanted[1])  # type: ignore[no-any-return]
 
 
-# torch does not count the in-place form of baddbmm, which half of the root's gradient is made of, and it
-# counts the weight's gradient in a convolution as if that had a single group. Of attention it counts the
-# forms of a GPU, and plans are made on the CPU.
+# torch does not count in-place baddbmm, which is half of the root's gradient. It counts the weight gradient
+# of a convolution as if there were one group, and attention only in its GPU forms, but plans run on the CPU.
 MISCOUNTED = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
@@ -166,24 +166,24 @@ PRECISIONS: dict[Precision, torch.dtype] = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-# Numbers that the optimizer keeps for each parameter: a momentum; two moments.
+# Values per parameter in the optimizer's state: momentum, or two moments.
 STATES: dict[Optimizer, int] = {"sgd": 1, "adamw": 2}
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """What training keeps in memory and computes, for a part of a model or the whole.
+    """Memory and FLOPs of training a model or a part of it.
 
     Attributes:
-        parameters: how many.
-        parameter_bytes: theirs.
-        gradient_bytes: of the parameters that are trained.
-        optimizer_bytes: of the optimizer's state.
-        copy_bytes: of the parameters' copies in half precision that autocast makes and autograd keeps.
-        activation_bytes: of all else that autograd keeps from the forward pass for the backward.
-        forward_flops: of a batch; a multiplication with its addition counts as two.
-        backward_flops: likewise.
-        training_bytes: the sum of all bytes: what must fit.
+        parameters: number of parameters.
+        parameter_bytes: bytes of the parameters.
+        gradient_bytes: bytes of the gradients of trained parameters.
+        optimizer_bytes: bytes of the optimizer's state.
+        copy_bytes: bytes of the half-precision parameter copies of autocast that are saved for backward.
+        activation_bytes: bytes of all other tensors saved for backward.
+        forward_flops: FLOPs of the forward pass of a batch; a multiply-add counts as two.
+        backward_flops: FLOPs of the backward pass of a batch.
+        training_bytes: sum of all bytes, which must fit into memory.
     """
 
     parameters: int
@@ -206,17 +206,17 @@ def footprints(
 ) -> dict[Part, Footprint]:
     """Measure a training step with cross-entropy.
 
-    Autocast is the CPU's: another device's leaves a few other operators in float32, and its kernels may keep
-    other tensors for their gradient. Temporaries and what an allocator wastes are not counted.
+    Autocast is that of the CPU: other devices keep some other operators in float32, and their kernels may
+    save other tensors. Temporaries and the allocator's overhead are not counted.
 
     Args:
-        model: on the meta device. It ends on the CPU, with fake parameters: it is of no further use.
-        batch_size: images in a step.
-        precision: float32, or that of autocast; the parameters stay in float32.
+        model: a model on the meta device. Its parameters are fake afterwards, so do not use it again.
+        batch_size: images per step.
+        precision: float32 or the autocast precision; parameters stay in float32.
         optimizer: ``"sgd"`` with momentum, or ``"adamw"``.
 
     Raises:
-        ValueError: where the step fails, as on images that are too small.
+        ValueError: if the step fails, for example on images that are too small.
     """
     try:
         with _fake_tensors():
@@ -237,7 +237,7 @@ def footprints(
 
 
 def measure(model: PooledClassifier, batch_size: int, precision: Precision) -> Meter:
-    """Run the step, on tensors fake or real."""
+    """Run the step on fake or real tensors."""
     model.train()
     images = torch.zeros(batch_size, *input_size(model))
     labels = torch.zeros(batch_size, dtype=torch.long)
@@ -252,19 +252,19 @@ def measure(model: PooledClassifier, batch_size: int, precision: Precision) -> M
 
 
 def input_size(model: PooledClassifier) -> tuple[int, int, int]:
-    """Channels, height and width of the images."""
+    """Return channels, height and width of the images."""
     channels, height, width = model.pretrained_cfg["input_size"]
     return model.config.backbone_options.get("in_chans", channels), height, width
 
 
 def parts_of(model: PooledClassifier) -> dict[Part, list[nn.Module]]:
-    """The modules of every part; first-order logits, which are added to the head's, belong to it."""
+    """Return the modules of every part; first-order logits belong to the head."""
     joined = [] if model.first_order is None else [model.first_order]
     return {"backbone": model.backbone_parts(), "pooling": [model.pool], "head": [model.head, *joined]}
 
 
 def state_of(modules: list[nn.Module], optimizer: Optimizer) -> dict[str, int]:
-    """Parameters, and the bytes of them, of their gradients and of the optimizer's state."""
+    """Return the number of parameters, and the bytes of parameters, gradients and optimizer state."""
     parameters = [parameter for module in modules for parameter in module.parameters()]
     trained = sum(parameter.nbytes for parameter in parameters if parameter.requires_grad)
     return {
@@ -277,11 +277,11 @@ def state_of(modules: list[nn.Module], optimizer: Optimizer) -> dict[str, int]:
 
 @contextmanager
 def _fake_tensors() -> Iterator[None]:
-    # torch logs an operator that fails on fake tensors with its traceback, and then raises the error as well.
+    # torch logs the traceback of an operator that fails on fake tensors, and then raises the error too.
     log = logging.getLogger("torch._subclasses.fake_tensor")
     before, log.disabled = log.disabled, True
     try:
-        # Some networks keep tensors that are neither parameters nor buffers, and so stay on the meta device.
+        # Some networks have tensors that are neither parameters nor buffers and stay on the meta device.
         with FakeTensorMode(allow_non_fake_inputs=True):
             yield
     finally:

@@ -253,7 +253,9 @@ class PooledClassifier(nn.Module):
         Pooling and classifier match no pattern and come last.
         """
         if not hasattr(self.backbone, "group_matcher"):
-            raise UsageError(f"{self.config.backbone} does not tell its layers apart: leave layer_decay=None")
+            raise UsageError(
+                f"{self.config.backbone} does not list its layers in order: use layer_decay=None"
+            )
         matcher = self.backbone.group_matcher(coarse=coarse)
         if callable(matcher):  # CaiT and Inception give a function of a name
             return lambda name: _order(matcher, name)

@@ -31,20 +31,20 @@ from covpool.terminal import aligned, human
 Recommendation = Literal["dense", "low rank or narrow", "class-sharded"]
 # The most classes for which a dense head, and for which a low-rank or narrow one, is recommended.
 DENSE_CLASSES, LOW_RANK_CLASSES = 10_000, 100_000
-# The alternatives that are shown.
+# The alternative heads in the plan.
 RANK, NARROW_DIM, SHARDS = 512, 128, (8, 64)
 
 
 @dataclass(frozen=True)
 class HeadChoice:
-    """A head for the same classes, and what it costs.
+    """A head for the same classes, and its cost.
 
     Attributes:
         name: ``"dense"``, ``"rank 512"``, ``"dim 128"``, ``"dense, 1 of 8 shards"``.
         exists: whether covpool has it; a class-sharded head is planned.
-        parameters: how many, on a GPU.
-        parameter_bytes: theirs.
-        state_bytes: of parameters, gradients and the optimizer's state together.
+        parameters: number of parameters per GPU.
+        parameter_bytes: bytes of the parameters.
+        state_bytes: bytes of parameters, gradients and optimizer state together.
     """
 
     name: str
@@ -56,21 +56,21 @@ class HeadChoice:
 
 @dataclass(frozen=True)
 class Plan:
-    """What training a model takes; all of it goes into JSON by ``dataclasses.asdict``.
+    """The cost of training a model. ``dataclasses.asdict`` converts it for JSON.
 
     Attributes:
-        config: of the model, with the choices that were left open filled in.
-        batch_size: images in a step, on a GPU.
-        precision: float32, or that of autocast.
+        config: config of the model, with all defaults filled in.
+        batch_size: images per step and GPU.
+        precision: float32 or the autocast precision.
         optimizer: ``"sgd"`` with momentum, or ``"adamw"``.
         image: channels, height and width.
-        vector: the length of the pooled vector.
-        backbone: its footprint.
-        pooling: of the reduction and the root.
-        head: of the classifier and the loss.
-        total: of all three.
+        vector: length of the pooled vector.
+        backbone: footprint of the backbone.
+        pooling: footprint of the reduction and the root.
+        head: footprint of the classifier and the loss.
+        total: footprint of all three.
         heads: the planned head first, then its alternatives.
-        recommendation: for this number of classes; ``None`` without a classifier.
+        recommendation: kind of head for this number of classes; ``None`` without a classifier.
     """
 
     config: ModelConfig
@@ -94,11 +94,11 @@ def plan(
     precision: Precision = "bfloat16",
     optimizer: Optimizer = "sgd",
 ) -> Plan:
-    """Plan the training of a model: nothing of it is allocated, whatever its size.
+    """Plan the training of a model without allocating it.
 
     Args:
         config: the model.
-        batch_size: images in a step, on a GPU.
+        batch_size: images per step and GPU.
         precision: ``"float32"``, or ``"bfloat16"`` or ``"float16"`` by autocast: parameters stay in float32.
         optimizer: ``"sgd"`` with momentum, or ``"adamw"``.
 
@@ -132,7 +132,7 @@ def plan(
 
 
 def recommend(num_classes: int) -> Recommendation | None:
-    """The kind of head for so many classes, after a covariance of the usual 256 channels."""
+    """Return the recommended kind of head, for a covariance of the usual 256 channels."""
     if num_classes == 0:
         return None
     if num_classes <= DENSE_CLASSES:
@@ -146,11 +146,11 @@ def _sum(parts: list[Footprint]) -> Footprint:
 
 
 def head_choices(model: PooledClassifier, optimizer: Optimizer) -> tuple[HeadChoice, ...]:
-    """The model's head, the dense one, those that are smaller, and past LOW_RANK_CLASSES shards.
+    """Return the model's head, the dense head, smaller heads and, above LOW_RANK_CLASSES, shards.
 
     Args:
-        model: on the meta device, and torch's default device is that too.
-        optimizer: whose state is part of the cost.
+        model: a model on the meta device, which must be torch's default device.
+        optimizer: the optimizer, whose state is part of the cost.
     """
     config = model.config
     if config.num_classes == 0:
@@ -161,7 +161,7 @@ def head_choices(model: PooledClassifier, optimizer: Optimizer) -> tuple[HeadCho
     smaller = [other for other in others if other.parameters < reference.parameters]
     sharded = SHARDS if recommend(config.num_classes) == "class-sharded" else ()
     shards = [_shard(model, asked.name, count, optimizer) for count in sharded]
-    return tuple(dict.fromkeys((asked, reference, *smaller, *shards)))  # asked may be any of the others
+    return tuple(dict.fromkeys((asked, reference, *smaller, *shards)))  # removes duplicates
 
 
 def _alternatives(model: PooledClassifier, dense: ModelConfig) -> list[ModelConfig]:
@@ -180,7 +180,7 @@ def _name(config: ModelConfig) -> str:
 
 
 def _shard(model: PooledClassifier, name: str, count: int, optimizer: Optimizer) -> HeadChoice:
-    """The planned head with a part of the classes; what comes before the classifier is on every GPU."""
+    """Return the planned head with a share of the classes; its hidden layers are on every GPU."""
     part = dataclasses.replace(model.config, num_classes=-(-model.config.num_classes // count))
     return _head(model, f"{name}, 1 of {count} shards", part, optimizer, exists=False)
 
@@ -188,7 +188,7 @@ def _shard(model: PooledClassifier, name: str, count: int, optimizer: Optimizer)
 def _head(
     model: PooledClassifier, name: str, config: ModelConfig, optimizer: Optimizer, exists: bool = True
 ) -> HeadChoice:
-    """The cost of the head that another config would put on the same backbone."""
+    """Return the cost of another config's head on the same backbone."""
     kept = bool(config.keep_resolution)
     backbone = Backbone(model.backbone, model.format, kept, model.expansion, model.expanded_channels)
     costs = Footprint(**state_of(parts_of(PooledClassifier(config, backbone))["head"], optimizer))
@@ -197,13 +197,13 @@ def _head(
 
 COLUMNS = 100
 NOTES = (
-    "Activations are what autograd keeps for the backward pass. Temporaries come on top of what must fit. "
-    "A multiplication with its addition is two FLOPs."
+    "Activations are the tensors saved for backward. Temporaries need further memory. "
+    "A multiply-add counts as two FLOPs."
 )
 
 
 def plan_text(plan: Plan) -> str:
-    """The plan in no more than 100 columns."""
+    """Return the plan as text of at most 100 columns."""
     paragraphs = [_heading(plan), aligned(_costs(plan)), fill(NOTES, COLUMNS)]
     if plan.heads:
         paragraphs.append(aligned(_heads(plan)))
@@ -211,10 +211,10 @@ def plan_text(plan: Plan) -> str:
 
 
 def advice(plan: Plan) -> str:
-    """The recommendation for the plan's number of classes, in words."""
+    """Return the recommendation for the plan's number of classes."""
     low_rank = f"a low-rank head, rank={RANK}"
     if plan.recommendation is None:
-        return f"No classifier: the {plan.vector:,} numbers are the output."
+        return f"No classifier: the output is the vector of {plan.vector:,} values."
     if plan.recommendation == "dense":
         return f"Recommended up to {DENSE_CLASSES:,} classes: a dense head."
     if plan.recommendation == "low rank or narrow":
@@ -234,7 +234,7 @@ def _heading(plan: Plan) -> str:
     channels, height, width = plan.image
     reduced = f" of {config.dim} channels" if config.dim else ""
     return (
-        f"{config.backbone}, {config.pool}{reduced} ({plan.vector:,} numbers), "
+        f"{config.backbone}, {config.pool}{reduced} ({plan.vector:,} values), "
         f"{config.num_classes:,} classes\n"
         f"training on images {channels}×{height}×{width}, batch {plan.batch_size}, {plan.precision}, "
         f"{plan.optimizer}"

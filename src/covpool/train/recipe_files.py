@@ -222,7 +222,7 @@ def _find(name_or_path: str | Path) -> Traversable:
     if str(name_or_path) not in names:
         near = difflib.get_close_matches(str(name_or_path), names, n=1, cutoff=0.8)
         listed = f"did you mean {near[0]}?" if near else f"{', '.join(names)};"
-        raise UsageError(f"{name_or_path} is none of the recipes: {listed} one of your own is a file, .yaml")
+        raise UsageError(f"{name_or_path} is not a recipe: {listed} pass your own recipe as a .yaml file")
     return _folder() / f"{name_or_path}.yaml"
 
 
@@ -231,9 +231,9 @@ def _values(file: Traversable) -> dict[str, Any]:
     try:
         content = yaml.load(file.read_text("utf-8"), Loader=_Loader)
     except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError) as error:
-        raise UsageError(f"{file} is no YAML that can be read: {' '.join(str(error).split())}") from error
+        raise UsageError(f"{file} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
-        raise UsageError(f"{file} has no keys and values, as a recipe has")
+        raise UsageError(f"{file} is not a recipe: it must be a mapping of keys to values")
     values: dict[str, Any] = {}
     for key, value in content.items():
         if key not in sections():
@@ -241,7 +241,7 @@ def _values(file: Traversable) -> dict[str, Any]:
         elif isinstance(value, dict):
             values |= {f"{key}.{name}": inner for name, inner in value.items()}
         else:
-            raise UsageError(f"{file}: {key} has keys of its own; got {value!r}")
+            raise UsageError(f"{file}: {key} must be a mapping of keys to values; got {value!r}")
     return values
 
 

@@ -78,7 +78,7 @@ def test_what_is_beside_the_splits_is_told(tmp_path: Path, caplog: pytest.LogCap
     plant(tmp_path, "train/jay/a.jpg", "dev/jay/b.jpg", "extra/jay/c.jpg", "notes/d.txt")
     assert {split: len(images) for split, images in open_splits(tmp_path).items()} == {"train": 1, "val": 1}
     assert [record.getMessage() for record in caplog.records] == [
-        f"{tmp_path / 'extra'} is left out: it is next to folders of splits, and is no split"
+        f"{tmp_path / 'extra'} is left out: it is next to folders of splits, but is not a split"
     ]
     assert [(path, what) for path, what, _ in strays(tmp_path)] == [("extra/jay/c.jpg", "no class")]
 
@@ -150,7 +150,7 @@ def test_accents_stored_apart(tmp_path: Path) -> None:
         "test/fz/fe\u0301.jpg",
     ]
     plant(tmp_path, "train/f\u00e9e/2.jpg")
-    with pytest.raises(ValueError, match="two folders 'f\u00e9e' that are spelled by other bytes"):
+    with pytest.raises(ValueError, match="two folders 'f\u00e9e' with different Unicode bytes"):
         open_images(tmp_path)
 
 
@@ -208,7 +208,9 @@ def test_no_file_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert not [path for path in asked if str(path).endswith(".jpg")]
 
 
-NO_CLASSES = "has no folders of classes: put the images of each class into a folder of its name, or list them"
+NO_CLASSES = (
+    "has no folders of classes: put the images of each class into a folder with its name, or list them"
+)
 
 
 @pytest.mark.parametrize(

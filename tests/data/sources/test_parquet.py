@@ -99,7 +99,7 @@ def test_a_split_without_labels_is_left_out(tmp_path: Path, caplog: pytest.LogCa
     ("columns", "sentence"),
     [
         ({"bytes": [b"x"]}, "has no column 'label'; its columns are bytes"),
-        ({"bytes": [b"x"], "label": [0.5]}, "has double in its column 'label': use texts or whole numbers"),
+        ({"bytes": [b"x"], "label": [0.5]}, "has double in its column 'label': use strings or integers"),
         ({"bytes": [b"x", b"y"], "label": ["a", None]}, "has 1 rows without a label in train"),
         ({"label": ["a"]}, "has no column 'image', 'bytes' or 'path'"),
     ],
@@ -119,7 +119,7 @@ def test_files_of_other_classes_are_refused(tmp_path: Path) -> None:
     (tmp_path / "test.parquet").unlink()
     table = pa.table({"image": [b"x"], "label": [7]}).replace_schema_metadata(huggingface("ab"))
     pq.write_table(table, tmp_path / "train.parquet")
-    with pytest.raises(ValueError, match="has the label 7, and names of 2 classes"):
+    with pytest.raises(ValueError, match="has the label 7, but only 2 class names"):
         open_splits(tmp_path)
 
 

@@ -281,7 +281,7 @@ def test_a_list_may_have_addresses_and_paths_of_the_disk(
     [
         ({"notes.txt": b""}, "has no images"),
         ({"a.parquet": b"", "b.jpg": b""}, r"end in \.parquet, such as a\.parquet, next to other images"),
-        ({"a.parquet": b"no Parquet"}, "is no Parquet file, or cut short"),
+        ({"a.parquet": b"no Parquet"}, "is not a Parquet file, or is truncated"),
         ({"list.csv": b"file\na.jpg\n"}, "has no column 'path'"),
         ({"list.csv": b"path,label\n,1\n"}, "has no path in row 2"),
         ({"list.csv": b"path\n\xff\n"}, "not in UTF-8"),

@@ -34,7 +34,7 @@ def test_numbers_out_of_range(changes: dict[str, Any], sentence: str) -> None:
     ("head", "sentence"),
     [
         ("isqrt", "a head must be one of"),
-        ("gap+max", "what is joined to a head must be one of"),
+        ("gap+max", "the part after \\+ in a head must be one of"),
         ("gap+gap", "gap\\+gap is gap twice"),
     ],
 )

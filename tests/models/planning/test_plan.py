@@ -351,7 +351,7 @@ def test_text_of_a_plan(resnet: Plan) -> None:
     text = plan_text(resnet)
     lines = text.splitlines()
     assert max(map(len, lines)) <= COLUMNS
-    assert lines[0] == "resnet18, isqrt_cov of 256 channels (32,896 numbers), 1,000 classes"
+    assert lines[0] == "resnet18, isqrt_cov of 256 channels (32,896 values), 1,000 classes"
     assert lines[1] == "training on images 3×224×224, batch 256, bfloat16, sgd"
     assert lines[4].split() == ["parameters", "11.2", "M", "132", "k", "32.9", "M", "44.2", "M"]
     assert lines[-1] == "Recommended up to 10,000 classes: a dense head."
@@ -368,7 +368,7 @@ def test_text_of_a_plan(resnet: Plan) -> None:
 def test_text_has_no_row_without_a_meaning() -> None:
     assert "copies" not in plan_text(planned("low rank"))
     without = plan_text(planned("no classifier"))
-    assert without.endswith("No classifier: the 300 numbers are the output.")
+    assert without.endswith("No classifier: the output is the vector of 300 values.")
     assert "dense" not in without
 
 

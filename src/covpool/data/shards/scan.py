@@ -1,8 +1,8 @@
 """Scan tars for their samples: tars written by covpool and WebDataset tars from elsewhere.
 
 A tar is only read: nothing in it is unpacked, decoded or run. Only regular files are used; links, devices and
-sparse files are skipped. Of each sample the scan reads the image, its label (``.cls``, an integer as text)
-and the metadata that covpool writes (``.json``).
+sparse files are skipped. The scan reads three fields per sample: the image, its label (``.cls``, an integer
+as text) and the metadata that covpool writes (``.json``).
 """
 
 from __future__ import annotations

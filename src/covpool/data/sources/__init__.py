@@ -8,8 +8,8 @@
 - ``files``: single images, which have no labels.
 
 To add a source, write a module with the names of :class:`Source` and add it to
-:data:`covpool.data.layouts.SOURCES`, before the sources that would recognize its files too. What no source
-recognizes is a folder or a single image.
+:data:`covpool.data.layouts.SOURCES`, before the sources that would recognize its files too. A path that no
+source recognizes is read as a folder or a single image.
 """
 
 from __future__ import annotations

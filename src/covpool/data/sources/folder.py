@@ -54,7 +54,7 @@ def _read(path: Path) -> Listing:
     splits = split_folders(path)
     for name in folders_with_images(path) if splits else ():
         if name not in splits.values():
-            LOGGER.warning("%s is left out: it is next to folders of splits, and is no split", path / name)
+            LOGGER.warning("%s is left out: it is next to folders of splits, but is not a split", path / name)
     roots = splits or {"train": ""}
     folders = {split: _class_folders(path / root) for split, root in roots.items()}
     classes = sorted({name for found in folders.values() for name in found})
@@ -98,7 +98,7 @@ def _class_folders(path: Path) -> dict[str, str]:
     for name in subfolders(path):
         if found.setdefault(composed(name), name) != name:
             raise UsageError(
-                f"{path} has two folders {composed(name)!r} that are spelled by other bytes: join them"
+                f"{path} has two folders {composed(name)!r} with different Unicode bytes: merge them"
             )
     return found
 
@@ -120,6 +120,6 @@ def _rows(
 
 def _no_classes(path: Path) -> str:
     return (
-        f"{path} has no folders of classes: put the images of each class into a folder of its name, or list "
-        "them in a CSV of path,label"
+        f"{path} has no folders of classes: put the images of each class into a folder with its name, or "
+        "list them in a CSV of path,label"
     )

@@ -242,7 +242,7 @@ class _Classes:
                 raise UsageError(f"{name} has no column {LABEL!r}; its columns are {', '.join(schema.names)}")
             kind, names = str(schema.field(LABEL).type), _class_names(schema)
             if not re.match(r"u?int\d|string|large_string|dictionary", kind):
-                raise UsageError(f"{name} has {kind} in its column {LABEL!r}: use texts or whole numbers")
+                raise UsageError(f"{name} has {kind} in its column {LABEL!r}: use strings or integers")
             self.names |= {names} if names else set()
             parts = [np.empty(0, dtype=np.int32)]
             for group in range(parquet.metadata.num_row_groups):
@@ -265,7 +265,7 @@ class _Classes:
     def _number(self, name: str, value: Any, names: tuple[str, ...] | None) -> int:
         if names and isinstance(value, int):
             if not NO_LABEL <= value < len(names):
-                raise UsageError(f"{name} has the label {value}, and names of {len(names)} classes")
+                raise UsageError(f"{name} has the label {value}, but only {len(names)} class names")
             if value == NO_LABEL:  # as Hugging Face writes it
                 return NO_LABEL
             value = names[value]
@@ -322,7 +322,7 @@ def _opened(root: Address, name: str) -> Iterator[tuple[Any, Any]]:
         with where.open() as file, pq.ParquetFile(file) as parquet:
             yield file, parquet
     except pa.ArrowInvalid as error:
-        raise ShardError(f"{where.url} is no Parquet file, or cut short: {error}") from error
+        raise ShardError(f"{where.url} is not a Parquet file, or is truncated: {error}") from error
     except OSError as error:  # from pyarrow too if a page is damaged, without a file name
         raise ShardError(f"{where.url} cannot be read: {error.strerror or error}") from error
 

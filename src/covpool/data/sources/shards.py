@@ -134,7 +134,7 @@ class Tars(BaseSet):
                 raise cannot_go_on(path, error) from error
             raise
         if len(data) < image.size:
-            raise ShardError(f"the input cannot be read any more: {path} was cut short")
+            raise ShardError(f"the input cannot be read any more: {path} was truncated")
         return data
 
     def group_sizes(self) -> Sequence[int]:
@@ -147,7 +147,7 @@ class Tars(BaseSet):
         return [Group(*group) for group in zip(stems, self.counts, strict=True)]
 
     def stamp(self) -> str:
-        """Return a hash of the tars' names and dates, and of the names and places of the images."""
+        """Return a hash of the tars' names and dates, and of the names and offsets of the images."""
         return self._stamp
 
     def _find(self, i: int) -> tuple[Path, TarImage]:

@@ -33,7 +33,7 @@ def parse_head(name: str) -> ProbeHead:
     check_choice("a head", pool, (*methods(), CLASS_TOKEN))
     if not plus:
         return ProbeHead(pool, None)
-    check_choice("what is joined to a head", joined, (AVERAGE, CLASS_TOKEN))
+    check_choice("the part after + in a head", joined, (AVERAGE, CLASS_TOKEN))
     if pool == joined:
         raise UsageError(f"{name} is {pool} twice")
     join: Literal["gap", "cls"] = "gap" if joined == AVERAGE else "cls"
