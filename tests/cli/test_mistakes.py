@@ -105,7 +105,8 @@ def complaint(command: str, capsys: pytest.CaptureFixture[str]) -> str:
         ("plan resnett50", "timm has no backbone 'resnett50': did you mean resnet50, resnet50t, resnet50s?"),
         (
             "train --data birds --recipe resnet50-bird",
-            "resnet50-bird is not a recipe: did you mean resnet50-birds? pass your own recipe as a .yaml file",
+            "resnet50-bird is not a recipe: did you mean resnet50-birds? pass your own recipe as a .yaml "
+            "file",
         ),
         (
             "train --data birds --recipe near_key.yaml",

@@ -32,7 +32,7 @@ def test_as_a_person_runs_it(capsys: pytest.CaptureFixture[str]) -> None:
     (unreadable,) = (answer for answer in answers if "unreadable" in answer)
     assert unreadable == "00005.jpg: unreadable, truncated: the end of the JPEG is missing"
     assert rows.startswith("runs/predictions: 12 rows in 3 files, in ")
-    assert bad == "bad images: 1 of the new ones; the column error says why"
+    assert bad == "unreadable images: 1 of the new ones; see the column error"
     with open("runs/predictions/0000000.csv", newline="") as file:
         assert list(csv.DictReader(file).fieldnames or ()) == ["id", "label1", "score1", "error"]
     assert main(command) == 0

@@ -40,11 +40,11 @@ def test_as_a_person_runs_it(
     assert main(["svm", bundle, data]) == 0
     told = capsys.readouterr()
     first, own, svm, images, _, solved, saved = told.out.splitlines()
-    assert first.split() == ["top-1,", "%", "image", "and", "mirror", "image"]
+    assert first.split() == ["top-1,", "%", "image", "image", "and", "flip"]
     assert own.startswith("own classifier")
-    assert images == "of 18 test images; 0 could not be used"
+    assert images == "on 18 test images; 0 unreadable"
     assert solved.startswith("3 SVMs on 36 rows of 36 values, with LinearSVC in ")
-    assert saved == f"saved in {out}; the features in {out}.features may be deleted"
+    assert saved == f"saved in {out}; you can delete the cached features in {out}.features"
     assert told.err.splitlines()[0] == f"features take 5.18 kB in {out}.features"
     assert load_model(out).config.normalize == "l2"
     assert main(["svm", bundle, data, "--json"]) == 0

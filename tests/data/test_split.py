@@ -79,9 +79,9 @@ def test_most_stay_when_images_come() -> None:
         (
             [1, 1, 1],
             0.5,
-            "no image can be set aside: 0.5 of 3 is too few, because every class keeps one",
+            "no image can be set aside: 0.5 of 3 is too few: every class keeps one",
         ),
-        ([10], 0.01, "no image can be set aside: 0.01 of 10 is too few, because every class keeps one"),
+        ([10], 0.01, "no image can be set aside: 0.01 of 10 is too few: every class keeps one"),
     ],
 )
 def test_mistakes(counts: list[int], fraction: float, sentence: str) -> None:

@@ -101,7 +101,7 @@ def test_a_vector_that_is_no_matrix() -> None:
 
 
 def test_an_average_has_no_covariance() -> None:
-    with pytest.raises(ValueError, match="the pooling is gap: there is no covariance to diagnose"):
+    with pytest.raises(ValueError, match="the pooling is gap: diagnosis needs covariance pooling"):
         diagnose(made(pool="gap", dim=None), images(1))
 
 
@@ -122,7 +122,7 @@ def test_a_model_without_classifier() -> None:
 
 
 def test_no_images() -> None:
-    with pytest.raises(ValueError, match="no readable image to diagnose"):
+    with pytest.raises(ValueError, match="no image is readable"):
         diagnose(made(), [])
 
 

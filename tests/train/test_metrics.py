@@ -68,7 +68,7 @@ def test_nothing_to_measure_is_told() -> None:
     )
     found = predict([empty])
     assert found[1] == [bad]
-    with pytest.raises(ValueError, match="none of the images could be used"):
+    with pytest.raises(ValueError, match="no image is readable"):
         measure(found[0], 3)
 
 

@@ -79,14 +79,14 @@ def text(result: "SVMReport") -> str:
     lines = []
     if (accuracy := result.accuracy) is not None:
         rows = (("own classifier", accuracy.own, accuracy.own_flip), ("SVM", accuracy.svm, accuracy.svm_flip))
-        lines.append(f"{'top-1, %':<16}{'image':>8}{'and mirror image':>18}")
+        lines.append(f"{'top-1, %':<16}{'image':>8}{'image and flip':>18}")
         for name, one, both in rows:
             if one is not None and both is not None:
                 lines.append(f"{name:<16}{100 * one:>8.2f}{100 * both:>18.2f}")
-        lines.append(f"of {accuracy.images:,} test images; {accuracy.left_out} could not be used\n")
+        lines.append(f"on {accuracy.images:,} test images; {accuracy.left_out} unreadable\n")
     lines.append(
-        f"{result.classes} SVMs of {result.samples:,} rows of {result.columns:,} numbers, "
-        f"by {result.solver} in {result.seconds:.0f} s"
+        f"{result.classes} SVMs on {result.samples:,} rows of {result.columns:,} values, "
+        f"with {result.solver} in {result.seconds:.0f} s"
     )
-    lines.append(f"saved in {result.bundle}; the features in {result.features} may be deleted")
+    lines.append(f"saved in {result.bundle}; you can delete the cached features in {result.features}")
     return "\n".join(lines)

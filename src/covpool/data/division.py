@@ -36,7 +36,7 @@ def split_off(images: ImageSet, fraction: float, seed: int = 0) -> tuple[Subset,
     shares = _shares(class_counts(images), fraction, leave=1)
     if not shares.any():
         raise UsageError(
-            f"no image can be set aside: {fraction} of {len(images)} is too few, because every class keeps one"
+            f"no image can be set aside: {fraction} of {len(images)} is too few: every class keeps one"
         )
     is_aside = _chosen(images, shares, seed)
     return Subset(images, np.flatnonzero(~is_aside)), Subset(images, np.flatnonzero(is_aside))

@@ -1,4 +1,4 @@
-"""List and read files by path or URL, on disk or in object storage; tell passing errors from lasting ones."""
+"""List and read files by path or URL, on disk or in object storage, and classify their errors."""
 
 from __future__ import annotations
 

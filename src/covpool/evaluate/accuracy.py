@@ -37,13 +37,13 @@ NAMES = {
 
 
 def results_table(results: Results) -> str:
-    """A line for each metric in percent, with its interval where it has one, and the loss."""
+    """Return one line per metric in percent, with its interval if it has one, and the loss."""
     data = results["data"]
     told = f"{counted(results['images'], 'image')} of {data['split']}, {counted(data['classes'], 'class')}"
     lines = [told, "", f"{'':<25} {'%':>6}   95 % interval"]
     for key, name in NAMES.items():
         if key == "top5" and data["classes"] <= 5:
-            continue  # right whatever was said
+            continue  # always 100 %
         line = f"{name:<25} {100 * results['metrics'][key]:6.1f}"
         if key in results["intervals"]:
             low, high = results["intervals"][key]
@@ -57,12 +57,12 @@ PROTOCOL = "accuracy"
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """What an evaluation came to.
+    """The result of an evaluation.
 
     Attributes:
-        folder: with everything in it; ``results.json`` is for programs.
-        results: as in that file; ``metrics`` are fractions from 0 to 1, ``intervals`` are of them.
-        predictions: for every image that could be used.
+        folder: folder of the output files, including ``results.json``.
+        results: contents of ``results.json``; ``metrics`` and ``intervals`` are fractions from 0 to 1.
+        predictions: predictions of every readable image.
         images: the set.
     """
 
@@ -87,27 +87,28 @@ def evaluate(
     seed: int = 0,
     progress: ProgressCall | None = None,
 ) -> Evaluation:
-    """Try a bundle on the images of a split, and write what came out into a folder.
+    """Evaluate a bundle on the images of a split, and write the results to a folder.
 
-    Under torchrun all processes call it, and divide the images among themselves. Images that cannot be used
-    are left out, and listed.
+    Under torchrun all processes call this function and share the images. Unreadable images are left out and
+    listed.
 
     Args:
-        bundle: the folder of :func:`covpool.save_model`.
+        bundle: folder written by :func:`covpool.save_model`.
         data: images of the bundle's classes; see :func:`covpool.data.sources.open_images`.
         out: a new folder, or that of an earlier evaluation.
-        split: of the data; ``None`` for test, or else val, or else all images.
-        layout: of the data.
-        views: ``"one"``, ``"flip"`` for an image and its mirror, or ``"ten-crop"``; logits are averaged.
-        batch_size: of each process.
-        workers: processes that read images, for each process.
+        split: split of the data (default: test, else val, else all images).
+        layout: layout of the data.
+        views: ``"one"``, ``"flip"`` for an image and its horizontal flip, or ``"ten-crop"``; logits are
+            averaged.
+        batch_size: batch size per process.
+        workers: number of image-reading processes per process.
         device: ``"cpu"``, ``"cuda"``, or ``"auto"`` for a GPU if there is one.
-        precision: of autocast.
-        seed: of the bootstrap.
-        progress: called with the images done and those there are.
+        precision: autocast precision.
+        seed: seed of the bootstrap.
+        progress: called with the number of images done and the total.
 
     Raises:
-        ValueError: in a sentence, if bundle, images and options do not go together.
+        ValueError: if bundle, images and options do not match.
     """
     bundle, data, folder = str(bundle), str(data), Path(out)
     check_choice("views", views, VIEWS)
@@ -121,7 +122,7 @@ def evaluate(
         chosen = split or processes.together(lambda: evaluation_split(data, layout))
         images = processes.together(lambda: open_split(model, data, chosen, layout))
         found = predict(passing.run(model, images, processes, views=views), processes)
-        assert found is not None  # nothing interrupts it
+        assert found is not None  # this loop is never interrupted
         predictions, bad = found
 
         def finish() -> Results:
@@ -152,7 +153,7 @@ def _measured(predictions: Predictions, classes: int, seed: int) -> dict[str, An
 def _write(
     folder: Path, results: Results, predictions: Predictions, images: ImageSet, bad: list[BadImage]
 ) -> None:
-    """The results come last: where they are, so is the rest."""
+    """Write all files; ``results.json`` is last, so it exists only if the folder is complete."""
     from covpool.evaluate.figures import write_figures  # here: matplotlib takes seconds to import
 
     begin_results(folder, PROTOCOL)

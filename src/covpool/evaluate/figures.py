@@ -34,7 +34,7 @@ CLASS_LETTERS = 30
 
 
 def draw_classes(rows: Sequence[ClassRow], theme: Theme) -> Figure:
-    """A line for each class: its recall with a 95 % interval (Wilson), its precision, and how many images."""
+    """Draw a line per class: recall with a 95 % interval (Wilson), precision and number of images."""
     there = [
         (row, drawn(row.name, f"class {number}", CLASS_LETTERS))
         for number, row in enumerate(rows)
@@ -81,12 +81,12 @@ WIDTH = 1 / BINS
 
 
 def draw_reliability(metrics: Mapping[str, float], calibration: Mapping[str, Any], theme: Theme) -> Figure:
-    """A bar for each bin of confidences: how often it is right, and below, how many images it has.
+    """Draw a reliability diagram: accuracy per confidence bin, and below it the number of images.
 
     Args:
-        metrics: with ``expected_calibration_error`` and ``maximum_calibration_error``.
+        metrics: metrics with ``expected_calibration_error`` and ``maximum_calibration_error``.
         calibration: ``images``, ``confidence`` and ``accuracy`` of each bin.
-        theme: the colours.
+        theme: the colors.
     """
     figure = new_figure(theme, 4.8, 5.6)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
@@ -147,7 +147,7 @@ def write_figures(folder: Path, results: Results, predictions: Predictions, imag
 
 
 def _named(predictions: Predictions, images: ImageSet) -> NamedPredictions:
-    """As reports have them."""
+    """Return predictions with names, as reports use them."""
     return NamedPredictions(
         images.classes,
         Names(images.name(i) for i in predictions.ids.tolist()),
@@ -160,17 +160,17 @@ def _named(predictions: Predictions, images: ImageSet) -> NamedPredictions:
 
 QUERIES = 10
 QUERY_LETTERS = 24
-# In inches: a picture with its frame, with what is below and beside it, and what is around them all.
+# In inches: an image with its frame, a cell with its label and spacing, and the margins of the figure.
 SIDE, CELL, MARGIN, TOP = 1.6, (1.75, 2.05), 0.12, 0.4
-# Columns, for the title to have room.
+# Minimum number of columns, so that the title fits.
 FEWEST = 5
 TITLE = "query, and the nearest images; above the queries of the lowest average precision (AP), below others"
-# Frames of what is of the query's class and what is not: also of different lightness, for all eyes.
+# Frames of matches and of other images; they differ in lightness too, for color-blind readers.
 RIGHT, WRONG = "#1f9d45", "#a61b1b"
 
 
 class Found(NamedTuple):
-    """An image: the name of its class, and the picture, if it could be had."""
+    """The class name of an image, and the image if it is readable."""
 
     label: str
     picture: Image.Image | None
@@ -180,12 +180,12 @@ Row = tuple[Found, float, Sequence[Found]]
 
 
 def chosen_queries(scores: Scores, most: int = QUERIES) -> list[int]:
-    """Half of them those with the worst average precision, worst first; the others spread over the set."""
+    """Return queries to draw: half have the lowest average precision, the others are spread over the set."""
     counted = np.flatnonzero(scores.counted)
     worst = counted[np.argsort(scores.best_known_precision[counted], kind="stable")[: (most + 1) // 2]]
     others = np.setdiff1d(counted, worst)
     wanted = min(most - len(worst), len(others))
-    # The middles of equal parts, so that neither the first class nor the last is always among them.
+    # The middles of equal parts, so that the first and last class are not always included.
     spread = others[((np.arange(wanted) + 0.5) * len(others) / max(wanted, 1)).astype(int)]
     return [*worst.tolist(), *spread.tolist()]
 
@@ -202,7 +202,7 @@ def draw_neighbours(rows: Sequence[Row], theme: Theme, title: str = TITLE) -> Fi
     width, height = columns * CELL[0] + MARGIN, len(rows) * CELL[1] + TOP
     figure = new_figure(theme, width, height)
     figure.set_layout_engine("none")
-    # One for all: axes of their own for each picture would take seconds to lay out.
+    # One axes for all images: separate axes would take seconds to lay out.
     axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
     axes.set_axis_off()
     axes.text(MARGIN, TOP / 2, title, va="center", fontsize=10, color=theme.faint)
@@ -219,7 +219,7 @@ def draw_neighbours(rows: Sequence[Row], theme: Theme, title: str = TITLE) -> Fi
 
 
 def _draw(axes: Axes, x: float, y: float, found: Found, colour: str, theme: Theme) -> None:
-    """The picture with its upper left corner at a place, a frame, and its class below."""
+    """Draw an image at a position, with a frame and its class below."""
     picture = Image.new("RGB", (2, 2), "gray") if found.picture is None else found.picture
     extent = (x, x + SIDE, y + SIDE, y)
     axes.imshow(squared(picture, theme.grid), extent=extent, aspect="auto")

@@ -58,7 +58,7 @@ class Diagnosis:
         condition: condition number of the covariance, over its nonzero eigenvalues.
         effective_rank: effective rank of the covariance.
         rank: number of nonzero eigenvalues of the covariance.
-        condition_after: condition number of the pooled matrix; ``None`` if it is no power of the covariance.
+        condition_after: condition number of the pooled matrix; ``None`` if it is not a matrix power.
         effective_rank_after: effective rank of the pooled matrix, or ``None`` in the same case.
         spectrum: eigenvalues of the covariance divided by their sum, largest first.
         spectrum_after: eigenvalues of the pooled matrix divided by their sum.
@@ -97,7 +97,7 @@ def diagnose(
         UsageError: if the model has no covariance or no classifier, or there are no images.
     """
     if not isinstance(model.pool, CovPool) or model.pool.pooling.order != 2:
-        raise UsageError(f"the pooling is {model.config.pool}: there is no covariance to diagnose")
+        raise UsageError(f"the pooling is {model.config.pool}: diagnosis needs covariance pooling")
     if not model.num_classes:
         raise UsageError("the model has no classifier: the diagnosis needs one for its gradient")
     found = []
@@ -105,7 +105,7 @@ def diagnose(
         found.append(_look(model.eval(), image.to(next(model.parameters()).device)))
         progress(done)
     if not found:
-        raise UsageError("there is no readable image to diagnose: run covpool check to see why")
+        raise UsageError("no image is readable: run covpool check to see why")
     alive = torch.stack([one["alive"] for one in found]).any(0)
     after = [one["after"] for one in found if one["after"] is not None]
     first = found[0]

@@ -130,7 +130,7 @@ class Evidence:
         label: index of the class.
         logit: logit of the class.
         kind: ``"exact"``, or ``"gradient"``: gradient times features, for methods and heads whose logit is
-            no sum over positions; ``rest`` is then the remainder of the logit.
+            not a sum over positions; ``rest`` is then the remainder of the logit.
         places: ``(h, w)``, contribution of each position through the pooling.
         first_order: ``(h, w)``, contribution of each position through a joined average; ``None`` if nothing
             or the class token is joined.

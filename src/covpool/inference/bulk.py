@@ -396,5 +396,5 @@ def _rows_text(done: Done) -> str:
     new = "" if done.new_images == done.images else f", {done.new_images:,} of them new"
     lines = [f"{there}{new}, in {duration(done.seconds)} ({rate:,.0f} images a second)"]
     if done.bad_images:
-        lines.append(f"bad images: {done.bad_images:,} of the new ones; the column error says why")
+        lines.append(f"unreadable images: {done.bad_images:,} of the new ones; see the column error")
     return "\n".join(lines)

@@ -133,11 +133,11 @@ def measure(predictions: Predictions, classes: int) -> Metrics:
     """Return all metrics.
 
     Raises:
-        ValueError: if there is no image.
+        ValueError: if no image is readable.
     """
     n = len(predictions.ids)
     if n == 0:
-        raise UsageError("none of the images could be used, so there is nothing to measure")
+        raise UsageError("no image is readable, so there is nothing to measure: run 'covpool check'")
     right = predictions.labels == predictions.predicted
     hits = np.bincount(predictions.labels[right], minlength=classes)
     of_class = np.bincount(predictions.labels, minlength=classes)

@@ -36,7 +36,7 @@ class SentenceParser(ArgumentParser):
         raise UsageError(self.sentence(message)) from ex
 
     def sentence(self, message: str) -> str:
-        """Return what is wrong, without the Python types that jsonargparse prints over several lines."""
+        """Return the error message without the Python types that jsonargparse prints over several lines."""
         key = re.search(r'key "([\w.]+)"', message)
         if key is None or key[1] not in self.hints:
             return message

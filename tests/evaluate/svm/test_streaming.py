@@ -58,7 +58,7 @@ def test_features_that_are_not_finite_are_refused(number: float, tmp_path: Path)
     x, labels = features(3, 30, 100)
     x[17, 4] = number
     problem = Problem(Matrix(x), np.arange(len(x)), labels, 3)
-    with pytest.raises(ValueError, match=r"^the scores of the SVMs are not finite"):
+    with pytest.raises(ValueError, match=r"^the SVM scores are not finite"):
         solve_streaming(problem, tmp_path)
 
 

@@ -48,7 +48,7 @@ def open_shards(
             downloaded more than once per epoch.
 
     Raises:
-        ShardError: if there is no index, or it does not fit the tars.
+        ShardError: if the index is missing or does not match the tars.
     """
     where = place(url, cache, cache_bytes)
     index = read_index(where.index())
