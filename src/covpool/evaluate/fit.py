@@ -63,8 +63,8 @@ def fit_images(
         data: a folder of classes, with or without train, val and test, or any other source of images.
         options: the network, the heads, and fine-tuning.
         out: folder of the results.
-        tell: gets a line at the beginning of each stage.
-        progress: gets the name of the items, the number that are done, and the number of all.
+        tell: called with a line at the start of each stage.
+        progress: called with the name of the counted items, the number done and the total.
 
     Example:
         >>> from covpool.evaluate.fit import fit_images
@@ -164,7 +164,7 @@ class _Fitting:
         return "cross-validation", sets["train"]
 
     def _announce_test(self) -> None:
-        """Print on what the accuracy will be measured, and how precisely."""
+        """Print which images measure the accuracy, and how precise it will be."""
         split, images = self._measured_on()
         half = 98 / len(images) ** 0.5  # of a 95 % interval, at an accuracy of 50 %
         if split == "cross-validation":

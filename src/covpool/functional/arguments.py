@@ -1,4 +1,4 @@
-"""Checks of what the caller passed. Every message names the argument and says what to do."""
+"""Check the arguments of public functions. Every message names the argument and says what to do."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ there is infinite, this is right for features: with :math:`A = M M^T`, nothing m
 first order, since :math:`U_0^T M = 0`. So the gradient of the features is that of the function as long as
 their rank is kept.
 
-Shapes: matrices ``(B, m, m)``, eigenvalues ``(B, m)``. One product forward and four backward, beside the
-decomposition.
+Shapes: matrices ``(B, m, m)``, eigenvalues ``(B, m)``. Cost: the decomposition, one product forward and four
+backward.
 """
 
 from __future__ import annotations
@@ -88,13 +88,13 @@ class Spectrum(NamedTuple):
 
 
 def spectrum(a: Tensor, cut: bool = True) -> Spectrum:
-    """The decomposition of positive semi-definite matrices, with what is rounding of zero set to zero.
+    """Decompose positive semi-definite matrices, and set eigenvalues to zero that are rounding errors.
 
-    Without ``cut`` only what is negative is, for functions that are smooth at zero.
+    Without ``cut``, only negative eigenvalues are set to zero, for functions that are smooth at zero.
 
-    LAPACK raises for the whole batch where one matrix holds NaN or Inf: such a matrix gets NaN for
-    eigenvalues instead, and the others theirs. And it may return NaN itself where entries are so small
-    beside others that their products underflow: far below the rounding of the rest, they are left out.
+    LAPACK raises for the whole batch if one matrix holds NaN or Inf: here such a matrix gets NaN eigenvalues,
+    and the others are unaffected. LAPACK may also return NaN if products of tiny entries underflow; entries
+    far below the rounding error of the others are set to zero.
     """
     size = a.abs()
     largest = size.amax((-2, -1), keepdim=True)
@@ -192,7 +192,7 @@ def reciprocal_of_sums(roots: Tensor) -> Tensor:
 
 
 def _pairs(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each pair the larger, and ``1 − smaller/larger``, whose difference is exact for near ones."""
+    """Return the larger of each pair, and ``1 − smaller/larger``, which is exact for close values."""
     rows, columns = values.unsqueeze(-1), values.unsqueeze(-2)
     larger = torch.maximum(rows, columns)
     return larger, (rows - columns).abs() / torch.where(larger == 0, 1.0, larger)

@@ -151,7 +151,7 @@ def open_place(out: str | Path) -> Place:
 
 @dataclass(frozen=True)
 class TableWriter:
-    """Writes the rows of a unit into a file of its own.
+    """Write the rows of a unit into a separate file.
 
     Attributes:
         place: the folder.

@@ -45,7 +45,7 @@ class Content(NamedTuple):
 
 
 def read_content(images: ImageSet, progress: Progress) -> Content:
-    """Read and hash all images; shards have digests of their own, so they are not read."""
+    """Read and hash all images; shards have digests already, so they are not read."""
     if images.group_sizes() is not None:
         return Content(images.fingerprint(), b"")
     digest, each = hashlib.sha256(repr(images.classes).encode("utf-8", "surrogateescape")), bytearray()
@@ -265,7 +265,7 @@ class FeatureStore:
         run: Callable[[ImageSet], Iterable[Result]],
         progress: Progress,
     ) -> None:
-        """Compute what is missing, and save it regularly.
+        """Compute the missing features, and save them regularly.
 
         Args:
             images: the set.
@@ -334,7 +334,7 @@ class FeatureStore:
         return {name: read.get(name, State()) if self._is_there(name) else State() for name in self.shapes}
 
     def _read(self) -> dict[str, State]:
-        """Return the states in the manifest, also those of arrays that this store does not want."""
+        """Return the states in the manifest, also those of arrays that this store does not use."""
         try:
             manifest = json.loads((self.folder / MANIFEST).read_bytes())
             arrays = manifest["arrays"] if manifest["key"] == self.key else {}
@@ -374,13 +374,13 @@ def _add(state: State, first: int, done: int, bad: dict[int, BadImage], seconds:
 
 
 def check_room(folder: Path, size: int, what: str, option: str) -> None:
-    """Raise if a disk has less room than features need.
+    """Raise if a disk has too little free space for the features.
 
     Args:
-        folder: on that disk.
-        size: the bytes that are needed.
-        what: a sentence on the size, without its end.
-        option: names another folder.
+        folder: a folder on that disk.
+        size: number of bytes needed.
+        what: beginning of the message, on the size.
+        option: the option that names another folder.
     """
     free = shutil.disk_usage(folder).free
     if size > free:

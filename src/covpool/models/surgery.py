@@ -35,7 +35,7 @@ OWN: dict[str, type[nn.Module]] = {"alexnet": AlexNet}
 
 
 def build_network(name: str, options: Mapping[str, Any], *, pretrained: bool = False) -> nn.Module:
-    """The network without its classifier, as timm builds it."""
+    """Build the network without its classifier, with timm."""
     if name in OWN:
         if pretrained:
             raise UsageError(f"there are no pretrained weights of {name}; leave pretrained=False")
@@ -125,9 +125,9 @@ def takes_image_size(network: nn.Module) -> bool:
 
 
 def leave_out(network: nn.Module, names: Iterable[str]) -> None:
-    """Put the identity in the place of each named module.
+    """Replace each named module by the identity.
 
-    In the place of a sequence it is an empty one: timm's checkpointing goes through the layers of each.
+    A sequence is replaced by an empty sequence, because timm's checkpointing iterates over its layers.
     """
     for name in names:
         parent, _, child = name.rpartition(".")
@@ -136,14 +136,14 @@ def leave_out(network: nn.Module, names: Iterable[str]) -> None:
 
 
 def unused_parts(network: nn.Module, used: Container[int]) -> list[str]:
-    """The outermost modules of ``network`` that have parameters, but none with a part in its features.
+    """Return the outermost modules with parameters that the features do not depend on.
 
-    What timm keeps for its own pooling (a norm after it, hidden layers, attention pooling) would stay
-    behind as weights that never receive a gradient, and DistributedDataParallel waits for every gradient.
+    Layers of timm's own pooling (a norm after it, hidden layers, attention pooling) would remain as weights
+    without gradients, and DistributedDataParallel waits for every gradient.
 
     Args:
         network: the network.
-        used: the ids of the parameters that have, see :func:`parameters_behind`.
+        used: ids of the parameters that the features depend on, see :func:`parameters_behind`.
     """
     modules: list[str] = []
     for name, module in network.named_modules():
@@ -155,9 +155,9 @@ def unused_parts(network: nn.Module, used: Container[int]) -> list[str]:
 
 
 def norm_before_pooling(network: nn.Module) -> None:
-    """Put the LayerNorm that some transformers have after their average (BEiT, EVA) before it.
+    """Move the LayerNorm that some transformers (BEiT, EVA) have after average pooling to before the pooling.
 
-    Its weights fit there, and a covariance wants features that are normalized as other transformers' are.
+    Its weights fit there, and covariance pooling needs normalized features, as in other transformers.
     """
     norm, after = getattr(network, "norm", None), getattr(network, "fc_norm", None)
     if isinstance(norm, nn.Identity) and after is not None and any(True for _ in after.parameters()):
@@ -212,9 +212,9 @@ def expansion(network: nn.Module) -> list[str]:
 
 
 def applies_alone(network: nn.Module) -> bool:
-    """Whether the expansion of a network's features gives what the whole network would give.
+    """Return whether the expansion, applied to the features, gives the output of the whole network.
 
-    NFNet applies its last activation to either, so of an activated stage it would expand something else.
+    NFNet does not: it applies its last activation to the features, so the expansion gets another input.
     """
     return type(network).__name__ != "NormFreeNet"
 

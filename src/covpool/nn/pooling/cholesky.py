@@ -55,9 +55,9 @@ class Cholesky(Method):
 
 
 def cholesky_factor(x: Tensor, weights: Tensor | None, eps: float) -> Tensor:
-    r"""L of :math:`\Sigma + \epsilon I`, ``(B, C, C)``, without forming Σ.
+    r"""Return L of :math:`\Sigma + \epsilon I`, ``(B, C, C)``, without forming Σ.
 
-    Of fewer positions than channels, a Σ in float32 has negative pivots, and its factorization fails. The
+    With fewer positions than channels, Σ in float32 has negative pivots, and its factorization fails. The
     factor of :math:`[M, \sqrt\epsilon I]`, with :math:`\Sigma = M M^T`, has none: it is made triangular by
     reflections, :math:`[M, \sqrt\epsilon I]^T = Q L^T`. The price: the derivative with respect to a weight
     that is exactly zero, which goes through the root of the weight, is not to be relied on.

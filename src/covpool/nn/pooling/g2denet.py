@@ -53,7 +53,7 @@ class G2DeNet(Method):
         \begin{pmatrix} \Sigma + \beta^2 \mu \mu^T & \beta \mu \\ \beta \mu^T & 1 \end{pmatrix}^{1/2}
 
     Q. Wang, P. Li, L. Zhang, "G²DeNet: Global Gaussian Distribution Embedding Network and Its Application to
-    Visual Recognition", CVPR 2017. The one method here that keeps the mean beside the covariance. Cost: as
+    Visual Recognition", CVPR 2017. The only method here that uses both mean and covariance. Cost: as
     MPN-COV, or as iSQRT-COV on the channels' side, of a matrix larger by one. Zero eigenvalues stay zero.
     """
 

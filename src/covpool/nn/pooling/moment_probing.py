@@ -22,11 +22,11 @@ SMALLEST_HEAD = 7  # what two convolutions leave one number of
 
 @dataclass(frozen=True)
 class MomentProbingOptions:
-    """The size of what the covariances are of.
+    """The size of the projected features.
 
     Attributes:
-        width: the channels after the projection.
-        heads: into how many groups they are split.
+        width: channels after the projection.
+        heads: number of groups that the channels are split into.
     """
 
     width: int = 512
@@ -58,9 +58,9 @@ class MomentProbing(Method):
     and V and V' are 3×3 convolutions of stride 2 over the heads − 1 matrices, without padding or bias: s is
     w halved twice, 31 of 128, and the result has 2883 numbers with the default options.
 
-    It has a projection of its own: make the layer with ``dim=None``, or it projects what the reduction
-    leaves. The paper averages its logits with those of the class token (or of the mean); that is for
-    the classifier, not for the pooling.
+    It has its own projection: create the layer with ``dim=None``, or it projects the reduced features again.
+    The paper averages its logits with those of the class token (or of the mean); that belongs to the
+    classifier, not to the pooling.
 
     Cost: one product of width×d by d×n, heads − 1 of w×n by n×w, and the convolutions; twice that backward.
     A matrix of two different heads has no eigenvalues to speak of; directions without variance stay zero.
@@ -115,7 +115,7 @@ class MomentProbing(Method):
 
 
 def cross_covariances(z_Bdn: Tensor, weights_Bn: Tensor | None, heads: int) -> Tensor:
-    """Of each head with the next, with columns of unit length: ``(B, heads − 1, w, w)``."""
+    """Return cross-covariances of neighboring heads with unit-length columns, ``(B, heads − 1, w, w)``."""
     # Divided by a number of the image that the columns' lengths undo.
     m_Bdn, _ = center(z_Bdn, weights_Bn)
     m_Bhwn = m_Bdn.unflatten(1, (heads, -1))

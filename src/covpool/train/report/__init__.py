@@ -1,4 +1,4 @@
-"""What a run leaves for people to look at: figures, a table of classes, and one page with all of it."""
+"""The report of a run: figures, a table of classes, and an HTML page with both."""
 
 from covpool.train.report.pages import write_comparison, write_report
 

@@ -81,7 +81,7 @@ def draw_curves(
 
 
 def curve_pictures(runs: Mapping[str, RunRecord]) -> list[Picture]:
-    """Draw each panel as a picture of its own, for narrow pages."""
+    """Draw each panel as a separate figure, for narrow pages."""
     return [
         picture(
             lambda theme, quantity=quantity: draw_curves(runs, theme, (quantity,)),  # type: ignore[misc]

@@ -108,7 +108,7 @@ def prediction_values(folder: Path, predictions: Predictions, images: ImageSet |
         "others": hardest[first:],
         "confusion": picture(
             lambda theme: draw_confusion(predictions, errors, theme),
-            "table of what images are against what they were taken for",
+            "confusion matrix: true against predicted classes",
         ),
         "is_part": len(predictions.classes) > SHOWN,
         "classes": len(predictions.classes),
@@ -279,7 +279,7 @@ def metric_text(key: str, value: float | None) -> str:
 
 
 def facts(summary: Mapping[str, Any]) -> list[Fact]:
-    """Return what was trained, on what data, and for how long."""
+    """Return the lines on the network, the data and the duration of training."""
     images: Mapping[str, int] = summary.get("images") or {}
     size = summary.get("image_size")
     found = [
@@ -301,7 +301,7 @@ def facts(summary: Mapping[str, Any]) -> list[Fact]:
 
 
 def environment(summary: Mapping[str, Any]) -> list[Fact]:
-    """Return what is needed to reproduce the run."""
+    """Return the settings and versions needed to reproduce the run."""
     versions: Mapping[str, Any] = summary.get("versions") or {}
     found = [
         ("Machine", str(summary.get("machine") or "")),
