@@ -145,8 +145,8 @@ def test_a_flag_needs_no_value(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["shout"], "covpool: 'shout' is none of its verbs; covpool --help lists them"),
-        (["great"], "covpool: 'great' is none of its verbs: did you mean greet?"),
+        (["shout"], "covpool: 'shout' is not a verb; covpool --help lists them"),
+        (["great"], "covpool: 'great' is not a verb: did you mean greet?"),
         (["greet"], "covpool greet: the following arguments are required: name"),
         (["greet", "Li", "--foo", "3"], "covpool greet: unrecognized arguments: --foo 3"),
         (

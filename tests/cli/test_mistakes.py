@@ -188,7 +188,7 @@ def test_a_longer_sentence(
 
 def test_an_unknown_verb(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trian", "--data", "birds"]) == 2
-    assert capsys.readouterr() == ("", "covpool: 'trian' is none of its verbs: did you mean train?\n")
+    assert capsys.readouterr() == ("", "covpool: 'trian' is not a verb: did you mean train?\n")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -1,6 +1,6 @@
 """``covpool check``: see :func:`covpool.data.check.check`."""
 
-# Annotations are not postponed here: jsonargparse would import what is for type checkers to evaluate them.
+# Annotations are not postponed: jsonargparse would import the modules under TYPE_CHECKING to evaluate them.
 from dataclasses import asdict, dataclass
 from pathlib import Path
 

@@ -1,6 +1,6 @@
 """``covpool eval`` and ``covpool retrieve``: see :mod:`covpool.evaluate`."""
 
-# Annotations are not postponed here: jsonargparse would import what is for type checkers to evaluate them.
+# Annotations are not postponed: jsonargparse would import the modules under TYPE_CHECKING to evaluate them.
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 

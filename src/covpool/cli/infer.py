@@ -1,6 +1,6 @@
 """``covpool predict`` and ``covpool embed``: see :func:`covpool.inference.bulk.infer`."""
 
-# Annotations are not postponed here: jsonargparse would import what is for type checkers to evaluate them.
+# Annotations are not postponed: jsonargparse would import the modules under TYPE_CHECKING to evaluate them.
 import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any

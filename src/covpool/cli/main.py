@@ -138,7 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     if verb not in VERBS:
         hint = did_you_mean(verb, VERBS) or "; covpool --help lists them"
-        return _complain("covpool", f"{verb!r} is none of its verbs{hint}")
+        return _complain("covpool", f"{verb!r} is not a verb{hint}")
     if {"-h", "--help"} & {*rest}:
         return _print(f"covpool {verb}", help_texts()[verb])
     if arguments is None and verb not in MEASURING:  # otherwise the process belongs to another program

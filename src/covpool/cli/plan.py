@@ -1,6 +1,6 @@
 """``covpool plan``: see :func:`covpool.models.plan.plan`."""
 
-# Annotations are not postponed here: jsonargparse would import what is for type checkers to evaluate them.
+# Annotations are not postponed: jsonargparse would import the modules under TYPE_CHECKING to evaluate them.
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 

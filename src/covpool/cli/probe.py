@@ -1,6 +1,6 @@
 """``covpool probe``: see :func:`covpool.evaluate.probe.probe`."""
 
-# Annotations are not postponed here: jsonargparse would import what is for type checkers to evaluate them.
+# Annotations are not postponed: jsonargparse would import the modules under TYPE_CHECKING to evaluate them.
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

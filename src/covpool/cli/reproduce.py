@@ -1,6 +1,6 @@
 """``covpool reproduce``: see :mod:`covpool.reproduce`."""
 
-# Annotations are not postponed here: jsonargparse would import what is for type checkers to evaluate them.
+# Annotations are not postponed: jsonargparse would import the modules under TYPE_CHECKING to evaluate them.
 import logging
 import sys
 from dataclasses import asdict, dataclass

@@ -1,6 +1,6 @@
 """``covpool shard``: see :func:`covpool.data.shards.write.write_shards`."""
 
-# Annotations are not postponed here: jsonargparse would import what is for type checkers to evaluate them.
+# Annotations are not postponed: jsonargparse would import the modules under TYPE_CHECKING to evaluate them.
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """``covpool svm``: see :func:`covpool.evaluate.svm.fit_svm`."""
 
-# Annotations are not postponed here: jsonargparse would import what is for type checkers to evaluate them.
+# Annotations are not postponed: jsonargparse would import the modules under TYPE_CHECKING to evaluate them.
 import sys
 from dataclasses import dataclass
 from pathlib import Path

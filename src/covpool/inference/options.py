@@ -1,6 +1,6 @@
 """The options of bulk inference. Importing them is quick, as the command line shows them in its help."""
 
-# Annotations are not postponed here: jsonargparse would import what is for type checkers to evaluate them.
+# Annotations are not postponed: jsonargparse would import the modules under TYPE_CHECKING to evaluate them.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 

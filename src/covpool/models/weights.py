@@ -92,7 +92,7 @@ def file_origin(path: str | Path) -> dict[str, str]:
 
 # BatchNorm's count of batches came with torch 0.4.1. Files from before lack it, and evaluation needs it not.
 COUNTER = "num_batches_tracked"
-# Tensors that are alike in shape, told apart by the ends of their names wherever those are torch's.
+# Ends of torch's parameter names, which distinguish tensors of equal shape.
 PARTS = {"weight", "bias", "running_mean", "running_var"}
 LISTED = 3
 
