@@ -17,7 +17,7 @@ EXAMPLE = "covpool doctor"
 
 @dataclass(frozen=True)
 class Arguments:
-    """Print what is installed, and test it, in half a minute at most.
+    """Print the installed versions, and test them, in half a minute at most.
 
     It prints versions, devices, extras, and a line for every test: pass, fail, or skip for an optional part.
     The exit code is 1 if a test failed.
