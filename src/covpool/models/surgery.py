@@ -345,9 +345,9 @@ def _pool_at_stride_one(
     network: nn.Module, pool: nn.MaxPool2d | nn.AvgPool2d, name: str, alone: bool
 ) -> None:
     side = pool.kernel_size if isinstance(pool.kernel_size, int) else pool.kernel_size[0]
-    # A 2x2 window has nothing left to do without its stride. Nor has one whose only office was to halve
-    # the map: the paper drops the last max-pooling of AlexNet and VGG. In a branch beside convolutions
-    # (Inception) a 3x3 window is a feature of its own and stays.
+    # Without its stride, a 2x2 window is useless, and so is a layer that only halves the map: the paper drops
+    # the last max-pooling of AlexNet and VGG. In a branch parallel to convolutions (Inception), a 3x3 window
+    # computes features and stays.
     if side % 2 == 0 or alone:
         leave_out(network, [name])
     else:

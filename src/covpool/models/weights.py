@@ -90,7 +90,7 @@ def file_origin(path: str | Path) -> dict[str, str]:
         return {"file": Path(path).name, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
-# BatchNorm's count of batches came with torch 0.4.1. Files from before lack it, and evaluation needs it not.
+# BatchNorm counts batches since torch 0.4.1. Older files lack the count, which evaluation does not need.
 COUNTER = "num_batches_tracked"
 # Ends of torch's parameter names, which distinguish tensors of equal shape.
 PARTS = {"weight", "bias", "running_mean", "running_var"}
