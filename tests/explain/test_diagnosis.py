@@ -12,7 +12,7 @@ from torch import Tensor
 
 from covpool import create_model, save_model
 from covpool.cli.main import main
-from covpool.explain.diagnosis import Diagnosis, diagnose, summed_up, warnings
+from covpool.explain.diagnosis import Diagnosis, diagnose, medians, summed_up, warnings
 from covpool.functional import covariance, fitted_steps
 from covpool.functional.newton_schulz import newton_schulz
 from covpool.models.model import PooledClassifier
@@ -168,3 +168,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert found["images"] == 3
     assert len(found["spectrum"]) == 8
     assert (tmp_path / "out" / "diagnosis.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_median_counts_zeros() -> None:
+    assert medians([{"share": 0.0}, {"share": 4.0}, {"share": 0.0}]) == {"share": 0.0}
+    assert medians([{"share": 0.0}, {"share": None}]) == {"share": None}

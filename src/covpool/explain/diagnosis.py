@@ -239,11 +239,11 @@ def summed_up(values: Tensor) -> Figures:
 
 def medians(rows: list[Figures]) -> Figures:
     """Return the median of each figure over all images; ``None`` if an image has none."""
-    columns = {key: [row[key] for row in rows] for key in rows[0]}
-    return {
-        key: None if None in column else rounded(statistics.median(value for value in column if value))
-        for key, column in columns.items()
-    }
+    found: Figures = {}
+    for key in rows[0]:
+        values = [value for row in rows if (value := row[key]) is not None]
+        found[key] = rounded(statistics.median(values)) if len(values) == len(rows) else None
+    return found
 
 
 def without_rounding(values: Tensor) -> Tensor:
