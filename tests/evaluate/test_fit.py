@@ -90,6 +90,7 @@ def test_without_a_test_split_every_image_is_predicted_once(capsys: pytest.Captu
     assert "by cross-validation" in Page(Path("runs/folds/report.html")).words
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("birds")
 def test_fine_tuning_starts_from_the_best_head(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fit", "birds", *SMALL]) == 0
