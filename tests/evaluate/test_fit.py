@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import shutil
@@ -11,7 +12,10 @@ import pytest
 import timm
 import torch
 
+import covpool.evaluate.fit
+from covpool.cli import fit as cli_fit
 from covpool.cli.main import main
+from covpool.evaluate.probe.options import FitOptions
 from covpool.models.bundle import load_model
 from tests.data.pictures import SPARROWS, needs_sparrows
 from tests.forked import command, finish, send_when
@@ -75,6 +79,21 @@ def test_from_a_folder_to_a_report(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fit", "birds", *SMALL, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["record"]["heads"] == results["heads"]
     assert json.loads(before)["rows"] == json.loads(Path("runs/birds/probe/results.json").read_text())["rows"]
+
+
+@pytest.mark.parametrize(("data", "out"), [("birds.v2/", "birds.v2"), ("link", "link"), (".", "here")])
+def test_the_folder_has_the_name_of_the_data(
+    data: str, out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    Path("birds.v2").mkdir()
+    Path("link").symlink_to("birds.v2")
+    called = []
+    monkeypatch.setattr(covpool.evaluate.fit, "fit_images", lambda *_, out, **__: called.append(out))
+    with contextlib.suppress(AttributeError):  # nothing was fitted
+        cli_fit.run(cli_fit.Arguments(data), FitOptions())
+    assert called == [Path("runs") / out]
 
 
 @pytest.mark.usefixtures("birds")

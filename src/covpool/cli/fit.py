@@ -1,6 +1,7 @@
 """``covpool fit``: see :func:`covpool.evaluate.fit.fit_images`."""
 
 # Annotations are not postponed: jsonargparse would import the modules under TYPE_CHECKING to evaluate them.
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,8 @@ def run(arguments: Arguments, options: FitOptions) -> Result:
     from covpool.evaluate.fit import fit_images
     from covpool.terminal import NamedProgress
 
-    out = arguments.out or Path("runs") / (Path(arguments.data).resolve().stem or "fit")
+    data = Path(os.path.abspath(arguments.data))  # not resolved: a link keeps its own name
+    out = arguments.out or Path("runs") / ((data.stem if data.is_file() else data.name) or "fit")
     with NamedProgress() as progress:
         made = fit_images(arguments.data, options, out=out, tell=progress.tell, progress=progress)
     return Result(str(made.folder), made.record)
