@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 
 import pytest
 import torch
 
+from covpool.evaluate.fit import table_cells
+from covpool.terminal import aligned
 from tests.pages import DOCS, FENCED, README, ROOT, needs_pages, read
 from tests.test_package import PACKAGES, SHARED
 
@@ -76,6 +79,14 @@ def test_the_speeds_of_the_benchmarks_are_measured() -> None:
     for method, milliseconds, ratio in layers:
         found = re.escape(f"| {method} | {milliseconds} (") + r"[\d.]+\) \| " + re.escape(ratio) + r"[ \[]"
         assert re.search(found, measured), method
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/training.md"])
+def test_the_table_of_fit_is_the_committed_one(page: str) -> None:
+    (file,) = RESULTS.glob("fit_sparrows--*.json")
+    record = json.loads(read(file))
+    assert aligned(table_cells(record)) in read(ROOT / page)
+    assert f"best: {record['best']}, top-1 {record['top1']:.1%} (test images)" in read(ROOT / page)
 
 
 def test_the_benchmarks_link_every_result() -> None:

@@ -285,7 +285,7 @@ def _given(arguments: dict[str, Any]) -> list[str]:
     """Return the options that differ from their defaults, as words of a command line."""
     words = []
     for name, default in asdict(FitOptions()).items():
-        value = arguments[name]
+        value = tuple(arguments[name]) if name == "heads" else arguments[name]  # a list in results.json
         if value != default and name not in ("finetune", "device", "workers"):
             words += [f"--{name.replace('_', '-')}", value if isinstance(value, str) else _word(value)]
     return words
