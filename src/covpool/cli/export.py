@@ -15,7 +15,7 @@ class Arguments:
     """Export a bundle to ONNX and torch.export, and compare every file with the bundle on your own images.
 
     It prints the largest difference of a logit, the share of equal top-1 predictions, sizes, and the latency
-    compared with torch's. Files that differ too much from the bundle are deleted; the exit code is then 2.
+    relative to torch. If a file differs too much from the bundle, none is written, and the exit code is 2.
 
     Attributes:
         bundle: folder of a trained model.

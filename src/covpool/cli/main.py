@@ -48,7 +48,7 @@ class Verb(NamedTuple):
 # In the order of a project.
 PROJECT = {
     "data": {
-        "check": Verb("find unreadable, duplicate and mislabeled images", "data"),
+        "check": Verb("find unreadable and duplicate images, and empty classes", "data"),
         "shard": Verb("write images into tar shards with an index", "data"),
     },
     "plan": {

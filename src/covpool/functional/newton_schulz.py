@@ -16,8 +16,8 @@ From ``Y_0 = A`` and ``Z_0 = I``, with two coefficients for each step:
 
 Eqn. (2) has ``a = 3/2`` and ``b = −1/2`` in every step. ``Y_K`` then tends to :math:`A^{1/2}` and ``Z_K`` to
 :math:`A^{-1/2}` on the range of A. :func:`fitted_steps` has coefficients that give almost the same ``Y_5`` in
-fewer steps. For any coefficients ``Y_K = A Z_K``, and an eigenvalue λ of A becomes the same function of λ
-alone.
+fewer steps. For any coefficients ``Y_K = A Z_K``, and each eigenvalue of ``Y_K`` is a fixed function of
+one eigenvalue of A.
 
 Every tensor is ``(B, m, m)`` and symmetric. Every iterate is a polynomial in A, so all of them commute: the
 gradient needs fewer products than Eqn. (6) as printed.
