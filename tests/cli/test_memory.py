@@ -8,6 +8,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
@@ -33,6 +34,12 @@ for _ in range(20):
 print(faults() - before)
 """
 KEPT = 20  # faults that have nothing to do with it
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands make their default folders in the current one."""
+    monkeypatch.chdir(tmp_path)
 
 
 def faults_after(code: str, environment: Mapping[str, str] | None = None) -> float:
