@@ -129,6 +129,29 @@ def test_fine_tuning_starts_from_the_best_head(capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("birds")
+def test_a_fine_tuned_network_is_not_cross_validated() -> None:
+    words = [
+        "fit",
+        "birds/train",
+        *SMALL,
+        "--seeds",
+        "1",
+        "--out",
+        "runs/folds",
+        "--finetune",
+        "--epochs",
+        "1",
+    ]
+    assert main(words) == 0
+    results = json.loads(Path("runs/folds/results.json").read_bytes())
+    is_tuned = results["finetuned"]["is_best"]
+    page = Page(Path("runs/folds/report.html"))
+    assert results["split"] == ("val" if is_tuned else "cross-validation")
+    assert ("by cross-validation" in page.words) != is_tuned
+
+
+@pytest.mark.slow
 def test_a_killed_fit_resumes(birds: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
     process = command("fit", birds, *SMALL, "--out", "killed", log=log)

@@ -6,18 +6,17 @@ import json
 import logging
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from covpool.data.check import check, write_report
 from covpool.data.image_set import ImageSet
-from covpool.data.sources import open_splits
-from covpool.durable import held, replace_file, replace_folder, write_file
+from covpool.durable import held, replace_file
 from covpool.evaluate.probe.options import FitOptions
 from covpool.evaluate.probe.probing import FOLDS, Probed, Probing
-from covpool.evaluate.probe.record import PACKAGES, difference, percent
+from covpool.evaluate.probe.record import PACKAGES, copy_bundle, difference, percent
 from covpool.evaluate.results import mark_folder, prepare_folder, write_results
 from covpool.models.bundle import load_model, read_card
 from covpool.models.card import CARD, versions
@@ -26,6 +25,7 @@ from covpool.provenance.machine import machine_name
 from covpool.provenance.origin import new_results
 from covpool.terminal import counted, duration
 from covpool.train.fitting import fit
+from covpool.train.metrics import widest_interval
 from covpool.train.recipe_files import read_recipe
 from covpool.train.report.pages import PAGE, SPLITS, environment, next_commands, prediction_values
 from covpool.train.report.record import Predictions, read_predictions
@@ -34,6 +34,7 @@ from covpool.train.report.thumbnails import looks
 
 LOGGER = logging.getLogger("covpool")
 PROTOCOL = "fit"
+FOLDED = "cross-validation"
 # A training step computes the network once forward, and about twice as much backward.
 STEP_OVER_FORWARD = 3
 Progress = Callable[[str, int, int], None]
@@ -94,7 +95,6 @@ class _Fitting:
         problems = self._check()
         heads = " and ".join(self.options.heads)
         self._stage(2, f"compare {heads} on frozen {self.probe_options.model}")
-        self._announce_test()
         with joined_processes(self.options.device) as processes:
             probing = Probing(
                 self.data,
@@ -107,18 +107,19 @@ class _Fitting:
                 progress=self.progress,
                 device=processes.device,
             )
+            self._announce_test(probing.sets)
             probed = probing.run()
             best = probed.record["best"]
             assert best is not None
             tuned = self._finetuned(probing, probed, best) if self.options.finetune else None
             device = processes.device.type
         self._stage(self.stages, "write the report")
-        bundle = self.folder / ("finetune/bundle" if tuned and tuned["is_best"] else "probe/bundle")
-        self._keep(bundle)
-        split, images = self._measured_on()
-        source = (
-            "finetune/predictions.csv" if tuned and tuned["is_best"] else f"probe/predictions/{best}-0.csv"
-        )
+        is_tuned = bool(tuned and tuned["is_best"])
+        copy_bundle(self.folder / ("finetune" if is_tuned else "probe") / "bundle", self.folder / "bundle")
+        split, images = measured_on(probing.sets)
+        if is_tuned and split == FOLDED:
+            split = "val"  # one network, validated on the images that were set aside
+        source = "finetune/predictions.csv" if is_tuned else f"probe/predictions/{best}-0.csv"
         predictions = read_predictions(self.folder / source, tuple(images.classes))
         record = {
             "protocol": PROTOCOL,
@@ -133,7 +134,7 @@ class _Fitting:
             "top1": float(predictions.right.mean()),
             "finetune_seconds": self._estimate(probed),
         }
-        self._report(record, predictions, images, is_tuned=bool(tuned and tuned["is_best"]))
+        self._report(record, predictions, images, is_tuned=is_tuned)
         write_results(self.folder, record)
         return Fitted(self.folder, record)
 
@@ -155,26 +156,17 @@ class _Fitting:
             self.tell(f"    problems: {listed}; see {self.folder / 'problems.csv'}")
         return report.counts
 
-    def _measured_on(self) -> tuple[str, ImageSet]:
-        """Return the images on which heads are compared; all of them in cross-validation."""
-        sets = open_splits(self.data)
-        for split in ("test", "val"):
-            if split in sets:
-                return split, sets[split]
-        return "cross-validation", sets["train"]
-
-    def _announce_test(self) -> None:
+    def _announce_test(self, sets: Mapping[str, ImageSet]) -> None:
         """Print which images measure the accuracy, and how precise it will be."""
-        split, images = self._measured_on()
-        half = 98 / len(images) ** 0.5  # of a 95 % interval, at an accuracy of 50 %
-        if split == "cross-validation":
+        split, images = measured_on(sets)
+        if split == FOLDED:
             self.tell(
                 f"    no test images: {FOLDS}-fold cross-validation; "
                 "each image is predicted by a head that was trained without it"
             )
         self.tell(
             f"    accuracy is measured on {counted(len(images), 'image')}: "
-            f"its 95 % interval is up to ±{half:.0f} points"
+            f"its 95 % interval is up to ±{widest_interval(len(images)):.0f} points"
         )
 
     def _estimate(self, probed: Probed) -> float:
@@ -227,11 +219,6 @@ class _Fitting:
         trained = images["train"] * (1 if "val" in images else 1 - self.probe_options.val_fraction)
         return max(1, min(32, int(trained) // 4))
 
-    def _keep(self, bundle: Path) -> None:
-        with replace_folder(self.folder / "bundle") as new:
-            for file in bundle.iterdir():
-                write_file(new / file.name, file.read_bytes())
-
     def _report(
         self, record: dict[str, Any], predictions: Predictions, images: ImageSet, *, is_tuned: bool
     ) -> None:
@@ -256,6 +243,14 @@ class _Fitting:
             ],
         )
         replace_file(self.folder / PAGE, page)
+
+
+def measured_on(sets: Mapping[str, ImageSet]) -> tuple[str, ImageSet]:
+    """Return the images on which heads are compared; all of them in cross-validation."""
+    for split in ("test", "val"):
+        if split in sets:
+            return split, sets[split]
+    return FOLDED, sets["train"]
 
 
 def table_cells(record: dict[str, Any]) -> list[list[str]]:

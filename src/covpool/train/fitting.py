@@ -19,7 +19,7 @@ from covpool.models.model import PooledClassifier
 from covpool.processes import Processes, Signals, caught_signals, joined_processes
 from covpool.provenance.machine import describe_machine, describe_source, machine_name
 from covpool.terminal import counted
-from covpool.train.metrics import NAMES
+from covpool.train.metrics import NAMES, widest_interval
 from covpool.train.network import own_state
 from covpool.train.recipe import Recipe
 from covpool.train.recipe_files import write_recipe
@@ -131,7 +131,7 @@ def _opened(recipe: Recipe) -> Splits:
             "accuracy is measured on %s, so its 95 %% interval is up to ±%.0f points; 'covpool fit' uses "
             "cross-validation where there are no test images",
             counted(len(images), "image"),
-            98 / len(images) ** 0.5,
+            widest_interval(len(images)),
         )
     alone = recipe.schedule.head_epochs * (len(splits.train) // recipe.batch_size)
     if recipe.model.is_second_order and recipe.schedule.head_first and alone < FEW_STEPS:

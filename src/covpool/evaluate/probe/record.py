@@ -105,9 +105,14 @@ class ProbeFolder:
 
     def keep_best(self, head: str) -> None:
         """Copy the bundle of the best head to ``bundle``."""
-        with replace_folder(self.path / "bundle") as new:
-            for file in self.head(head).iterdir():
-                write_file(new / file.name, file.read_bytes())
+        copy_bundle(self.head(head), self.path / "bundle")
+
+
+def copy_bundle(source: Path, target: Path) -> None:
+    """Copy a bundle, atomically."""
+    with replace_folder(target) as new:
+        for file in source.iterdir():
+            write_file(new / file.name, file.read_bytes())
 
 
 def new_record(arguments: dict[str, Any], images: dict[str, int], device: str) -> dict[str, Any]:
