@@ -1,5 +1,6 @@
 """What was built: the wheel holds the package, all of it and nothing else, and leads to the right release."""
 
+import os
 import re
 import sys
 import tarfile
@@ -39,4 +40,11 @@ assert not any(
 assert ".dev" in version or re.fullmatch(rf"{re.escape(expected)}(rc\d+)?", version), (
     f"it was built as {version}, but src/covpool/__init__.py leads to {expected}"
 )
+# An index shows the README elsewhere, where relative links lead nowhere.
+with zipfile.ZipFile(wheel) as archive:
+    metadata = archive.read(f"covpool-{version}.dist-info/METADATA").decode()
+if address := os.environ.get("COVPOOL_REPOSITORY"):
+    assert f"Project-URL: Repository, {address}" in metadata
+    relative = re.findall(r"\]\((?![a-z]+:|#)[^)]*\)", metadata)
+    assert not relative, relative
 print(f"{wheel.name}: {len(source)} files, {wheel.stat().st_size // 1000} kB")

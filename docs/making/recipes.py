@@ -25,7 +25,7 @@ def table() -> str:
     for name in recipe_names():
         text = (resources.files("covpool") / "recipes" / f"{name}.yaml").read_text("utf-8")
         what = text.partition("\n")[0].removeprefix("# ").strip()
-        weights = " --pretrained true" if name == "finetune" else ""
+        weights = " --pretrained" if name == "finetune" else ""
         rows.append(f"| `{name}` | {what}<br>`covpool train {data_of(name)} --recipe {name}{weights}` |")
     return "\n".join(rows)
 

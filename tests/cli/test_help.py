@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from covpool.cli.main import VERBS, help_texts
+from covpool.cli.main import VERBS, help_texts, main
 from covpool.cli.write_help import make_help
 
 
@@ -38,3 +38,17 @@ def test_the_defaults_are_those_of_the_recipes(verb: str) -> None:
     text = " ".join(help_texts()[verb].split())
     assert "--epochs EPOCHS number of training epochs (default: 60; with pretrained weights 30)" in text
     assert "(default: 0.0005; with pretrained weights 0.0002)" in text
+
+
+@pytest.mark.parametrize("verb", ["train", "lr-find"])
+def test_rare_options_are_in_the_long_help_only(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([verb, "--help"]) == 0
+    short = capsys.readouterr().out
+    assert main([verb, "--help-all"]) == 0
+    long = capsys.readouterr().out
+    options = [line for line in short.splitlines() if line.startswith("  --")]
+    assert len(options) <= 25
+    for part in ("--lr LR", f"covpool {verb} --help-all", "example:"):
+        assert part in short
+    assert "--optimizer.momentum" not in short
+    assert "--optimizer.momentum" in long

@@ -139,8 +139,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if verb not in VERBS:
         hint = did_you_mean(verb, VERBS) or "; covpool --help lists them"
         return _complain("covpool", f"{verb!r} is not a verb{hint}")
-    if {"-h", "--help"} & {*rest}:
+    if "--help-all" in rest:
         return _print(f"covpool {verb}", help_texts()[verb])
+    if {"-h", "--help"} & {*rest}:
+        return _print(f"covpool {verb}", short_help(verb))
     if arguments is None and verb not in MEASURING:  # otherwise the process belongs to another program
         keep_freed_memory()
     return _run(verb, rest)
@@ -154,6 +156,15 @@ def help_texts() -> dict[str, str]:
     text = resources.files("covpool.cli").joinpath("help.txt").read_text("utf-8")
     parts = text.split(HELP_MARK)[1:]
     return {name: body.strip("\n") for name, _, body in (part.partition("\n") for part in parts)}
+
+
+def short_help(verb: str) -> str:
+    """Return the help of a verb without its groups of ``more options``, and say how to see them."""
+    groups = help_texts()[verb].split("\n\n")
+    kept = [group for group in groups if not group.startswith("more options")]
+    if len(kept) < len(groups):
+        kept.insert(-2, f"covpool {verb} --help-all lists all options.")
+    return "\n\n".join(kept)
 
 
 def verb_file(name: str) -> VerbFile:

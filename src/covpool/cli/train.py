@@ -41,6 +41,13 @@ covpool reads the recipe first, then the command line; --print-config prints the
 Rerun the command to resume after an interruption.
 On several GPUs or machines: torchrun --nproc-per-node 8 -m covpool train ..."""
 
+# The keys in ``--help``; ``--help-all`` lists all.
+_COMMON = """
+    data.path model.backbone model.pool model.dim model.image_size weights.pretrained weights.path
+    weights.bundle schedule.epochs optimizer.lr batch_size data.balance data.limit data.val_fraction
+    data.workers loop.precision loop.device loop.deterministic seed out
+"""
+COMMON = _COMMON.split()
 # Options that are no keys of a recipe.
 TRAIN_OPTIONS: dict[str, dict[str, Any]] = {
     "compare": {"type": str, "help": "also train with this pooling, and report on both: gap, or another"},
@@ -51,7 +58,7 @@ TRAIN_OPTIONS: dict[str, dict[str, Any]] = {
 ALONE = {
     "data.limit": "largest number of images of each split, for a trial",
     "model.pool": f"pooling method: {', '.join(METHODS)}; gap trains the average-pooling baseline",
-    "weights.pretrained": "start from timm's weights of the backbone, downloaded",
+    "weights.pretrained": "start from pretrained weights: of an installed package, or downloaded by timm",
     "weights.bundle": "start from the network in this folder, of a run or of covpool convert",
     "weights.freeze": "backbone: train pooling and classifier only",
     "schedule.epochs": "number of training epochs",
@@ -215,13 +222,16 @@ def make_parser(
         type=str,
         help="a recipe of the list below, or a YAML file (default: modern; with pretrained weights finetune)",
     )
-    by_key = {key: short for short, key in SHORT.items()}
-    own = [key for key in options() if "." not in key]
-    for key in [*by_key, *own]:
+    for key in COMMON:
         _add(common, parser, key)
     for name, how in more.items():
         common.add_argument(f"--{name}", **how)
     add_shared(common)
+    by_key = {key: short for short, key in SHORT.items()}
+    others = parser.add_argument_group("more options")
+    for key in [*by_key, *(key for key in options() if "." not in key)]:
+        if key not in COMMON:
+            _add(others, parser, key)
     for section in sections():
         group = parser.add_argument_group(f"more options of {section}")
         for key in options():

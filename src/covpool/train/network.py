@@ -47,7 +47,7 @@ def make_model(recipe: Recipe, classes: Sequence[str], processes: Processes) -> 
         _load_bundle(model, weights.bundle)
     if weights.keep_statistics and not (weights.pretrained or weights.path or weights.bundle):
         raise UsageError(
-            "BatchNorms can only keep statistics that come with weights: use --pretrained true, "
+            "BatchNorms can only keep statistics that come with weights: use --pretrained, "
             "--weights FILE or --bundle, or --weights.keep-statistics false"
         )
     model.keep_statistics = weights.keep_statistics
