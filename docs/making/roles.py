@@ -1,11 +1,16 @@
-r"""An extension of griffe: what docstrings write for Sphinx, as Markdown.
+r"""Docstrings on the API pages: an extension of griffe, and a hook of mkdocs.
 
-Roles such as :func:`name` become code, :math:`\Sigma` and blocks of it become MathML, which browsers draw by
-themselves.
+The extension rewrites the markup of Sphinx as Markdown. Roles such as :func:`name` become code. :math:`\Sigma` and
+blocks of mathematics become MathML, which browsers draw.
+
+The hook writes a table of the names at the top of each API page, with the first sentence of each docstring, and
+turns blocks of mathematics in any page into MathML.
 """
 
 from __future__ import annotations
 
+import inspect
+import pkgutil
 import re
 import textwrap
 from typing import Any
@@ -16,6 +21,24 @@ from latex2mathml.converter import convert
 ROLE = re.compile(r":(?:func|class|mod|meth|attr|data|exc):`~?([^`]+)`")
 INLINE = re.compile(r":math:`([^`]+)`")
 BLOCK = re.compile(r"^\.\. math::\n\n?((?:(?:[ \t]+.*)?\n)+)", flags=re.MULTILINE)
+FENCE = re.compile(r"^```math\n(.+?)^```$", flags=re.DOTALL | re.MULTILINE)
+MARK = "<!-- overview -->"
+NAME = re.compile(r"^::: (covpool\.[\w.]+)$", flags=re.MULTILINE)
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Draw the blocks of mathematics, and write the table of names in place of the mark."""
+    markdown = FENCE.sub(lambda found: _mathml(found[1], "block"), markdown)
+    if MARK not in markdown:
+        return markdown
+    top = markdown.partition("\n## ")[0]  # below it the methods, each with a heading of its own
+    rows = [f"| [`{name.rpartition('.')[2]}`](#{name}) | {_summary(name)} |" for name in NAME.findall(top)]
+    return markdown.replace(MARK, "\n".join(["| name | purpose |", "|---|---|", *rows]))
+
+
+def _summary(name: str) -> str:
+    text = inspect.getdoc(pkgutil.resolve_name(name)) or ""
+    return as_markdown(" ".join(text.partition("\n\n")[0].split())).replace("|", r"\|")
 
 
 class Roles(griffe.Extension):
