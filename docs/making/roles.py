@@ -1,7 +1,7 @@
 r"""Docstrings on the API pages: an extension of griffe, and a hook of mkdocs.
 
-The extension rewrites the markup of Sphinx as Markdown. Roles such as :func:`name` become code. :math:`\Sigma`
-and blocks of mathematics become MathML, which browsers draw.
+The extension rewrites the markup of Sphinx as Markdown. Roles such as :func:`name` become code.
+:math:`\Sigma` and blocks of mathematics become MathML, which browsers draw.
 
 The hook writes a table of the names at the top of each API page, with the first sentence of each docstring,
 and turns blocks of mathematics in any page into MathML.
