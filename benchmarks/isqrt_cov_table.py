@@ -134,12 +134,12 @@ def summary(results: Results) -> str:
         "the paper's equations, written out",
         "`eigh` and its gradient",
         "`svd` and its gradient",
-        "our time over its bare products",
+        "our time / time of our matrix products alone (1 is the limit)",
         *(title for name, title in FITTED.items() if name in results["arguments"]["contenders"]),
     ]
     return (
-        "Value and gradient of `isqrt_cov`: how many times faster than the same by other means, and how far "
-        f"above the matrix products it cannot do without. {machine_words(results)}. {_origin(results)}\n\n"
+        "Time of the value and the gradient of `isqrt_cov`. The columns with x show how many times faster covpool is "
+        f"than other code. {machine_words(results)}. {_origin(results)}\n\n"
         + table(titles, rows)
     )
 

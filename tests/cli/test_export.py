@@ -61,7 +61,7 @@ def test_a_refusal_is_a_sentence_and_leaves_nothing(
     assert out == ""
     (sentence,) = error.splitlines()
     assert sentence.startswith("covpool export: model.pt2 predicts torch's top-1 class on ")
-    assert sentence.endswith("Nothing was written; --force true keeps the files.")
+    assert sentence.endswith("No file was written; --force true writes the files anyway.")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["birds", "net"]
     assert main([*words, "--force", "true"]) == 0
     assert "kept despite: model.pt2 predicts torch's top-1 class on" in capsys.readouterr().out

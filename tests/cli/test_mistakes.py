@@ -128,7 +128,7 @@ def complaint(command: str, capsys: pytest.CaptureFixture[str]) -> str:
         ),
         (
             "eval five birds",
-            "the bundle tells 5 classes apart, and birds has 3: give the images that it is for",
+            "the bundle has 5 classes, and birds has 3: give the images that it is for",
         ),
         (
             "explain runs/birds/bundle torn/a/0.jpg",

@@ -47,7 +47,7 @@ def test_a_table_and_where_the_best_is(words: list[str], capsys: pytest.CaptureF
     assert [line.split()[0] for line in printed[1:3]] == ["gap", "isqrt_cov"]
     assert len({len(line) for line in printed[:3]}) == 1
     assert not printed[3]
-    assert printed[4].startswith("best on the images that choose: ")
+    assert printed[4].startswith("best head: ")
     assert printed[4].endswith("in runs/probe/bundle")
     assert printed[5] == "results: runs/probe/results.json"
     assert main([*words, "--json"]) == 0

@@ -246,7 +246,7 @@ def test_it_gives_up_with_a_sentence(workers: int) -> None:
     images = broken(range(COUNT))
     batches = TrainingLoader(images, FolderOrder(COUNT, BATCH, 0), RANDOM, workers=workers).from_cursor(0)
     with pytest.raises(
-        DataError, match=r"^./...[.]png cannot be used, nor can any of 16 others drawn"
+        DataError, match=r"^./...[.]png cannot be read, and neither can 16 others that were tried"
     ) as caught:
         next(batches)
     assert "\n" not in str(caught.value)

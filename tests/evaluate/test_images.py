@@ -50,5 +50,5 @@ def test_a_bundle_without_names_must_have_as_many_classes(tmp_path: Path) -> Non
     path = a_folder(tmp_path, "jay", "wren")
     model = a_model("a", "b", "c")
     model.classes = None
-    with pytest.raises(ValueError, match=r"tells 3 classes apart, and .* has 2"):
+    with pytest.raises(ValueError, match=r"has 3 classes, and .* has 2"):
         open_split(model, path, "test")

@@ -62,7 +62,7 @@ def text(result: Result) -> str:
     from covpool.evaluate.probe.record import table_cells
     from covpool.terminal import aligned
 
-    best = f"best on the images that choose: {result.best}, in {result.folder}/bundle" if result.best else ""
+    best = f"best head: {result.best}, in {result.folder}/bundle" if result.best else ""
     left_out = {split: count for split, count in result.record["images_left_out"].items() if count}
     bad = ", ".join(f"{count:,} of {split}" for split, count in left_out.items())
     told = f"unreadable images: {bad}, left out; 'covpool check' lists them" if bad else ""

@@ -117,8 +117,8 @@ class BatchDataset(Dataset[Batch | Failure]):
             if not self.replace:
                 return None
         raise DataError(
-            f"{self.images.name(draw.id)} cannot be used, nor can any of {ATTEMPTS} others drawn in its "
-            "place: 'covpool check' lists what is wrong with which images"
+            f"{self.images.name(draw.id)} cannot be read, and neither can {ATTEMPTS} others that were tried "
+            "instead: 'covpool check' lists the unreadable images"
         )
 
     def _picture(self, i: int, bad: dict[int, BadImage]) -> Image.Image | None:

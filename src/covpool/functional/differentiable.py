@@ -66,7 +66,7 @@ class _Refusal(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> NoReturn:
         raise RuntimeError(
-            "this pooling method can be differentiated once; matrix_sqrt and isqrt_cov can be twice"
+            "this pooling method can be differentiated only once; isqrt_cov can be differentiated twice"
         )
 
 

@@ -256,7 +256,7 @@ def open_split(model: PooledClassifier, path: str, split: str, layout: str = "au
     if model.classes is None:
         if model.num_classes != len(images.classes):
             raise UsageError(
-                f"the bundle tells {model.num_classes} classes apart, and {path} has {len(images.classes)}: "
+                f"the bundle has {model.num_classes} classes, and {path} has {len(images.classes)}: "
                 "give the images that it is for"
             )
         return images
