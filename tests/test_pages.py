@@ -74,7 +74,7 @@ PREPARED: dict[str, Callable[[], None]] = {
 
 
 def check_front(names: dict[str, Any], out: str) -> None:
-    assert out == "torch.Size([2, 200]) 30612232\ntorch.Size([8, 32896]) tensor(True)\n"
+    assert out == "torch.Size([2, 200]) 30612232\ntorch.Size([8, 200]) tensor(True)\n"
     assert tuple(names["v"].shape) == (8, 32896)
 
 
