@@ -59,7 +59,8 @@ def as_markdown(text: str) -> str:
     """
     text = re.sub(r"^Example:$", "Examples:", text, flags=re.MULTILINE)  # griffe knows the plural alone
     text = BLOCK.sub(lambda found: f"\n{_mathml(textwrap.dedent(found[1]), 'block')}\n\n", text + "\n")
-    text = INLINE.sub(lambda found: _mathml(found[1], "inline"), text)
+    # A line that begins with <math> would be a block of its own.
+    text = INLINE.sub(lambda found: f"<span>{_mathml(found[1], 'inline')}</span>", text)
     return ROLE.sub(r"`\1`", text).rstrip("\n")
 
 
