@@ -3,8 +3,8 @@
     python -m experiments.fitted_heads DATA CACHE results/VERSION/fitted_heads--MACHINE--cpu
 
 DATA is a folder with ``train`` and ``test`` by class; its name is the name of the set. CACHE is a folder for
-the features of a frozen EfficientNet-Lite0. Heads have the defaults of ``covpool probe``. Each head trains with
-one iteration of ``TRAINED`` and is evaluated with all. Results of other sets in the file stay. Rerun the
+the features of a frozen EfficientNet-Lite0. Heads have the defaults of ``covpool probe``. Each head trains
+with one iteration of ``TRAINED`` and is evaluated with all. Results of other sets in the file stay. Rerun the
 command to resume.
 """
 
@@ -131,9 +131,9 @@ def table(results: dict[str, Any]) -> str:
                 cells = [name, trained, evaluated, f"{mean(shares):.2f}{spread}", cell, str(len(shares))]
                 lines.append(f"| {' | '.join(cells)} |")
     note = (
-        f"Frozen EfficientNet-Lite0, 224 px, d = 128, 25 epochs (10 above {MANY} images), logits averaged with "
-        "those of the horizontal flip. Mean ± standard deviation over seeds. The interval is paired by test "
-        "image, each the mean over seeds."
+        f"Frozen EfficientNet-Lite0, 224 px, d = 128, 25 epochs (10 above {MANY} images). Logits are "
+        "averaged with those of the horizontal flip. Mean ± standard deviation over seeds. The interval is "
+        "paired by test image, each the mean over seeds."
     )
     return "\n".join([*lines, "", note])
 
