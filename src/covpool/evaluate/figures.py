@@ -128,7 +128,7 @@ def _draw_bins(
         label="mean confidence",
     )
     axes.set_ylim(0, 1.02)
-    axes.set_ylabel("share that is right", color=theme.faint)
+    axes.set_ylabel("accuracy", color=theme.faint)
     axes.legend(loc="upper left", frameon=False, labelcolor=theme.ink, fontsize=9)
 
 
