@@ -112,7 +112,7 @@ def test_its_pixels_are_those_that_were_compared() -> None:
     for image in (grey, clear):
         body = encode(image, "PNG")
         wanted = {"resize": 256, "size": 256, "interpolation": "bicubic"}
-        np.testing.assert_array_equal(serve.decoded(body, wanted), np.asarray(decode(body)))
+        np.testing.assert_array_equal(serve.decoded(serve.opened(body), wanted), np.asarray(decode(body)))
 
 
 @pytest.mark.parametrize("body", MALFORMED.values(), ids=MALFORMED)

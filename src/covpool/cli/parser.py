@@ -95,6 +95,8 @@ def add_shared(parser: Any) -> None:
     """Add the options of every verb to a parser or a group of one."""
     parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
     parser.add_argument("--debug", action="store_true", help="print the traceback of an error")
+    trust = "rows of a table may name files outside its folder, and servers on private networks"
+    parser.add_argument("--trust_rows", action="store_true", help=trust)
 
 
 class Parser(SentenceParser):
