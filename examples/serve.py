@@ -5,14 +5,15 @@
     curl --data-binary @bird.jpg http://127.0.0.1:8000/predict
 
 Images that arrive together are classified together. Bodies, images, waiting requests and seconds have limits,
-so that no request can take the server from the others. TLS, users, several machines, and clients that connect
-and say nothing are a proxy's business.
+so that no request can take the server from the others. Large images are decoded one at a time. TLS, users,
+several machines, and clients that connect and say nothing are a proxy's business.
 """
 
 import asyncio
 import io
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from PIL import Image, ImageOps
 
 MAX_BYTES, MAX_PIXELS, MAX_RATIO, FORMATS = 10 << 20, 40_000_000, 20, ("JPEG", "PNG", "WEBP")
 MAX_BATCH, MAX_DELAY, MAX_REQUESTS, MAX_DECODING = 16, 0.004, 64, 4
+LARGE_PIXELS = 4_000_000  # a larger image takes up to a second and half a gigabyte
 BODY_SECONDS, ANSWER_SECONDS = 10.0, 20.0
 
 
@@ -32,12 +34,17 @@ class Batches:
 
     def __init__(self, session: onnxruntime.InferenceSession) -> None:
         self.session, self.waiting = session, asyncio.Queue()
-        self.decoding = asyncio.Semaphore(MAX_DECODING)
+        # An image that waits here too long is dropped; one that is being decoded keeps its thread.
+        self.small, self.large = ThreadPoolExecutor(MAX_DECODING), ThreadPoolExecutor(1)
 
-    async def logits(self, pixels: np.ndarray) -> np.ndarray:
-        answer = asyncio.get_running_loop().create_future()
+    async def logits(self, body: bytes, wanted: dict) -> np.ndarray:
+        loop = asyncio.get_running_loop()
+        image = await loop.run_in_executor(self.small, opened, body)
+        threads = self.large if image.width * image.height > LARGE_PIXELS else self.small
+        pixels = await loop.run_in_executor(threads, decoded, image, wanted)
+        answer = loop.create_future()
         self.waiting.put_nowait((pixels, answer))
-        return await asyncio.wait_for(answer, ANSWER_SECONDS)
+        return await answer
 
     async def run(self) -> None:
         while True:
@@ -45,6 +52,7 @@ class Batches:
             await asyncio.sleep(MAX_DELAY)
             while len(batch) < MAX_BATCH and not self.waiting.empty():
                 batch.append(self.waiting.get_nowait())
+            batch = [(pixels, answer) for pixels, answer in batch if not answer.done()] or batch[:1]
             try:
                 images = np.stack([pixels for pixels, _ in batch])
                 (found,) = await asyncio.to_thread(self.session.run, None, {"images": images})
@@ -56,20 +64,33 @@ class Batches:
                 answer.done() or answer.set_result(logits)  # a client may have gone
 
 
-def decoded(body: bytes, wanted: dict) -> np.ndarray:
-    """The pixels that the model wants: the shorter side resized, the centre cut out."""
+def no_image() -> HTTPException:
+    return HTTPException(422, f"the body is no image that can be read: {', '.join(FORMATS)}")
+
+
+def opened(body: bytes) -> Image.Image:
+    """The image by its header, unless it is too large; its pixels are not decoded yet."""
     try:
         image = Image.open(io.BytesIO(body), formats=FORMATS)
-        if image.width * image.height > MAX_PIXELS or max(image.size) > MAX_RATIO * min(image.size):
-            raise HTTPException(413, f"more than {MAX_PIXELS:,} pixels, or {MAX_RATIO} times as long as wide")
+    except Exception:  # Pillow raises a dozen kinds for a dozen ways of being broken
+        raise no_image() from None
+    if image.width * image.height > MAX_PIXELS or max(image.size) > MAX_RATIO * min(image.size):
+        raise HTTPException(413, f"more than {MAX_PIXELS:,} pixels, or {MAX_RATIO} times as long as wide")
+    return image
+
+
+def decoded(image: Image.Image, wanted: dict) -> np.ndarray:
+    """The pixels that the model wants: the shorter side resized, the centre cut out."""
+    try:
         image = ImageOps.exif_transpose(image)
         if image.mode.startswith("I"):  # grey of 16 bits, which Pillow would cut off at 255
             image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-        image = image.convert("RGBA")
-    except Exception as error:  # Pillow raises a dozen kinds for a dozen ways of being broken
-        broken = HTTPException(422, f"the body is no image that can be read: {', '.join(FORMATS)}")
-        raise (error if isinstance(error, HTTPException) else broken) from None
-    image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+        if image.has_transparency_data:
+            image = image.convert("RGBA")
+            image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+        image = image.convert("RGB")
+    except Exception:
+        raise no_image() from None
     size, how = wanted["size"], Image.Resampling[wanted["interpolation"].upper()]
     side = [int(length * wanted["resize"] / min(image.size) + 1e-6) for length in image.size]
     left, top = round((side[0] - size) / 2), round((side[1] - size) / 2)
@@ -106,12 +127,10 @@ def make_app(folder: Path) -> FastAPI:
             body = await asyncio.wait_for(body_of(request), BODY_SECONDS)
         except TimeoutError:
             raise HTTPException(408, "the body took too long", {"Connection": "close"}) from None
-        async with batches.decoding:
-            pixels = await asyncio.to_thread(decoded, body, about["preprocessing"])
         try:
-            logits = await batches.logits(pixels)
+            logits = await asyncio.wait_for(batches.logits(body, about["preprocessing"]), ANSWER_SECONDS)
         except TimeoutError:
-            raise HTTPException(503, "the model took too long", {"Retry-After": "5"}) from None
+            raise HTTPException(503, "the server is busy", {"Retry-After": "5"}) from None
         likely = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
         order = np.argsort(-likely)[: max(top, 1)]
         return [{"class": names[i], "probability": round(float(likely[i]), 6)} for i in order]

@@ -1,5 +1,7 @@
 """Write files and folders so that a crash leaves either the old or the new version, and lock folders.
 
+:func:`open_regular` opens what was written by others: a pipe or a device would never end.
+
 There are two kinds of locks, because neither does the other's work:
 
 - :func:`replace_file` and :func:`replace_folder` lock the parent folder itself with ``flock``, for a moment.
@@ -11,9 +13,12 @@ There are two kinds of locks, because neither does the other's work:
 from __future__ import annotations
 
 import contextlib
+import errno
+import io
 import os
 import secrets
 import shutil
+import stat
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,6 +30,37 @@ if sys.platform != "win32":
     import fcntl
 
 T = TypeVar("T")
+
+
+def open_regular(path: str | Path) -> io.FileIO:
+    """Open a regular file to read its bytes, without a buffer. Links are followed.
+
+    Raises:
+        OSError: if it cannot be opened, or is a folder, a pipe, a device or a socket.
+    """
+    _check_regular(os.stat(path), path)  # opening a device may already do something
+    # A pipe that takes the place of the file after the check must not block.
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    descriptor = os.open(path, flags)
+    try:
+        _check_regular(os.fstat(descriptor), path)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return io.FileIO(descriptor)
+
+
+def _check_regular(status: os.stat_result, path: str | Path) -> None:
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "not a regular file, but a pipe, a device or a socket", os.fspath(path))
+
+
+def read_regular(path: str | Path) -> bytes:
+    """Return the bytes of a regular file; see :func:`open_regular`."""
+    with open_regular(path) as file:
+        return file.readall()
 
 
 def write_file(path: Path, data: bytes) -> None:

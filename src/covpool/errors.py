@@ -26,6 +26,10 @@ class StorageError(CovpoolError, OSError):
     """A file or a remote URL cannot be read or written."""
 
 
+class UnreachableError(StorageError):
+    """The URL or path of a row gives no answer, or the row may not name it; another try may succeed."""
+
+
 class DataError(UsageError):
     """The data set gives no more batches; the message says why."""
 

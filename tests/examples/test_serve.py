@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import os
+import re
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -112,7 +114,7 @@ def test_its_pixels_are_those_that_were_compared() -> None:
     for image in (grey, clear):
         body = encode(image, "PNG")
         wanted = {"resize": 256, "size": 256, "interpolation": "bicubic"}
-        np.testing.assert_array_equal(serve.decoded(body, wanted), np.asarray(decode(body)))
+        np.testing.assert_array_equal(serve.decoded(serve.opened(body), wanted), np.asarray(decode(body)))
 
 
 @pytest.mark.parametrize("body", MALFORMED.values(), ids=MALFORMED)
@@ -139,6 +141,35 @@ def test_slow_clients_do_not_hold_up_the_others(server: Server) -> None:
     statuses, answered = asyncio.run(both())
     assert answered > 5
     assert set(statuses) <= {408, 0}
+
+
+@pytest.mark.slow
+def test_large_images_do_not_hold_up_the_others_or_fill_the_memory(server: Server) -> None:
+    """Forty of 40 million pixels, each in some kilobytes."""
+    body = encode(Image.new("P", (8000, 5000)), "PNG", transparency=0)
+    peak = Path(f"/proc/{server.process.pid}/status")
+    before = server.resident()
+
+    async def one(client: Any, content: bytes) -> tuple[int, float]:
+        started = time.perf_counter()
+        answer = await client.post(f"{server.url}/predict", content=content)
+        return answer.status_code, time.perf_counter() - started
+
+    async def all_of_them() -> tuple[list[tuple[int, float]], tuple[int, float]]:
+        async with httpx.AsyncClient(timeout=120) as client:
+            large = [asyncio.create_task(one(client, body)) for _ in range(40)]
+            await asyncio.sleep(1)
+            small = await one(client, jpeg())
+            return [await each for each in large], small
+
+    large, small = asyncio.run(all_of_them())
+    (most,) = re.findall(r"VmHWM:\s+(\d+) kB", peak.read_text())
+    print(f"{small[1]:.1f} s for a small image, {max(large)[1]:.1f} s for large ones, {int(most) >> 10} MiB")
+    assert small[0] == 200
+    assert small[1] < 10
+    assert {status for status, _ in large} <= {200, 503}
+    assert max(seconds for _, seconds in large) < 20 + 5
+    assert (int(most) << 10) - before < 1 << 30
 
 
 def settled(server: Server) -> int:

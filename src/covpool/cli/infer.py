@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from covpool.cli.main import Command
+from covpool.data.requests import Requests
 from covpool.errors import OtherJobError
 from covpool.inference.options import Embed, Files, Predict, Running
 
@@ -18,7 +19,8 @@ class PredictArguments:
     """Predict the classes of any number of images, from one to a billion.
 
     It writes rows of id, label1, score1 and so on into a folder, with one file per tar or per 1,024 images.
-    An unreadable image becomes a row with an error. Rerun the command to resume after an interruption.
+    An unreadable image, or a URL without an answer, becomes a row with an error. Rerun the command to resume
+    after an interruption.
 
     Attributes:
         bundle: folder of a trained model.
@@ -38,7 +40,8 @@ class EmbedArguments:
     """Write the embeddings that the classifier receives, for search and for other classifiers.
 
     It writes rows of id and vector into a folder, with one file per tar or per 1,024 images. An unreadable
-    image becomes a row with an error. Rerun the command to resume after an interruption.
+    image, or a URL without an answer, becomes a row with an error. Rerun the command to resume after an
+    interruption.
 
     Attributes:
         bundle: folder of a trained model.
@@ -53,7 +56,7 @@ class EmbedArguments:
     out: str | None = None
 
 
-def run(arguments: Any, task: Predict | Embed, files: Files, running: Running) -> "Done":
+def run(arguments: Any, task: Predict | Embed, files: Files, running: Running, requests: Requests) -> "Done":
     """Run the task over all images, or resume it."""
     from covpool.inference.bulk import infer
     from covpool.terminal import Progress
@@ -63,7 +66,7 @@ def run(arguments: Any, task: Predict | Embed, files: Files, running: Running) -
     with Progress("images") as progress:
         for out in folders if arguments.out is None else [arguments.out]:
             try:
-                return infer(arguments.bundle, arguments.data, out, task, files, running, progress)
+                return infer(arguments.bundle, arguments.data, out, task, files, running, progress, requests)
             except OtherJobError:
                 if arguments.out is not None:
                     raise
@@ -82,12 +85,12 @@ predict = Command(
     "covpool predict runs/birds/bundle photos --format csv --out runs/predictions",
     run,
     text,
-    OPTIONS=(Predict, Files, Running),
+    OPTIONS=(Predict, Files, Running, Requests),
 )
 embed = Command(
     EmbedArguments,
     "covpool embed runs/birds/bundle photos --out runs/embeddings",
     run,
     text,
-    OPTIONS=(Embed, Files, Running),
+    OPTIONS=(Embed, Files, Running, Requests),
 )

@@ -53,7 +53,7 @@ def parse(words: Sequence[str]) -> tuple[Arguments, bool]:
         }
     }
     values = parse_words(words, make_parser("covpool lr-find", SUMMARY, more, EXAMPLE))
-    own = {name: values.pop(name, None) for name in ("recipe", "steps", "json", "debug")}
+    own = {name: values.pop(name, None) for name in ("recipe", "steps", "json", "debug", "trust_rows")}
     steps = STEPS if own["steps"] is None else own["steps"]
     return Arguments(read_recipe(own["recipe"], values), steps), bool(own["json"])
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
 
 from covpool import __version__
+from covpool.data.requests import trust_rows
 from covpool.errors import CovpoolError, Interrupted, ToldByFirstError
 
 # Exit codes of Ctrl-C and SIGTERM, as in shells.
@@ -178,7 +179,8 @@ def verb_file(name: str) -> VerbFile:
 def _run(verb: str, arguments: list[str]) -> int:
     command = f"covpool {verb}"
     try:
-        output, code = _output(verb, arguments)
+        with trust_rows(bool({"--trust-rows", "--trust_rows"} & {*arguments})):
+            output, code = _output(verb, arguments)
         if _is_first():
             code = _print(command, output) or code
     except KeyboardInterrupt:

@@ -114,7 +114,8 @@ class Configuration:
 def parse(words: Sequence[str]) -> tuple[Arguments, bool]:
     """Read the recipe and apply the changes of the command line."""
     values = parse_words(words, make_parser(example=EXAMPLE))
-    own = {name: values.pop(name, None) for name in ("recipe", "compare", "print_config", "json", "debug")}
+    names = ("recipe", "compare", "print_config", "json", "debug", "trust_rows")
+    own = {name: values.pop(name, None) for name in names}
     recipe = read_recipe(own["recipe"], values)
     return Arguments(recipe, own["compare"], bool(own["print_config"])), bool(own["json"])
 

@@ -18,7 +18,7 @@ from covpool.data.look import Collection, Problem, Progress
 from covpool.data.remote import is_image, is_visible
 from covpool.data.sources import Split, layout_of, read_splits
 from covpool.data.sources.folder import split_folders
-from covpool.durable import replace_file
+from covpool.durable import open_regular, replace_file
 from covpool.errors import UsageError
 from covpool.terminal import counted
 
@@ -48,7 +48,7 @@ def _renamed(root: Path, path: str) -> Iterator[tuple[str, str, str]]:
         yield path, "not read", f"{extension} is not read: {NOT_READ[extension]}"
         return
     try:
-        with open(root / path, "rb") as file:
+        with open_regular(root / path) as file:
             image_format = format_of(file.read(BEGINNING))
     except OSError:
         return
@@ -160,7 +160,7 @@ def check_output(output: Path) -> None:
     if not os.access(output.parent, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(output.parent))
     if output.exists():
-        with output.open("rb") as file:
+        with open_regular(output) as file:
             if file.readline(100).strip() != ",".join(HEADER).encode():
                 raise UsageError(f"{output} exists and is not a report of covpool check: use another --out")
 

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol, SupportsInt, overload, runtime_checkabl
 import numpy as np
 from numpy.typing import NDArray
 
+from covpool.durable import open_regular
 from covpool.errors import BadImageError
 
 # File names need not be UTF-8. With these, any name becomes a str and the same bytes again.
@@ -205,18 +206,18 @@ def read_file(path: str) -> bytes:
     """Return the bytes of a file that should be an image.
 
     Raises:
-        OSError: if it cannot be read.
+        OSError: if it cannot be read, or is not a regular file.
         BadImageError: if it is much too large for an image, or its name is invalid.
     """
     try:
-        file = open(path, "rb")  # noqa: SIM115  # closed below
+        file = open_regular(path)
     except ValueError as error:  # a null character in the name
         raise BadImageError("unreadable", f"{path!r} is not a valid file name: {error}") from error
     with file:
         size = os.fstat(file.fileno()).st_size
         if size > MAX_FILE_BYTES:
             raise BadImageError("too large", f"the file has {size:,} bytes")
-        return file.read()
+        return file.readall()
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,218 +1,23 @@
-"""List and read files by path or URL, on disk or in object storage, and classify their errors."""
+"""List images in folders, on disk or in object storage, and read them."""
 
 from __future__ import annotations
 
-import errno
 import functools
 import hashlib
 import logging
 import os
-import time
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import Any
+from pathlib import Path
 
+from covpool.data.address import Address, cannot_go_on, was_taken_off
 from covpool.data.decode import FORMAT_OF, NOT_READ
-from covpool.data.image_set import BaseSet, Names, read_file
-from covpool.data.shards.remote import patiently
-from covpool.errors import BadImageError, ShardError, StorageError, UsageError
+from covpool.data.image_set import BaseSet, Names
+from covpool.errors import UsageError
 from covpool.terminal import counted
 
 LOGGER = logging.getLogger("covpool")
-
-# Errors of the machine or the network: the next image would fail too, and later none would.
-PASSING = {
-    getattr(errno, name)
-    for name in ("EMFILE", "ENFILE", "ENOMEM", "ESTALE", "ENOTCONN", "ETIMEDOUT", "EHOSTDOWN", "EHOSTUNREACH")
-    if hasattr(errno, name)
-}
-
-
-def is_passing(error: OSError) -> bool:
-    """Return whether an error is not about the file."""
-    return error.errno in PASSING
-
-
-def was_taken_off(path: str | Path, error: OSError) -> bool:
-    """Return whether a file is gone together with its whole folder, for example after an unmount."""
-    if not isinstance(error, FileNotFoundError):
-        return False
-    try:
-        with os.scandir(os.path.dirname(path)) as entries:
-            return next(entries, None) is None
-    except OSError:
-        return True
-
-
-def cannot_go_on(what: object, error: OSError) -> ShardError:
-    """Return the error that stops a job; rerun the command to resume."""
-    return ShardError(f"the input cannot be read any more: {what}: {error.strerror or error}")
-
-
-# HTTP status codes that are about one file and will not change.
-ABOUT_A_FILE = (400, 403, 404, 405, 406, 410, 414, 415, 451)
-# Seconds before a folder in object storage is listed again: a listing may take many requests.
-TRUSTED = 60.0
-_listed: dict[str, float] = {}
-
-
-@dataclass(frozen=True)
-class Address:
-    """A file or a folder.
-
-    Attributes:
-        url: the URL for fsspec; for a local file, its path.
-        path: its path in its file system.
-        is_local: whether it is on a local disk.
-    """
-
-    url: str
-    path: str
-    is_local: bool
-
-    @classmethod
-    def of(cls, text: str | Path) -> Address:
-        """Return the address of a path or URL.
-
-        Raises:
-            UsageError: if fsspec cannot open such URLs.
-        """
-        import fsspec  # here, because the import takes a while
-        from fsspec.implementations.local import LocalFileSystem
-
-        try:
-            store, path = fsspec.core.url_to_fs(os.fspath(text))
-        except (ImportError, ValueError) as error:
-            raise UsageError(f"{text} cannot be opened: {error}") from error
-        is_local = isinstance(store, LocalFileSystem)
-        return cls(path if is_local else os.fspath(text).rstrip("/"), path.rstrip("/") or "/", is_local)
-
-    @property
-    def store(self) -> Any:
-        """Its file system, made for each use: one that was made before a fork can wait forever."""
-        import fsspec
-
-        return fsspec.core.url_to_fs(self.url)[0]
-
-    @property
-    def name(self) -> str:
-        """The last part of the path."""
-        return PurePosixPath(self.path).name
-
-    @property
-    def parent(self) -> Address:
-        """The folder that holds it."""
-        path = str(PurePosixPath(self.path).parent)
-        return Address(path if self.is_local else self.url.rpartition("/")[0], path, self.is_local)
-
-    def below(self, name: str) -> Address:
-        """Return the address of a name in the folder, or of the name alone if it is absolute."""
-        if "://" in name or (self.is_local and os.path.isabs(name)):
-            return Address.of(name)
-        path = f"{self.path.rstrip('/')}/{name}"
-        return Address(path if self.is_local else f"{self.url}/{name}", path, self.is_local)
-
-    def read_listed(self, name: str) -> bytes:
-        """Return the bytes of a file that a table in the folder lists.
-
-        Raises:
-            BadImageError: if its path or URL is not valid.
-            OSError: if it cannot be read.
-            ShardError: if object storage does not answer, a package is missing, or nothing can be read.
-        """
-        try:
-            where = self.below(name)
-        except ValueError as error:
-            if isinstance(error.__cause__, ImportError):  # once installed, all such rows can be read
-                raise ShardError(str(error)) from error
-            raise BadImageError("unreadable", str(error)) from error
-        try:
-            return where.read()
-        except (ShardError, BadImageError):
-            raise
-        except ValueError as error:  # no file can have this name
-            raise BadImageError("unreadable", str(error)) from error
-        except OSError as error:
-            is_refused = not where.is_local and isinstance(error, PermissionError)
-            if is_passing(error) or (is_refused and where.parent._refuses()):
-                raise cannot_go_on(where.url, error) from error
-            raise
-
-    def _refuses(self) -> bool:
-        """Return whether object storage does not list the folder, for example because a key has expired."""
-        if time.monotonic() - _listed.get(self.url, -TRUSTED) < TRUSTED:
-            return False
-        try:
-            store = self.store
-            store.invalidate_cache()
-            store.ls(self.path, detail=False)
-        except Exception:  # each store has its own
-            return True
-        _listed[self.url] = time.monotonic()
-        return False
-
-    def is_folder(self) -> bool:
-        """Return whether it is a folder.
-
-        Raises:
-            FileNotFoundError: if it does not exist.
-            OSError: if object storage does not answer.
-        """
-        if self.is_local:
-            os.stat(self.path)
-            return os.path.isdir(self.path)
-        store = self.store
-        try:
-            is_folder = bool(store.isdir(self.path))
-            is_there = is_folder or store.exists(self.path)
-        except OSError as error:
-            raise StorageError(f"{self.url} cannot be reached: {error}") from error
-        if not is_there:
-            raise FileNotFoundError(f"{self.url} does not exist")
-        return is_folder
-
-    def read(self) -> bytes:
-        """Return the bytes of a file; requests to object storage are repeated if they fail.
-
-        Raises:
-            OSError: if this file cannot be read.
-            ShardError: if object storage does not answer.
-        """
-        if self.is_local:
-            return read_file(self.path)
-
-        def attempt() -> bytes | OSError:
-            try:
-                data: bytes = self.store.cat_file(self.path)
-                return data
-            except FileNotFoundError:
-                return FileNotFoundError("the file does not exist")
-            except PermissionError as error:
-                return PermissionError(f"the store does not give it: {error}")
-            except Exception as error:
-                status = getattr(error, "status", None)  # of HTTP
-                if status in ABOUT_A_FILE:
-                    return OSError(f"the server answers {status}")
-                raise
-
-        found = patiently(self.url, attempt)
-        if isinstance(found, OSError):
-            raise found
-        return found
-
-    def open(self) -> Any:
-        """Open the file, to read parts of it."""
-        return open(self.path, "rb") if self.is_local else self.store.open(self.path, "rb")
-
-    def files(self, wanted: Callable[[str], bool]) -> list[str]:
-        """Return the names of the wanted files in the folder and below, in order."""
-        if self.is_local:
-            return list(files_under(Path(self.path), wanted))
-        found = (path[len(self.path) :].lstrip("/") for path in self.store.find(self.path))
-        return sorted(name for name in found if all(map(is_visible, name.split("/"))) and wanted(name))
 
 
 def subfolders(path: Path) -> list[str]:
@@ -301,6 +106,14 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return entry.is_dir()
     except OSError:  # a link to itself
         return False
+
+
+def list_files(folder: Address, wanted: Callable[[str], bool]) -> list[str]:
+    """Return the names of the wanted files in a folder and below, in order."""
+    if folder.is_local:
+        return list(files_under(Path(folder.path), wanted))
+    found = (path[len(folder.path) :].lstrip("/") for path in folder.store.find(folder.path))
+    return sorted(name for name in found if all(map(is_visible, name.split("/"))) and wanted(name))
 
 
 def composed(name: str) -> str:

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
+from covpool.data.address import Address
 from covpool.data.decode import decode
 from covpool.data.transforms import Preprocessing, evaluation_transform
 from covpool.drawing import LIGHT, png
@@ -146,7 +147,7 @@ def _picture(queries: dict[str, bytes], found: dict[str, list[Neighbor]], images
             Found(name, decode(data)),
             math.nan,
             [
-                Found(f"{one.similarity:.2f} {Path(one.id).name}", _opened(images / one.id))
+                Found(f"{one.similarity:.2f} {Path(one.id).name}", _opened(images, one.id))
                 for one in found[name]
             ],
         )
@@ -156,8 +157,10 @@ def _picture(queries: dict[str, bytes], found: dict[str, list[Neighbor]], images
     return png(draw_neighbours(rows, LIGHT, title), dpi=110)
 
 
-def _opened(file: Path) -> Image.Image | None:
+def _opened(images: Path, name: str) -> Image.Image | None:
+    """Return an image on this machine; its name is from a row, so it stays in the folder of the images."""
     try:
-        return decode(file.read_bytes())
-    except (OSError, BadImageError):
+        where = Address.of(images.absolute()).listed(name)
+        return decode(where.read()) if where.is_local else None
+    except (OSError, UsageError):
         return None

@@ -5,153 +5,44 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
-import secrets
+import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from covpool.data.address import Address
 from covpool.data.image_set import ImageSet
-from covpool.data.remote import Address
-from covpool.data.shards.remote import patiently
+from covpool.data.requests import Requests, limited
 from covpool.data.sources import open_unlabeled
 from covpool.data.transforms import Preprocessing
-from covpool.durable import check_outside, held, sync_folder, write_file
+from covpool.durable import check_outside
 from covpool.errors import OtherJobError, UsageError
 from covpool.inference.options import CSV_IMAGES, Files, Format, Predict, Running
-from covpool.inference.tasks import Columns, Task, read_rows, write_table
-from covpool.inference.work import Decoder, Predictor, Progress, Unit, Work, divide, run_local
+from covpool.inference.place import MANIFEST, Manifest, Part, Place, open_place
+from covpool.inference.tasks import Columns, Task, is_unreachable, read_column, read_rows, write_table
+from covpool.inference.work import (
+    Decoder,
+    Predictor,
+    Progress,
+    Unit,
+    Work,
+    divide,
+    image_id,
+    run_local,
+)
 from covpool.models.bundle import read_card
 from covpool.models.card import Card
 from covpool.terminal import counted, duration, printable
 
-# The ending of files that are being written.
-SAVING = ".covpool-saving"
-# Object storage in which an object appears once it is complete; elsewhere a file grows under its name.
-WHOLE_OBJECTS = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oss", "memory"})
-
-
-class Place(Protocol):
-    """A folder of output files; each file is complete or absent.
-
-    Attributes:
-        has_locks: whether :meth:`held` keeps other processes out.
-    """
-
-    has_locks: bool
-
-    def names(self) -> set[str]:
-        """Return the names of its files, without hidden ones."""
-
-    def read(self, name: str) -> bytes:
-        """Return the content of a file."""
-
-    def write(self, name: str, data: bytes) -> None:
-        """Write a file; if writing fails, the file does not exist."""
-
-    def held(self) -> contextlib.AbstractContextManager[None]:
-        """Keep other processes from writing, if possible, and remove partial files of a killed process."""
-
-
-class Disk:
-    """A local folder."""
-
-    has_locks = True
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def names(self) -> set[str]:
-        """List."""
-        if not self.folder.exists():
-            return set()
-        return {name for name in os.listdir(self.folder) if not name.startswith(".")}
-
-    def read(self, name: str) -> bytes:
-        """Read."""
-        return (self.folder / name).read_bytes()
-
-    def write(self, name: str, data: bytes) -> None:
-        """Write under a temporary name, and rename the complete file."""
-        saving = self.folder / f".{name}.{secrets.token_hex(4)}{SAVING}"
-        try:
-            write_file(saving, data)
-            os.replace(saving, self.folder / name)
-        finally:
-            saving.unlink(missing_ok=True)
-        sync_folder(self.folder)
-
-    @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
-        """Hold a lock that dies with this process, and that its workers do not inherit."""
-        with held(self.folder):
-            for left in self.folder.glob(f".*{SAVING}"):
-                left.unlink(missing_ok=True)
-            yield
-
-
-class Bucket:
-    """A folder in object storage."""
-
-    has_locks = False
-
-    def __init__(self, address: Address) -> None:
-        self.address = address
-
-    def names(self) -> set[str]:
-        """List."""
-
-        def attempt() -> set[str]:
-            store = self.address.store
-            try:
-                names = {path.rpartition("/")[2] for path in store.ls(self.address.path, detail=False)}
-            except FileNotFoundError:
-                return set()
-            # Some servers list the folder itself, with an empty name.
-            return {name for name in names if name and not name.startswith(".")}
-
-        return patiently(self.address.url, attempt)
-
-    def read(self, name: str) -> bytes:
-        """Download."""
-        return self.address.below(name).read()
-
-    def write(self, name: str, data: bytes) -> None:
-        """Upload; where a file would grow under its name, upload under a temporary one and rename."""
-        where = self.address.below(name)
-        saving = self.address.below(f".{name}.{secrets.token_hex(4)}{SAVING}")
-
-        def attempt() -> None:
-            store = self.address.store
-            protocols = {store.protocol} if isinstance(store.protocol, str) else set(store.protocol)
-            if protocols & WHOLE_OBJECTS:
-                store.pipe_file(where.path, data)
-                return
-            store.makedirs(self.address.path, exist_ok=True)
-            store.pipe_file(saving.path, data)
-            if store.exists(where.path):  # from an attempt whose answer was lost; not every server replaces
-                store.rm_file(where.path)
-            store.mv(saving.path, where.path)
-
-        patiently(where.url, attempt, "written")
-
-    def held(self) -> contextlib.AbstractContextManager[None]:
-        """Do nothing: object storage has no locks."""
-        return contextlib.nullcontext()
-
-
-def open_place(out: str | Path) -> Place:
-    """Return the folder at an address; it is made when something is written."""
-    address = Address.of(out)
-    return Disk(Path(address.path)) if address.is_local else Bucket(address)
+LOGGER = logging.getLogger("covpool")
 
 
 @dataclass(frozen=True)
 class TableWriter:
-    """Write the rows of a unit into a separate file.
+    """Write the rows of a unit into a separate file, or some of them into the file that is there.
 
     Attributes:
         place: the folder.
@@ -165,12 +56,16 @@ class TableWriter:
         """Return the name of the file of a unit."""
         return f"{unit.name}.{self.format}"
 
-    def __call__(self, unit: Unit, parts: Sequence[Columns]) -> None:
-        """Write all rows of a unit at once."""
-        self.place.write(self.file(unit), write_table(parts, self.format))
+    def __call__(self, unit: Unit, parts: Sequence[Columns]) -> Part:
+        """Write all rows of a unit at once, and return the entry of the manifest."""
+        file = self.file(unit)
+        old = self.place.read(file) if unit.only else None
+        places = [number - unit.start for number in unit.only]
+        data, unreachable = write_table(parts, self.format, old, places)
+        self.place.write(file, data)
+        return Part.of(file, data, unreachable)
 
 
-# Programs that read a folder of tables skip names that begin with an underscore.
 JOB = "_job.json"
 # The name in version 0.1.0.dev0.
 OLD_JOB = "job.json"
@@ -200,15 +95,15 @@ def describe_job(card: Card, task: Task, files: Files, images: ImageSet, units: 
     }
 
 
-def begin_or_continue(place: Place, job: Mapping[str, Any], out: str) -> set[str]:
-    """Return the names of the finished files of this job.
+def begin_or_continue(place: Place, job: Mapping[str, Any], out: str) -> None:
+    """Describe the job in the folder, or check that the folder belongs to it.
 
     A job without rows may still change, unless another process may have started it (no locks).
 
     Raises:
         ValueError: if the folder belongs to another job, or holds other files.
     """
-    names = place.names()
+    names = place.sizes().keys() - {MANIFEST}
     found = _job_file(names)
     if found and (names != {found} or not place.has_locks):
         _check_same(_read(place, found, out), json.loads(json.dumps(job)), out)
@@ -220,10 +115,9 @@ def begin_or_continue(place: Place, job: Mapping[str, Any], out: str) -> set[str
         if found:
             _read(place, found, out)  # raises if the file is not of covpool
         place.write(JOB, (json.dumps(job, indent=2) + "\n").encode())
-    return names
 
 
-def _job_file(names: set[str]) -> str | None:
+def _job_file(names: Set[str]) -> str | None:
     return next((name for name in (JOB, OLD_JOB) if name in names), None)
 
 
@@ -241,7 +135,7 @@ def _with_format(files: Files, task: Task, images: int, place: Place) -> Files:
     """Replace the format auto: by that of the rows in the folder, or by the number of images."""
     if files.format != "auto":
         return files
-    endings = {name.rpartition(".")[2] for name in place.names()}
+    endings = {name.rpartition(".")[2] for name in place.sizes()}
     if not endings & {"csv", "parquet"}:
         endings = {"csv" if isinstance(task, Predict) and images <= CSV_IMAGES else "parquet"}
     return replace(files, format="parquet" if "parquet" in endings else "csv")
@@ -282,6 +176,7 @@ class Done:
         bad_images: new images whose rows have an error.
         seconds: the time it took.
         rows: the predictions, if they are of 20 images at most.
+        unreachable: rows in all files whose URL gave no answer.
     """
 
     out: str
@@ -292,6 +187,7 @@ class Done:
     bad_images: int
     seconds: float
     rows: list[dict[str, Any]] = field(default_factory=list)
+    unreachable: int = 0
 
 
 def infer(
@@ -302,11 +198,12 @@ def infer(
     files: Files | None = None,
     running: Running | None = None,
     progress: Progress = lambda done, total: None,
+    requests: Requests | None = None,
 ) -> Done:
     """Compute rows for every image, into a folder of Parquet or CSV files.
 
-    Call it again after an interruption to resume: each file is complete or absent. An unreadable image
-    becomes a row with an error.
+    Call it again after an interruption to resume: each file is complete or absent. An unreadable image, or a
+    URL that gives no answer, becomes a row with an error. A file that was changed since is computed again.
 
     Args:
         bundle: the folder of a model.
@@ -317,6 +214,7 @@ def infer(
         files: how rows are divided into files.
         running: how it is run.
         progress: called with the number of images done and the total.
+        requests: limits of requests for remote images.
 
     Raises:
         ValueError: for example if ``out`` has the rows of another job.
@@ -325,21 +223,27 @@ def infer(
     started = time.monotonic()
     card = read_card(bundle)
     _check_outside(out, data)
-    images = open_unlabeled(data)
+    with limited(requests or Requests()):
+        images = open_unlabeled(data)
     units = divide(images, files.rows_per_file)
     place = open_place(out)
     files = _with_format(files, task, len(images), place)
     kind: Format = "csv" if files.format == "csv" else "parquet"
-    writer = TableWriter(place, kind)
+    writer, manifest = TableWriter(place, kind), Manifest(place)
     with place.held():
         job = describe_job(card, task, files, images, units) | {"data": str(data)}
-        there = begin_or_continue(writer.place, job, str(out))
-        left = [unit for unit in units if writer.file(unit) not in there]
+        begin_or_continue(writer.place, job, str(out))
+        left = list(_left(images, units, writer, manifest, running))
         decoder = Decoder(Preprocessing.of(card.preprocessing))
         predictor = partial(Predictor, Path(bundle).resolve(), task, running.device, card.sha256)
-        bad = (
-            _engine(running)(Work(images, left, decoder, predictor, writer), running, progress) if left else 0
-        )
+        try:
+            work = Work(images, left, decoder, predictor, writer, manifest.add)
+            bad = _engine(running)(work, running, progress) if left else 0
+        except BaseException:
+            with contextlib.suppress(OSError, ValueError):  # of a full disk, as the first error
+                manifest.save()
+            raise
+        manifest.save()
     return Done(
         out=str(out),
         images=len(images),
@@ -351,7 +255,45 @@ def infer(
         rows=[row for unit in units for row in read_rows(place.read(writer.file(unit)), kind)]
         if isinstance(task, Predict) and len(images) <= SHOWN
         else [],
+        unreachable=sum(part.unreachable for part in manifest.parts.values()),
     )
+
+
+def _left(
+    images: ImageSet, units: Sequence[Unit], writer: TableWriter, manifest: Manifest, running: Running
+) -> Iterator[Unit]:
+    """Yield the units without a valid file; with ``retry`` also the rows whose URL gave no answer."""
+    there = writer.place.sizes()
+    manifest.read(there)
+    for unit in units:
+        file = writer.file(unit)
+        if file not in there:
+            yield unit
+            continue
+        is_valid = manifest.is_valid(file, there[file], running.verify)
+        if is_valid is None:  # of a process that was killed, or of an earlier version
+            is_valid = _adopt(images, unit, writer, manifest)
+        if not is_valid:
+            LOGGER.warning("%s was truncated or changed since it was written: computing it again", file)
+            yield unit
+        elif running.retry and manifest.parts[file].unreachable:
+            errors = read_column(writer.place.read(file), writer.format, "error")
+            only = (unit.start + k for k, error in enumerate(errors) if is_unreachable(error or ""))
+            yield replace(unit, only=tuple(only))
+
+
+def _adopt(images: ImageSet, unit: Unit, writer: TableWriter, manifest: Manifest) -> bool:
+    """Return whether a file has the rows of its unit, and add it to the manifest if it does."""
+    file = writer.file(unit)
+    data = writer.place.read(file)
+    try:
+        ids, errors = (read_column(data, writer.format, name) for name in ("id", "error"))
+    except UsageError:
+        return False
+    if ids != [image_id(images, i) for i in unit.numbers]:
+        return False
+    manifest.add(Part.of(file, data, sum(is_unreachable(error or "") for error in errors)))
+    return True
 
 
 def _check_outside(out: str | Path, data: str | Path) -> None:
@@ -391,10 +333,13 @@ def _rows_text(done: Done) -> str:
     files = counted(done.files, "file")
     there = f"{done.out}: {counted(done.images, 'row')} in {files}"
     if not done.new_files:
-        return f"{there}, all of them there already"
+        again = f", {done.unreachable:,} of them without an answer (--retry)" if done.unreachable else ""
+        return f"{there}, all of them there already{again}"
     rate = done.new_images / max(done.seconds, 1e-9)
     new = "" if done.new_images == done.images else f", {done.new_images:,} of them new"
     lines = [f"{there}{new}, in {duration(done.seconds)} ({rate:,.0f} images a second)"]
     if done.bad_images:
         lines.append(f"unreadable images: {done.bad_images:,} of the new ones; see the column error")
+    if done.unreachable:
+        lines.append(f"URLs without an answer: {done.unreachable:,}; rerun with --retry to try them again")
     return "\n".join(lines)

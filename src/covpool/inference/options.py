@@ -102,6 +102,8 @@ class Running:
         engine: ``local`` for this machine, ``ray`` for a cluster (pip install 'covpool[scale]').
         actors: number of Ray processes, each with a network.
         ray_address: address of a Ray cluster; Ray starts on this machine if not given.
+        retry: compute rows again whose URL gave no answer.
+        verify: compare all bytes of the finished files with the manifest, not only sizes and last bytes.
     """
 
     batch_size: int = 64
@@ -110,6 +112,8 @@ class Running:
     engine: Literal["local", "ray"] = "local"
     actors: int = 1
     ray_address: str | None = None
+    retry: bool = False
+    verify: bool = False
 
     def __post_init__(self) -> None:
         check_choice("engine", self.engine, ("local", "ray"))

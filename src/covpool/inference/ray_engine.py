@@ -7,6 +7,7 @@ Both may run on any machine, so bundle, input and output must be paths or URLs t
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -20,6 +21,7 @@ import ray.data
 from covpool.data.image_set import ImageSet
 from covpool.errors import DataError, ShardError
 from covpool.inference.options import Running
+from covpool.inference.place import Part
 from covpool.inference.tasks import Columns
 from covpool.inference.work import Batch, Decoder, Progress, Unit, Work, Writer, bad_rows
 
@@ -38,6 +40,7 @@ def run_ray(work: Work, running: Running, progress: Progress) -> int:
         for told in _dataset(work, running).iter_rows():
             if told["failure"]:
                 raise DataError(told["failure"])
+            work.add(Part(**json.loads(told["part"])))
             done, bad = done + int(told["images"]), bad + int(told["bad"])
             progress(done, total)
     return bad
@@ -45,7 +48,8 @@ def run_ray(work: Work, running: Running, progress: Progress) -> int:
 
 def _dataset(work: Work, running: Running) -> ray.data.Dataset:
     images = ray.put(work.images)
-    units = [asdict(unit) for unit in work.units]
+    # As text, since Ray would make arrays of different lengths.
+    units = [{"name": unit.name, "unit": json.dumps(asdict(unit))} for unit in work.units]
     cpus, gpus = _shares(running)
     return (
         ray.data.from_items(units, override_num_blocks=len(units))
@@ -73,10 +77,15 @@ def _decode(images: list[Any], decoder: Decoder, unit: Row) -> Row:
     """Decode a unit into one row, which Ray cannot split."""
     failure = ""
     try:
-        batch = decoder.batch(_received(images[0]), range(unit["start"], unit["stop"]))
+        batch = decoder.batch(_received(images[0]), _unit(unit["unit"]).numbers)
     except ShardError as error:  # Ray would wrap it in pages of tracebacks
         batch, failure = decoder.batch(_received(images[0]), range(0)), str(error)
     return {**unit, **batch, "image": batch["image"].numpy(), "failure": failure}
+
+
+def _unit(text: str) -> Unit:
+    fields = json.loads(text)
+    return Unit(**(fields | {"only": tuple(fields["only"])}))
 
 
 @cache
@@ -96,15 +105,20 @@ class _Actor:
 
     def __call__(self, rows: dict[str, Any]) -> dict[str, Any]:
         """Write the rows of a unit, in the batches of the local engine; return the counts as a row."""
-        unit = Unit(str(rows["name"][0]), int(rows["start"][0]), int(rows["stop"][0]))
+        unit, part = _unit(str(rows["unit"][0])), None
         failure = str(rows["failure"][0])
         parts = [] if failure else self._rows(unit, {name: np.asarray(rows[name][0]) for name in COLUMNS})
         try:
             if not failure:
-                self.writer(unit, parts)
+                part = self.writer(unit, parts)
         except (OSError, ShardError) as error:
             failure = str(error)
-        told = {"images": len(unit), "bad": sum(map(bad_rows, parts)), "failure": failure}
+        told = {
+            "images": len(unit),
+            "bad": sum(map(bad_rows, parts)),
+            "failure": failure,
+            "part": "" if part is None else json.dumps(part._asdict()),
+        }
         return {name: np.array([value]) for name, value in told.items()}
 
     def _rows(self, unit: Unit, columns: Batch) -> list[Columns]:

@@ -5,97 +5,35 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import DTypeLike, NDArray
 
-from covpool.data.decode import decode
 from covpool.data.image_set import ImageSet, Subset
 from covpool.data.loader import BadImage
-from covpool.durable import replace_file, sync_folder
-from covpool.errors import BadImageError, StorageError, UsageError
+from covpool.durable import read_regular, replace_file, sync_folder
+from covpool.errors import StorageError, UsageError
+from covpool.inference.content import Content, Progress, check_lasting
 from covpool.inference.forward import Result
 from covpool.terminal import human
 
-Progress = Callable[[int, int], None]
-
-# Stands for the digest of an unreadable image.
-UNREADABLE = bytes(hashlib.sha256().digest_size)
+LOGGER = logging.getLogger("covpool")
 
 
-class Content(NamedTuple):
-    """Digests of the images of a set.
-
-    Attributes:
-        digest: the digest of all names, labels and bytes, in order.
-        images: the digests of the images one after the other, zeros for unreadable images; empty for shards,
-            which are not read.
-    """
-
-    digest: str
-    images: bytes
-
-
-def read_content(images: ImageSet, progress: Progress) -> Content:
-    """Read and hash all images; shards have digests already, so they are not read."""
-    if images.group_sizes() is not None:
-        return Content(images.fingerprint(), b"")
-    digest, each = hashlib.sha256(repr(images.classes).encode("utf-8", "surrogateescape")), bytearray()
-    for i in range(len(images)):
-        label = images.label(i)
-        digest.update(f"{images.name(i)}\0{label}\0".encode("utf-8", "surrogateescape"))
-        try:
-            one = hashlib.sha256(images.read(i)).digest()
-            digest.update(one)
-        except (OSError, ValueError) as error:  # an unreadable image has no features either
-            one = UNREADABLE
-            digest.update(type(error).__name__.encode())
-        each += one
-        progress(i + 1, len(images))
-    return Content(digest.hexdigest(), bytes(each))
-
-
-def check_lasting(images: ImageSet, bad: Iterable[int], content: Content) -> None:
-    """Raise if an unreadable image was readable when it was hashed.
-
-    Features are identified by these hashes, so after one disk or network error the image would be missing
-    from the stored features forever. Shards are not checked.
-
-    Args:
-        images: the set.
-        bad: indices of the images without features.
-        content: digests of the set.
-
-    Raises:
-        ValueError: if the bytes of an image have changed, or the image is readable again.
-    """
-    for i in bad if content.images else ():
-        before = content.images[i * len(UNREADABLE) : (i + 1) * len(UNREADABLE)]
-        try:
-            data = images.read(i)
-            if hashlib.sha256(data).digest() != before:
-                why = "it has changed"
-            else:
-                decode(data)
-                why = "it can be again"
-        except BadImageError:
-            continue
-        except OSError as error:
-            if before == UNREADABLE:
-                continue
-            why = error.strerror or str(error)
-        raise UsageError(
-            f"{images.name(i)} became unreadable during the run ({why}). Its results were discarded. "
-            "Rerun the command to resume."
-        )
+# The index after the last of some rows, and the hash of their bytes.
+Chunk = tuple[int, str]
+CHUNK_BYTES = 1 << 26
 
 
 class RowFile:
@@ -149,6 +87,32 @@ class RowFile:
                 if file.write(row.data) != row.nbytes:
                     raise StorageError(f"{self.path} could not be written: is the disk full?")
 
+    def digest(self, start: int, stop: int) -> str:
+        """Return the hash of the bytes of the rows from ``start`` to ``stop``."""
+        found, left = hashlib.blake2b(digest_size=16), (stop - start) * self._bytes
+        with self.path.open("rb", buffering=0) as file:
+            file.seek(self._start + start * self._bytes)
+            while left and (data := file.read(min(left, 1 << 22))):
+                found.update(data)
+                left -= len(data)
+        return found.hexdigest()
+
+    def digests(self, start: int, stop: int) -> list[Chunk]:
+        """Return the hashes of consecutive rows, at most 64 MB at a time."""
+        step = max(1, CHUNK_BYTES // max(self._bytes, 1))
+        stops = [min(first + step, stop) for first in range(start, stop, step)]
+        return [(end, self.digest(begin, end)) for begin, end in pairwise([start, *stops])]
+
+    def valid_rows(self, chunks: Sequence[Chunk]) -> int:
+        """Return the number of rows, from the first, that have the hashes of before."""
+        starts = [0, *(stop for stop, _ in chunks)]
+        with ThreadPoolExecutor() as pool:  # hashlib lets threads run at once
+            found = pool.map(self.digest, starts, starts[1:])
+            for start, (_, wanted), digest in zip(starts, chunks, found, strict=False):
+                if digest != wanted:
+                    return start
+        return starts[-1]
+
     def sync(self) -> None:
         """Return when the rows are on the disk."""
         with self.path.open("r+b") as file:
@@ -175,11 +139,20 @@ class State:
         done: the features of the images before this index are on the disk.
         bad: the unreadable images among them, by index.
         seconds: the time they took.
+        chunks: hashes of the features, in their order.
     """
 
     done: int = 0
     bad: dict[int, BadImage] = dataclasses.field(default_factory=dict)
     seconds: float = 0.0
+    chunks: tuple[Chunk, ...] = ()
+
+    def before(self, stop: int) -> State:
+        """Return the state with the images before an index alone."""
+        bad = {i: image for i, image in self.bad.items() if i < stop}
+        return State(
+            min(self.done, stop), bad, self.seconds, tuple(one for one in self.chunks if one[0] <= stop)
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -258,6 +231,20 @@ class FeatureStore:
         }
         return CachedFeatures(arrays, labels, usable, state.seconds)
 
+    def check(self) -> None:
+        """Read all features, and forget those that changed on the disk; :meth:`fill` computes them again."""
+        cut = {}
+        for name, state in self._states().items():
+            valid = RowFile(self.path(name), self.dtype).valid_rows(state.chunks) if state.done else 0
+            if valid < state.done:
+                LOGGER.warning(
+                    "%s changed after it was written: computing its features again from image %s on",
+                    *(self.path(name), f"{valid:,}"),
+                )
+                cut[name] = state.before(valid)
+        if cut:
+            self._write(cut)
+
     def fill(
         self,
         images: ImageSet,
@@ -280,6 +267,8 @@ class FeatureStore:
         files = {name: RowFile(self.path(name), self.dtype) for name in before}
         first = seen = min((state.done for state in before.values()), default=self.images)
         bad: dict[int, BadImage] = {}
+        kept = {name: state.before(first) for name, state in before.items()}
+        chunks = {name: list(state.chunks) for name, state in kept.items()}
         started = saved = time.monotonic()
         for result in run(Subset(images, np.arange(first, self.images))) if first < self.images else ():
             ids, start = result.ids + first, seen
@@ -292,10 +281,15 @@ class FeatureStore:
             progress(seen, self.images)
             now = time.monotonic()
             if now - saved >= SECONDS_BETWEEN_SAVES or seen == self.images:
-                for file in files.values():
+                for name, file in files.items():
                     file.sync()
+                    hashed = chunks[name][-1][0] if chunks[name] else 0
+                    chunks[name] += file.digests(hashed, seen)
                 self._write(
-                    {name: _add(state, first, seen, bad, now - started) for name, state in before.items()}
+                    {
+                        name: State(seen, state.bad | bad, state.seconds + now - started, tuple(chunks[name]))
+                        for name, state in kept.items()
+                    }
                 )
                 saved = now
 
@@ -336,19 +330,16 @@ class FeatureStore:
     def _read(self) -> dict[str, State]:
         """Return the states in the manifest, also those of arrays that this store does not use."""
         try:
-            manifest = json.loads((self.folder / MANIFEST).read_bytes())
+            manifest = json.loads(read_regular(self.folder / MANIFEST))
             arrays = manifest["arrays"] if manifest["key"] == self.key else {}
-            return {
-                name: State(one["done"], {i: BadImage(*image) for i, image in one["bad"]}, one["seconds"])
-                for name, one in arrays.items()
-            }
+            return {name: _state(one) for name, one in arrays.items()}
         except (OSError, ValueError, KeyError, TypeError):  # no manifest, or of another program
             return {}
 
     def _write(self, states: dict[str, State]) -> None:
         """Write the manifest at once; the states of other arrays stay."""
         arrays = {
-            name: {"done": state.done, "bad": list(state.bad.items()), "seconds": state.seconds}
+            name: dataclasses.asdict(state) | {"bad": list(state.bad.items())}
             for name, state in (self._read() | states).items()
         }
         manifest = {"key": self.key, "arrays": arrays}
@@ -368,9 +359,10 @@ class FeatureStore:
         return int(np.prod(self._shape(name))) * self.dtype.itemsize
 
 
-def _add(state: State, first: int, done: int, bad: dict[int, BadImage], seconds: float) -> State:
-    kept = {i: image for i, image in state.bad.items() if i < first}
-    return State(done, kept | bad, state.seconds + seconds)
+def _state(fields: dict[str, Any]) -> State:
+    bad = {i: BadImage(*image) for i, image in fields["bad"]}
+    chunks = tuple((int(stop), str(digest)) for stop, digest in fields.get("chunks", ()))
+    return State(fields["done"], bad, fields["seconds"], chunks)
 
 
 def check_room(folder: Path, size: int, what: str, option: str) -> None:

@@ -135,31 +135,79 @@ class Vectors:
         return {"vector": torch.full((count, self.width), torch.nan, dtype=self.dtype).numpy()}
 
 
-def write_table(parts: Sequence[Columns], kind: Format) -> bytes:
-    """The bytes of a file with the rows of some batches; beside an error all but the id is null."""
+# Begins the error of a row whose URL gave no answer; such rows can be tried again.
+UNREACHABLE = "unreachable: "
+
+
+def is_unreachable(error: str) -> bool:
+    """Return whether a row has an error because its URL gave no answer."""
+    return error.startswith(UNREACHABLE)
+
+
+def write_table(
+    parts: Sequence[Columns], kind: Format, old: bytes | None = None, places: Sequence[int] = ()
+) -> tuple[bytes, int]:
+    """Return a file with the rows of some batches; a row with an error has only its id besides.
+
+    Args:
+        parts: the columns of each batch.
+        kind: the format of the file.
+        old: a file of the same columns, some of whose rows are replaced.
+        places: the rows that are replaced, in order.
+
+    Returns:
+        The bytes of the file, and the number of its rows whose URL gave no answer.
+    """
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     table = pa.table(_arrow(columns))
+    if kind == "csv":
+        table = _flat(table)
+    if old is not None:
+        before = _read_table(old, kind)
+        order = np.arange(len(before))
+        order[list(places)] = len(before) + np.arange(len(table))
+        table = pa.concat_tables([before, table.cast(before.schema)]).combine_chunks().take(order)
     stream = pa.BufferOutputStream()
     if kind == "csv":
-        pyarrow.csv.write_csv(_flat(table), stream)
+        pyarrow.csv.write_csv(table, stream)
     else:
         # To look for numbers that come again in vectors would be in vain.
         words = [name for name in table.column_names if name != "vector"]
         pq.write_table(table, stream, use_dictionary=words)
     data: bytes = stream.getvalue().to_pybytes()
-    return data
+    return data, sum(is_unreachable(error or "") for error in table.column("error").to_pylist())
 
 
 def read_rows(data: bytes, kind: Format) -> list[dict[str, Any]]:
     """Return the rows of a file that :func:`write_table` wrote."""
+    return list(_read_table(data, kind).to_pylist())
+
+
+def read_column(data: bytes, kind: Format, name: str) -> list[Any]:
+    """Return a column of a file that :func:`write_table` should have written.
+
+    Raises:
+        UsageError: if the file is damaged, or has no such column.
+    """
+    try:
+        return list(_read_table(data, kind).column(name).to_pylist())
+    except (pa.ArrowException, OSError, KeyError) as error:
+        raise UsageError(f"it is truncated or damaged: {error}") from error
+
+
+def _read_table(data: bytes, kind: Format) -> pa.Table:
     stream = pa.BufferReader(data)
     if kind == "parquet":
-        return list(pq.read_table(stream).to_pylist())
+        return pq.read_table(stream)
+    names = data.partition(b"\n")[0].decode("utf-8", "replace").replace('"', "").split(",")
     # An id such as 0012 is no number, and the class nan is no missing one.
+    is_number = {name: name.startswith(("score", "vector")) for name in names}
     options = pyarrow.csv.ConvertOptions(
-        column_types={"id": pa.string()}, strings_can_be_null=True, null_values=[""]
+        column_types={name: pa.float32() if is_number[name] else pa.string() for name in names},
+        strings_can_be_null=True,
+        null_values=[""],
     )
-    return list(pyarrow.csv.read_csv(stream, convert_options=options).to_pylist())
+    return pyarrow.csv.read_csv(stream, convert_options=options)
 
 
 def _arrow(columns: Columns) -> dict[str, Any]:

@@ -19,15 +19,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from covpool.data.address import cannot_go_on
 from covpool.data.decode import decode
 from covpool.data.image_set import ImageSet
 from covpool.data.loader import Failure, outlive_signals
-from covpool.data.remote import cannot_go_on
 from covpool.data.transforms import Preprocessing, pixels_transform
-from covpool.errors import BadImageError, DataError, ShardError, UsageError
+from covpool.errors import BadImageError, DataError, ShardError, UnreachableError, UsageError
 from covpool.inference.forward import Forward, open_bundle
 from covpool.inference.options import Running
-from covpool.inference.tasks import Columns, Task
+from covpool.inference.place import Part
+from covpool.inference.tasks import UNREACHABLE, Columns, Task
 from covpool.models.bundle import read_card
 
 
@@ -39,19 +40,26 @@ class Unit:
         name: the name of the file, without its extension.
         start: the index of the first image.
         stop: one past the last image.
+        only: the images whose rows are computed again; empty for all.
     """
 
     name: str
     start: int
     stop: int
+    only: tuple[int, ...] = ()
+
+    @property
+    def numbers(self) -> Sequence[int]:
+        """The indices of the images to compute."""
+        return self.only or range(self.start, self.stop)
 
     def __len__(self) -> int:
-        return self.stop - self.start
+        return len(self.numbers)
 
-    def parts(self, size: int) -> Iterator[range]:
+    def parts(self, size: int) -> Iterator[Sequence[int]]:
         """Yield the batches; a batch never spans two units, so rows do not depend on other units."""
-        for start in range(self.start, self.stop, size):
-            yield range(start, min(start + size, self.stop))
+        for start in range(0, len(self), size):
+            yield self.numbers[start : start + size]
 
 
 def divide(images: ImageSet, rows: int) -> list[Unit]:
@@ -90,7 +98,7 @@ class Decoder:
         pixels: Tensor = self.pixels(decode(data))
         return pixels
 
-    def batch(self, images: ImageSet, numbers: range) -> Batch:
+    def batch(self, images: ImageSet, numbers: Sequence[int]) -> Batch:
         """Return the columns ``id``, ``image`` and ``error``; unreadable images have zeros as pixels.
 
         Raises:
@@ -100,17 +108,19 @@ class Decoder:
         ids = np.empty(len(numbers), dtype=object)
         errors = np.full(len(numbers), "", dtype=object)
         for row, i in enumerate(numbers):
-            ids[row] = _id(images, i)
+            ids[row] = image_id(images, i)
             try:
                 pixels[row] = self(images.read(i))
             except BadImageError as error:
                 errors[row] = f"{error.reason}: {error}"
+            except UnreachableError as error:
+                errors[row] = f"{UNREACHABLE}{error}"
             except OSError as error:
                 errors[row] = f"unreadable: {error.strerror or error}"
         return {"id": ids, "image": pixels, "error": errors}
 
 
-def _id(images: ImageSet, i: int) -> str:
+def image_id(images: ImageSet, i: int) -> str:
     """Return the name of an image. The shard that contains the name may be gone."""
     try:
         name = images.name(i)
@@ -187,8 +197,8 @@ Progress = Callable[[int, int], None]
 class Writer(Protocol):
     """Writes the rows of a unit; see :class:`covpool.inference.bulk.TableWriter`."""
 
-    def __call__(self, unit: Unit, parts: Sequence[Columns]) -> None:
-        """Write all rows of a unit at once."""
+    def __call__(self, unit: Unit, parts: Sequence[Columns]) -> Part:
+        """Write all rows of a unit at once, and return the entry of the manifest."""
 
 
 @dataclass(frozen=True)
@@ -201,6 +211,7 @@ class Work:
         decoder: from bytes to pixels.
         make_predictor: makes the function from pixels to rows, once in each process that has a network.
         writer: writes the rows.
+        add: called with the entry of each file that is written.
     """
 
     images: ImageSet
@@ -208,6 +219,7 @@ class Work:
     decoder: Decoder
     make_predictor: Callable[[], Callable[[Batch], Columns]]
     writer: Writer
+    add: Callable[[Part], None] = lambda part: None
 
 
 def bad_rows(rows: Columns) -> int:
@@ -219,7 +231,7 @@ class Piece(NamedTuple):
     """A batch to decode."""
 
     unit: Unit
-    numbers: range
+    numbers: Sequence[int]
 
 
 class Decoded(NamedTuple):
@@ -240,20 +252,20 @@ def run_local(work: Work, running: Running, progress: Progress) -> int:
     total, done, bad = sum(map(len, work.units)), 0, 0
     unfinished: dict[str, list[Columns]] = {}
     with ThreadPoolExecutor(1) as thread:
-        writing: Future[None] | None = None
+        writing: Future[Part] | None = None
         for (unit, numbers), batch in _batches(work, running):
             if isinstance(batch, Failure):
                 raise DataError(batch.sentence)
             rows = predictor(batch)
             unfinished.setdefault(unit.name, []).append(rows)
             done, bad = done + len(numbers), bad + bad_rows(rows)
-            if numbers.stop == unit.stop:
+            if numbers[-1] == unit.numbers[-1]:
                 if writing is not None:
-                    writing.result()  # one at a time: waiting rows take memory
+                    work.add(writing.result())  # one at a time: waiting rows take memory
                 writing = thread.submit(work.writer, unit, unfinished.pop(unit.name))
             progress(done, total)
         if writing is not None:
-            writing.result()
+            work.add(writing.result())
     return bad
 
 

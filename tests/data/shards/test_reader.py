@@ -18,6 +18,7 @@ import pytest
 
 from covpool.data.image_set import ImageSet
 from covpool.data.shards import reader
+from covpool.data.shards.index import read_contents
 from covpool.data.shards.reader import ShardSet, open_shards
 from covpool.data.shards.write import write_shards
 from covpool.errors import BadImageError, ShardError
@@ -139,7 +140,7 @@ def test_a_shard_of_a_store_that_is_not_the_indexed_one(memory_url: str, tmp_pat
     memory = fsspec.filesystem("memory")
     found = open_shards(memory_url, cache=tmp_path / "cache")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("covpool.data.shards.remote.PAUSES", ())
+        patch.setattr("covpool.data.address.PAUSES", ())
         memory.pipe_file("/bucket/train/00000.tar", b"short")
         with pytest.raises(
             ShardError, match=r"00000\.tar cannot be read: it has 5 bytes, but the index lists"
@@ -214,3 +215,15 @@ def test_nothing_stays_open_without_the_set(folder: Path) -> None:
     gc.collect()
     links = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
     assert not [link for link in links if os.path.realpath(link).startswith(str(folder))]
+
+
+def test_swapped_blocks_are_noticed(folder: Path) -> None:
+    """A sum of the words would not."""
+    images = open_shards(folder)
+    contents = read_contents((folder / "00000.tar.json").read_bytes(), images.index.shards[0], 3)
+    tar, start = folder / "00000.tar", int(contents.offsets[0])
+    data = bytearray(tar.read_bytes())
+    data[start : start + 16] = data[start + 8 : start + 16] + data[start : start + 8]
+    tar.write_bytes(data)
+    with pytest.raises(BadImageError, match="holds other bytes than when it was indexed"):
+        open_shards(folder).read(0)

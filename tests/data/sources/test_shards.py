@@ -15,7 +15,6 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from covpool.data.check import check
 from covpool.data.image_set import ImageSet
-from covpool.data.shards import remote as cache_module
 from covpool.data.shards.write import write_shards
 from covpool.data.sources import layout_of, open_splits
 from covpool.errors import ShardError, UsageError
@@ -36,7 +35,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def url(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The same in a store, whose failures are not waited for."""
-    monkeypatch.setattr(cache_module, "PAUSES", (0.0,))
+    monkeypatch.setattr("covpool.data.address.PAUSES", (0.0,))
     memory = fsspec.filesystem("memory")
     memory.put(str(folder), "/bucket/birds", recursive=True)
     yield "memory://bucket/birds"

@@ -17,7 +17,8 @@ import pytest
 import torch
 
 from covpool.inference import Done, Embed, Files, Predict, Running, infer
-from covpool.inference.bulk import Disk, report_text
+from covpool.inference.bulk import report_text
+from covpool.inference.place import Disk
 from covpool.inference.work import Predictor
 from covpool.models import create_model, save_model
 from covpool.models.bundle import read_card

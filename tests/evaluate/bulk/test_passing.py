@@ -12,9 +12,10 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from covpool.cli.main import main
+from covpool.data.requests import Requests, limited
 from covpool.data.sources import open_unlabeled
 from covpool.data.transforms import Preprocessing
-from covpool.errors import BadImageError, ShardError
+from covpool.errors import BadImageError, ShardError, UnreachableError
 from covpool.inference import Predict, Running, infer
 from covpool.inference.work import Decoder
 from tests.evaluate.bulk.small import picture, write_folder
@@ -91,7 +92,7 @@ def test_too_many_open_files_are_no_fault_of_an_image(
     def refuse(path: str) -> bytes:
         raise OSError(errno.EMFILE, "Too many open files", path)
 
-    monkeypatch.setattr("covpool.data.remote.read_file", refuse)
+    monkeypatch.setattr("covpool.data.address.read_file", refuse)
     with pytest.raises(ShardError, match=r"the input cannot be read any more: .*Too many open files"):
         images.read(0)
 
@@ -115,27 +116,25 @@ class Refusing(MemoryFileSystem):
             raise error
         return super().cat_file(path, *args, **kwargs)  # type: ignore[no-any-return]
 
-    def ls(self, path: str, *args: Any, **kwargs: Any) -> Any:
-        if self.all_of_them:
-            raise PermissionError("Access Denied")
-        return super().ls(path, *args, **kwargs)
-
 
 def test_an_object_that_is_refused_costs_its_row_and_a_store_that_is_the_job(
     memory: fsspec.AbstractFileSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fsspec.register_implementation("refusing", Refusing, clobber=True)
+    monkeypatch.setattr("covpool.data.address._failed", 0)
     for name in ("gone.jpg", "good.jpg", "secret.jpg"):
         memory.pipe_file(f"/bucket/{name}", picture(0))
-    images = open_unlabeled("refusing://bucket")
+    with limited(Requests(max_bad=2)):
+        images = open_unlabeled("refusing://bucket")
     with pytest.raises(OSError, match="the server answers 410"):
         images.read(0)
     assert images.read(1) == picture(0)
-    with pytest.raises(PermissionError, match="the store does not give it: Access Denied"):
+    with pytest.raises(UnreachableError, match="the store does not give it: Access Denied"):
         images.read(2)
     monkeypatch.setattr(Refusing, "all_of_them", True)
-    monkeypatch.setattr("covpool.data.remote.TRUSTED", 0.0)
-    with pytest.raises(ShardError, match="cannot be read any more"):
+    with pytest.raises(UnreachableError):
+        images.read(1)
+    with pytest.raises(ShardError, match="3 URLs in sequence failed"):
         images.read(1)
 
 

@@ -8,9 +8,8 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from covpool.data.shards import remote as cache
 from covpool.errors import ShardError
-from covpool.inference.bulk import open_place
+from covpool.inference.place import open_place
 
 
 class Growing(MemoryFileSystem):
@@ -40,20 +39,21 @@ class Growing(MemoryFileSystem):
 def test_a_file_that_arrived_by_half_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     fsspec.register_implementation("growing", Growing, clobber=True)
     Growing.store.clear()
-    monkeypatch.setattr(cache, "PAUSES", ())
+    monkeypatch.setattr("covpool.data.address.PAUSES", ())
     place = open_place("growing://rows")
     with pytest.raises(ShardError, match=r"rows/0.parquet cannot be written: broken off"):
         place.write("0.parquet", b"all of it")
-    assert place.names() == set()
+    assert place.sizes() == {}
     monkeypatch.setattr(Growing, "breaks", False)
     for _ in range(2):  # also where it is there already, for a store may lose its answer
         place.write("0.parquet", b"all of it")
-    assert place.names() == {"0.parquet"}
+    assert place.sizes() == {"0.parquet": 9}
     assert place.read("0.parquet") == b"all of it"
 
 
 def test_the_mark_of_an_empty_folder_is_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which the consoles of stores make, and their listings have."""
     place = open_place("memory://marked")
-    monkeypatch.setattr(MemoryFileSystem, "ls", lambda self, path, detail: ["/marked/", "/marked/job.json"])
-    assert place.names() == {"job.json"}
+    listed = [{"name": "/marked/", "size": 0}, {"name": "/marked/job.json", "size": 7}]
+    monkeypatch.setattr(MemoryFileSystem, "ls", lambda self, path, detail: listed)
+    assert place.sizes() == {"job.json": 7}

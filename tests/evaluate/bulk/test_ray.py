@@ -15,7 +15,8 @@ import pytest
 from covpool.data.sources import open_unlabeled
 from covpool.data.transforms import Preprocessing
 from covpool.inference import Embed, Files, Predict, Running, infer
-from covpool.inference.bulk import TableWriter, open_place
+from covpool.inference.bulk import TableWriter
+from covpool.inference.place import open_place
 from covpool.inference.tasks import Columns
 from covpool.inference.work import Batch, Decoder, Predictor, Work, divide
 from covpool.models.bundle import read_card

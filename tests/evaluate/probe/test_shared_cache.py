@@ -104,3 +104,22 @@ def test_an_array_made_anew_leaves_the_one_in_use_alone(tmp_path: Path) -> None:
         "average.npy",
         "manifest.json",
     ]
+
+
+def test_features_that_changed_on_the_disk_are_computed_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """From the damaged part on: each batch has a hash of its own."""
+    extracted(tmp_path / "cache", with_maps=True)
+    wanted = extracted(tmp_path / "whole", with_maps=True)
+    for file in sorted((tmp_path / "cache").rglob("*.npy")):
+        data = bytearray(file.read_bytes())
+        data[-50:] = np.random.default_rng(0).bytes(50)
+        file.write_bytes(data)
+        caplog.clear()
+        assert_same(extracted(tmp_path / "cache", with_maps=True), wanted)
+        assert f"{file.name} changed after it was written" in caplog.text
+        assert f"from image {COUNT - BATCH} on" in caplog.text
+    caplog.clear()
+    extracted(tmp_path / "cache", with_maps=True)
+    assert not caplog.text

@@ -20,8 +20,8 @@ from covpool.data.transforms import Preprocessing, evaluation_transform
 from covpool.evaluate.svm.classifier import Features, make_features
 from covpool.evaluate.svm.solvers import solve_streaming
 from covpool.inference import store
+from covpool.inference.content import UNREADABLE, read_content
 from covpool.inference.forward import Pass
-from covpool.inference.store import UNREADABLE, read_content
 from covpool.models.bundle import load_model, save_model
 from covpool.processes import Processes
 from tests.data.pictures import needs_sparrows

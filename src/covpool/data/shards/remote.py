@@ -12,23 +12,19 @@ import hashlib
 import os
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Protocol
 
 import fsspec
-from fsspec.implementations.local import LocalFileSystem
 
-from covpool.data.shards.index import INDEX, ShardIndex, remedy
-from covpool.errors import ShardError
+from covpool.data.address import Address, open_store, patiently
+from covpool.data.shards.index import INDEX, MAX_CONTENTS_BYTES, MAX_INDEX_BYTES, ShardIndex, remedy
+from covpool.durable import open_regular, read_regular
+from covpool.errors import BadImageError, ShardError, UsageError
 
 if sys.platform != "win32":
     import fcntl
 
-T = TypeVar("T")
-
-# Seconds to wait before each retry: requests to object storage fail occasionally.
-PAUSES = (0.5, 2.0, 8.0)
 # File extensions in the cache: complete files, and downloads in progress.
 WHOLE, PART = ".covpool-shard", ".covpool-part"
 # How often a process checks whether another process's download is complete. A download takes seconds.
@@ -135,43 +131,35 @@ def _hold(path: Path, flags: int, lock: int) -> int | None:
             return descriptor
 
 
+class _Limit(fsspec.Callback):  # type: ignore[misc]  # fsspec has no types
+    """Stops a download that sends more bytes than it should; it would fill the disk."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self.limit = limit
+
+    def relative_update(self, inc: int = 1) -> None:
+        super().relative_update(inc)
+        if self.value > self.limit:
+            raise BadImageError("too large", f"it has more than the {self.limit:,} bytes that are expected")
+
+
 def _download(url: str, path: Path, size: int | None) -> None:
     """Download to a file; retry if the size is wrong, because a connection can end early."""
+    limit = MAX_CONTENTS_BYTES if size is None else size
 
     def attempt() -> None:
         # Created for each download: a file system inherited through a fork can hang.
-        store, remote = fsspec.core.url_to_fs(url)
-        store.get_file(remote, str(path))
+        store, remote = open_store(url)
+        try:
+            store.get_file(remote, str(path), callback=_Limit(limit))
+        except BadImageError as error:
+            raise ShardError(f"{url} cannot be read: {error}") from error
         length = path.stat().st_size
         if size is not None and length != size:
             raise ShardError(f"it has {length:,} bytes, but the index lists {size:,}")
 
     patiently(url, attempt)
-
-
-def patiently(url: str, attempt: Callable[[], T], done: str = "read") -> T:
-    """Call a function on remote storage, and retry it a few times if it fails.
-
-    Args:
-        url: the URL, for the error message.
-        attempt: the function.
-        done: past participle of the action, for the error message.
-
-    Raises:
-        ShardError: if every attempt failed, with the last error.
-    """
-    for pause in (*PAUSES, None):
-        try:
-            return attempt()
-        except FileNotFoundError as error:
-            raise ShardError(f"{url} does not exist") from error
-        except ImportError as error:
-            raise ShardError(f"{url} needs a package: {error}") from error
-        except Exception as error:  # each fsspec backend raises its own kinds
-            if pause is None:
-                raise ShardError(f"{url} cannot be {done}: {str(error) or type(error).__name__}") from error
-            time.sleep(pause)
-    raise AssertionError("unreachable")
 
 
 class Place(Protocol):
@@ -196,7 +184,7 @@ class Disk:
     def index(self) -> bytes:
         """Return the bytes of ``index.json``."""
         try:
-            return (self.folder / INDEX).read_bytes()
+            return read_regular(self.folder / INDEX)
         except FileNotFoundError as error:
             raise ShardError(f"{self.folder} has no {INDEX}; {remedy()}") from error
 
@@ -215,7 +203,8 @@ class Disk:
 
     def open(self, name: str, version: str, size: int | None = None) -> int:
         """Open a file for reading."""
-        return os.open(self.folder / name, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        with open_regular(self.folder / name) as file:
+            return os.dup(file.fileno())
 
 
 class Store:
@@ -226,13 +215,12 @@ class Store:
 
     def index(self) -> bytes:
         """Download ``index.json``. It is never cached, because it holds the versions of the other files."""
-
-        def attempt() -> bytes:
-            store, remote = fsspec.core.url_to_fs(f"{self.url}/{INDEX}")
-            data: bytes = store.cat_file(remote)
-            return data
-
-        return patiently(f"{self.url}/{INDEX}", attempt)
+        try:
+            return _address(f"{self.url}/{INDEX}").read(MAX_INDEX_BYTES)
+        except FileNotFoundError as error:
+            raise ShardError(f"{self.url}/{INDEX} does not exist") from error
+        except (BadImageError, OSError) as error:
+            raise ShardError(f"{self.url}/{INDEX} cannot be read: {error}") from error
 
     def check(self, index: ShardIndex) -> None:
         """Raise unless every tar fits the cache. Sizes are checked after download; asking for all is slow."""
@@ -247,9 +235,9 @@ class Store:
 
 def place(url: str | Path, cache: str | Path | None, cache_bytes: int) -> Place:
     """Return the folder of shards at a path or URL."""
-    store, path = _open_store(url)
-    if isinstance(store, LocalFileSystem):
-        return Disk(Path(path))
+    address = _address(url)
+    if address.is_local:
+        return Disk(Path(address.path))
     return Store(str(url), FileCache(cache or _cache_folder(), cache_bytes))
 
 
@@ -261,11 +249,11 @@ def has_index(url: str) -> bool:
             silently drop a split.
     """
     index = f"{url.rstrip('/')}/{INDEX}"
-    store, remote = _open_store(index)
+    address = _address(index)
 
     def attempt() -> bool:
         try:
-            store.cat_file(remote, start=0, end=1)
+            address.store.cat_file(address.path, start=0, end=1)
         except FileNotFoundError:
             return False
         except Exception as error:
@@ -278,13 +266,11 @@ def has_index(url: str) -> bool:
     return patiently(index, attempt)
 
 
-def _open_store(url: str | Path) -> tuple[Any, str]:
-    """Return the file system of a URL, and the path in that file system."""
+def _address(url: str | Path) -> Address:
     try:
-        store, path = fsspec.core.url_to_fs(str(url))
-    except (ImportError, ValueError) as error:
-        raise ShardError(f"{url} cannot be opened: {error}") from error
-    return store, path
+        return Address.of(url)
+    except UsageError as error:
+        raise ShardError(str(error)) from error
 
 
 def _cache_folder() -> Path:

@@ -20,6 +20,7 @@ import numpy as np
 from covpool.data.decode import FORMAT_OF
 from covpool.data.image_set import MAX_FILE_BYTES
 from covpool.data.shards.index import Contents, checksum
+from covpool.durable import open_regular
 from covpool.errors import ShardError
 
 # By file extension; the decoder finds the actual format. "img" is for an image without a known extension.
@@ -96,7 +97,7 @@ def scan_tar(path: Path) -> Scan:
         ShardError: if the file is truncated, damaged, compressed or not a tar.
     """
     _check_plain(path)
-    with path.open("rb") as file:
+    with io.BufferedReader(open_regular(path)) as file:
         samples = list(_samples(path, file))
         whole = [(s, s.image, s.label) for s in samples if s.image is not None and s.label is not None]
         checksums = [_checksum(path, file, image) for _, image, _ in whole]
@@ -116,7 +117,7 @@ def _name(path: Path, sample: _Sample) -> str:
 
 
 def _check_plain(path: Path) -> None:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         start = file.read(6)
     for magic, command in COMPRESSED.items():
         if start.startswith(magic):
@@ -149,7 +150,7 @@ def _samples(path: Path, file: BinaryIO) -> Iterator[_Sample]:
 def _members(path: Path) -> Iterator[tarfile.TarInfo]:
     """Yield the headers of a tar; check that they advance through the file and that the tar is complete."""
     length, reached = path.stat().st_size, 0
-    with _Headers(io.FileIO(path)) as file:
+    with _Headers(open_regular(path)) as file:
         try:
             with tarfile.TarFile(fileobj=file) as tar:
                 while (member := tar.next()) is not None:

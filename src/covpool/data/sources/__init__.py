@@ -27,10 +27,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from covpool.data import layouts
+from covpool.data.address import Address
 from covpool.data.decode import FORMAT_OF
 from covpool.data.image_set import ImageFiles, ImageSet, Joined, Names, class_counts
-from covpool.data.remote import Address, FileImages, ImageNames, subfolders
-from covpool.errors import UsageError
+from covpool.data.remote import FileImages, ImageNames, list_files, subfolders
+from covpool.errors import UnreachableError, UsageError
 
 LOGGER = logging.getLogger("covpool")
 
@@ -305,11 +306,18 @@ class Listing:
 
 
 def make_listing(root: Path, classes: Iterable[str], rows: Iterable[Row]) -> Listing:
-    """Return the listing of some rows; an iterator is consumed."""
+    """Return the listing of some rows; an iterator is consumed.
+
+    Raises:
+        UsageError: if a row names a file that it may not.
+    """
     labels, numbers = array("i"), array("b")
+    folder = Address.of(root)
 
     def names() -> Iterator[str]:
         for row in rows:
+            if ".." in row.name or os.path.isabs(row.name):
+                _check_inside(folder, row.name)
             labels.append(row.label)
             numbers.append(SPLITS.index(row.split))
             yield row.name
@@ -318,6 +326,13 @@ def make_listing(root: Path, classes: Iterable[str], rows: Iterable[Row]) -> Lis
     return Listing(
         root, tuple(classes), compact, np.array(labels, dtype=np.int32), np.array(numbers, dtype=np.int8)
     )
+
+
+def _check_inside(folder: Address, name: str) -> None:
+    try:
+        folder.listed(name)
+    except UnreachableError as error:
+        raise UsageError(f"{folder.path} has a table that lists {name}: {error}") from error
 
 
 def sort_classes(names: Iterable[str]) -> tuple[str, ...]:
@@ -338,7 +353,7 @@ ARCHIVES = (".parquet", ".tar")
 def list_below(address: Address) -> list[str]:
     """Return the names of the images, tars and Parquet files in a folder and below."""
     is_image = ImageNames()
-    names = address.files(lambda name: is_image(name) or name.lower().endswith(ARCHIVES))
+    names = list_files(address, lambda name: is_image(name) or name.lower().endswith(ARCHIVES))
     is_image.warn(address.url)
     return names
 

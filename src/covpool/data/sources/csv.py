@@ -1,9 +1,9 @@
 """A table of images in CSV, with the columns ``path``, ``label`` and optionally ``split``.
 
-Paths start from the folder of the file, or are absolute. They may lead anywhere (``../``), since whoever
-writes the table can read the files anyway. Separators are commas, semicolons or tabs. Images keep the order
-of the file. Classes are sorted by name or, if all labels are whole numbers, by number. Without labels, the
-column ``path`` is enough.
+Paths start from the folder of the file, or are absolute. They stay in that folder, unless the command line
+has ``--trust-rows``: a table may come from somebody else. Separators are commas, semicolons or tabs. Images
+keep the order of the file. Classes are sorted by name or, if all labels are whole numbers, by number. Without
+labels, the column ``path`` is enough.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
+from covpool.data.address import Address
 from covpool.data.image_set import ImageFiles, ImageSet
-from covpool.data.remote import Address, FileImages
+from covpool.data.remote import FileImages
 from covpool.data.sources import SPLIT_OF, SPLITS, Listing, Marks, Row, Split, make_listing, sort_classes
 from covpool.errors import UsageError
 

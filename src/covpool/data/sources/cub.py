@@ -7,6 +7,7 @@ from pathlib import Path
 
 from covpool.data.image_set import ImageFiles, ImageSet
 from covpool.data.sources import Listing, Marks, Row, Split, make_listing
+from covpool.durable import read_regular
 from covpool.errors import UsageError
 
 FOLDER = "CUB_200_2011"
@@ -47,7 +48,7 @@ def _lines(path: Path) -> dict[str, str]:
     """Return the value of each number."""
     found = {}
     try:
-        text = path.read_text("utf-8")
+        text = read_regular(path).decode("utf-8")
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from error
     for line in text.splitlines():

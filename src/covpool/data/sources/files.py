@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from covpool.data.address import Address
 from covpool.data.image_set import ImageSet
-from covpool.data.remote import Address, FileImages
+from covpool.data.remote import FileImages
 from covpool.data.sources import Marks, Split
 from covpool.errors import UsageError
 

@@ -11,8 +11,9 @@ import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from covpool.data.address import Address
 from covpool.data.image_set import ImageFiles, ImageSet
-from covpool.data.remote import Address, FileImages, ImageNames, composed, files_under, is_image, subfolders
+from covpool.data.remote import FileImages, ImageNames, composed, files_under, is_image, subfolders
 from covpool.data.sources import (
     SPLIT_OF,
     Listing,

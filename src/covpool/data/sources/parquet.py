@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from covpool.data.address import Address
 from covpool.data.image_set import BaseSet, Group, ImageSet, digest_of
-from covpool.data.remote import Address
 from covpool.data.sources import SPLIT_OF, SPLITS, Marks, Split, check_alike, list_below, sort_classes
 from covpool.errors import BadImageError, ShardError, UsageError
 

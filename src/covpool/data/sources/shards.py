@@ -6,6 +6,7 @@ Shards are in one folder, or in one per split. Any tars can be read without labe
 from __future__ import annotations
 
 import hashlib
+import io
 import logging
 import os
 from bisect import bisect_right
@@ -13,10 +14,11 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path, PurePosixPath
 
+from covpool.data.address import Address, cannot_go_on, is_passing
 from covpool.data.image_set import MAX_FILE_BYTES, BaseSet, Group, ImageSet
-from covpool.data.remote import Address, cannot_go_on, is_passing
 from covpool.data.shards.scan import TarImage, find_images
 from covpool.data.sources import SPLITS, Marks, Split, check_alike, list_below
+from covpool.durable import open_regular
 from covpool.errors import BadImageError, ShardError, UsageError
 from covpool.terminal import counted
 
@@ -126,7 +128,7 @@ class Tars(BaseSet):
         if image.size > MAX_FILE_BYTES:
             raise BadImageError("too large", f"it has {image.size:,} bytes in {path.name}")
         try:
-            with path.open("rb") as file:
+            with io.BufferedReader(open_regular(path)) as file:
                 file.seek(image.offset)
                 data = file.read(image.size)
         except OSError as error:

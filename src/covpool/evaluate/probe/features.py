@@ -30,8 +30,9 @@ from covpool.evaluate.svm.solvers import (
     solve_in_memory,
     solve_streaming,
 )
+from covpool.inference.content import Content, Progress, read_content
 from covpool.inference.forward import Outputs, Pass, prepare
-from covpool.inference.store import VIEWS, CachedFeatures, Content, FeatureStore, Progress, read_content
+from covpool.inference.store import VIEWS, CachedFeatures, FeatureStore
 from covpool.models.config import ModelConfig
 from covpool.models.create import parameter_groups
 from covpool.models.model import PooledClassifier
@@ -100,9 +101,10 @@ class Extractor:
         return FeatureStore(self.cache / name, key, len(images), self.shapes)
 
     def extract(self, images: ImageSet, store: FeatureStore, progress: Progress) -> CachedFeatures:
-        """Return the features of a set; compute those that are missing."""
+        """Return the features of a set; compute those that are missing or were changed."""
         options, alone = self.options, Processes(0, 1, self.device)
         passing = Pass(options.extract_batch, options.workers, options.precision)
+        store.check()
         if store.state().done < len(images):
             with held(store.folder):
                 store.fill(

@@ -20,8 +20,9 @@ from covpool.durable import LOCK
 from covpool.errors import UsageError
 from covpool.evaluate.svm.solvers import LinearScores, Problem, left_behind
 from covpool.functional.arguments import check_choice
+from covpool.inference.content import Content, Progress
 from covpool.inference.forward import Outputs, Pass, prepare
-from covpool.inference.store import MANIFEST, VIEWS, Content, FeatureStore, Progress, RowFile, check_room
+from covpool.inference.store import MANIFEST, VIEWS, FeatureStore, RowFile, check_room
 from covpool.models.create import build_model
 from covpool.models.head import unit
 from covpool.models.model import PooledClassifier
@@ -131,6 +132,7 @@ def make_features(
     store = FeatureStore(folder, key, len(images), {FEATURES: (model.head_hidden_size,)}, np.float32)
     if not store.is_begun():
         _make_room(store, len(images.classes), tell)
+    store.check()
     model, outputs = prepare(model, processes.device), outputs_of(model)
     store.fill(
         images, content, lambda part: passing.run(model, part, processes, outputs, views="flip"), progress

@@ -36,8 +36,8 @@ from covpool.evaluate.svm.solvers import (
     solve_in_memory,
     solve_streaming,
 )
+from covpool.inference.content import Progress, read_content
 from covpool.inference.forward import open_split
-from covpool.inference.store import Progress, read_content
 from covpool.models.bundle import check_replaceable, load_model, read_card, save_model
 from covpool.models.card import Card
 from covpool.models.model import PooledClassifier

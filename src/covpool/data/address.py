@@ -1,0 +1,393 @@
+"""Paths and URLs: which ones a row may name, how they are read within limits, and what their errors mean."""
+
+from __future__ import annotations
+
+import errno
+import os
+import posixpath
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+from typing import Any, TypeVar
+
+from covpool.data.image_set import read_file
+from covpool.data.requests import Requests, current, rows_are_trusted
+from covpool.durable import open_regular
+from covpool.errors import BadImageError, ShardError, StorageError, UnreachableError, UsageError
+
+T = TypeVar("T")
+
+# Errors of the machine or the network: the next image would fail too, and later none would.
+PASSING = {
+    getattr(errno, name)
+    for name in ("EMFILE", "ENFILE", "ENOMEM", "ESTALE", "ENOTCONN", "ETIMEDOUT", "EHOSTDOWN", "EHOSTUNREACH")
+    if hasattr(errno, name)
+}
+# Seconds to wait before each retry: requests to object storage fail occasionally.
+PAUSES = (0.5, 2.0, 8.0)
+# What a row may name. Other schemes of fsspec unpack archives, run commands or fill in templates.
+SCHEMES = frozenset({"file", "http", "https", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf"})
+# Any host may be private, and any local file may be named.
+ANY = "*"
+# The largest object that is read into memory.
+MAX_BODY_BYTES = 1 << 28
+# HTTP status codes that are about one file and will not change; others that are not worth a retry.
+GONE = (400, 404, 405, 406, 410, 414, 415)
+REFUSED = (401, 403, 407, 451)
+# After this many failed URLs in sequence, further ones are not retried: the store must be down.
+PATIENCE = 3
+_failed = 0  # URLs in sequence, in this process
+
+
+def is_passing(error: OSError) -> bool:
+    """Return whether an error is not about the file."""
+    return error.errno in PASSING
+
+
+def was_taken_off(path: str | Path, error: OSError) -> bool:
+    """Return whether a file is gone together with its whole folder, for example after an unmount."""
+    if not isinstance(error, FileNotFoundError):
+        return False
+    try:
+        with os.scandir(os.path.dirname(path)) as entries:
+            return next(entries, None) is None
+    except OSError:
+        return True
+
+
+def cannot_go_on(what: object, error: OSError) -> ShardError:
+    """Return the error that stops a job; rerun the command to resume."""
+    return ShardError(f"the input cannot be read any more: {what}: {error.strerror or error}")
+
+
+def open_store(url: str, home: str | None = None, requests: Requests | None = None) -> tuple[Any, str]:
+    """Return the file system of a URL, and the path in that file system.
+
+    Args:
+        url: a path or URL for fsspec.
+        home: the host that may be private; that of the URL if not given, as for the command line.
+        requests: the limits of requests.
+
+    Raises:
+        ImportError: if a package is missing.
+        ValueError: if fsspec cannot open such URLs.
+    """
+    import fsspec  # here, because the import takes a while
+
+    options: dict[str, Any] = {}
+    if url.startswith(("http://", "https://")):
+        from covpool.data.http import client, host_of
+
+        requests = requests or current()
+        home = home or (ANY if rows_are_trusted() else host_of(url))
+        options["get_client"] = client(home, requests.connect_timeout, requests.read_timeout)
+    store, path = fsspec.core.url_to_fs(url, **options)
+    return store, path
+
+
+def patiently(
+    url: str,
+    attempt: Callable[[], T],
+    done: str = "read",
+    pauses: Sequence[float] | None = None,
+    until: float = float("inf"),
+) -> T:
+    """Call a function on remote storage, and retry it a few times if it fails.
+
+    Args:
+        url: the URL, for the error message.
+        attempt: the function.
+        done: past participle of the action, for the error message.
+        pauses: seconds before each retry.
+        until: when to give up, by ``time.monotonic``.
+
+    Raises:
+        ShardError: if every attempt failed, with the last error.
+        UnreachableError: if the URL is not allowed.
+        BadImageError: if its content is too large.
+    """
+    for pause in (*(PAUSES if pauses is None else pauses), None):
+        try:
+            return attempt()
+        except FileNotFoundError as error:
+            raise ShardError(f"{url} does not exist") from error
+        except ImportError as error:
+            raise ShardError(f"{url} needs a package: {error}") from error
+        except (UnreachableError, BadImageError):
+            raise
+        except Exception as error:  # each fsspec backend raises its own kinds
+            if isinstance(error.__cause__, UnreachableError):  # of the resolver of names
+                raise error.__cause__ from error
+            wait = None if pause is None else max(pause, _wait_asked(error))
+            if wait is None or time.monotonic() + wait > until:
+                raise ShardError(f"{url} cannot be {done}: {_told(error)}") from error
+            time.sleep(wait)
+    raise AssertionError("unreachable")
+
+
+def _wait_asked(error: Exception) -> float:
+    """Return the seconds that a server asks to wait; 0 if it does not."""
+    asked = str((getattr(error, "headers", None) or {}).get("Retry-After", ""))
+    return float(asked) if asked.isascii() and asked.isdecimal() else 0.0
+
+
+def _told(error: Exception) -> str:
+    if isinstance(error, TimeoutError) and not str(error):
+        return "no complete answer in time"
+    status = getattr(error, "status", None)
+    return f"the server answers {status}" if status else str(error) or type(error).__name__
+
+
+@dataclass(frozen=True)
+class Address:
+    """A file or a folder.
+
+    Attributes:
+        url: the URL for fsspec; for a local file, its path.
+        path: its path in its file system.
+        is_local: whether it is on a local disk.
+        home: host that may be on a private network, since the command line names it; ``"*"`` if rows are
+            trusted.
+        requests: the limits of requests.
+    """
+
+    url: str
+    path: str
+    is_local: bool
+    home: str = ""
+    requests: Requests = field(default_factory=current)
+
+    @classmethod
+    def of(cls, text: str | Path) -> Address:
+        """Return the address of a path or URL that the command line names.
+
+        Raises:
+            UsageError: if fsspec cannot open such URLs.
+        """
+        from fsspec.implementations.local import LocalFileSystem
+
+        url = os.fspath(text)
+        home = ANY if rows_are_trusted() else ""
+        try:
+            store, path = open_store(url)
+            if not home and url.startswith(("http://", "https://")):
+                from covpool.data.http import host_of
+
+                home = host_of(url)
+        except (ImportError, ValueError) as error:
+            raise UsageError(f"{text} cannot be opened: {error}") from error
+        is_local = isinstance(store, LocalFileSystem)
+        return cls(path if is_local else url.rstrip("/"), path.rstrip("/") or "/", is_local, home)
+
+    @property
+    def store(self) -> Any:
+        """Its file system, made for each use: one that was made before a fork can wait forever."""
+        return open_store(self.url, self.home or "-", self.requests)[0]
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return PurePosixPath(self.path).name
+
+    @property
+    def parent(self) -> Address:
+        """The folder that holds it."""
+        path = self.path.rpartition("/")[0] or "/"  # for HTTP, a path is a URL
+        return replace(self, url=path if self.is_local else self.url.rpartition("/")[0], path=path)
+
+    def below(self, name: str) -> Address:
+        """Return the address of a name in the folder."""
+        path = f"{self.path.rstrip('/')}/{name}"
+        return replace(self, url=path if self.is_local else f"{self.url}/{name}", path=path)
+
+    def listed(self, name: str) -> Address:
+        """Return the address that a row of a table in the folder names.
+
+        Every path or URL that comes from a file passes here. A URL has one of a few schemes and is not a
+        chain (``::``). A path stays below the folder. A host is not on a private network. ``--trust-rows``
+        lifts the last two.
+
+        Raises:
+            UnreachableError: if the row may not name it.
+            BadImageError: if it is not a valid URL.
+            ShardError: if a package is missing.
+        """
+        url = re.match(r"([a-z][a-z0-9+.-]*)://(.*)", name, re.IGNORECASE | re.DOTALL)
+        is_chain = "::" in name and "://" in name
+        if url is None and not is_chain:
+            return self._inside(name)
+        scheme, rest = (url[1].lower(), url[2]) if url else ("", "")
+        if is_chain or scheme not in SCHEMES:
+            what = "a chain of URLs" if is_chain else f"a URL of {scheme[:20]!r}"
+            raise UnreachableError(f"a row may not name {what}: use a path or {', '.join(sorted(SCHEMES))}")
+        if scheme == "file":
+            if not self.is_local and self.home != ANY:
+                raise UnreachableError("a table on a server may not name local files: pass --trust-rows")
+            root = self if self.is_local else Address("/", "/", True, self.home, self.requests)
+            return root._inside(rest)
+        try:
+            if scheme in ("http", "https"):
+                from covpool.data.http import check_url
+
+                check_url(name, self.home)
+            _, path = open_store(name, self.home or "-", self.requests)
+        except ImportError as error:  # once installed, all such rows can be read
+            raise ShardError(f"{name} cannot be opened: {error}") from error
+        except BadImageError:
+            raise
+        except ValueError as error:
+            raise BadImageError("unreadable", f"it cannot be opened: {error}") from error
+        return Address(name, path, False, self.home, self.requests)
+
+    def _inside(self, name: str) -> Address:
+        """Return the address of a path from the folder, which may lead out of it if rows are trusted."""
+        if not self.is_local:
+            inside = posixpath.normpath(name)
+            if "::" in name or (self.home != ANY and inside.split("/")[0] == ".."):
+                raise UnreachableError("a row may not lead out of the folder of its table")
+            return self.below(name)
+        # The path is normalized: what is checked is what is opened.
+        path = os.path.normpath(os.path.join(self.path, name))
+        roots = (os.path.normpath(self.path), os.path.realpath(self.path))
+        if self.home != ANY and not any(is_below(path, root) for root in roots):
+            raise UnreachableError(
+                f"it is outside {self.path}, the folder of the table: move the table, or pass --trust-rows"
+            )
+        return replace(self, url=path, path=path)
+
+    def read_listed(self, name: str) -> bytes:
+        """Return the bytes of a file that a table in the folder lists.
+
+        Raises:
+            BadImageError: if its path or URL is not valid, or it is too large.
+            OSError: if it cannot be read.
+            ShardError: if a package is missing, the machine has an error, or too many URLs failed.
+        """
+        global _failed
+        try:
+            where = self.listed(name)
+            data = where._read_once()
+        except UnreachableError as error:
+            _failed += 1
+            if _failed <= self.requests.max_bad:
+                raise
+            raise ShardError(
+                f"{_failed:,} URLs in sequence failed, and max_bad is {self.requests.max_bad}; the last is "
+                f"{name}: {error}. If the server is down, rerun the command later to resume. If the rows are "
+                "bad, raise --max-bad"
+            ) from error
+        if not where.is_local:
+            _failed = 0
+        return data
+
+    def _read_once(self) -> bytes:
+        """Return the bytes for a row: a URL that does not answer is the error of one row."""
+        if not self.is_local:
+            until = time.monotonic() + self.requests.timeout
+            pauses = self.requests.pauses() if _failed < PATIENCE else ()
+            try:
+                return self._request(MAX_BODY_BYTES, pauses, until)
+            except ShardError as error:
+                if isinstance(error.__cause__, ImportError):
+                    raise
+                raise UnreachableError(str(error)) from error
+            except PermissionError as error:
+                raise UnreachableError(str(error)) from error
+        try:
+            return read_file(self.path)
+        except BadImageError:
+            raise
+        except ValueError as error:  # no file can have this name
+            raise BadImageError("unreadable", str(error)) from error
+        except OSError as error:
+            if is_passing(error):
+                raise cannot_go_on(self.url, error) from error
+            raise
+
+    def is_folder(self) -> bool:
+        """Return whether it is a folder.
+
+        Raises:
+            FileNotFoundError: if it does not exist.
+            OSError: if object storage does not answer.
+        """
+        if self.is_local:
+            os.stat(self.path)
+            return os.path.isdir(self.path)
+        store = self.store
+        try:
+            is_folder = bool(store.isdir(self.path))
+            is_there = is_folder or store.exists(self.path)
+        except OSError as error:
+            raise StorageError(f"{self.url} cannot be reached: {error}") from error
+        if not is_there:
+            raise FileNotFoundError(f"{self.url} does not exist")
+        return is_folder
+
+    def read(self, limit: int = MAX_BODY_BYTES) -> bytes:
+        """Return the bytes of a file; requests to object storage are repeated if they fail.
+
+        Args:
+            limit: the largest number of bytes of a remote file.
+
+        Raises:
+            OSError: if this file cannot be read.
+            BadImageError: if it is too large.
+            ShardError: if object storage does not answer.
+        """
+        return read_file(self.path) if self.is_local else self._request(limit)
+
+    def _request(
+        self, limit: int, pauses: Sequence[float] | None = None, until: float = float("inf")
+    ) -> bytes:
+        def attempt() -> bytes | OSError:
+            try:
+                return self._cat(limit + 1, until)
+            except FileNotFoundError:
+                return FileNotFoundError("the file does not exist")
+            except PermissionError as error:
+                return PermissionError(f"the store does not give it: {error}")
+            except Exception as error:
+                status = getattr(error, "status", None)  # of HTTP
+                if status in GONE:
+                    return OSError(f"the server answers {status}")
+                if status in REFUSED:
+                    return PermissionError(f"the server answers {status}")
+                raise
+
+        found = patiently(self.url, attempt, pauses=pauses, until=until)
+        if isinstance(found, OSError):
+            raise found
+        if len(found) > limit:
+            raise BadImageError("too large", f"the store sends more than {limit:,} bytes")
+        return found
+
+    def _cat(self, end: int, until: float) -> bytes:
+        """Request up to a number of bytes."""
+        from fsspec.asyn import sync
+
+        store = self.store
+        # Over HTTP the client has a limit: a server may ignore the range.
+        options = {} if self.url.startswith(("http://", "https://")) else {"start": 0, "end": end}
+        if not store.async_impl:
+            data: bytes = store.cat_file(self.path, **options)
+            return data
+        seconds = None if until == float("inf") else max(until - time.monotonic(), 0.1)
+        data = sync(store.loop, store._cat_file, self.path, timeout=seconds, **options)
+        return data
+
+    def open(self) -> Any:
+        """Open the file, to read parts of it."""
+        return open_regular(self.path) if self.is_local else self.store.open(self.path, "rb")
+
+
+def is_below(path: str, folder: str) -> bool:
+    """Return whether a normalized path lies in a normalized folder.
+
+    Example:
+        >>> is_below("/a/b/c", "/a/b"), is_below("/a/bc", "/a/b"), is_below("/a", "/")
+        (True, False, True)
+    """
+    return path.startswith(folder.rstrip(os.sep) + os.sep)

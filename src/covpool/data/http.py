@@ -1,0 +1,140 @@
+"""A client for HTTP that trusts no server: limits on time, bytes and redirects.
+
+fsspec sends its requests through this client. A response is read up to a number of bytes, counted after
+decompression. Neither a name nor a redirect may lead to a private address, unless the command line names the
+server or trusts the rows.
+"""
+
+from __future__ import annotations
+
+import functools
+import ipaddress
+import socket
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
+from yarl import URL
+
+from covpool.data.address import ANY, MAX_BODY_BYTES
+from covpool.errors import BadImageError, UnreachableError
+
+
+def is_private(address: str) -> bool:
+    """Return whether an IP address is not one of the public internet.
+
+    Example:
+        >>> [is_private(one) for one in ("127.0.0.1", "10.1.2.3", "169.254.169.254", "::ffff:10.0.0.1")]
+        [True, True, True, True]
+        >>> is_private("8.8.8.8"), is_private("2001:4860:4860::8888")
+        (False, False)
+    """
+    found = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(found, ipaddress.IPv6Address):
+        found = found.ipv4_mapped or found.sixtofour or found
+    return not found.is_global or found.is_multicast
+
+
+def check_url(url: str | URL, home: str) -> None:
+    """Raise if a URL has a private address as its host. Names are checked when they are resolved.
+
+    Args:
+        url: the URL of a row or of a redirect.
+        home: the host and port that may be private; ``"*"`` for all.
+    """
+    try:
+        found = URL(url)
+    except ValueError as error:
+        raise BadImageError("unreadable", f"it is not a valid URL: {error}") from error
+    if found.scheme not in ("http", "https") or not found.host:
+        raise UnreachableError(f"{found.scheme or url} is not allowed here: use http or https")
+    if home not in (ANY, host_of(found)):
+        try:
+            address = str(ipaddress.ip_address(found.host))
+        except ValueError:  # a name
+            return
+        _check_public(found.host, address)
+
+
+def host_of(url: str | URL) -> str:
+    """Return the host and port of a URL."""
+    found = URL(url)
+    return f"{found.host}:{found.port}"
+
+
+def _check_public(host: str, address: str) -> None:
+    if is_private(address):
+        raise UnreachableError(
+            f"{host} is on a private network, which rows and redirects may not name: pass --trust-rows"
+        )
+
+
+class _Resolver(AbstractResolver):
+    """Look names up, and refuse private addresses. The address that was checked is the one that is used."""
+
+    def __init__(self, home: str) -> None:
+        self.home, self.resolver = home, aiohttp.DefaultResolver()
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        found = await self.resolver.resolve(host, port, family)
+        if self.home not in (ANY, f"{host}:{port}"):
+            for one in found:
+                _check_public(host, one["host"])
+        return found
+
+    async def close(self) -> None:
+        await self.resolver.close()
+
+
+class _Response(aiohttp.ClientResponse):
+    """A response that is not read past a limit; a few kilobytes can decompress to gigabytes."""
+
+    async def read(self) -> bytes:
+        if self._body is None:
+            body = bytearray()
+            if (self.content_length or 0) > MAX_BODY_BYTES:
+                raise self._too_large()
+            async for part in self.content.iter_any():
+                body += part
+                if len(body) > MAX_BODY_BYTES:
+                    raise self._too_large()
+            self._body = bytes(body)
+        return self._body
+
+    def _too_large(self) -> BadImageError:
+        self.close()
+        return BadImageError("too large", f"the server sends more than {MAX_BODY_BYTES:,} bytes")
+
+
+@functools.cache  # fsspec reuses a file system, and its connections, if the function is the same
+def client(home: str, connect: float, read: float) -> Callable[..., Awaitable[aiohttp.ClientSession]]:
+    """Return a function that makes a session.
+
+    Args:
+        home: the host and port that may be private; ``"*"`` for all.
+        connect: seconds to connect.
+        read: seconds without data.
+    """
+
+    async def check_redirect(session: object, context: SimpleNamespace, seen: Any) -> None:
+        where = seen.response.headers.get("Location") or seen.response.headers.get("URI") or ""
+        check_url(seen.response.url.join(URL(where)), home)
+
+    async def make(**options: Any) -> aiohttp.ClientSession:
+        trace = aiohttp.TraceConfig()
+        trace.on_request_redirect.append(check_redirect)
+        ours: dict[str, Any] = {
+            "connector": aiohttp.TCPConnector(resolver=_Resolver(home)),
+            "cookie_jar": aiohttp.DummyCookieJar(),
+            "headers": {"Accept-Encoding": "identity"},
+            "response_class": _Response,
+            "timeout": aiohttp.ClientTimeout(total=None, sock_connect=connect, sock_read=read),
+            "trace_configs": [trace],
+        }
+        return aiohttp.ClientSession(**(ours | options))
+
+    return make

@@ -1,0 +1,239 @@
+"""Folders of output files, on disk or in object storage, and the manifest of the files that are finished."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from covpool.data.address import Address, patiently
+from covpool.data.image_set import MAX_FILE_BYTES
+from covpool.durable import held, open_regular, read_regular, sync_folder, write_file
+
+# The ending of files that are being written.
+SAVING = ".covpool-saving"
+# Object storage in which an object appears once it is complete; elsewhere a file grows under its name.
+WHOLE_OBJECTS = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oss", "memory"})
+
+
+# The last bytes of a file, with the footer of a Parquet file of up to a hundred columns.
+TAIL = 1 << 14
+
+
+class Place(Protocol):
+    """A folder of output files; each file is complete or absent.
+
+    Attributes:
+        has_locks: whether :meth:`held` keeps other processes out.
+    """
+
+    has_locks: bool
+
+    def sizes(self) -> dict[str, int]:
+        """Return the size of each file by name, without hidden ones."""
+
+    def tail(self, name: str) -> bytes | None:
+        """Return the last bytes of a file; ``None`` if that would take a request."""
+
+    def read(self, name: str) -> bytes:
+        """Return the content of a file."""
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a file; if writing fails, the file does not exist."""
+
+    def held(self) -> contextlib.AbstractContextManager[None]:
+        """Keep other processes from writing, if possible, and remove partial files of a killed process."""
+
+
+class Disk:
+    """A local folder."""
+
+    has_locks = True
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def sizes(self) -> dict[str, int]:
+        """List."""
+        if not self.folder.exists():
+            return {}
+        with os.scandir(self.folder) as entries:
+            return {entry.name: entry.stat().st_size for entry in entries if not entry.name.startswith(".")}
+
+    def tail(self, name: str) -> bytes | None:
+        """Read the end."""
+        with open_regular(self.folder / name) as file:
+            file.seek(-min(TAIL, os.fstat(file.fileno()).st_size), os.SEEK_END)
+            return file.readall()
+
+    def read(self, name: str) -> bytes:
+        """Read."""
+        return read_regular(self.folder / name)
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write under a temporary name, and rename the complete file."""
+        saving = self.folder / f".{name}.{secrets.token_hex(4)}{SAVING}"
+        try:
+            write_file(saving, data)
+            os.replace(saving, self.folder / name)
+        finally:
+            saving.unlink(missing_ok=True)
+        sync_folder(self.folder)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold a lock that dies with this process, and that its workers do not inherit."""
+        with held(self.folder):
+            for left in self.folder.glob(f".*{SAVING}"):
+                left.unlink(missing_ok=True)
+            yield
+
+
+class Bucket:
+    """A folder in object storage."""
+
+    has_locks = False
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+
+    def sizes(self) -> dict[str, int]:
+        """List."""
+
+        def attempt() -> dict[str, int]:
+            store = self.address.store
+            try:
+                store.invalidate_cache(self.address.path)
+                found = store.ls(self.address.path, detail=True)
+            except FileNotFoundError:
+                return {}
+            sizes = {one["name"].rpartition("/")[2]: int(one.get("size") or 0) for one in found}
+            # Some servers list the folder itself, with an empty name.
+            return {name: size for name, size in sizes.items() if name and not name.startswith(".")}
+
+        return patiently(self.address.url, attempt)
+
+    def tail(self, name: str) -> bytes | None:
+        """Return ``None``."""
+        return None
+
+    def read(self, name: str) -> bytes:
+        """Download."""
+        return self.address.below(name).read(MAX_FILE_BYTES)
+
+    def write(self, name: str, data: bytes) -> None:
+        """Upload; where a file would grow under its name, upload under a temporary one and rename."""
+        where = self.address.below(name)
+        saving = self.address.below(f".{name}.{secrets.token_hex(4)}{SAVING}")
+
+        def attempt() -> None:
+            store = self.address.store
+            protocols = {store.protocol} if isinstance(store.protocol, str) else set(store.protocol)
+            if protocols & WHOLE_OBJECTS:
+                store.pipe_file(where.path, data)
+                return
+            store.makedirs(self.address.path, exist_ok=True)
+            store.pipe_file(saving.path, data)
+            if store.exists(where.path):  # from an attempt whose answer was lost; not every server replaces
+                store.rm_file(where.path)
+            store.mv(saving.path, where.path)
+
+        patiently(where.url, attempt, "written")
+
+    def held(self) -> contextlib.AbstractContextManager[None]:
+        """Do nothing: object storage has no locks."""
+        return contextlib.nullcontext()
+
+
+def open_place(out: str | Path) -> Place:
+    """Return the folder at an address; it is made when something is written."""
+    address = Address.of(out)
+    return Disk(Path(address.path)) if address.is_local else Bucket(address)
+
+
+def digest(data: bytes) -> str:
+    """Return the hash of the bytes of a file in a manifest."""
+    return hashlib.blake2b(data, digest_size=32).hexdigest()
+
+
+class Part(NamedTuple):
+    """A finished file of rows.
+
+    Attributes:
+        file: its name.
+        size: its size in bytes.
+        blake2b: the hash of all its bytes.
+        tail: the hash of its last bytes.
+        unreachable: the number of rows whose URL gave no answer.
+    """
+
+    file: str
+    size: int
+    blake2b: str
+    tail: str
+    unreachable: int
+
+    @classmethod
+    def of(cls, file: str, data: bytes, unreachable: int) -> Part:
+        """Return the entry of a file with these bytes."""
+        return cls(file, len(data), digest(data), digest(data[-TAIL:]), unreachable)
+
+
+# Programs that read a folder of tables skip names that begin with an underscore.
+MANIFEST = "_manifest.json"
+# The manifest is saved when it has grown by this share, so a job of a million files writes few of them.
+GROWTH = 0.1
+
+
+class Manifest:
+    """The finished files of a job. A kill loses its last entries; those files are then read to check them.
+
+    Args:
+        place: the folder.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self.place, self.parts, self._new = place, dict[str, Part](), 0
+
+    def read(self, there: dict[str, int]) -> None:
+        """Read the entries of the files that are there; a damaged manifest has none."""
+        if MANIFEST not in there:
+            return
+        with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
+            found = [Part(**one) for one in json.loads(self.place.read(MANIFEST))["parts"]]
+            self.parts = {part.file: part for part in found if part.file in there}
+
+    def add(self, part: Part) -> None:
+        """Add or replace an entry."""
+        self.parts[part.file] = part
+        self._new += 1
+        if self._new > GROWTH * len(self.parts) + 10:
+            self.save()
+
+    def save(self) -> None:
+        """Write the manifest if there are new entries."""
+        if self._new:
+            parts: list[dict[str, Any]] = [part._asdict() for part in self.parts.values()]
+            self.place.write(MANIFEST, (json.dumps({"parts": parts}, indent=1) + "\n").encode())
+            self._new = 0
+
+    def is_valid(self, file: str, size: int, thoroughly: bool) -> bool | None:
+        """Return whether a file is as it was written; ``None`` if the manifest does not list it.
+
+        Args:
+            file: its name.
+            size: its size now.
+            thoroughly: read all of it; otherwise its size and its last bytes are compared.
+        """
+        part = self.parts.get(file)
+        if part is None or size != part.size:
+            return None if part is None else False
+        if thoroughly:
+            return digest(self.place.read(file)) == part.blake2b
+        tail = self.place.tail(file)
+        return tail is None or digest(tail) == part.tail

@@ -1,0 +1,226 @@
+"""What a row of a table may name, and how long and how large an answer may be."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from covpool.data import address as address_module
+from covpool.data.address import Address
+from covpool.data.image_set import ImageSet
+from covpool.data.requests import Requests, limited, trust_rows
+from covpool.data.sources import open_images, open_splits, open_unlabeled
+from covpool.errors import BadImageError, ShardError, UnreachableError, UsageError
+from tests.data.servers import Server, serving
+
+pytest.importorskip("aiohttp", reason="fsspec reads http by it")
+QUICK = Requests(timeout=0.8, connect_timeout=0.3, read_timeout=0.3, retries=1)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setattr(address_module, "_failed", 0)
+    with serving() as made:
+        made.files["/good.jpg"] = b"good"
+        yield made
+
+
+def rows(folder: Path, kind: str, *names: str) -> ImageSet:
+    """Images that a CSV or a Parquet file lists."""
+    folder.mkdir(exist_ok=True)
+    path = folder / f"list.{kind}"
+    if kind == "csv":
+        path.write_text("\n".join(["path", *names]))
+    else:
+        struct = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+        values = [{"bytes": None, "path": name} for name in names]
+        pq.write_table(pa.table({"image": pa.array(values, struct)}), path)
+    return open_unlabeled(path)
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_a_row_runs_no_code_and_sends_no_request(tmp_path: Path, server: Server, kind: str) -> None:
+    """A template of fsspec's references could run code."""
+    code = "{{ cycler.__init__.__globals__.os.system('touch " + str(tmp_path / "ran") + "') }}"
+    evil = {"version": 1, "templates": {"u": code}, "refs": {"x": ["{{u}}"]}}
+    server.files["/evil.json"] = json.dumps(evil).encode()
+    names = (
+        f"reference://x::{server.url}/evil.json",
+        f"REFERENCE://x::{server.url}/evil.json",
+        f"simplecache::{server.url}/good.jpg",
+        f"zip://a.jpg::{server.url}/good.jpg",
+        "memory://x",
+        "sftp://127.0.0.1/x",
+        "data://x",
+    )
+    with trust_rows():  # not even then
+        images = rows(tmp_path, kind, *names)
+    for i in range(len(names)):
+        with pytest.raises(UnreachableError, match=r"a row may not name a (chain|URL)"):
+            images.read(i)
+    assert not server.asked
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_paths_stay_in_the_folder_of_the_table(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "secret.jpg").write_bytes(b"secret")
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "mine.jpg").write_bytes(b"mine")
+    inside = ("mine.jpg", "a/../mine.jpg", f"{tmp_path}/set/mine.jpg", f"file://{tmp_path}/set/mine.jpg")
+    outside = (
+        "../secret.jpg",
+        "a/../../secret.jpg",
+        f"{tmp_path}/secret.jpg",
+        f"file://{tmp_path}/secret.jpg",
+    )
+    images = rows(tmp_path / "set", kind, *inside, *outside)
+    assert [images.read(i) for i in range(4)] == [b"mine"] * 4
+    for i in range(4, 8):
+        with pytest.raises(UnreachableError, match=r"outside .*/set, .* pass --trust-rows$"):
+            images.read(i)
+    with trust_rows():
+        images = rows(tmp_path / "set", kind, *outside)
+    assert [images.read(i) for i in range(4)] == [b"secret"] * 4
+
+
+def test_labeled_tables_stay_in_their_folder(tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    (tmp_path / "secret.jpg").write_bytes(b"secret")
+    for name in ("../secret.jpg", f"{tmp_path}/secret.jpg"):
+        (tmp_path / "set" / "list.csv").write_text(f"path,label\n{name},a\n")
+        with pytest.raises(UsageError, match=r"lists .*secret\.jpg: it is outside .*pass --trust-rows$"):
+            open_splits(tmp_path / "set" / "list.csv")
+        with trust_rows():
+            assert open_images(tmp_path / "set" / "list.csv").read(0) == b"secret"
+
+
+def test_a_table_on_a_server_names_no_local_file(tmp_path: Path, server: Server) -> None:
+    (tmp_path / "secret.jpg").write_bytes(b"secret")
+    lines = ["path", f"file://{tmp_path}/secret.jpg", f"{tmp_path}/secret.jpg", "../secret.jpg", "good.jpg"]
+    server.files["/list.csv"] = "\n".join(lines).encode()
+    images = open_unlabeled(f"{server.url}/list.csv")
+    for i in range(3):
+        with pytest.raises(OSError, match=r"may not|does not exist"):
+            images.read(i)
+    assert images.read(3) == b"good"  # from the same server, which the command line names
+
+
+def test_rows_do_not_reach_private_networks(tmp_path: Path, server: Server) -> None:
+    port = server.server_port
+    hosts = ("127.0.0.1", "localhost", "0.0.0.0", "127.1", "2130706433")
+    names = [f"http://{host}:{port}/good.jpg" for host in hosts]
+    with limited(QUICK):
+        images = rows(tmp_path, "csv", *names)
+    for i in range(len(names)):
+        with pytest.raises(UnreachableError, match=r"on a private network|not a canonical"):
+            images.read(i)
+    assert not server.asked
+    with trust_rows():
+        images = rows(tmp_path, "csv", *names[:2])
+    assert [images.read(0), images.read(1)] == [b"good", b"good"]
+
+
+def test_redirects_do_not_reach_private_networks(tmp_path: Path, server: Server) -> None:
+    """The command line names the first server, and that one sends us to another."""
+    with serving() as other:
+        other.files["/good.jpg"] = b"other"
+        targets = [f"http://{host}:{other.server_port}/good.jpg" for host in ("127.0.0.1", "localhost")]
+        targets += ["file:///etc/hostname", "/good.jpg"]
+        lines = ["path", *(f"redirect?{target}" for target in targets)]
+        server.files["/list.csv"] = "\n".join(lines).encode()
+        with limited(QUICK):
+            images = open_unlabeled(f"{server.url}/list.csv")
+        for i in range(3):
+            with pytest.raises(UnreachableError, match=r"on a private network|file is not allowed"):
+                images.read(i)
+        assert images.read(3) == b"good"
+        assert not other.asked
+        with trust_rows():
+            assert open_unlabeled(f"{server.url}/list.csv").read(0) == b"other"
+
+
+def test_bodies_have_a_limit(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after decompression."""
+    monkeypatch.setattr("covpool.data.http.MAX_BODY_BYTES", 1 << 20)
+    folder = Address.of(f"{server.url}/list.csv").parent
+    for name in ("endless", "gzip"):
+        with pytest.raises(BadImageError, match=r"sends more than 1,048,576 bytes"):
+            folder.read_listed(name)
+        assert server.asked[f"/{name}"] == 1
+    assert server.sent < 64 << 20
+
+
+BAD = {
+    "status/500": "the server answers 500",
+    "status/429": "the server answers 429",
+    "status/403": "the server answers 403",
+    "short": "cannot be read",
+    "reset": "cannot be read",
+    "hang": "cannot be read",
+    "drip": "no complete answer in time",
+}
+
+
+def test_a_bad_url_is_an_error_of_its_row_in_bounded_time(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Requests, "pauses", lambda self: (0.01,) * self.retries)
+    with limited(QUICK):
+        folder = Address.of(f"{server.url}/list.csv").parent
+    for name, sentence in BAD.items():
+        started = time.monotonic()
+        with pytest.raises(UnreachableError, match=sentence):
+            folder.read_listed(name)
+        assert time.monotonic() - started < QUICK.timeout + 1
+        assert folder.read_listed("good.jpg") == b"good"
+    assert server.asked["/status/500"] == 1 + QUICK.retries
+    assert server.asked["/status/403"] == 1
+    with pytest.raises(FileNotFoundError):
+        folder.read_listed("absent.jpg")
+
+
+def test_an_unknown_host_is_an_error_of_its_row(tmp_path: Path) -> None:
+    with limited(QUICK):
+        images = rows(tmp_path, "csv", "http://no-such-host.invalid/a.jpg")
+    with pytest.raises(UnreachableError, match=r"no-such-host\.invalid/a\.jpg cannot be read"):
+        images.read(0)
+
+
+def test_a_busy_server_is_asked_again(server: Server) -> None:
+    with limited(Requests(retries=1)):
+        folder = Address.of(f"{server.url}/list.csv").parent
+    started = time.monotonic()
+    assert folder.read_listed("flaky/a") == b"good"
+    assert server.asked["/flaky/a"] == 2
+    assert time.monotonic() - started > 0.5
+
+
+def test_a_server_that_is_down_stops_the_job(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Requests, "pauses", lambda self: (0.01,) * self.retries)
+    with limited(Requests(retries=1, max_bad=5)):
+        folder = Address.of(f"{server.url}/list.csv").parent
+    server.is_down = True
+    for _ in range(5):
+        with pytest.raises(UnreachableError):
+            folder.read_listed("good.jpg")
+    with pytest.raises(ShardError, match=r"^6 URLs in sequence failed.* rerun the command later"):
+        folder.read_listed("good.jpg")
+    assert server.asked["/good.jpg"] == 2 * 3 + 3  # after three URLs there are no retries
+    server.is_down = False
+    assert folder.read_listed("good.jpg") == b"good"
+    server.is_down = True
+    with pytest.raises(UnreachableError):
+        folder.read_listed("good.jpg")
+
+
+def test_options() -> None:
+    for options in ({"timeout": 0.0}, {"read_timeout": float("nan")}, {"retries": -1}, {"max_bad": -1}):
+        with pytest.raises(UsageError, match=next(iter(options))):
+            Requests(**options)  # type: ignore[arg-type]
