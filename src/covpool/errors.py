@@ -30,6 +30,13 @@ class UnreachableError(StorageError):
     """The URL or path of a row gives no answer, or the row may not name it; another try may succeed."""
 
 
+# The operating system ends the process that takes most memory.
+WORKER_DIED = (
+    "a process that reads images was killed, perhaps because the memory was full: use fewer --workers, and "
+    "rerun the command"
+)
+
+
 class DataError(UsageError):
     """The data set gives no more batches; the message says why."""
 
@@ -84,6 +91,10 @@ class TrainingError(UsageError):
 
 class NotFiniteError(TrainingError):
     """Too many losses or gradients were not finite."""
+
+
+class LostProcessError(CovpoolError):
+    """Another process of the run, or its machine, does not answer."""
 
 
 class OtherJobError(UsageError):

@@ -7,20 +7,22 @@ import itertools
 import logging
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from types import FrameType
-from typing import Literal, NoReturn, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
-from covpool.errors import CovpoolError, ToldByFirstError, UsageError
+from covpool.errors import CovpoolError, LostProcessError, ToldByFirstError, UsageError
 from covpool.provenance.machine import describe_machine
 
 LOGGER = logging.getLogger("covpool")
@@ -49,6 +51,10 @@ def _warn_of_emulation() -> None:
 
 T = TypeVar("T")
 
+# Minutes to wait for another process. The first one may list images or write a report meanwhile.
+TIMEOUT = 10.0
+# Seconds in which the processes that are left sign a list, so that the lost ones can be named.
+ROLL_CALL = 10.0
 # Seconds to wait for the last exchange; a thread needs microseconds once it runs.
 LAST_EXCHANGE = 0.5
 # Numbers the process groups; all processes count the same.
@@ -163,16 +169,18 @@ class Processes:
 
 
 @contextmanager
-def joined_processes(device: str = "auto") -> Iterator[Processes]:
+def joined_processes(device: str = "auto", timeout: float = TIMEOUT) -> Iterator[Processes]:
     """Join the processes of torchrun, or those of an existing process group.
 
     Only the first process prints warnings.
 
     Args:
         device: ``"cpu"``, ``"cuda"``, or ``"auto"`` for a GPU if there is one.
+        timeout: minutes to wait for another process.
 
     Raises:
         UsageError: if the device is ``"cuda"`` and there is no GPU.
+        LostProcessError: if another process does not answer in time, or closed its connection.
     """
     kind = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     ours = not dist.is_initialized() and "RANK" in os.environ and "WORLD_SIZE" in os.environ
@@ -181,8 +189,12 @@ def joined_processes(device: str = "auto") -> Iterator[Processes]:
         if not torch.cuda.is_available():
             raise UsageError("device is cuda, but torch sees no GPU here: pass cpu")
         torch.cuda.set_device(local)
-    if ours:
-        _join(kind)
+    try:
+        store = _join(kind, timedelta(minutes=timeout)) if ours else None
+    except dist.DistError as error:
+        raise LostProcessError(
+            f"not all processes could join within {timeout:g} min (--loop.timeout): {error}"
+        ) from error
     level, rank = LOGGER.level, dist.get_rank() if dist.is_initialized() else 0
     if rank:
         LOGGER.setLevel(logging.ERROR)
@@ -192,6 +204,13 @@ def joined_processes(device: str = "auto") -> Iterator[Processes]:
             world_size=dist.get_world_size() if dist.is_initialized() else 1,
             device=torch.device(kind, local) if kind == "cuda" else torch.device(kind),
         )
+    except RuntimeError as error:
+        if store is None or not (isinstance(error, dist.DistError) or "gloo" in str(error)):
+            raise
+        raise LostProcessError(
+            f"{_lost(store)} (limit: {timeout:g} min, --loop.timeout): the run stops. Rerun the command to "
+            "resume from the last checkpoint"
+        ) from error
     finally:
         LOGGER.setLevel(level)
         if ours:
@@ -201,18 +220,57 @@ def joined_processes(device: str = "auto") -> Iterator[Processes]:
             dist.destroy_process_group()
 
 
-def _join(kind: str) -> None:
-    store, rank, world_size = next(rendezvous("env://"))
+def _join(kind: str, timeout: timedelta) -> Any:
+    """Join the processes of torchrun, and return the store that they share."""
+    store, rank, world_size = next(rendezvous("env://", timeout=timeout))
     # torchrun keeps the store when it restarts processes, and so do processes that train several models.
     # Without its own prefix, a new group would find the addresses of an old one.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    own = dist.PrefixStore(f"covpool/{attempt}/{next(_GROUPS)}", store)  # type: ignore[attr-defined]
     dist.init_process_group(
         # Flags and names pass between CPUs, without waiting for a GPU.
         "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo",
-        store=dist.PrefixStore(f"covpool/{attempt}/{next(_GROUPS)}", store),  # type: ignore[attr-defined]
+        store=own,
         rank=rank,
         world_size=world_size,
+        timeout=timeout,
     )
+    own.set(f"host/{rank}", socket.gethostname())
+    return own
+
+
+def _lost(store: Any) -> str:
+    """Name the processes that do not answer any more.
+
+    Those that are left notice the loss at about the same time, and sign in the store.
+    """
+    rank, ranks = dist.get_rank(), range(dist.get_world_size())
+    missing: list[str] = []
+    is_known = threading.Event()
+
+    def call() -> None:
+        store.set(f"left/{rank}", "")
+        until = time.monotonic() + ROLL_CALL
+        absent = [*ranks]
+        while absent and time.monotonic() < until:
+            time.sleep(0.2)
+            absent = [one for one in absent if not store.check([f"left/{one}"])]
+        missing.extend(f"rank {one} on {store.get(f'host/{one}').decode()}" for one in absent)
+        is_known.set()
+
+    # In a thread, because the store may be on a lost machine; its client waits without a limit.
+    threading.Thread(target=_suppressed, args=(call,), daemon=True).start()
+    if not is_known.wait(2 * ROLL_CALL):
+        return "the machine with the store of torchrun does not answer"
+    if not missing:
+        return "the connection between the processes was interrupted"
+    return f"{', '.join(missing)} {'does' if len(missing) == 1 else 'do'} not answer"
+
+
+def _suppressed(act: Callable[[], None]) -> None:
+    """Call ``act``, and ignore that a store cannot be reached."""
+    with suppress(RuntimeError):
+        act()
 
 
 def _portable(error: Exception) -> Exception:

@@ -59,9 +59,9 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
-def printable(text: str) -> str:
-    """Return at most 300 characters, with question marks for those that control a terminal."""
-    return "".join(character if character.isprintable() else "?" for character in text[:300])
+def printable(text: str, most: int | None = 300) -> str:
+    """Return at most ``most`` characters, with question marks for those that control a terminal."""
+    return "".join(character if character.isprintable() else "?" for character in text[:most])
 
 
 if TYPE_CHECKING:

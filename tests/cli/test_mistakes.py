@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 import torch
 
 from covpool.cli.main import main
+from covpool.data.image_set import ImageFiles
 from covpool.models import create_model, save_model
 from covpool.train.recipe_files import read_recipe, write_recipe
 from tests.data.pictures import encode, photo
@@ -345,6 +347,37 @@ def test_not_enough_memory(place: Path, tmp_path: Path) -> None:
     assert run.returncode == 2, run.stderr[-2000:]
     assert run.stderr.splitlines()[-1] == (
         "covpool train: the machine does not have enough memory: use a smaller batch size or smaller images"
+    )
+
+
+def test_a_file_cannot_control_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for text in ('"\\e]0;owned\\a": 1\n', 'schedule: {epochs: "\\e[2J"}\n', '"\\u202eabc": 1\n'):
+        Path("recipe.yaml").write_text(text, "utf-8")
+        told = complaint("train birds --recipe recipe.yaml", capsys)
+        assert told.startswith(("recipe.yaml: a recipe has no ?", "recipe.yaml: schedule.epochs takes"))
+        assert told.isprintable()
+
+
+def test_a_killed_process_of_the_data(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the system does where the memory is full."""
+    own = os.getpid()
+
+    def read(self: ImageFiles, i: int) -> bytes:
+        if os.getpid() != own:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return b""
+
+    monkeypatch.setattr(ImageFiles, "read", read)
+    few = FEW.replace("--workers 0", "--workers 1")
+    told = complaint(f"train {place}/birds {few} --val-fraction 0 --out {tmp_path}/run", capsys)
+    assert told == (
+        "a process that reads images was killed, perhaps because the memory was full: use fewer --workers, "
+        "and rerun the command"
     )
 
 

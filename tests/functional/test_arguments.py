@@ -129,6 +129,22 @@ def test_too_few_steps(f: Operator, x: torch.Tensor, steps: int) -> None:
 
 
 @with_steps
+def test_more_steps_than_the_precision_can_bear(f: Operator, x: torch.Tensor) -> None:
+    """30 steps in float32 would return NaN for wide features, and 20 a gradient that is off by percent."""
+    for dtype, most in ((torch.float16, 15), (torch.float32, 15), (torch.float64, 40)):
+        for steps in (most + 1, ((1.5, -0.5),) * (most + 1)):
+            with refuses(ValueError, f"steps must be at most {most} in float", f"got {most + 1}"):
+                f(x.to(dtype), steps=steps)
+        f(x.to(dtype), steps=most)
+
+
+def test_more_steps_than_half_precision_can_bear() -> None:
+    for dtype, most in ((torch.bfloat16, 8), (torch.float16, 10)):
+        with refuses(ValueError, f"steps must be at most {most} in", f"got {most + 1}"):
+            isqrt_cov(X, steps=most + 1, compute_dtype=dtype)
+
+
+@with_steps
 @pytest.mark.parametrize(
     ("name", "value", "choices"),
     [

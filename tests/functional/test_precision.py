@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from covpool.functional import covariance, isqrt_cov, matrix_sqrt
+from covpool.functional.arguments import MOST_STEPS
 from tests.functional.pooling import DTYPES, SIDES, Pooling
 
 sides = pytest.mark.parametrize("side", SIDES)
@@ -83,3 +84,22 @@ def test_shapes_on_the_meta_device() -> None:
     assert c.shape == (2, 8, 8)
     (grad,) = torch.autograd.grad(c.sum(), x)
     assert grad.shape == x.shape
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@sides
+def test_rounding_at_the_largest_number_of_steps(side: str, dtype: torch.dtype) -> None:
+    """On a singular covariance, where every step amplifies rounding errors."""
+    limit = {torch.float32: 2e-3, torch.float16: 5e-2, torch.bfloat16: 0.15}[dtype]
+    torch.manual_seed(0)
+    x = torch.randn(2, 64, 5, dtype=torch.float64) @ torch.randn(2, 5, 49, dtype=torch.float64)
+    upstream = torch.randn(2, 64, 64, dtype=torch.float64)
+    half = None if dtype == torch.float32 else dtype
+    results = []
+    for features, compute_dtype in ((x, None), (x.float(), half)):
+        leaf = features.clone().requires_grad_()
+        c = isqrt_cov(leaf, steps=MOST_STEPS[dtype], side=side, compute_dtype=compute_dtype)
+        (grad,) = torch.autograd.grad(c, leaf, upstream.to(c.dtype))
+        results.append((c.detach().double(), grad.double()))
+    for exact, rounded in zip(*results, strict=True):
+        assert (rounded - exact).norm() < limit * exact.norm()

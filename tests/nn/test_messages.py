@@ -49,3 +49,18 @@ def test_the_layer_is_at_the_top_and_takes_device_and_dtype() -> None:
 def test_norm_of_another_shape() -> None:
     with pytest.raises(ValueError, match=r"t must be \(..., 1, 1\)"):
         PostCompensation()(torch.eye(3).expand(2, 3, 3), torch.ones(2))
+
+
+def test_more_steps_than_the_precision_can_bear() -> None:
+    """As soon as the layer knows the precision: half precision and float64 at once, float32 by the input."""
+    for options, most in (({"compute_dtype": torch.bfloat16}, 8), ({}, 40)):
+        CovPool(4, dim=None, steps=most, **options)
+        with pytest.raises(ValueError, match=rf"steps must be at most {most} in .*got {most + 1}"):
+            CovPool(4, dim=None, steps=most + 1, **options)
+    roots = {"isqrt_cov": 15, "polar_express": 8, "improved_bcnn": 15}
+    for method, most in roots.items():
+        options = {"forward": "newton_schulz"} if method == "improved_bcnn" else {}
+        assert CovPool(4, method, dim=None, steps=most, **options)(torch.randn(2, 4, 5, 5)).isfinite().all()
+        layer = CovPool(4, method, dim=None, steps=most + 1, **options)
+        with pytest.raises(ValueError, match=rf"steps must be at most {most} in float32.*got {most + 1}"):
+            layer(torch.randn(2, 4, 5, 5))

@@ -116,6 +116,8 @@ def _disturbed(batch: Any, cursor: int, rank: int, plan: dict[str, Any]) -> Any:
         os.kill(os.getpid(), signal.SIGTERM)
     if plan.get("sigkill") == here:
         os.kill(os.getpid(), signal.SIGKILL)
+    if plan.get("sigstop") == here:  # alive, but silent, as a machine that is cut off
+        os.kill(os.getpid(), signal.SIGSTOP)
     if plan.get("full_disk") == here:
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
     if here in plan.get("nan", []):

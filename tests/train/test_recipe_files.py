@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from covpool.data.transforms import Augmentation
+from covpool.errors import UsageError
 from covpool.models.config import ModelConfig
 from covpool.models.create import pretrained_config
 from covpool.train.recipe import DataOptions, LoopOptions, OptimizerOptions, Recipe, WeightOptions
@@ -200,6 +202,31 @@ def test_text_is_in_the_order_of_the_sections() -> None:
     text = recipe_text(Recipe())
     assert text.startswith("batch_size: 256\nseed: 0\n")
     assert text.index("\ndata:\n  path: ''\n") < text.index("\nmodel:\n  backbone: resnet50\n")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "model:\n  pool_options: &a {a: *a}\n",
+        "model:\n  pool_options:\n    a: &a [x, x]\n"
+        + "".join(
+            f"    {new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n" for old, new in pairwise("abcdefghijk")
+        ),
+        "batch_size: &size 8\nvalidation: {batch_size: *size}\n",
+    ],
+    ids=["itself", "billion laughs", "harmless"],
+)
+def test_aliases_are_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=r"recipe.yaml: a recipe has no aliases, as in line \d+: write"):
+        read_recipe(path)
+
+
+def test_a_huge_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text("# " + "x" * 2**16)
+    with pytest.raises(UsageError, match="larger than 64 KiB"):
+        read_recipe(tmp_path / "recipe.yaml")
 
 
 @pytest.mark.parametrize(("key", "value"), [("data.cache", "/scratch"), ("data.path", "moved"), ("out", "x")])

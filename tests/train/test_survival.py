@@ -6,8 +6,10 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -139,6 +141,35 @@ def test_killed_and_started_again_it_ends_as_if_it_never_was(
     for rank in (0, 1):
         assert steps(record, rank) == steps(undisturbed / "record", rank)
     assert hashes(run, LAST) == hashes(undisturbed / "run", LAST)
+
+
+@pytest.mark.parametrize("lost", [1, pytest.param(0, marks=pytest.mark.slow)])
+def test_a_process_that_does_not_answer_is_named(tmp_path: Path, lost: int) -> None:
+    """Alive, but silent: its connections stay open, as those of a machine that is cut off."""
+    record, run = folder(tmp_path, "record"), tmp_path / "run"
+    recipe = {**DATA, "out": str(run), "checkpoint.steps": 1}
+    plan = {"recipe": {**recipe, "loop.timeout": 0.05}, "sigstop": [lost, 4]}
+    released = threading.Thread(target=release, args=(record, lost, 1 - lost))
+    released.start()
+    codes = launch(2, record, plan)
+    released.join()
+    assert codes[1 - lost] == 2
+    told = (record / f"stderr-{1 - lost}.txt").read_text()
+    assert f"rank {lost} on {socket.gethostname()} does not answer" in told
+    assert "Rerun the command to resume" in told
+    assert launch(2, record, {"recipe": recipe}) == [0, 0]
+    assert [event["step"] for event in events(run, "resumed")] == [4]
+
+
+def release(record: Path, stopped: int, other: int) -> None:
+    """End a stopped process once the other has ended, which must not wait for it."""
+    give_up = time.monotonic() + 100
+    while time.monotonic() < give_up:
+        time.sleep(0.2)
+        path = record / f"stderr-{other}.txt"
+        if path.exists() and "does not answer" in path.read_text():
+            break
+    os.kill(int((record / f"pid-{stopped}").read_text()), signal.SIGKILL)
 
 
 @pytest.mark.slow

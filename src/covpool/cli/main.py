@@ -23,7 +23,8 @@ from typing import Any, NamedTuple, Protocol, cast
 
 from covpool import __version__
 from covpool.data.requests import trust_rows
-from covpool.errors import CovpoolError, Interrupted, ToldByFirstError
+from covpool.errors import WORKER_DIED, CovpoolError, Interrupted, ToldByFirstError
+from covpool.terminal import printable
 
 # Exit codes of Ctrl-C and SIGTERM, as in shells.
 STOPPED = (130, 143)
@@ -226,7 +227,8 @@ def _print(command: str, text: str) -> int:
 
 
 def _complain(command: str, message: str) -> int:
-    print(f"{command}: {' '.join(message.split())}", file=sys.stderr)
+    # The message may quote a file.
+    print(f"{command}: {printable(' '.join(message.split()), most=None)}", file=sys.stderr)
     return 2
 
 
@@ -300,6 +302,8 @@ def explained(error: Exception, extra: str) -> tuple[str, int]:
     if _is_memory(error):
         where = "GPU" if "CUDA" in str(error) else "machine"
         return f"the {where} does not have enough memory: use a smaller batch size or smaller images", 2
+    if isinstance(error, RuntimeError) and "DataLoader worker" in str(error):
+        return WORKER_DIED, 2  # torch raises it wherever the program is when the worker dies
     if isinstance(error, OSError):
         return _of_the_disk(error) if error.strerror else str(error), 2
     told = f"{type(error).__name__}: {error}"

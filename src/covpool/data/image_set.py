@@ -159,6 +159,9 @@ class ImageSet(Protocol):
     def stamp(self) -> str:
         """Return a hash of names, sizes and dates, which changes when a file of this copy does."""
 
+    def size(self, i: int) -> int | None:
+        """Return the bytes of an image's own file without reading it; ``None`` if it has none."""
+
 
 class BaseSet:
     """Default methods of an :class:`ImageSet` whose images are separate files."""
@@ -192,6 +195,10 @@ class BaseSet:
     def stamp(self: ImageSet) -> str:
         """Return the fingerprint."""
         return self.fingerprint()
+
+    def size(self, i: int) -> int | None:
+        """Return ``None``: the size of a file is not known."""
+        return None
 
 
 def digest_of(classes: tuple[str, ...], *parts: bytes) -> str:
@@ -247,9 +254,39 @@ class ImageFiles(BaseSet):
         """Return the bytes of an image."""
         return read_file(os.path.join(self.root, self.names[i]))
 
+    def size(self, i: int) -> int | None:
+        """Return the size of a file; ``None`` if it is missing."""
+        try:
+            return os.stat(os.path.join(self.root, self.names[i])).st_size
+        except (OSError, ValueError):
+            return None
+
+
+class Derived(BaseSet):
+    """A set that consists of images of other sets."""
+
+    def find(self, i: int) -> tuple[ImageSet, int]:
+        """Return the set of an image, and its number there."""
+        raise NotImplementedError
+
+    def name(self, i: int) -> str:
+        """Return the name in its own set."""
+        images, place = self.find(i)
+        return images.name(place)
+
+    def read(self, i: int) -> bytes:
+        """Return the bytes of an image."""
+        images, place = self.find(i)
+        return images.read(place)
+
+    def size(self, i: int) -> int | None:
+        """Return the size of an image's own file."""
+        images, place = self.find(i)
+        return images.size(place)
+
 
 @dataclass(frozen=True, eq=False)
-class Subset(BaseSet):
+class Subset(Derived):
     """Some images of a labeled set.
 
     Attributes:
@@ -273,13 +310,9 @@ class Subset(BaseSet):
     def __len__(self) -> int:
         return len(self.indices)
 
-    def name(self, i: int) -> str:
-        """Return the name in the set."""
-        return self.images.name(int(self.indices[i]))
-
-    def read(self, i: int) -> bytes:
-        """Return the bytes of an image."""
-        return self.images.read(int(self.indices[i]))
+    def find(self, i: int) -> tuple[ImageSet, int]:
+        """Return the set of an image, and its number there."""
+        return self.images, int(self.indices[i])
 
     def fingerprint(self) -> str:
         """Return a hash of the set's fingerprint and the indices."""
@@ -287,7 +320,7 @@ class Subset(BaseSet):
 
 
 @dataclass(frozen=True, eq=False)
-class Joined(BaseSet):
+class Joined(Derived):
     """Several labeled sets in sequence.
 
     Attributes:
@@ -309,21 +342,12 @@ class Joined(BaseSet):
     def __len__(self) -> int:
         return len(self.labels)
 
-    def name(self, i: int) -> str:
-        """Return the name in its own set."""
-        images, place = self._find(i)
-        return images.name(place)
-
-    def read(self, i: int) -> bytes:
-        """Return the bytes of an image."""
-        images, place = self._find(i)
-        return images.read(place)
-
     def fingerprint(self) -> str:
         """Return a hash of the sets' fingerprints."""
         return digest_of(self.classes, "".join(images.fingerprint() for images in self.sets).encode())
 
-    def _find(self, i: int) -> tuple[ImageSet, int]:
+    def find(self, i: int) -> tuple[ImageSet, int]:
+        """Return the set of an image, and its number there."""
         for images in self.sets:
             if i < len(images):
                 return images, i
@@ -332,7 +356,7 @@ class Joined(BaseSet):
 
 
 @dataclass(frozen=True, eq=False)
-class Relabelled(BaseSet):
+class Relabelled(Derived):
     """A labeled set whose labels refer to another list of classes.
 
     Attributes:
@@ -352,13 +376,9 @@ class Relabelled(BaseSet):
     def __len__(self) -> int:
         return len(self.images)
 
-    def name(self, i: int) -> str:
-        """Return the name in the set."""
-        return self.images.name(i)
-
-    def read(self, i: int) -> bytes:
-        """Return the bytes of an image."""
-        return self.images.read(i)
+    def find(self, i: int) -> tuple[ImageSet, int]:
+        """Return the set of an image, and its number there."""
+        return self.images, i
 
     def fingerprint(self) -> str:
         """Return a hash of the classes and the set's fingerprint."""

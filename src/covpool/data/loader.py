@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from covpool.data.decode import decode
 from covpool.data.image_set import ImageSet
 from covpool.data.order import EvaluationOrder, Order, number, torch_seeded
-from covpool.errors import BadImageError, DataError, ShardError, UsageError
+from covpool.errors import WORKER_DIED, BadImageError, DataError, ShardError, UsageError
 
 Transform = Callable[[Image.Image], Tensor]
 
@@ -326,7 +326,16 @@ def _as_it_is(batch: T) -> T:
 
 
 def _checked(loader: DataLoader[Batch | Failure]) -> Iterator[Batch]:
-    for batch in loader:
+    batches = iter(loader)
+    while True:
+        try:
+            batch = next(batches)
+        except StopIteration:
+            return
+        except RuntimeError as error:
+            if "DataLoader worker" not in str(error):
+                raise
+            raise DataError(WORKER_DIED) from error
         if isinstance(batch, Failure):
             raise DataError(batch.sentence)
         yield batch

@@ -108,7 +108,7 @@ def _version(name: str) -> str | None:
 # Largest relative difference of isqrt_cov from eigh.
 LIMITS = {torch.float64: 1e-9, torch.float32: 1e-4}
 # Enough steps for the iteration to converge.
-STEPS = 30
+STEPS = 15
 # Size and number of the timed products: large enough to keep a GPU busy.
 SIDE, ROUNDS = {"cpu": 384, "cuda": 4096}, 5
 

@@ -9,6 +9,7 @@ import io
 import json
 import warnings
 import zipfile
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ from covpool.export.parity import Parity, Tolerance
 
 # The size limit of a protobuf message.
 MAX_BYTES = 2**31 - 1
+# Names of a hundred thousand classes take 3 MB.
+MAX_METADATA_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,7 +135,7 @@ class Onnx(Target):
         """Return the metadata of the ONNX model."""
         try:
             model = onnx.load(path, load_external_data=False)
-        except DecodeError as error:
+        except (DecodeError, ValueError) as error:
             raise UsageError(f"{path} is not an ONNX file") from error
         return {entry.key: entry.value for entry in model.metadata_props}
 
@@ -182,9 +185,14 @@ class TorchExport(Target):
         """Return the extra files, without loading the program."""
         try:
             with zipfile.ZipFile(path) as archive:
-                names = [name for name in archive.namelist() if "/extra/" in name]
-                return {name.partition("/extra/")[2]: archive.read(name).decode() for name in names}
-        except zipfile.BadZipFile as error:
+                found = [entry for entry in archive.infolist() if "/extra/" in entry.filename]
+                if sum(entry.file_size for entry in found) > MAX_METADATA_BYTES:
+                    raise UsageError(f"{path} was not exported by covpool: its metadata is too large")
+                return {
+                    entry.filename.partition("/extra/")[2]: archive.read(entry).decode() for entry in found
+                }
+        # An encrypted or unknown entry is a RuntimeError or a NotImplementedError.
+        except (zipfile.BadZipFile, zlib.error, EOFError, UnicodeDecodeError, RuntimeError) as error:
             raise UsageError(f"{path} is not a torch.export file") from error
 
 
@@ -212,4 +220,7 @@ def read_metadata(path: str | Path) -> dict[str, Any]:
     found = next(same_suffix, TARGETS["onnx"]).read_metadata(path)
     if not found.get("covpool"):
         raise UsageError(f"{path} was not exported by covpool: it has no metadata on classes")
-    return {name: json.loads(text) for name, text in found.items()}
+    try:
+        return {name: json.loads(text) for name, text in found.items()}
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} was not exported by covpool: its metadata is not JSON") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor
@@ -55,17 +55,40 @@ def _number(name: str, value: object) -> float:
     return value
 
 
-def check_steps(steps: object) -> None:
-    """Raise unless ``steps`` is a whole number of at least one."""
+# The most Newton-Schulz steps by the dtype of the iteration. Each step multiplies the rounding error of the
+# gradient on the null space by up to 2.25. At these limits the gradient of a singular covariance is off by
+# 7 %, 2.5 %, 0.1 % and 0.1 %; ten steps later nothing of it is left.
+MOST_STEPS = {torch.bfloat16: 8, torch.float16: 10, torch.float32: 15, torch.float64: 40}
+
+
+def check_steps(
+    steps: object, dtype: torch.dtype = torch.float64, most: Mapping[torch.dtype, int] = MOST_STEPS
+) -> None:
+    """Raise unless ``steps`` is a whole number of at least one, and not more than ``dtype`` can bear.
+
+    Where the dtype of the features is not known yet, that of the highest limit is assumed.
+    """
     if isinstance(steps, int) and steps < 1:
         raise UsageError(f"steps must be at least 1 (the paper uses {STEPS}); got {steps}")
     check_whole("steps", steps)
+    assert isinstance(steps, int)
+    if steps > most[dtype]:
+        name = str(dtype).removeprefix("torch.")
+        raise UsageError(
+            f"steps must be at most {most[dtype]} in {name}, because more steps amplify rounding errors; "
+            f"got {steps} (the paper uses {STEPS})"
+        )
 
 
-def step_coefficients(steps: object) -> Coefficients:
-    """Return ``(a, b)`` of every step: the paper's for a number of steps. Raise for anything else."""
+def step_coefficients(steps: object, dtype: torch.dtype) -> Coefficients:
+    """Return ``(a, b)`` of every step: the paper's for a number of steps. Raise for anything else.
+
+    Args:
+        steps: a number, or a pair for each step.
+        dtype: the dtype of the iteration, which limits the number of steps.
+    """
     if not isinstance(steps, list | tuple):
-        check_steps(steps)
+        check_steps(steps, dtype)
         assert isinstance(steps, int)
         return paper_steps(steps)
     if not steps:
@@ -78,6 +101,7 @@ def step_coefficients(steps: object) -> Coefficients:
         for value in pair:
             if not -math.inf < _number("every coefficient of steps", value) < math.inf:
                 raise UsageError(f"every coefficient of steps must be finite; got {value}")
+    check_steps(len(steps), dtype)
     return tuple((a, b) for a, b in steps)
 
 

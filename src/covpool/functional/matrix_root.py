@@ -40,7 +40,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from covpool.functional.arguments import check_square
+from covpool.functional.arguments import check_square, check_steps
 from covpool.functional.differentiable import at_least_float32, autocast_off, once_differentiable
 from covpool.functional.eigen import matrix_power, rank_tolerance, reciprocal_of_sums, spectrum
 from covpool.functional.newton_schulz import newton_schulz, paper_steps
@@ -71,6 +71,8 @@ class RootOptions(NamedTuple):
 def matrix_root(a: Tensor, options: RootOptions) -> Tensor:
     """Return the root of positive semi-definite ``(..., m, m)``; zero for zero. Differentiable once."""
     check_square("a", a)
+    if options.forward == "newton_schulz":
+        check_steps(options.order, torch.promote_types(a.dtype, torch.float32))
     if options.forward == "svd" and options.backward != "lyapunov_iteration":
         # The gradient reuses the eigenvalues of the value; both equations then have the same solution.
         return matrix_power(a, 0.5)

@@ -60,7 +60,10 @@ def matrix_sqrt(
     Args:
         a: ``(..., m, m)``, positive semi-definite. A zero matrix gives zero, with zero gradient.
         steps: K, the number of iterations (the paper's N), or ``(a, b)`` of each, as
-            :func:`fitted_steps` returns them. Accuracy grows with K.
+            :func:`fitted_steps` returns them. More steps come closer to the root, but each multiplies
+            rounding errors on the null space, by 1.5 in the value and by 2.25 in the gradient. So K is at
+            most 15 in float32, where the gradient of a singular matrix is off by up to 0.1 %, and 40 in
+            float64.
         normalization: ``"trace"`` or ``"frobenius"``.
         compensation: ``"matched"`` multiplies by √t; ``"none"`` returns the root of a/t.
         backward: ``"saved"`` saves the iterates for backward; ``"recompute"`` saves only ``a`` and runs the
@@ -75,7 +78,7 @@ def matrix_sqrt(
         tensor([[2.0000, 0.0000],
                 [0.0000, 1.0000]])
     """
-    return _root(a, _Options(step_coefficients(steps), normalization, compensation, False), backward)
+    return _root(a, steps, normalization, compensation, backward, inverse=False)
 
 
 def inverse_matrix_sqrt(
@@ -97,7 +100,7 @@ def inverse_matrix_sqrt(
         tensor([[0.5000, 0.0000],
                 [0.0000, 1.0000]])
     """
-    return _root(a, _Options(step_coefficients(steps), normalization, compensation, True), backward)
+    return _root(a, steps, normalization, compensation, backward, inverse=True)
 
 
 class _Options(NamedTuple):
@@ -113,11 +116,20 @@ class _Options(NamedTuple):
         return -0.5 if self.inverse else 0.5
 
 
-def _root(a: Tensor, options: _Options, backward: Backward) -> Tensor:
+def _root(
+    a: Tensor,
+    steps: int | Coefficients,
+    normalization: Normalization,
+    compensation: Compensation,
+    backward: Backward,
+    inverse: bool,
+) -> Tensor:
     check_square("a", a)
-    check_choice("normalization", options.normalization, NORMALIZATIONS)
-    check_choice("compensation", options.compensation, COMPENSATIONS)
+    check_choice("normalization", normalization, NORMALIZATIONS)
+    check_choice("compensation", compensation, COMPENSATIONS)
     check_choice("backward", backward, BACKWARDS)
+    coefficients = step_coefficients(steps, torch.promote_types(a.dtype, torch.float32))
+    options = _Options(coefficients, normalization, compensation, inverse)
     with autocast_off(a):
         a_Bmm = at_least_float32(a).reshape(-1, *a.shape[-2:])
         if torch.is_grad_enabled() and a_Bmm.requires_grad:

@@ -103,6 +103,7 @@ def save_model(
         classes = model.classes if classes is None else classes
         card = _card_of(model, weights, classes=classes, metrics=metrics or {}, recipe=recipe or {})
         text = write_card(card)
+        _check_finite(tensors)
         try:
             _check_tensors(tensors, _planned_tensors(card))
         except BundleError as error:
@@ -222,6 +223,7 @@ def _read(folder: Path) -> tuple[Card, dict[str, Tensor]]:
     if "pool.reduction.norm.weight" not in plan:
         drop_unused_norm(tensors, "pool.reduction.")
     _check_tensors(tensors, plan)
+    _check_finite(tensors)
     return card, tensors
 
 
@@ -319,6 +321,17 @@ def _check_tensors(tensors: Mapping[str, Tensor], plan: Mapping[str, Tensor]) ->
         found, wanted = _described(tensors.get(name)), _described(plan.get(name))
         if found != wanted:
             raise BundleError(f"{shown(name)} is {found} in its weights, {wanted} in the network of its card")
+
+
+def _check_finite(tensors: Mapping[str, Tensor]) -> None:
+    """Raise if a weight is NaN or infinite: every prediction would be NaN."""
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            count = int((~tensor.isfinite()).sum())
+            raise BundleError(
+                f"{shown(name)} of its weights has NaN or infinite values: {count} of "
+                f"{tensor.numel()}; train again, with a lower learning rate"
+            )
 
 
 def _described(tensor: Tensor | None) -> str:

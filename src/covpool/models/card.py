@@ -91,6 +91,12 @@ READABLE_BY = "0.1.0"
 MAX_BYTES = 16 * 2**20
 # No network has a larger number among its options (a depth, a size).
 MAX_OPTION = 2**16
+# Pixels of the side to which a bundle may resize images: a stranger's must not fill the memory.
+MAX_SIDE = 4096
+# The range of a standard deviation, so that normalized pixels stay finite in half precision.
+MIN_STD, MAX_MEAN = 1e-3, 1e3
+# Channels of an image; hyperspectral cameras have hundreds.
+MAX_CHANNELS = 4096
 # Options that use no memory, however large.
 NO_SIZES = ("seed", "limit")
 # A network of timm, with or without the name of pretrained weights: not 'hf-hub:...', which timm would fetch.
@@ -271,6 +277,19 @@ def _classes(names: list[Any] | None, number: int) -> tuple[str, ...] | None:
 
 def _preprocessing(values: dict[str, Any]) -> dict[str, Any]:
     """Return the six fields of timm, with tuples for lists."""
-    _check_types("preprocessing", values, dict.fromkeys(_PREPROCESSING, (str, int, float, list)))
+    kinds = {"input_size": list, "interpolation": str, "mean": list, "std": list, "crop_mode": str}
+    _check_types("preprocessing", values, kinds | {"crop_pct": (int, float)})
     _check_option("preprocessing", values)
+    size, crop = values["input_size"], values["crop_pct"]
+    if len(size) != 3 or not all(type(side) is int and side > 0 for side in size) or size[0] > MAX_CHANNELS:
+        raise BundleError(f"its input_size {shown(size)} is not channels, height and width")
+    if not 0 < crop <= 1 or max(size[1:]) / crop > MAX_SIDE:
+        raise BundleError(
+            f"it resizes images to {shown(size[1:])} pixels over a crop_pct of {shown(crop)}, but crop_pct "
+            f"must be in (0, 1] and the quotient at most {MAX_SIDE}"
+        )
+    for name, lowest in (("mean", -MAX_MEAN), ("std", MIN_STD)):
+        numbers = values[name]
+        if not all(isinstance(number, int | float) and lowest <= number <= MAX_MEAN for number in numbers):
+            raise BundleError(f"its {name} {shown(numbers)} has values outside {lowest:g} to {MAX_MEAN:g}")
     return {name: tuple(v) if isinstance(v := values[name], list) else v for name in _PREPROCESSING}

@@ -78,6 +78,7 @@ class NewtonSchulz(nn.Module):
         check_square("a", a)
         with autocast_off(a):
             a_Bmm = at_least_float32(a).reshape(-1, *a.shape[-2:])
+            check_steps(self.steps, a_Bmm.dtype)
             y_Bmm, _ = newton_schulz((a_Bmm + a_Bmm.mT) * 0.5, paper_steps(self.steps))
             return y_Bmm.reshape(a.shape)
 

@@ -75,13 +75,13 @@ class Checkpoint:
         return Progress(cursor=self.step, **{name: self.state[name] for name in names})
 
 
-def to_checkpoint(learner: Learner, progress: Progress, images: Mapping[str, str]) -> Checkpoint:
+def to_checkpoint(learner: Learner, progress: Progress, origin: Mapping[str, Any]) -> Checkpoint:
     """Return everything that a run needs to resume.
 
     Args:
         learner: the weights and the optimizer.
         progress: the position of the run.
-        images: the fingerprints of the training and validation images.
+        origin: the images and the recipe, to compare on resume.
     """
     tensors = {
         "model": learner.model.state_dict(),
@@ -89,7 +89,7 @@ def to_checkpoint(learner: Learner, progress: Progress, images: Mapping[str, str
     }
     if learner.ema is not None:
         tensors["ema"] = learner.ema.module.state_dict()
-    state = dataclasses.asdict(progress) | {"scaler": learner.scaler.state_dict(), "images": dict(images)}
+    state = dataclasses.asdict(progress) | {"scaler": learner.scaler.state_dict(), **origin}
     del state["cursor"]
     return Checkpoint(progress.cursor, tensors, plain_json("state", state))
 

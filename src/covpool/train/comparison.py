@@ -45,7 +45,7 @@ def compare(recipe: Recipe, other: str = "gap") -> Comparison:
 
     folder = Path(recipe.out)
     both = twins(recipe, other)
-    with joined_processes(recipe.loop.device) as processes:  # once for both runs
+    with joined_processes(recipe.loop.device, recipe.loop.timeout) as processes:  # once for both runs
         runs = {pool: fit(each) for pool, each in both.items()}
         report = None
         if processes.is_first:

@@ -70,7 +70,7 @@ def fit(recipe: Recipe) -> Run:
         0.87
     """
     with contextlib.ExitStack() as stack:
-        processes = stack.enter_context(joined_processes(recipe.loop.device))
+        processes = stack.enter_context(joined_processes(recipe.loop.device, recipe.loop.timeout))
         signals = stack.enter_context(caught_signals())
         stack.enter_context(own_state(processes, recipe.loop.deterministic))
         folder = RunFolder(Path(recipe.out))

@@ -76,7 +76,7 @@ def find_lr(recipe: Recipe, steps: int = 100) -> Sweep:
     """
     check_whole("steps", steps, at_least=FEWEST_STEPS)
     with (
-        joined_processes(recipe.loop.device) as processes,
+        joined_processes(recipe.loop.device, recipe.loop.timeout) as processes,
         own_state(processes, recipe.loop.deterministic),
     ):
         found = _suggest(*_sweep(_rising(recipe), processes, steps), width=steps * SMOOTHING)

@@ -9,7 +9,7 @@ from typing import Literal
 from covpool.data.layouts import Layout
 from covpool.data.transforms import Augmentation
 from covpool.errors import UsageError
-from covpool.functional.arguments import check_choice, check_whole
+from covpool.functional.arguments import check_choice, check_positive, check_whole
 from covpool.models.config import ModelConfig
 
 Monitor = Literal["top1", "macro_f1", "balanced_accuracy"]
@@ -198,6 +198,7 @@ class LoopOptions:
         deterministic: refuse operations that may differ from run to run.
         max_skips: most steps that may be skipped for a loss or gradient that is not finite.
         device: ``auto`` uses a GPU if there is one.
+        timeout: minutes to wait for another process, which may be lost, before the run stops.
     """
 
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
@@ -209,8 +210,10 @@ class LoopOptions:
     deterministic: bool = False
     max_skips: int = 10
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    timeout: float = 10.0
 
     def __post_init__(self) -> None:
+        check_positive("timeout", self.timeout)
         check_choice("precision", self.precision, ("float32", "bfloat16", "float16"))
         check_whole("accumulate", self.accumulate)
         check_whole("max_skips", self.max_skips, at_least=0)

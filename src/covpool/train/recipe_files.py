@@ -38,6 +38,8 @@ DEFAULT, PRETRAINED = "modern", "finetune"
 CLASSIFIER = {"num_classes", "head", "rank", "hidden", "hidden_batchnorm", "drop_rate"}
 # Keys that first-order pooling does not use.
 SECOND_ORDER = ("model.dim", "model.keep_resolution", "model.features", "model.join")
+# The complete recipe, with every key, has 3 KiB.
+MAX_BYTES = 64 * 1024
 # Short names of the common keys.
 SHORT = {"data": "data.path", "model": "model.backbone", "weights": "weights.path"}
 _SAME = """
@@ -194,7 +196,14 @@ def _readable(hint: Any) -> Any:
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML is untyped
-    """Load plain values only, no Python objects. ``1e-4`` is a number here."""
+    """Load plain values only: no Python objects and no aliases. ``1e-4`` is a number here."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """Refuse aliases: a few lines of them can stand for billions of values, or contain themselves."""
+        if self.check_event(yaml.AliasEvent):
+            mark = self.peek_event().start_mark
+            raise UsageError(f"a recipe has no aliases, as in line {mark.line + 1}: write the value again")
+        return super().compose_node(parent, index)
 
 
 class _Dumper(yaml.SafeDumper):  # type: ignore[misc]
@@ -229,7 +238,13 @@ def _find(name_or_path: str | Path) -> Traversable:
 def _values(file: Traversable) -> dict[str, Any]:
     """Return the values of a file by key."""
     try:
-        content = yaml.load(file.read_text("utf-8"), Loader=_Loader)
+        with file.open("rb") as opened:
+            text = opened.read(MAX_BYTES + 1)
+        if len(text) > MAX_BYTES:
+            raise UsageError(f"{file} is not a recipe: it is larger than {MAX_BYTES // 1024} KiB")
+        content = yaml.load(text.decode("utf-8"), Loader=_Loader)
+    except UsageError as error:
+        raise UsageError(f"{file}: {error}") from error
     except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError) as error:
         raise UsageError(f"{file} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):

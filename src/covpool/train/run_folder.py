@@ -7,6 +7,7 @@ import csv
 import dataclasses
 import io
 import json
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,17 @@ from typing import Any
 from covpool.data.image_set import ENCODING, ERRORS, ImageSet
 from covpool.data.loader import BadImage
 from covpool.durable import replace_file
-from covpool.errors import TrainingError, UsageError
-from covpool.models.card import plain_json
+from covpool.errors import BundleError, TrainingError, UsageError
+from covpool.models.card import parse, plain_json
 from covpool.models.create import pretrained_config
 from covpool.processes import Processes
 from covpool.train.metrics import Predictions
 from covpool.train.recipe import Recipe
 from covpool.train.recipe_files import SHORT, flat, make_recipe, read_recipe
+
+LOGGER = logging.getLogger("covpool")
+# Names of a hundred thousand classes take 3 MB.
+MAX_SUMMARY_BYTES = 64 << 20
 
 
 def csv_bytes(columns: Sequence[str], rows: Iterable[Iterable[object]]) -> bytes:
@@ -69,12 +74,20 @@ class RunFolder:
         return self.path / "tensorboard"
 
     def read_summary(self) -> dict[str, Any] | None:
-        """Return the summary of a finished run; ``None`` if it is not finished."""
+        """Return the summary of a finished run; ``None`` if it is not finished.
+
+        A damaged summary counts as none: the run resumes at its end, and writes it again.
+        """
+        file = self.path / "summary.json"
         try:
-            summary: dict[str, Any] = json.loads((self.path / "summary.json").read_bytes())
+            summary: dict[str, Any] = parse(file.read_bytes(), file.name, MAX_SUMMARY_BYTES)
         except FileNotFoundError:
             return None
-        return summary if summary["finished"] else None
+        except BundleError as error:
+            LOGGER.warning("%s is written again: %s", file, error)
+            return None
+        needed = {"finished", "fingerprints", "epochs", "metrics", "split"}
+        return summary if summary.get("finished") and needed <= summary.keys() else None
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write or replace the summary."""
@@ -97,7 +110,12 @@ class RunFolder:
             text = (self.path / "bad_images.csv").read_text(ENCODING, ERRORS)
         except FileNotFoundError:
             return []
-        return [BadImage(*row) for row in list(csv.reader(io.StringIO(text)))[1:]]
+        found = []
+        with contextlib.suppress(csv.Error):  # the rest is damaged
+            for row in csv.reader(io.StringIO(text, newline="")):
+                if len(row) == len(BadImage._fields) and row != list(BadImage._fields):
+                    found.append(BadImage(*row))
+        return found
 
     def write_predictions(self, predictions: Predictions, images: ImageSet) -> None:
         """Write a line per image."""
@@ -114,9 +132,10 @@ class RunFolder:
             return
         kept = []
         for line in self.log.read_bytes().splitlines(keepends=True):
-            with contextlib.suppress(ValueError):  # a kill left half a line
+            # A kill left half a line, or the disk something else.
+            with contextlib.suppress(ValueError, AttributeError, TypeError, RecursionError):
                 if json.loads(line).get("step", 0) <= step:
-                    kept.append(line)
+                    kept.append(line.rstrip() + b"\n")
         replace_file(self.log, b"".join(kept))
 
     def _write_csv(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
@@ -175,7 +194,7 @@ class BadImages:
 
 
 # Keys that do not change the result. The data may have moved: fingerprints are compared.
-FREE = {"loop.max_skips", "loop.device", "trackers", "out"}
+FREE = {"loop.max_skips", "loop.device", "loop.timeout", "trackers", "out"}
 FREE |= {f"data.{name}" for name in ("path", "layout", "workers", "cache", "max_bad")}
 FREE |= {f"checkpoint.{name}" for name in ("steps", "minutes", "keep")}
 # Values that a run fills in.
@@ -195,14 +214,16 @@ def as_begun(path: Path, recipe: Recipe) -> Recipe:
     before, now = flat(read_recipe(path)), flat(recipe)
     filled = {name for name, value in OPEN.items() if now[name] == value} | {"model.num_classes"}
     now |= {name: before[name] for name in filled}
+    if differing := differences(before, now):
+        raise UsageError(f"{path.parent} was started with {differing}: use the same values, or another --out")
+    return make_recipe(now)
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Return the keys that change the result and differ, as options with both values; empty if none does."""
     short = {key: name for name, key in SHORT.items()}
-    differing = [
+    return "; ".join(
         f"--{short.get(name, name).replace('_', '-')} {before[name]}, not {value}"
         for name, value in now.items()
-        if name not in FREE and before[name] != value
-    ]
-    if differing:
-        raise UsageError(
-            f"{path.parent} was started with {'; '.join(differing)}: use the same values, or another --out"
-        )
-    return make_recipe(now)
+        if name not in FREE and name in before and before[name] != value
+    )

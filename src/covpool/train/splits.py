@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,11 +16,13 @@ from covpool.data.loader import TrainingLoader
 from covpool.data.order import BalancedOrder, FolderOrder, Order, ShardOrder
 from covpool.data.sources import open_splits
 from covpool.data.transforms import Preprocessing, training_transform
-from covpool.errors import UsageError
+from covpool.errors import BadImageError, UsageError
 from covpool.processes import Processes
 from covpool.train.recipe import DataOptions, Recipe
 
 LOGGER = logging.getLogger("covpool")
+# The images of a split that are read to notice an exchange where all files have the same size.
+READ = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +48,11 @@ class Splits:
     def fingerprints(self) -> dict[str, str]:
         """Fingerprint of each split. Cached, because it takes a while for a million files."""
         return {name: images.fingerprint() for name, images in self.sets().items()}
+
+    @functools.cached_property
+    def contents(self) -> dict[str, str]:
+        """Hash of the contents of each split that is not covered by the fingerprint."""
+        return {name: _contents(images) for name, images in self.sets().items()}
 
     def reported(self) -> tuple[str | None, ImageSet | None]:
         """Return the split for the final metrics: test if it exists, which is used only here, else val."""
@@ -76,6 +84,24 @@ def open_data(options: DataOptions, seed: int) -> Splits:
     assert train is not None
     check_classes(train.classes, str(options.path))
     return Splits(train, val, test)
+
+
+def _contents(images: ImageSet) -> str:
+    """Return a hash of the sizes of all files, and of the bytes of a few; equal for copies of the data.
+
+    It shows that images were exchanged under the same names. Dates would differ between copies. Shards and
+    Parquet files return an empty string: their fingerprints include hashes, or sizes and statistics.
+    """
+    if images.group_sizes() is not None:
+        return ""
+    count = len(images)
+    digest = hashlib.sha256(repr([images.size(i) for i in range(count)]).encode())
+    for i in range(0, count, max(count // READ, 1)):
+        try:
+            digest.update(hashlib.sha256(images.read(i)).digest())
+        except (OSError, BadImageError):
+            digest.update(b"-")
+    return digest.hexdigest()
 
 
 def joined(train: ImageSet, val: ImageSet) -> ImageSet:

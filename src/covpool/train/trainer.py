@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 import torch
@@ -23,6 +24,7 @@ from covpool.errors import (
 )
 from covpool.inference.forward import Forward
 from covpool.models.bundle import check_savable, read_card, save_model
+from covpool.models.card import plain_json
 from covpool.processes import Processes, Signals
 from covpool.train.checkpoint import (
     Progress,
@@ -38,7 +40,8 @@ from covpool.train.journal import Journal
 from covpool.train.metrics import Metrics, Predictions, measure, predict
 from covpool.train.network import make_model
 from covpool.train.recipe import Recipe
-from covpool.train.run_folder import BadImages, RunFolder
+from covpool.train.recipe_files import flat
+from covpool.train.run_folder import FREE, BadImages, RunFolder, differences
 from covpool.train.splits import Splits, make_loader
 from covpool.train.step import Learner, make_objective
 
@@ -79,6 +82,7 @@ class Trainer:
         objective = make_objective(recipe, splits.train, processes.device)
         self.learner = Learner(self.model, recipe, processes, objective, self.batches)
         self.progress = Progress()
+        self._origin = processes.by_first(self._describe_origin)
         self._resume()
         self.journal = Journal(recipe, processes, folder, self.progress.cursor, self.batches, self.epochs)
         self._saved_at = time.monotonic()
@@ -89,7 +93,9 @@ class Trainer:
         history, monitor = self.progress.history, self.recipe.validation.monitor
         if self.splits.val is None:
             return history[-1] if history else None
-        return max(history, key=lambda row: row[monitor], default=None)  # the first of equal ones
+        # Weights that overflow predict some class too. A checkpoint stores NaN as None.
+        finite = [row for row in history if row["loss"] is not None and math.isfinite(row["loss"])]
+        return max(finite, key=lambda row: row[monitor], default=None)  # the first of equal ones
 
     def run(self) -> None:
         """Train to the end, from the start or from the last checkpoint."""
@@ -100,6 +106,13 @@ class Trainer:
                     self._end_epoch()
                 else:
                     self._train_epoch()
+        if self.best is None or (self.splits.val is None and self.best["train_loss"] is None):
+            sentence = (
+                "the loss is not finite at the end of any epoch"
+                if self.best is None
+                else ("every step of the last epoch was skipped, because its loss or gradient was not finite")
+            )
+            self.processes.fail(NotFiniteError(f"{sentence}, so there is no model: use a lower --lr"))
 
     def evaluate(self, images: ImageSet) -> tuple[Predictions, Metrics]:
         """Return the predictions of the best weights, in every process, and their metrics."""
@@ -235,7 +248,7 @@ class Trainer:
         self.processes.by_first(self._write_checkpoint)
 
     def _write_checkpoint(self) -> None:
-        checkpoint = to_checkpoint(self.learner, self.progress, self.splits.fingerprints)
+        checkpoint = to_checkpoint(self.learner, self.progress, self._origin)
         try:
             write_checkpoint(self.folder.checkpoints, checkpoint)
             self._remove_old()
@@ -254,12 +267,35 @@ class Trainer:
         found = shared_checkpoint(self.folder.checkpoints, self.processes)
         if found is None:
             return
-        if found.state["images"] != self.splits.fingerprints:
-            self._fail(f"{self.folder.path} was started with other images: use another --out")
+        self.processes.by_first(lambda: self._check_origin(found.state))
         self.progress = found.progress
         if self.best is not None:
             self.processes.by_first(self._mend_bundle)
         load_learner(self.learner, found)
+        # Of the last step, for the log, if the run was killed during validation.
+        self.learner.schedule.set_rates(self.learner.optimizer, max(self.progress.cursor - 1, 0))
+
+    def _describe_origin(self) -> dict[str, Any]:
+        """Return what a checkpoint belongs to: the images, and the keys of the recipe."""
+        resolved = flat(dataclasses.replace(self.recipe, model=self.model.config))
+        recipe = plain_json("recipe", {key: value for key, value in resolved.items() if key not in FREE})
+        return {"images": self.splits.fingerprints, "contents": self.splits.contents, "recipe": recipe}
+
+    def _check_origin(self, state: Mapping[str, Any]) -> None:
+        """Raise if a checkpoint belongs to other images or another recipe. Older ones have no recipe."""
+        own, path = self._origin, self.folder.path
+        if state["images"] != own["images"]:
+            raise TrainingError(f"{path} was started with other images: use another --out")
+        if state.get("contents", own["contents"]) != own["contents"]:
+            raise TrainingError(
+                f"the images have changed since {path} was started, under the same names: restore them, or "
+                "use another --out"
+            )
+        if differing := differences(state.get("recipe", {}), own["recipe"]):
+            raise TrainingError(
+                f"the last checkpoint in {self.folder.checkpoints} is of a run with {differing}: remove it, "
+                "or use another --out"
+            )
 
     def _mend_bundle(self) -> None:
         """Save the model of the best epoch again, if the bundle is of a later epoch that has been lost."""

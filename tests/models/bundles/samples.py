@@ -94,7 +94,7 @@ def assert_same(found: nn.Module, wanted: nn.Module) -> None:
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """To compare by: zeros have a sign, and NaN is not equal to itself."""
+    """To compare by: zeros have a sign."""
     return tensor.detach().flatten().contiguous().view(torch.uint8)
 
 

@@ -35,6 +35,10 @@ def set_config(**values: Any) -> Callable[[dict[str, Any]], object]:
     return lambda fields: fields["config"].update(values)
 
 
+def set_preprocessing(**values: Any) -> Callable[[dict[str, Any]], object]:
+    return lambda fields: fields["preprocessing"].update(values)
+
+
 @pytest.mark.parametrize(
     ("edit", "reason"),
     [
@@ -48,6 +52,18 @@ def set_config(**values: Any) -> Callable[[dict[str, Any]], object]:
         (lambda f: f["weights"].update(buffer_dtypes=["x"]), "'buffer_dtypes' of weights"),
         (lambda f: f["preprocessing"].update(input_size=[3, 10**9, 10**9]), "preprocessing has 1000000000"),
         (lambda f: f["preprocessing"].pop("std"), "preprocessing has no field 'std'"),
+        (set_preprocessing(input_size=[3, 60_000, 60_000]), "but crop_pct must be in"),
+        (set_preprocessing(input_size=[3, 224]), "is not channels, height and width"),
+        (set_preprocessing(input_size=[3, 224, 0]), "is not channels, height and width"),
+        (set_preprocessing(input_size=[3, 224.0, True]), "is not channels, height and width"),
+        (set_preprocessing(input_size="abc"), "'input_size' of preprocessing has a wrong type"),
+        (set_preprocessing(crop_pct=0.001), "but crop_pct must be in"),
+        (set_preprocessing(crop_pct=-1), "but crop_pct must be in"),
+        (set_preprocessing(crop_pct=1.5), "but crop_pct must be in"),
+        (set_preprocessing(std=[1e-300] * 3), "its std .* has values outside 0.001 to 1000"),
+        (set_preprocessing(std=[0.0] * 3), "its std .* has values outside"),
+        (set_preprocessing(std=["1"] * 3), "its std .* has values outside"),
+        (set_preprocessing(mean=[-6e4] * 3), "its mean .* has values outside"),
         (
             lambda f: f["preprocessing"].update(interpolation="/etc/passwd"),
             "'/etc/passwd', which is not",
@@ -233,6 +249,19 @@ def test_weights_of_another_network_are_refused(
 ) -> None:
     edit_weights(bundle, edit)
     assert_not_loaded(bundle, reason)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_refused(bundle: Path, tmp_path: Path, value: float) -> None:
+    def spoil(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["head.classifier.weight"][1, 2] = value
+
+    edit_weights(bundle, spoil)
+    assert_not_loaded(bundle, r"'head.classifier.weight' .* has NaN or infinite values: 1 of \d+")
+    model = trained()
+    spoil(model.state_dict())
+    with pytest.raises(BundleError, match="has NaN or infinite values"):
+        save_model(model, tmp_path / "own")
 
 
 def test_counter_cannot_become_a_fraction(tmp_path: Path) -> None:

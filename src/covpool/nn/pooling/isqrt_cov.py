@@ -26,7 +26,7 @@ class IsqrtCovOptions:
     """The options of :func:`covpool.functional.isqrt_cov`, with one more compensation.
 
     Attributes:
-        steps: K, the number of iterations.
+        steps: K, the number of iterations; at most 15 for float32 features, and 40 for float64.
         iteration: ``"paper"``, or ``"fitted"`` for the coefficients of
             :func:`covpool.functional.fitted_steps`: 3 or 4 steps with almost the result of the paper's 5.
         compensation: ``"matched"`` (the paper's), ``"none"``, or ``"batchnorm"``: a BatchNorm on the vector
@@ -42,14 +42,14 @@ class IsqrtCovOptions:
     iteration: Iteration = "paper"
 
     def __post_init__(self) -> None:
-        check_steps(self.steps)
+        check_choice("compute_dtype", self.compute_dtype, COMPUTE_DTYPES)
+        check_steps(self.steps, self.compute_dtype or torch.float64)
         check_choice("iteration", self.iteration, ITERATIONS)
         _ = self.coefficients  # raises if there are none for this number of steps
         check_choice("normalization", self.normalization, NORMALIZATIONS)
         check_choice("compensation", self.compensation, (*COMPENSATIONS, "batchnorm"))
         check_choice("side", self.side, SIDES)
         check_choice("backward", self.backward, BACKWARDS)
-        check_choice("compute_dtype", self.compute_dtype, COMPUTE_DTYPES)
 
     @property
     def coefficients(self) -> Coefficients:
@@ -114,7 +114,7 @@ class PolarExpressOptions:
     lower: float = polar_express.LOWER
 
     def __post_init__(self) -> None:
-        check_steps(self.steps)
+        check_steps(self.steps, most=polar_express.MOST_STEPS)
         polar_express.check_lower(self.lower)
 
 

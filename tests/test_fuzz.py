@@ -1,0 +1,177 @@
+"""Every entrance for files of strangers, with mutated files: each is read, or refused with a sentence.
+
+A case must not raise another error, take longer than ``SECONDS``, need more memory than ``MEMORY``, write
+outside the output folder, open a connection or start a program. Cases run in a forked process, one after the
+other, so that a crash of a C library is found too. They depend on their number alone: a failure names it.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import multiprocessing
+import os
+import random
+import resource
+import signal
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+
+from covpool.errors import CovpoolError
+from tests.entrances import ENTRANCES, Entrance, Files
+
+FEW, MANY = 50, 2000
+# Of a case, in the processor's time and in memory above that of the process before.
+SECONDS, MEMORY = 10, 2 << 30
+
+FORBIDDEN = ("socket.connect", "subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork")
+# Events of changes, with the number of the argument that is the path.
+CHANGING = {"os.mkdir": 0, "os.rename": 1, "os.remove": 0, "os.rmdir": 0, "os.link": 1, "os.symlink": 1}
+
+
+class OutOfTimeError(BaseException):
+    """Nothing but the test may catch it."""
+
+
+def watch(inside: str) -> list[str]:
+    """Return a list that grows when anything writes outside a folder, connects, or starts a program."""
+    seen: list[str] = []
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if event in FORBIDDEN:
+            seen.append(f"it called {event}{arguments!r}")
+            raise PermissionError(seen[-1])
+        path = arguments[CHANGING[event]] if event in CHANGING else None
+        if event == "open" and (arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            path = arguments[0]
+        if path is None or isinstance(path, int) or path == os.devnull:
+            return
+        full = os.path.realpath(os.path.dirname(os.path.join(os.getcwd(), os.fsdecode(path))))
+        if full != inside and not full.startswith(f"{inside}/"):
+            seen.append(f"it wrote to {path!r}, outside {inside}")
+            raise PermissionError(seen[-1])
+
+    sys.addaudithook(hook)
+    return seen
+
+
+def run_cases(name: str, first: int, last: int, place: str, pipe: Connection) -> None:
+    """Send the number of each case before it runs, and a sentence if it fails."""
+    entrance = ENTRANCES[name]
+    samples = entrance.samples()
+    entrance.read(write_files(samples[0], Path(place, "sample")))  # valid, and imports what it needs
+    with open("/proc/self/statm") as file:
+        taken = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY, resource.RLIM_INFINITY))
+    signal.signal(signal.SIGVTALRM, out_of_time)
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)  # a forked process has no others
+    faulthandler.disable()  # the parent reports a crash
+    seen = watch(os.path.realpath(place))
+    for number in range(first, last):
+        pipe.send(number)
+        chance = random.Random(f"{name} {number}")
+        files = entrance.mutate(dict(chance.choice(samples)), chance)
+        folder = write_files(files, Path(place, str(number)))
+        signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
+        try:
+            entrance.read(folder)
+        except (CovpoolError, OSError) as error:
+            if len(str(error)) > 200_000:
+                pipe.send(f"its message has {len(str(error))} characters")
+        except BaseException:
+            pipe.send(traceback.format_exc(limit=-6))
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        while seen:
+            pipe.send(seen.pop())
+    pipe.send("end")
+    os._exit(0)
+
+
+def out_of_time(number: int, frame: FrameType | None) -> None:
+    raise OutOfTimeError(f"it took longer than {SECONDS} s")
+
+
+def write_files(files: Files, folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    return folder
+
+
+def fuzz(name: str, first: int, last: int, place: Path) -> None:
+    """Run some cases of an entrance. A crash and a hang are failures of the case that was sent last."""
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    context = multiprocessing.get_context("fork")
+    process = context.Process(target=run_cases, args=(name, first, last, str(place), sender))
+    process.start()
+    sender.close()
+    case: object = "none"
+    failures = []
+    while receiver.poll(6 * SECONDS + (120 if case == "none" else 0)):
+        try:
+            told = receiver.recv()
+        except EOFError:
+            break
+        if told == "end":
+            case = told
+            break
+        if isinstance(told, int):
+            case = told
+        else:
+            failures.append(f"case {case}: {told}")
+    process.kill()
+    process.join()
+    if case != "end":
+        failures.append(f"case {case}: the process ended with {process.exitcode}, or took too long")
+    assert not failures, "\n".join([f"{len(failures)} failures in {last - first} cases", *failures[:5]])
+
+
+@pytest.mark.parametrize("name", ENTRANCES)
+def test_mutated_files_are_read_or_refused(name: str, tmp_path: Path) -> None:
+    fuzz(name, 0, FEW, tmp_path / "cases")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ENTRANCES)
+def test_many_mutated_files_are_read_or_refused(name: str, tmp_path: Path) -> None:
+    fuzz(name, FEW, FEW + MANY, tmp_path / "cases")
+
+
+def hang(folder: Path) -> None:
+    while True:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("read", "sentence"),
+    [
+        (lambda folder: {}["key"], "case 0: .*KeyError"),
+        (hang, "case 0: .*OutOfTimeError"),
+        (lambda folder: bytes(3 << 30), "case 0: .*MemoryError"),
+        (lambda folder: folder.parents[1].joinpath("x").write_text(""), "case 0: it wrote to .*outside"),
+        (lambda folder: os.system("true"), r"case 0: it called os\.system"),
+        (lambda folder: os.kill(os.getpid(), signal.SIGSEGV), "case 0: the process ended with -11"),
+    ],
+    ids=["another error", "hang", "memory", "write", "program", "crash"],
+)
+def test_a_bad_case_is_noticed(
+    read: Callable[[Path], object], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_case(folder: Path) -> None:
+        if folder.name != "sample":
+            read(folder)
+
+    entrance = Entrance(lambda: [{"file": b"x"}], lambda files, chance: files, read_case)
+    monkeypatch.setitem(ENTRANCES, "bad", entrance)
+    monkeypatch.setattr("tests.test_fuzz.SECONDS", 0.5)
+    with pytest.raises(AssertionError, match=f"(?s){sentence}"):
+        fuzz("bad", 0, 1, tmp_path / "cases")
