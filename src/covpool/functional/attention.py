@@ -63,7 +63,8 @@ def by_query(x: Tensor, queries: int, each: int) -> Tensor:
     """Split the first dimension, the channels, into ``(queries, each)``, padded with zeros."""
     missing = queries * each - x.shape[0]
     padded = F.pad(x, [0, 0] * (x.ndim - 1) + [0, missing]) if missing else x
-    return padded.unflatten(0, (queries, each))
+    result: Tensor = padded.unflatten(0, (queries, each))
+    return result
 
 
 def attended(x: Tensor, attention: Tensor, value: Tensor | None, each: int) -> Tensor:

@@ -57,7 +57,7 @@ class ModelConfig:
             the method is second-order.
         features: features before (``"stage"``) or after (``"head"``) the channel expansion of EfficientNet,
             MobileNet and similar networks. ``None``: before it for a second-order method.
-        layers: layers of the backbone that are pooled: ``"last"``, the ``"last4"`` or ``"all-stages"``.
+        layers: layers of the backbone that are pooled: the last one, the last four or all.
         fusion: ``"each"`` pools every layer and concatenates the vectors; ``"concat"`` pools all reduced
             channels together, with ``dim`` channels in all.
         head: ``"linear"``, or ``"mlp"`` with ``hidden`` layers.

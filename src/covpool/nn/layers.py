@@ -58,7 +58,7 @@ class LayersPool(CovPool):
             check_whole("channels of every layer", width)
         self.in_channels, self.method, self.dim = sum(channels), method, dim
         self.layout, self.any_rank = "channels_first", True
-        self.reduction: Reduction | None = None  # type: ignore[assignment]
+        self.reduction: Reduction | None = None
         widths = tuple(channels)
         if dim is not None:
             widths = (dim,) * len(channels) if fusion == "each" else shares(dim, len(channels))

@@ -98,10 +98,10 @@ def head_config(
     """
     pool, join, options = parse_head(name)
     own = ModelConfig(backbone.backbone, pool=pool)
-    shared = {"dim": dim, "layers": backbone.layers, "fusion": backbone.fusion} if own.is_second_order else {}
-    if not own.reduces:
-        shared |= {"dim": None}
-    fields = {key: options.pop(key, shared[key]) for key in ("dim", "layers", "fusion") if key in shared}
+    shared: dict[str, Any] = {"dim": dim if own.reduces else None}
+    if own.is_second_order:
+        shared |= {"layers": backbone.layers, "fusion": backbone.fusion}
+    fields = {key: options.pop(key, value) for key, value in shared.items()}
     return ModelConfig(
         backbone=backbone.backbone,
         num_classes=backbone.num_classes,
