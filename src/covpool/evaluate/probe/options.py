@@ -16,6 +16,8 @@ from covpool.nn import methods
 from covpool.nn.layers import FUSIONS, Fusion
 
 AVERAGE = "gap"
+# First-order features are cached pooled, under these names.
+POOLED_ALREADY = {AVERAGE: "average", CLASS_TOKEN: "token"}
 
 
 class ProbeHead(NamedTuple):
@@ -40,6 +42,8 @@ def parse_head(name: str) -> ProbeHead:
     pool, *given = first.split("@")
     check_choice("a head", pool, (*methods(), CLASS_TOKEN))
     options = dict(_option(name, one) for one in given)
+    if options and pool in POOLED_ALREADY:
+        raise UsageError(f"{pool} has no options; got {name!r}")
     if not plus:
         return ProbeHead(pool, None, options)
     check_choice("the part after + in a head", joined, (AVERAGE, CLASS_TOKEN))
@@ -57,10 +61,6 @@ def _option(head: str, given: str) -> tuple[str, Any]:
         return key, json.loads(value)
     except ValueError:  # a word
         return key, value
-
-
-# First-order features are cached pooled, under these names.
-POOLED_ALREADY = {AVERAGE: "average", CLASS_TOKEN: "token"}
 
 
 def pooled_array(config: ModelConfig) -> str:
@@ -89,8 +89,8 @@ def head_config(
     Args:
         name: name of the head.
         backbone: config with backbone, layers, image size and preprocessing. First-order heads use only the
-            last layer. The last stage keeps its stride, because
-            a frozen backbone cannot adapt to another resolution.
+            last layer. The last stage keeps its stride, because a frozen backbone cannot adapt to another
+            resolution.
         dim: channels after the reduction.
         drop_rate: dropout rate before the classifier.
         expands: whether averages are of the expanded features. They are of the last stage if the backbone's

@@ -149,17 +149,18 @@ class Probing:
         self.folder.check(self.arguments)
 
     def _check_val_fraction(self) -> None:
-        if self.options.tune and "val" not in self.sets and not self.options.val_fraction:
-            raise UsageError("--tune needs held-out images: use --val-fraction above 0, or a folder val")
-        if (
-            "val" not in self.sets
-            and (self.options.tune or "test" in self.sets)
-            and self.options.val_fraction
-        ):
-            try:
-                split_off(self.train_images, self.options.val_fraction)
-            except ValueError as error:
-                raise UsageError(f"{error}; --val-fraction 0 chooses no best head") from error
+        options = self.options
+        if "val" in self.sets or not (options.tune or "test" in self.sets):
+            return
+        if not options.val_fraction:
+            if options.tune:
+                raise UsageError("--tune needs held-out images: use --val-fraction above 0, or a folder val")
+            return
+        try:
+            split_off(self.train_images, options.val_fraction)
+        except ValueError as error:
+            without = "" if options.tune else "; --val-fraction 0 chooses no best head"
+            raise UsageError(f"{error}{without}") from error
 
     def run(self) -> Probed:
         """Train the heads that have no results yet."""
