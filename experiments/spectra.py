@@ -85,6 +85,11 @@ NOT_OF_EIGENVALUES = {
     "cholesky": "a triangular factor, which depends on the order of the channels",
     "dropcov": "weighs and leaves out channels, which changes the eigenvectors",
     "moment_probing": "learned products, no matrix of the channels",
+    "gem": "a mean of powers, no matrix",
+    "abmilp": "a weighted mean, no matrix",
+    "simpool": "a weighted mean, no matrix",
+    "attentive": "weighted means, no matrix",
+    "efficient_probing": "weighted means, no matrix",
 }
 
 

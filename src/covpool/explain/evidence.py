@@ -32,6 +32,7 @@ from covpool.functional.normalization import Compensation, norm_of, reciprocal_o
 from covpool.models.config import CLASS_TOKEN
 from covpool.models.head import Head
 from covpool.models.model import PooledClassifier
+from covpool.nn.layers import EachLayer
 from covpool.nn.pooling.isqrt_cov import IsqrtCov
 from covpool.nn.pooling.method import Cov, Gap, Method
 from covpool.nn.pooling.spectral import MpnCov, post_normalized
@@ -136,6 +137,8 @@ class Evidence:
             or the class token is joined.
         rest: contribution of no position: the bias, and a joined class token.
         pairs: ``(n, n)``, contribution of each pair of positions, if requested and the map is exact.
+        layers: ``(layers, h, w)``, contribution of each layer and position, if each layer is pooled by itself
+            and the map is exact; they sum to ``places``.
     """
 
     label: int
@@ -145,6 +148,7 @@ class Evidence:
     first_order: Tensor | None
     rest: float
     pairs: Tensor | None = None
+    layers: Tensor | None = None
 
 
 def explain(
@@ -301,7 +305,10 @@ def _folded(method: object, raw: Tensor) -> tuple[Tensor, Tensor]:
 def _is_exact(model: PooledClassifier) -> bool:
     if model.config.pool == CLASS_TOKEN or not is_linear(model.head):
         return False
-    return isinstance(model.pool.pooling, (*EXACT, Gap))
+    pooling = model.pool.pooling
+    if isinstance(pooling, EachLayer):
+        return all(isinstance(one, EXACT) and getattr(one, "norm", None) is None for one in pooling.each)
+    return isinstance(pooling, (*EXACT, Gap))
 
 
 def _exact(
@@ -318,10 +325,11 @@ def _exact(
             label=int(label),
             logit=float(logits[i]),
             kind="exact",
-            places=maps[i].reshape(grid).cpu(),
+            places=maps[i].sum(0).reshape(grid).cpu(),
             first_order=None if first is None else first[i].cpu(),
             rest=float(head.bias[i] + token[i]),
             pairs=None if both[i] is None else both[i].cpu(),  # type: ignore[union-attr]
+            layers=maps[i].reshape(-1, *grid).cpu() if len(maps[i]) > 1 else None,
         )
         for i, label in enumerate(chosen)
     ]
@@ -330,17 +338,21 @@ def _exact(
 def _second_order(
     model: PooledClassifier, x: Tensor, classes: Tensor, side: Side, pairs: bool
 ) -> tuple[LinearHead, list[Tensor], list[Tensor | None]]:
-    """Return the linear head, and for each class a map and pairs; an average has no pairs."""
-    if isinstance(model.pool.pooling, Gap):
+    """Return the linear head, and for each class a map per layer and pairs; an average has no pairs."""
+    pooling = model.pool.pooling
+    if isinstance(pooling, Gap):
         x_Cn = x[0].float()
         head = linear_head(model, x_Cn.mean(1), classes)
-        return head, list(head.weights @ x_Cn / x_Cn.shape[1]), [None] * len(classes)
-    assert isinstance(model.pool.pooling, Method)
-    found = factors(model.pool.pooling, x, "positions" if pairs else side)
-    head = linear_head(model, triu_vec(found.matrix())[0], classes)
-    matrices = symmetric(head.weights)
-    both = [found.pairs(w)[0] if pairs else None for w in matrices]
-    return head, [found.places(w)[0] for w in matrices], both
+        return head, list((head.weights @ x_Cn / x_Cn.shape[1]).unsqueeze(1)), [None] * len(classes)
+    assert isinstance(pooling, Method)
+    methods: list[Any] = list(pooling.each) if isinstance(pooling, EachLayer) else [pooling]
+    parts = zip(methods, x.split([method.channels for method in methods], dim=1), strict=True)
+    found = [factors(method, part, "positions" if pairs else side) for method, part in parts]
+    head = linear_head(model, torch.cat([triu_vec(one.matrix())[0] for one in found]), classes)
+    weights = head.weights.split([method.out_features for method in methods], dim=1)
+    each = [list(zip(found, row, strict=True)) for row in zip(*map(symmetric, weights), strict=True)]
+    both = [torch.stack([one.pairs(w)[0] for one, w in row]).sum(0) if pairs else None for row in each]
+    return head, [torch.stack([one.places(w)[0] for one, w in row]) for row in each], both
 
 
 def _first_order(model: PooledClassifier, features: Tensor, classes: Tensor) -> tuple[Tensor | None, Tensor]:
@@ -356,7 +368,8 @@ def _first_order(model: PooledClassifier, features: Tensor, classes: Tensor) -> 
         weights = weights / vector.float().norm().clamp_min(1e-12)
     if model.config.join == CLASS_TOKEN:
         return None, weights @ vector[0].float()
-    expanded = features if model.expansion is None else model.expansion(features)
+    last = model.format.last_layer(features)
+    expanded = last if model.expansion is None else model.expansion(last)
     x = model.format.positions(expanded)
     if model.format.layout == "channels_last":
         x = x.movedim(-1, 1)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from covpool.errors import CovpoolError, KeepResolutionError, UnsupportedBackboneError, UsageTypeError
 from covpool.models.config import Features, ModelConfig
+from covpool.models.layers import LAST, Layers, layer_maps
 from covpool.models.surgery import (
     applies_alone,
     build_network,
@@ -63,6 +64,7 @@ def make_backbone(
     features: Features,
     with_expansion: bool = False,
     image_size: int | None = None,
+    layers: Layers = "last",
     options: Mapping[str, Any] | None = None,
     pretrained: bool = False,
     checkpoint_path: str | Path | None = None,
@@ -79,6 +81,7 @@ def make_backbone(
         features: features before (``"stage"``) or after (``"head"``) the expansion of the channels.
         with_expansion: return a removed expansion separately.
         image_size: image size in pixels.
+        layers: layers whose features are pooled.
         options: options of ``timm.create_model``.
         pretrained: load timm's weights.
         checkpoint_path: load these weights.
@@ -92,7 +95,7 @@ def make_backbone(
     options = dict(options or {})
     if "img_size" in options:
         raise UnsupportedBackboneError("img_size is not an option here: pass image_size= to create_model")
-    surgery = _plan_once(name, keep, features, with_expansion, image_size, options)
+    surgery = _plan_once(name, keep, features, with_expansion, image_size, layers, options)
     if surgery.why_strided:
         log.info("the last stage of %s stays as it is: %s", name, surgery.why_strided)
     network = build_network(name, {**surgery.options, **(loading or {})}, pretrained=pretrained)
@@ -153,6 +156,7 @@ def _plan(
     features: Features,
     with_expansion: bool,
     image_size: int | None,
+    layers: Layers,
     options: dict[str, Any],
 ) -> Surgery:
     probe = Probe(name, options)
@@ -168,8 +172,9 @@ def _plan(
     norm_before_pooling(probe.network)
     unused = unused_parts(probe.network, probe.used_parameters())
     leave_out(probe.network, unused)
-    found = probe.format()
-    channels = found.channels if expanded is None else expanded.shape[1]
+    found = probe.format() if layers == LAST else probe.format_of_layers(layers)
+    last = found.layers[-1] if found.layers else found.channels
+    channels = last if expanded is None else expanded.shape[1]
     return Surgery(options, expanding, kept, strided, why_strided, unused, found, channels)
 
 
@@ -199,9 +204,10 @@ class FeatureFormat:
         channels: number of channels C.
         layout: ``"channels_first"`` for maps ``(B, C, H, W)``, or ``"channels_last"`` for maps
             ``(B, H, W, C)`` and tokens ``(B, n, C)``.
-        tokens: whether the features are tokens.
+        tokens: whether the features are tokens; those of several layers are maps of tokens.
         prefix_tokens: number of class, distillation and register tokens, which precede the patch tokens.
         has_class_token: whether the first token is a class token, not a register.
+        layers: channels of each layer, if the map has several.
     """
 
     channels: int
@@ -209,10 +215,15 @@ class FeatureFormat:
     tokens: bool = False
     prefix_tokens: int = 0
     has_class_token: bool = False
+    layers: tuple[int, ...] = ()
 
     def positions(self, features: Tensor) -> Tensor:
         """Return the features of spatial positions, without prefix tokens."""
         return features[:, self.prefix_tokens :] if self.prefix_tokens else features
+
+    def last_layer(self, features: Tensor) -> Tensor:
+        """Return the channels of the last layer."""
+        return features[:, -self.layers[-1] :] if self.layers else features
 
     def class_token(self, features: Tensor) -> Tensor:
         """Return the class token, ``(B, C)``."""
@@ -289,6 +300,13 @@ class Probe:
             return FeatureFormat(features.shape[3], "channels_last")
         return FeatureFormat(features.shape[1], "channels_first")
 
+    def format_of_layers(self, layers: Layers) -> FeatureFormat:
+        """Return the format of several layers' features on one grid."""
+        tokens = self.features().ndim == 3
+        _, maps = layer_maps(self.network, self.images, layers)
+        channels = tuple(one.shape[1] for one in maps)
+        return FeatureFormat(sum(channels), "channels_first", tokens, layers=channels)
+
     def is_channels_last(self, features: Tensor) -> bool:
         """Return whether maps are ``(B, H, W, C)``, as in Swin."""
         declared = getattr(self.network, "output_fmt", None)
@@ -317,3 +335,24 @@ class Probe:
             used = parameters_behind(self.features())
         self.network.eval()
         return used
+
+
+def prefixed_matcher(matcher: Any) -> Any:
+    """Return timm's patterns of a backbone's layer names for a model that has it as ``backbone``."""
+    if callable(matcher):  # CaiT and Inception give a function of a name
+        return lambda name: _order(matcher, name)
+    return {stage: _prefixed(pattern) for stage, pattern in matcher.items()}
+
+
+def _order(matcher: Any, name: str) -> Any:
+    return matcher(name.removeprefix("backbone.")) if name.startswith("backbone.") else (math.inf,)
+
+
+def _prefixed(pattern: Any) -> Any:
+    """Prefix a pattern of a backbone's names, or a list of (pattern, order), with ``backbone``."""
+    if pattern is None:
+        return None
+    if isinstance(pattern, str):
+        # The alternatives may each begin with an anchor of their own: ^cls_token|^pos_embed.
+        return r"^backbone\.(?:" + re.sub(r"(?<!\[)\^", "", pattern) + ")"
+    return [(_prefixed(single), order) for single, order in pattern]

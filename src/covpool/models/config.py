@@ -10,7 +10,9 @@ import torch
 
 from covpool.errors import UsageError, UsageTypeError
 from covpool.functional.arguments import check_choice, check_whole
+from covpool.models.layers import LAST, LAYERS, Layers
 from covpool.nn import methods
+from covpool.nn.layers import FUSIONS, Fusion
 from covpool.nn.pooling import DEFAULT_METHOD, METHODS
 
 Dim = int | Literal["auto"] | None
@@ -55,6 +57,9 @@ class ModelConfig:
             the method is second-order.
         features: features before (``"stage"``) or after (``"head"``) the channel expansion of EfficientNet,
             MobileNet and similar networks. ``None``: before it for a second-order method.
+        layers: layers of the backbone that are pooled: the last one, the last four or all.
+        fusion: ``"each"`` pools every layer and concatenates the vectors; ``"concat"`` pools all reduced
+            channels together, with ``dim`` channels in all.
         head: ``"linear"``, or ``"mlp"`` with ``hidden`` layers.
         rank: rank of a bottleneck before a linear classifier, ``None`` for none.
         hidden: widths of the hidden layers of ``head="mlp"``.
@@ -77,6 +82,8 @@ class ModelConfig:
     dim: Dim = "auto"
     keep_resolution: bool | None = None
     features: Features | None = None
+    layers: Layers = "last"
+    fusion: Fusion = "each"
     head: HeadKind = "linear"
     rank: int | None = None
     hidden: tuple[int, ...] = HIDDEN
@@ -96,6 +103,8 @@ class ModelConfig:
             )
         check_choice("pool", self.pool, (*methods(), CLASS_TOKEN))
         check_choice("features", self.features, (None, "stage", "head"))
+        check_choice("layers", self.layers, LAYERS)
+        check_choice("fusion", self.fusion, FUSIONS)
         check_choice("head", self.head, ("linear", "mlp"))
         check_choice("join", self.join, (None, "cls", "gap"))
         check_choice("normalize", self.normalize, (None, "l2"))
@@ -111,6 +120,19 @@ class ModelConfig:
         object.__setattr__(self, "pool_options", options)
         self._check_pool_options()
         self._check_sizes()
+
+        self._check_layers()
+
+    def _check_layers(self) -> None:
+        if self.layers == LAST:
+            return
+        if not self.is_second_order:
+            raise UsageError(f"layers={self.layers!r} is for second-order pooling; got pool={self.pool!r}")
+        if self.join == CLASS_TOKEN or self.features == "head":
+            raise UsageError(
+                f'layers={self.layers!r} pools maps before the expansion: use join="gap" or no join, and '
+                'features="stage"'
+            )
 
     def _check_pool_options(self) -> None:
         if taken := sorted({"dim", "layout"} & self.pool_options.keys()):

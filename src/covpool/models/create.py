@@ -15,8 +15,10 @@ from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 from covpool.errors import UsageError
 from covpool.models.backbone import make_backbone
 from covpool.models.config import HIDDEN, Dim, Features, HeadKind, Join, ModelConfig, Normalize, pool_of
+from covpool.models.layers import Layers
 from covpool.models.model import PooledClassifier
 from covpool.models.weights import PACKAGES, KeyMap, file_origin
+from covpool.nn.layers import Fusion
 from covpool.nn.pooling import DEFAULT_METHOD
 
 LOGGER = logging.getLogger("covpool")
@@ -35,6 +37,8 @@ def create_model(
     key_map: KeyMap = None,
     keep_resolution: bool | None = None,
     features: Features | None = None,
+    layers: Layers = "last",
+    fusion: Fusion = "each",
     head: HeadKind = "linear",
     rank: int | None = None,
     hidden: Sequence[int] = HIDDEN,
@@ -70,6 +74,10 @@ def create_model(
             not.
         features: features before (``"stage"``) or after (``"head"``) the channel expansion of EfficientNet,
             MobileNet and similar networks. ``None``: before it for covariances.
+        layers: layers of the backbone to pool: ``"last"``, the ``"last4"`` or ``"all-stages"``, by timm's
+            ``forward_intermediates``. Their maps are brought to one grid.
+        fusion: how several layers are pooled: ``"each"`` by itself, or all channels together (``"concat"``);
+            see :class:`covpool.nn.layers.LayersPool`.
         head: ``"linear"``, or ``"mlp"``, with ``hidden`` layers before the classifier.
         rank: a bottleneck before a linear classifier, for many classes.
         hidden: widths of the hidden layers of ``head="mlp"``.
@@ -117,6 +125,8 @@ def create_model(
         dim=dim,
         keep_resolution=keep_resolution,
         features=features,
+        layers=layers,
+        fusion=fusion,
         head=head,
         rank=rank,
         hidden=tuple(hidden),
@@ -171,6 +181,7 @@ def build_model(
         features=features,
         with_expansion=config.join == "gap",
         image_size=config.image_size,
+        layers=config.layers,
         options=config.backbone_options,
         pretrained=pretrained,
         checkpoint_path=checkpoint_path,

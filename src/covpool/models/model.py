@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
-import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
@@ -14,11 +12,13 @@ from torch import Tensor, nn
 
 from covpool.errors import UsageError
 from covpool.functional.arguments import check_choice, check_whole
-from covpool.models.backbone import Backbone, FeatureFormat
+from covpool.models.backbone import Backbone, FeatureFormat, prefixed_matcher
 from covpool.models.config import CLASS_TOKEN, ModelConfig, pool_of
 from covpool.models.head import Head, unit
+from covpool.models.layers import LAST, layer_maps, stacked
 from covpool.nn import CovPool
 from covpool.nn.cov_pool import DIM
+from covpool.nn.layers import LayersPool
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -87,7 +87,9 @@ class PooledClassifier(nn.Module):
         return self.head.hidden_size + (self.expanded_channels if self.first_order is not None else 0)
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """Images ``(B, 3, H, W)`` to the backbone's features, as timm gives them."""
+        """Images ``(B, 3, H, W)`` to the features, as timm gives them; those of several layers as one map."""
+        if self.config.layers != LAST:
+            return stacked(layer_maps(self.backbone, x, self.config.layers)[1])
         features: Tensor = self.backbone.forward_features(x)
         return features
 
@@ -119,7 +121,8 @@ class PooledClassifier(nn.Module):
             return None
         if self.config.join == "cls":
             return self.format.class_token(features)
-        return self.format.average(features if self.expansion is None else self.expansion(features))
+        last = self.format.last_layer(features)
+        return self.format.average(last if self.expansion is None else self.expansion(last))
 
     def classify(self, vector: Tensor, first: Tensor | None, pre_logits: bool = False) -> Tensor:
         """The pooled vector and the first-order vector to logits, or to the input of the classifiers."""
@@ -256,10 +259,7 @@ class PooledClassifier(nn.Module):
             raise UsageError(
                 f"{self.config.backbone} does not list its layers in order: use layer_decay=None"
             )
-        matcher = self.backbone.group_matcher(coarse=coarse)
-        if callable(matcher):  # CaiT and Inception give a function of a name
-            return lambda name: _order(matcher, name)
-        return {stage: _prefixed(pattern) for stage, pattern in matcher.items()}
+        return prefixed_matcher(self.backbone.group_matcher(coarse=coarse))
 
     def no_weight_decay(self) -> set[str]:
         """Return the names of parameters that the backbone's authors train without weight decay."""
@@ -364,6 +364,8 @@ def _pool(config: ModelConfig, form: FeatureFormat) -> CovPool | ClassToken:
     if options.get("reduction", "auto") == "auto":
         options["reduction"] = "linear" if form.tokens else "convolution"
     assert config.dim != "auto"
+    if form.layers:
+        return LayersPool(form.layers, config.pool, dim=config.dim, fusion=config.fusion, **options)
     return CovPool(form.channels, config.pool, dim=config.dim, layout=form.layout, **options)
 
 
@@ -377,17 +379,3 @@ def _head(config: ModelConfig, in_features: int) -> Head:
         drop_rate=config.drop_rate,
         normalize=config.normalize,
     )
-
-
-def _order(matcher: Any, name: str) -> Any:
-    return matcher(name.removeprefix("backbone.")) if name.startswith("backbone.") else (math.inf,)
-
-
-def _prefixed(pattern: Any) -> Any:
-    """Prefix a pattern of a backbone's names, or a list of (pattern, order), with ``backbone``."""
-    if pattern is None:
-        return None
-    if isinstance(pattern, str):
-        # The alternatives may each begin with an anchor of their own: ^cls_token|^pos_embed.
-        return r"^backbone\.(?:" + re.sub(r"(?<!\[)\^", "", pattern) + ")"
-    return [(_prefixed(single), order) for single, order in pattern]

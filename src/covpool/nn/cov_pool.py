@@ -101,7 +101,7 @@ class CovPool(nn.Module):
             reduction = "linear" if layout == "channels_last" else "convolution"
         with nullcontext() if device is None else torch.device(device):
             self.reduction = None if dim is None else Reduction(in_channels, dim, reduction)
-            self.pooling = _make_method(method, dim or in_channels, method_options)
+            self.pooling = make_method(method, dim or in_channels, method_options)
         if dtype is not None:
             self.to(dtype)
 
@@ -209,7 +209,8 @@ def flat_weights(weights: Tensor, x: Tensor) -> Tensor:
     return weights.flatten(1)
 
 
-def _make_method(name: str, channels: int, options: dict[str, Any]) -> Method:
+def make_method(name: str, channels: int, options: dict[str, Any]) -> Method:
+    """Return a method by its name; an unknown option raises an error that lists the valid ones."""
     method = METHODS[name]
     names = method.option_names()
     for option in options:

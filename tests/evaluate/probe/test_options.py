@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from covpool.evaluate.probe.options import head_config
+from covpool.models import ModelConfig
 from tests.evaluate.probe.small_probing import OPTIONS
 
 
@@ -36,8 +38,22 @@ def test_numbers_out_of_range(changes: dict[str, Any], sentence: str) -> None:
         ("isqrt", "a head must be one of"),
         ("gap+max", "the part after \\+ in a head must be one of"),
         ("gap+gap", "gap\\+gap is gap twice"),
+        ("gap@dim=8", "gap has no options; got 'gap@dim=8'"),
+        ("isqrt_cov@dim", "an option of a head is written @name=value, as in isqrt_cov@dim=64; got"),
     ],
 )
 def test_unknown_heads(head: str, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         dataclasses.replace(OPTIONS, heads=(head,))
+
+
+def test_options_of_a_head() -> None:
+    """Those of the model, those of the method, and the rest as for every head."""
+    backbone = ModelConfig("test_efficientnet", num_classes=3, layers="last4")
+    ours = head_config("isqrt_cov@dim=64@steps=3@normalization=frobenius", backbone, 128, 0.5, expands=True)
+    assert (ours.dim, ours.layers, ours.fusion) == (64, "last4", "each")
+    assert ours.pool_options == {"steps": 3, "normalization": "frobenius"}
+    other = head_config("cov@layers=all-stages@fusion=concat+gap", backbone, 128, 0.5, expands=True)
+    assert (other.dim, other.layers, other.fusion, other.join) == (128, "all-stages", "concat", "gap")
+    first = head_config("efficient_probing@value=false", backbone, 128, 0.5, expands=True)
+    assert (first.dim, first.layers, first.pool_options) == (None, "last", {"value": False})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from covpool.data.order import number, permutation
 from covpool.data.transforms import Preprocessing
 from covpool.durable import held
 from covpool.errors import UsageError
-from covpool.evaluate.probe.options import POOLED_ALREADY, ProbeOptions
+from covpool.evaluate.probe.options import POOLED_ALREADY, ProbeOptions, arrays_of, pooled_array
 from covpool.evaluate.svm.classifier import unit_parts
 from covpool.evaluate.svm.solvers import (
     LinearScores,
@@ -35,6 +35,7 @@ from covpool.inference.forward import Outputs, Pass, prepare
 from covpool.inference.store import VIEWS, CachedFeatures, FeatureStore
 from covpool.models.config import ModelConfig
 from covpool.models.create import parameter_groups
+from covpool.models.layers import LAST, SEVERAL, last_layers, layer_maps, stacked
 from covpool.models.model import PooledClassifier
 from covpool.processes import Processes
 
@@ -49,7 +50,14 @@ def frozen_config(config: ModelConfig) -> ModelConfig:
     stage stays as it was trained.
     """
     return replace(
-        config, num_classes=0, pool="cov", dim=None, join="gap", keep_resolution=False, drop_rate=0.0
+        config,
+        num_classes=0,
+        pool="cov",
+        dim=None,
+        layers=LAST,
+        join="gap",
+        keep_resolution=False,
+        drop_rate=0.0,
     )
 
 
@@ -60,7 +68,7 @@ class Extractor:
         model: a model of :func:`frozen_config`.
         options: precision, batch size, workers and others.
         cache: the folder of all features.
-        with_maps: store the feature maps; without, only their average and the class token.
+        arrays: names of the features to store. Their average and the class token are always stored.
         device: computes the features.
     """
 
@@ -69,11 +77,11 @@ class Extractor:
         model: PooledClassifier,
         options: ProbeOptions,
         cache: Path,
-        with_maps: bool,
+        arrays: Collection[str],
         device: torch.device,
     ) -> None:
         self.model = prepare(model, device)
-        self.options, self.cache, self.with_maps, self.device = options, cache, with_maps, device
+        self.options, self.cache, self.arrays, self.device = options, cache, arrays, device
         self.preprocessing = Preprocessing.of(model.pretrained_cfg)
         size = self.preprocessing.size
         with torch.no_grad():
@@ -119,13 +127,19 @@ class Extractor:
         return found
 
     def _outputs(self, batch: Tensor) -> Outputs:
-        model = self.model
-        features = model.forward_features(batch)
+        model, layers = self.model, [name for name in SEVERAL if name in self.arrays]
+        if layers:
+            features, maps = layer_maps(model.backbone, batch, layers[-1])
+        else:
+            features, maps = model.forward_features(batch), []
         average = model.forward_first_order(features)
         assert average is not None
         found = {"average": average}
-        if self.with_maps:
+        found |= {name: stacked(last_layers(maps, name)) for name in layers}
+        if "features" in self.arrays:
             found["features"] = features
+        if "expanded" in self.arrays and model.expansion is not None:
+            found["expanded"] = model.expansion(features)
         if model.format.has_class_token:
             found["token"] = model.format.class_token(features)
         return found
@@ -160,18 +174,17 @@ def read_rows(
     device: torch.device,
 ) -> Rows:
     """Load the features that the model's head needs from disk to the device."""
-    needed = _arrays_of(model)
     arrays = {
         name: torch.from_numpy(np.asarray(cached.arrays[name][ids, views])).to(device).float()
-        for name in needed
+        for name in arrays_of(model.config)
     }
     return Rows(arrays, torch.from_numpy(cached.labels[ids]).to(device))
 
 
 def vector_of(model: PooledClassifier, rows: Rows) -> tuple[Tensor, Tensor | None]:
     """Return the pooled vector, and the first-order vector if the head has a joined classifier."""
-    pooled, join = POOLED_ALREADY.get(model.config.pool), model.config.join
-    vector = model.forward_pool(rows.arrays["features"]) if pooled is None else rows.arrays[pooled]
+    join, found = model.config.join, rows.arrays[pooled_array(model.config)]
+    vector = found if model.config.pool in POOLED_ALREADY else model.forward_pool(found)
     return vector, None if join is None else rows.arrays[POOLED_ALREADY[join]]
 
 
@@ -228,11 +241,6 @@ def head_outputs(
                 rows = read_rows(cached, model, some, np.full(len(some), view), device)
                 found.append(model.classify(*vector_of(model, rows), pre_logits).cpu())
         yield some, torch.stack(found)
-
-
-def _arrays_of(model: PooledClassifier) -> set[str]:
-    needed = {POOLED_ALREADY.get(model.config.pool, "features")}
-    return needed | ({POOLED_ALREADY[model.config.join]} if model.config.join is not None else set())
 
 
 def _batches(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -9,39 +10,75 @@ from typing import Any, Literal, NamedTuple
 from covpool.errors import UsageError
 from covpool.functional.arguments import check_choice, check_not_negative, check_whole
 from covpool.models.config import CLASS_TOKEN, Join, ModelConfig
+from covpool.models.layers import LAST, LAYERS, Layers
 from covpool.models.weights import KeyMap, default_backbone
 from covpool.nn import methods
+from covpool.nn.layers import FUSIONS, Fusion
 
 AVERAGE = "gap"
+# First-order features are cached pooled, under these names.
+POOLED_ALREADY = {AVERAGE: "average", CLASS_TOKEN: "token"}
 
 
 class ProbeHead(NamedTuple):
-    """The pooling of a head (a method or the class token), and the first-order logits that are added."""
+    """The pooling of a head (a method or the class token), the first-order logits added, and options."""
 
     pool: str
     join: Join | None
+    options: dict[str, Any]
 
 
 def parse_head(name: str) -> ProbeHead:
-    """Parse the name of a head: ``isqrt_cov``, ``gap``, ``cls``, ``isqrt_cov+gap`` and similar.
+    """Parse the name of a head: ``isqrt_cov``, ``gap``, ``cls``, ``isqrt_cov+gap``, ``isqrt_cov@dim=64``.
+
+    Options follow the method, each after an ``@``: ``dim``, ``layers`` and ``fusion`` of the head, and those
+    of the method.
 
     Example:
-        >>> parse_head("isqrt_cov+gap")
-        ProbeHead(pool='isqrt_cov', join='gap')
+        >>> parse_head("isqrt_cov@dim=64@steps=3+gap")
+        ProbeHead(pool='isqrt_cov', join='gap', options={'dim': 64, 'steps': 3})
     """
-    pool, plus, joined = name.partition("+")
+    first, plus, joined = name.partition("+")
+    pool, *given = first.split("@")
     check_choice("a head", pool, (*methods(), CLASS_TOKEN))
+    options = dict(_option(name, one) for one in given)
+    if options and pool in POOLED_ALREADY:
+        raise UsageError(f"{pool} has no options; got {name!r}")
     if not plus:
-        return ProbeHead(pool, None)
+        return ProbeHead(pool, None, options)
     check_choice("the part after + in a head", joined, (AVERAGE, CLASS_TOKEN))
     if pool == joined:
         raise UsageError(f"{name} is {pool} twice")
     join: Literal["gap", "cls"] = "gap" if joined == AVERAGE else "cls"
-    return ProbeHead(pool, join)
+    return ProbeHead(pool, join, options)
 
 
-# First-order features are cached pooled, under these names.
-POOLED_ALREADY = {AVERAGE: "average", CLASS_TOKEN: "token"}
+def _option(head: str, given: str) -> tuple[str, Any]:
+    key, equals, value = given.partition("=")
+    if not (key and equals and value):
+        raise UsageError(f"an option of a head is written @name=value, as in isqrt_cov@dim=64; got {head!r}")
+    try:
+        return key, json.loads(value)
+    except ValueError:  # a word
+        return key, value
+
+
+def pooled_array(config: ModelConfig) -> str:
+    """Return the name of the cached features that a head pools.
+
+    Attention pools the features that average pooling does: those after the expansion, if there is one.
+    """
+    if config.pool in POOLED_ALREADY:
+        return POOLED_ALREADY[config.pool]
+    if config.layers != LAST:
+        return config.layers
+    return "features" if config.is_second_order or config.features == "stage" else "expanded"
+
+
+def arrays_of(config: ModelConfig) -> set[str]:
+    """Return the names of all cached features that a head uses."""
+    joined = set() if config.join is None else {POOLED_ALREADY[config.join]}
+    return {pooled_array(config), *joined}
 
 
 def head_config(
@@ -51,26 +88,32 @@ def head_config(
 
     Args:
         name: name of the head.
-        backbone: config with backbone, image size and preprocessing. The last stage keeps its stride, because
-            a frozen backbone cannot adapt to another resolution.
+        backbone: config with backbone, layers, image size and preprocessing. First-order heads use only the
+            last layer. The last stage keeps its stride, because a frozen backbone cannot adapt to another
+            resolution.
         dim: channels after the reduction.
         drop_rate: dropout rate before the classifier.
         expands: whether averages are of the expanded features. They are of the last stage if the backbone's
             expansion cannot be separated.
     """
-    pool, join = parse_head(name)
+    pool, join, options = parse_head(name)
     own = ModelConfig(backbone.backbone, pool=pool)
+    shared: dict[str, Any] = {"dim": dim if own.reduces else None}
+    if own.is_second_order:
+        shared |= {"layers": backbone.layers, "fusion": backbone.fusion}
+    fields = {key: options.pop(key, value) for key, value in shared.items()}
     return ModelConfig(
         backbone=backbone.backbone,
         num_classes=backbone.num_classes,
         pool=pool,
-        dim=dim if own.reduces else None,
         keep_resolution=False,
         features=None if expands else "stage",
         drop_rate=drop_rate,
         join=join,
         image_size=backbone.image_size,
         preprocessing=backbone.preprocessing,
+        pool_options=options,
+        **fields,
     )
 
 
@@ -86,8 +129,12 @@ class ProbeOptions:
 
     Attributes:
         model: a backbone of timm.
-        heads: pooling methods, ``cls`` for the class token, and either joined by ``+gap`` or ``+cls``.
+        heads: pooling methods, ``cls`` for the class token, and either joined by ``+gap`` or ``+cls``; with
+            options as in ``isqrt_cov@dim=64@steps=3``.
         dim: channels after the learned reduction of second-order heads.
+        layers: layers of the backbone that second-order heads pool: ``last``, ``last4`` or ``all-stages``.
+        fusion: how several layers are pooled: ``each`` by itself with ``dim`` channels, or ``concat``: all
+            together, with ``dim`` channels in all.
         pretrained: use the pretrained weights of the backbone, from an installed package or from timm.
         weights: file with weights of the backbone.
         key_map: how parameter names of the file become timm's: ``order``, or a mapping of prefixes; see
@@ -100,6 +147,9 @@ class ProbeOptions:
         lr: largest learning rate of the one-cycle schedule.
         weight_decay: weight decay of AdamW.
         drop_rate: dropout rate before the classifier.
+        tune: choose learning rate and dropout rate of each head on held-out images; ``lr`` and ``drop_rate``
+            are the first trial.
+        trials: number of trials per head with ``tune``.
         label_smoothing: label smoothing of the loss.
         val_fraction: share of the training images that each seed sets aside to choose the best head, where
             there is no val; 0 to choose none.
@@ -114,6 +164,8 @@ class ProbeOptions:
     model: str = "resnet50"
     heads: Sequence[str] = HEADS
     dim: int = 128
+    layers: Layers = "last"
+    fusion: Fusion = "each"
     pretrained: bool = False
     weights: str | None = None
     key_map: KeyMap = None
@@ -125,6 +177,8 @@ class ProbeOptions:
     lr: float = 3e-3
     weight_decay: float = 0.05
     drop_rate: float = 0.5
+    tune: bool = False
+    trials: int = 8
     label_smoothing: float = 0.1
     val_fraction: float = 0.2
     svm_seeds: int = 0
@@ -142,8 +196,10 @@ class ProbeOptions:
             parse_head(head)
         if self.pretrained == (self.weights is not None):
             raise UsageError("probing needs a pretrained backbone: pass --pretrained or --weights FILE")
+        check_choice("layers", self.layers, LAYERS)
+        check_choice("fusion", self.fusion, FUSIONS)
         check_choice("precision", self.precision, ("float32", "bfloat16", "float16"))
-        for name in ("dim", "seeds", "epochs", "batch_size", "extract_batch"):
+        for name in ("dim", "seeds", "epochs", "batch_size", "trials", "extract_batch"):
             check_whole(name, getattr(self, name))
         for name in ("workers", "svm_seeds"):
             check_whole(name, getattr(self, name), at_least=0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -33,8 +34,9 @@ from covpool.evaluate.probe.features import (
     head_outputs,
     svm_scores,
 )
-from covpool.evaluate.probe.options import POOLED_ALREADY, ProbeOptions, head_config, parse_head
+from covpool.evaluate.probe.options import ProbeOptions, arrays_of, head_config
 from covpool.evaluate.probe.record import PROTOCOL, ProbeFolder, new_record, summarised
+from covpool.evaluate.probe.tuning import best_setting, trial_settings
 from covpool.evaluate.results import mark_folder, prepare_folder
 from covpool.evaluate.svm.classifier import check_every_class
 from covpool.inference.forward import Result
@@ -121,6 +123,8 @@ class Probing:
     ) -> None:
         self.options, self.device, self.max_cache = options, device, max_cache
         self.tell, self.progress = tell, progress
+        self.tuned: dict[str, ProbeOptions] = {}  # by head
+        self.doing = ""
         self.sets: dict[str, ImageSet] = {
             str(name): found for name, found in open_splits(data, layout).items()
         }
@@ -132,6 +136,8 @@ class Probing:
         self.backbone = ModelConfig(
             options.model,
             num_classes=len(self.train_images.classes),
+            layers=options.layers,
+            fusion=options.fusion,
             image_size=options.image_size,
             preprocessing=options.preprocessing,
         )
@@ -143,11 +149,18 @@ class Probing:
         self.folder.check(self.arguments)
 
     def _check_val_fraction(self) -> None:
-        if "val" not in self.sets and "test" in self.sets and self.options.val_fraction:
-            try:
-                split_off(self.train_images, self.options.val_fraction)
-            except ValueError as error:
-                raise UsageError(f"{error}; --val-fraction 0 chooses no best head") from error
+        options = self.options
+        if "val" in self.sets or not (options.tune or "test" in self.sets):
+            return
+        if not options.val_fraction:
+            if options.tune:
+                raise UsageError("--tune needs held-out images: use --val-fraction above 0, or a folder val")
+            return
+        try:
+            split_off(self.train_images, options.val_fraction)
+        except ValueError as error:
+            without = "" if options.tune else "; --val-fraction 0 chooses no best head"
+            raise UsageError(f"{error}{without}") from error
 
     def run(self) -> Probed:
         """Train the heads that have no results yet."""
@@ -166,9 +179,11 @@ class Probing:
         record["images_left_out"] = {
             split: images[split] - len(found.usable) for split, found in features.items()
         }
-        record["rows"] = self.folder.rows_of(names)
+        record |= self.folder.earlier(names)
         self.folder.write(record)  # before any bundle, so that a rerun accepts the folder
         for head in self.options.heads:
+            if self.options.tune:
+                self._tune(head, record)
             for seed in range(self.options.seeds):
                 if not any((row["head"], row["seed"]) == (head, seed) for row in record["rows"]):
                     # Each row stores its commit, because earlier rows may come from older code.
@@ -184,17 +199,17 @@ class Probing:
 
     def _features(self) -> tuple[dict[str, CachedFeatures], dict[str, str]]:
         """Return the features of every split and the names of their stores, after a check of disk space."""
-        with_maps = not all(parse_head(head).pool in POOLED_ALREADY for head in self.options.heads)
         model = self._built(frozen_config(self.backbone))
-        extractor = Extractor(model, self.options, self.cache, with_maps, self.device)
-        self.expands = extractor.model.expansion is not None
+        self.expands = model.expansion is not None
+        arrays = set[str]().union(*(arrays_of(self._config(head)) for head in self.options.heads))
+        extractor = Extractor(model, self.options, self.cache, arrays, self.device)
         self._check_heads()
         stores = {
             split: extractor.store(images, lambda done, total: self.progress("images hashed", done, total))
             for split, images in self.sets.items()
         }
         names = {split: store.folder.name for split, store in stores.items()}
-        self.folder.rows_of(names)
+        self.folder.earlier(names)
         self._check_room(stores)
         features = {
             split: extractor.extract(
@@ -223,9 +238,22 @@ class Probing:
         self.cache.mkdir(parents=True, exist_ok=True)
         missing = sum(store.missing_bytes() for store in stores.values())
         check_room(self.cache, missing, f"features take {human(missing, 'B')}", "--cache")
-        shapes = stores["train"].shapes
-        shape = "×".join(map(str, shapes.get("features", shapes["average"])))
+        shape = "×".join(map(str, max(stores["train"].shapes.values(), key=math.prod)))
         self.tell(f"features take {human(size, 'B')} in {self.cache}: {shape} values per image and flip")
+
+    def _tune(self, head: str, record: dict[str, Any]) -> None:
+        """Choose the learning rate and the dropout rate of a head, by trials on held-out images."""
+        done = [trial for trial in record["trials"] if trial["head"] == head]
+        settings = trial_settings(self.options)
+        for setting in settings[len(done) :]:
+            self.doing, started = f"trial {len(done) + 1} of {len(settings)}", time.monotonic()
+            self.tuned[head] = dataclasses.replace(self.options, **setting._asdict())
+            shares = self._validated(head, 0)[1]
+            seconds = round(time.monotonic() - started, 1)
+            done.append({"head": head, **setting._asdict(), "val": shares, "seconds": seconds})
+            record["trials"].append(done[-1])
+            self.folder.write(record)
+        self.tuned[head] = dataclasses.replace(self.options, **best_setting(done)._asdict())
 
     def _row(
         self, head: str, seed: int, commit: str | None, features: dict[str, CachedFeatures]
@@ -233,14 +261,15 @@ class Probing:
         """Train and evaluate a head with one seed; save the bundle of the first seed."""
         train, val, test = features["train"], features.get("val"), features.get("test")
         row: dict[str, Any] = {"head": head, "seed": seed, "commit": commit, "val": None, "test": None}
-        started = time.monotonic()
+        if self.options.tune:
+            row |= {"lr": self.tuned[head].lr, "drop_rate": self.tuned[head].drop_rate}
+        self.doing, started = f"seed {seed}", time.monotonic()
         predictions: Predictions | None = None
         images = self.train_images
         if val is None and test is None:
             row["val"], predictions = self._cross_validated(head, seed, train)
         elif val is None and self.options.val_fraction:
-            trial, aside = self._trial(head, seed, train)
-            row["val"] = _shares(trial, train, aside)[0]
+            row["val"] = self._validated(head, seed)[1]
         row["choosing_seconds"], started = round(time.monotonic() - started, 1), time.monotonic()
         model = self._trained(head, seed, train, train.usable)
         row["seconds"] = round(time.monotonic() - started, 1)
@@ -253,19 +282,22 @@ class Probing:
         if predictions is not None:
             self.folder.write_predictions(head, seed, predictions, images)
         row["parameters"] = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        row["vector"] = model.head_hidden_size
         if seed < self.options.svm_seeds and test is not None:
             row["svm"] = self._svm(model, train, test)
         if seed == 0:
-            self._save(model, self.folder.head(head), row)
+            self._save(model, self.folder.head(head), head, row)
         return row
 
-    def _trial(
-        self, head: str, seed: int, train: CachedFeatures
-    ) -> tuple[PooledClassifier, NDArray[np.int64]]:
-        """Train without some of the images, and return the head and those images."""
+    def _validated(self, head: str, seed: int) -> tuple[PooledClassifier, dict[str, float]]:
+        """Train without the validation images, and return the head and its accuracies on them."""
+        train, val = self.features["train"], self.features.get("val")
+        if val is not None:
+            model = self._trained(head, seed, train, train.usable)
+            return model, _shares(model, val, val.usable)[0]
         rest, aside = split_off(self.train_images, self.options.val_fraction, seed)
-        trial = self._trained(head, seed, train, np.intersect1d(rest.indices, train.usable))
-        return trial, np.intersect1d(aside.indices, train.usable)
+        model = self._trained(head, seed, train, np.intersect1d(rest.indices, train.usable))
+        return model, _shares(model, train, np.intersect1d(aside.indices, train.usable))[0]
 
     def _cross_validated(
         self, head: str, seed: int, train: CachedFeatures
@@ -286,18 +318,12 @@ class Probing:
 
         The features are those of :meth:`run`.
         """
-        train, val = self.features["train"], self.features.get("val")
-        if val is not None:
-            model = self._trained(head, 0, train, train.usable)
-            shares = _shares(model, val, val.usable)[0]
-        else:
-            model, aside = self._trial(head, 0, train)
-            shares = _shares(model, train, aside)[0]
-        self._save(model, folder, {"val": shares})
+        model, shares = self._validated(head, 0)
+        self._save(model, folder, head, {"val": shares})
 
-    def _save(self, model: PooledClassifier, folder: Path, row: dict[str, Any]) -> None:
+    def _save(self, model: PooledClassifier, folder: Path, head: str, row: dict[str, Any]) -> None:
         model.classes = tuple(self.train_images.classes)
-        recipe = {"protocol": "probe", **dataclasses.asdict(self.options)}
+        recipe = {"protocol": "probe", **dataclasses.asdict(self._options(head))}
         save_model(model, folder, metrics=row, recipe=recipe)
 
     def _svm(self, model: PooledClassifier, train: CachedFeatures, test: CachedFeatures) -> dict[str, Any]:
@@ -313,13 +339,17 @@ class Probing:
         model = self._built(self._config(head)).to(self.device)
 
         def tell(done: int, total: int) -> None:
-            self.progress(f"steps of {head}, seed {seed}", done, total)
+            self.progress(f"steps of {head}, {self.doing}", done, total)
 
-        fit_head(model, cached, ids, self.options, seed, tell)
+        fit_head(model, cached, ids, self._options(head), seed, tell)
         return model
 
+    def _options(self, head: str) -> ProbeOptions:
+        """Return the options of a head: with ``tune``, those of its current or best trial."""
+        return self.tuned.get(head, self.options)
+
     def _config(self, head: str) -> ModelConfig:
-        options = self.options
+        options = self._options(head)
         return head_config(head, self.backbone, options.dim, options.drop_rate, expands=self.expands)
 
     def _built(self, config: ModelConfig) -> PooledClassifier:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -24,6 +25,8 @@ PROTOCOL = "probe"
 PACKAGES = ("functional", "nn", "models", "data", "inference", "train", "evaluate")
 # Arguments that may differ when a run is resumed.
 FREE = ("seeds", "heads", "workers", "extract_batch", "compile")
+# Arguments that earlier versions did not have, with the values that they stand for.
+NEWER = {"tune": False, "trials": 8, "layers": "last", "fusion": "each"}
 
 
 class ProbeFolder:
@@ -45,13 +48,12 @@ class ProbeFolder:
         given, earlier = plain_json("arguments", arguments), self._earlier()
         before = earlier["arguments"] if earlier else given
         for name, value in given.items():
-            if name not in FREE and before.get(name) != value:
-                raise UsageError(
-                    f"{self.path} has results with {name} {before.get(name)!r}: use another --out"
-                )
+            used = before.get(name, NEWER.get(name))
+            if name not in FREE and used != value:
+                raise UsageError(f"{self.path} has results with {name} {used!r}: use another --out")
 
-    def rows_of(self, features: dict[str, str]) -> list[dict[str, Any]]:
-        """Return the earlier rows.
+    def earlier(self, features: dict[str, str]) -> dict[str, list[dict[str, Any]]]:
+        """Return the earlier rows, and the trials of earlier tuning.
 
         Raises:
             ValueError: if the rows used other features, that is, other images or weights.
@@ -59,12 +61,13 @@ class ProbeFolder:
         earlier = self._earlier()
         if earlier and earlier["features"] != features:
             raise UsageError(f"{self.path} has results of other images or weights: use another --out")
-        return list(earlier.get("rows", []))
+        return {name: list(earlier.get(name, [])) for name in ("rows", "trials")}
 
     def _earlier(self) -> dict[str, Any]:
         file = self.path / FILE
         found: dict[str, Any] = json.loads(file.read_bytes()) if file.exists() else {}
-        return found if found.get("rows") else {}  # results without rows do not fix the arguments
+        # Results without rows do not fix the arguments.
+        return found if found.get("rows") or found.get("trials") else {}
 
     def write(self, record: dict[str, Any]) -> None:
         """Write the results and the Markdown table, each atomically."""
@@ -92,20 +95,31 @@ class ProbeFolder:
             if one["head"] == AVERAGE or AVERAGE not in seeds:
                 continue
             common = range(min(seeds[one["head"]], seeds[AVERAGE]))
-            files = [
-                (self.predictions(one["head"], seed), self.predictions(AVERAGE, seed)) for seed in common
-            ]
-            if not all(file.exists() for pair in files for file in pair):  # results of an earlier version
-                continue
-            right = [[read_predictions(file, classes).right for file in pair] for pair in files]
-            per_image = np.mean([ours.astype(float) - theirs for ours, theirs in right], axis=0)
-            middle = float(per_image.mean())
-            half = 1.96 * float(per_image.std()) / len(per_image) ** 0.5
-            one["over_gap"] = {"mean": middle, "low": middle - half, "high": middle + half}
+            ours, theirs = ([self.predictions(head, k) for k in common] for head in (one["head"], AVERAGE))
+            if all(file.exists() for file in (*ours, *theirs)):  # not in results of an earlier version
+                one["over_gap"] = paired_difference(ours, theirs, classes)
 
     def keep_best(self, head: str) -> None:
         """Copy the bundle of the best head to ``bundle``."""
         copy_bundle(self.head(head), self.path / "bundle")
+
+
+def paired_difference(
+    ours: Sequence[Path], theirs: Sequence[Path], classes: tuple[str, ...]
+) -> dict[str, float]:
+    """Return the difference of two heads in accuracy, with a 95 % interval over images.
+
+    Args:
+        ours: predictions of a head, a file per seed.
+        theirs: predictions of the other head for the same images, with the same seeds.
+        classes: names of the classes.
+    """
+    right = [
+        [read_predictions(file, classes).right.astype(float) for file in side] for side in (ours, theirs)
+    ]
+    per_image = np.mean(right[0], axis=0) - np.mean(right[1], axis=0)
+    middle, half = float(per_image.mean()), 1.96 * float(per_image.std()) / len(per_image) ** 0.5
+    return {"mean": middle, "low": middle - half, "high": middle + half}
 
 
 def copy_bundle(source: Path, target: Path) -> None:
@@ -118,7 +132,15 @@ def copy_bundle(source: Path, target: Path) -> None:
 def new_record(arguments: dict[str, Any], images: dict[str, int], device: str) -> dict[str, Any]:
     """Return the first fields of the results: code version, machine and arguments. Rows have their seeds."""
     head = new_results(PACKAGES, arguments, device, seed=None)
-    return {"protocol": PROTOCOL, **head, "images": images, "rows": [], "heads": [], "best": None}
+    return {
+        "protocol": PROTOCOL,
+        **head,
+        "images": images,
+        "rows": [],
+        "trials": [],
+        "heads": [],
+        "best": None,
+    }
 
 
 def summarised(record: dict[str, Any]) -> dict[str, Any]:
@@ -143,10 +165,15 @@ def table_cells(record: dict[str, Any]) -> list[list[str]]:
     titles = {"val": _chosen_on(record["images"]), "test": "test", "svm": "SVM, test"}
     named = [f"{titles[name]}{flip}" for name in columns for flip in ("", ", flip")]
     over = ["over gap"] if any(head.get("over_gap") for head in heads) else []
-    rows = [["head", "seeds", *named, *over, "seconds"]]
+    # What tuning chose, and what each head costs, next to its accuracy.
+    tuned = ["lr", "dropout", "parameters", "vector"] if record.get("trials") else []
+    rows = [["head", "seeds", *named, *over, *tuned, "seconds"]]
     for head in heads:
         cells = [percent(head[name], key) for name in columns for key in ("top1", "top1_flip")]
         cells += [difference(head.get("over_gap")) for _ in over]
+        if tuned:
+            cells += [f"{head['lr']:g}", f"{head['drop_rate']:g}"]
+            cells += [f"{head['parameters']:,}", f"{head['vector']:,}"]
         rows.append([head["head"], str(head["seeds"]), *cells, f"{head['seconds']:.0f}"])
     return rows
 
@@ -194,6 +221,8 @@ def _summary(name: str, record: dict[str, Any]) -> dict[str, Any]:
             else None
         )
     found["seconds"] = mean(row["seconds"] for row in rows)
+    # Rows of an earlier version have no vector, and only tuned ones have a learning rate of their own.
+    found |= {name: rows[0][name] for name in ("parameters", "vector", "lr", "drop_rate") if name in rows[0]}
     return found
 
 

@@ -3,15 +3,20 @@
 To add a method, write a subclass of :class:`~covpool.nn.pooling.method.Method` and add a line to ``METHODS``.
 """
 
+from covpool.nn.pooling.abmilp import Abmilp
+from covpool.nn.pooling.attentive import Attentive
 from covpool.nn.pooling.bcnn import Bcnn, ImprovedBcnn
 from covpool.nn.pooling.cbp import Cbp
 from covpool.nn.pooling.cholesky import Cholesky
 from covpool.nn.pooling.dropcov import DropCov
+from covpool.nn.pooling.efficient_probing import EfficientProbing
 from covpool.nn.pooling.g2denet import G2DeNet
+from covpool.nn.pooling.gem import Gem
 from covpool.nn.pooling.isqrt_cov import IsqrtCov, PolarExpress
 from covpool.nn.pooling.lyapunov import MpaLya, MtpLya
 from covpool.nn.pooling.method import Cov, Gap, Method
 from covpool.nn.pooling.moment_probing import MomentProbing
+from covpool.nn.pooling.simpool import Simpool
 from covpool.nn.pooling.spectral import DeepO2P, MpnCov, PowerTmlr
 from covpool.nn.pooling.svd import SvdPade, SvdTaylor
 
@@ -34,6 +39,11 @@ METHODS: dict[str, type[Method]] = {
     "moment_probing": MomentProbing,
     "power_tmlr": PowerTmlr,
     "cholesky": Cholesky,
+    "gem": Gem,
+    "abmilp": Abmilp,
+    "simpool": Simpool,
+    "attentive": Attentive,
+    "efficient_probing": EfficientProbing,
 }
 
 DEFAULT_METHOD = "isqrt_cov"

@@ -1,0 +1,136 @@
+"""Pool the features of several layers of a backbone, which are channels of one map."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from covpool.errors import UsageError
+from covpool.functional.arguments import check_choice, check_whole
+from covpool.nn.cov_pool import CovPool, Reduction, ReductionKind, make_method
+from covpool.nn.pooling.method import Method
+
+Fusion = Literal["each", "concat"]
+FUSIONS = ("each", "concat")
+
+
+class LayersPool(CovPool):
+    """Covariance pooling of several layers, each after a reduction of its own.
+
+    Args:
+        channels: channels of each layer, in the order in which the map has them.
+        method: one of :func:`covpool.nn.methods`.
+        dim: channels after the reduction: with ``"each"`` those of every layer, with ``"concat"`` those of
+            all layers together. ``None`` for no reduction.
+        fusion: ``"each"`` pools every layer and concatenates the vectors. ``"concat"`` concatenates the
+            reduced channels and pools them once, so that the matrix also has the cross-covariances between
+            layers.
+        reduction: see :class:`covpool.nn.CovPool`.
+        **method_options: options of the method.
+
+    Shapes:
+        maps ``(B, sum(channels), H, W)`` to ``(B, out_features)``.
+
+    Example:
+        >>> x = torch.randn(2, 24 + 40, 14, 14)
+        >>> LayersPool([24, 40], dim=16, fusion="each")(x).shape, 2 * 16 * 17 // 2
+        (torch.Size([2, 272]), 272)
+        >>> LayersPool([24, 40], dim=16, fusion="concat")(x).shape, 16 * 17 // 2
+        (torch.Size([2, 136]), 136)
+    """
+
+    def __init__(
+        self,
+        channels: Sequence[int],
+        method: str = "isqrt_cov",
+        dim: int | None = 256,
+        *,
+        fusion: Fusion = "each",
+        reduction: ReductionKind = "convolution",
+        **method_options: Any,
+    ) -> None:
+        nn.Module.__init__(self)
+        check_choice("fusion", fusion, FUSIONS)
+        for width in channels:
+            check_whole("channels of every layer", width)
+        self.in_channels, self.method, self.dim = sum(channels), method, dim
+        self.layout, self.any_rank = "channels_first", True
+        self.reduction: Reduction | None = None
+        widths = tuple(channels)
+        if dim is not None:
+            widths = (dim,) * len(channels) if fusion == "each" else shares(dim, len(channels))
+            self.reduction = LayersReduction(channels, widths, reduction)
+        if fusion == "each":
+            self.pooling = EachLayer([make_method(method, width, method_options) for width in widths])
+        else:
+            self.pooling = make_method(method, sum(widths), method_options)
+
+
+def shares(dim: int, layers: int) -> tuple[int, ...]:
+    """Divide ``dim`` channels among layers; the last ones get what is left over.
+
+    Example:
+        >>> shares(128, 5)
+        (25, 25, 26, 26, 26)
+    """
+    if dim < layers:
+        raise UsageError(f"dim must be at least the number of layers, {layers}; got {dim}")
+    return tuple((dim + i) // layers for i in range(layers))
+
+
+class LayersReduction(Reduction):
+    """A :class:`covpool.nn.Reduction` per layer: ``(B, sum(channels), …)`` to ``(B, sum(dims), …)``."""
+
+    def __init__(self, channels: Sequence[int], dims: Sequence[int], kind: ReductionKind) -> None:
+        nn.Module.__init__(self)
+        self.kind, self.channels = kind, tuple(channels)
+        each = zip(channels, dims, strict=True)
+        self.each = nn.ModuleList([Reduction(width, dim, kind) for width, dim in each])
+
+    @property
+    def norm(self) -> None:  # type: ignore[override]
+        """Each reduction has its own."""
+        return None
+
+    def reset_parameters(self) -> None:
+        """Reset every reduction."""
+        for one in self.each:
+            one.reset_parameters()  # type: ignore[operator]
+
+    def forward(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Reduce each layer."""
+        parts = zip(self.each, x.split(self.channels, dim=1), strict=True)
+        return torch.cat([one(part, weights) for one, part in parts], dim=1)
+
+
+class EachLayer(Method):
+    """A pooling method on each layer's channels; the vectors are concatenated.
+
+    Args:
+        methods: the method of every layer.
+    """
+
+    summary: ClassVar[str] = "a method per layer"
+
+    def __init__(self, methods: Sequence[Method]) -> None:
+        super().__init__(sum(method.channels for method in methods))
+        self.each = nn.ModuleList(methods)
+        self.widths = [method.channels for method in methods]
+
+    @property
+    def out_features(self) -> int:
+        """Return the length of all vectors."""
+        return sum(method.out_features for method in self.each)  # type: ignore[misc]
+
+    def forward(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Pool x ``(B, C, n)``, with optional weights ``(B, n)``."""
+        parts = zip(self.each, x.split(self.widths, dim=1), strict=True)
+        return torch.cat([method(part, weights) for method, part in parts], dim=1)
+
+    def reset_parameters(self) -> None:
+        """Reset every method."""
+        for method in self.each:
+            method.reset_parameters()  # type: ignore[operator]

@@ -1,0 +1,90 @@
+"""Efficient Probing: many queries in the space of the features, each with its slice of channels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from covpool.errors import UsageTypeError
+from covpool.functional.arguments import check_whole
+from covpool.functional.attention import attended, attention, slices
+from covpool.functional.covariance import without_outliers
+from covpool.functional.differentiable import at_least_float32, autocast_off
+from covpool.nn.pooling.attentive import QUERY_STD
+from covpool.nn.pooling.method import Method
+
+
+@dataclass(frozen=True)
+class EfficientProbingOptions:
+    """The queries, and the projection of the values.
+
+    Attributes:
+        queries: largest number of queries. The channels are divided among them; the last query may have
+            fewer, and there are never more queries than channels.
+        value: project the features before they are averaged.
+    """
+
+    queries: int = 32
+    value: bool = True
+
+    def __post_init__(self) -> None:
+        check_whole("queries", self.queries)
+        if not isinstance(self.value, bool):
+            raise UsageTypeError(f"value must be true or false; got {self.value!r}")
+
+
+class EfficientProbing(Method):
+    r"""Efficient Probing: M learned queries attend to the features directly, d values.
+
+    B. Psomas, D. Christopoulos, E. Baltzi, I. Kakogeorgiou, T. Aravanis, N. Komodakis, K. Karantzalos,
+    Y. Avrithis, G. Tolias, "Attention, Please! Revisiting Attentive Probing Through the Lens of Efficiency",
+    ICLR 2026. With queries :math:`q_1 \dots q_M` in the space of the features, a value projection V, and
+    :math:`V_m` its d/M rows of query m,
+
+    .. math::
+        a_{mp} = \operatorname{softmax}_p \Big(\frac{q_m^T x_p}{\sqrt d}\Big), \qquad
+        y = \Big[\sum_p a_{1p} V_1 x_p; \dots; \sum_p a_{Mp} V_M x_p\Big]
+
+    With ``value=False`` the values are the features: :math:`V = I`. The features are averaged before the
+    projection, so the cost is 2·M·d·n + d² products instead of M·d·n + d²·n.
+
+    The paper's BatchNorm before the linear layer belongs to the classifier and is not included. It is a
+    first-order method, so zero eigenvalues have no meaning for it.
+    """
+
+    summary: ClassVar[str] = "many queries, each attending for its slice of channels (Efficient Probing)"
+    order: ClassVar[int] = 1
+    Options: ClassVar[type[EfficientProbingOptions]] = EfficientProbingOptions
+    options: EfficientProbingOptions
+
+    def __init__(self, channels: int, **options: Any) -> None:
+        super().__init__(channels, **options)
+        queries, self.each = slices(channels, self.options.queries)
+        self.query = nn.Parameter(torch.empty(queries, channels))
+        self.value = nn.Linear(channels, channels, bias=False) if self.options.value else None
+        nn.init.normal_(self.query, std=QUERY_STD)
+
+    @property
+    def out_features(self) -> int:
+        """Return the number of channels."""
+        return self.channels
+
+    def forward(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Pool x ``(B, C, n)``, with optional weights ``(B, n)``."""
+        x_BCn = at_least_float32(x)
+        if weights is not None:
+            x_BCn = without_outliers(x_BCn, weights)
+        query_MC = self.query.to(x_BCn.dtype) * self.channels**-0.5
+        value_CC = None if self.value is None else self.value.weight.to(x_BCn.dtype)
+        with autocast_off(x_BCn):
+            attention_BMn = attention(torch.matmul(query_MC, x_BCn), weights)
+            return attended(x_BCn, attention_BMn, value_CC, self.each)
+
+    def reset_parameters(self) -> None:
+        """Draw new queries and a new projection."""
+        nn.init.normal_(self.query, std=QUERY_STD)
+        if self.value is not None:
+            self.value.reset_parameters()
