@@ -83,6 +83,8 @@ def reason(error: BaseException) -> str:
 
 CARD = "covpool.json"
 WEIGHTS = "model.safetensors"
+# In place of the weights, if they are in several files.
+INDEX = "model.safetensors.index.json"
 FORMAT = "covpool"
 FORMAT_VERSION = 1
 # The oldest covpool that reads this version of the format.
@@ -115,6 +117,7 @@ class Card:
         sha256: the hash of the weights file.
         bytes: the size of the weights file.
         buffer_dtypes: the dtypes of floating-point buffers outside the weights, where not float32.
+        file: the weights file; the index of several files for a sharded classifier.
     """
 
     config: ModelConfig
@@ -127,6 +130,7 @@ class Card:
     sha256: str
     bytes: int
     buffer_dtypes: dict[str, str]
+    file: str = WEIGHTS
 
 
 def versions() -> dict[str, str]:
@@ -158,7 +162,7 @@ def write_card(card: Card) -> bytes:
         "versions": card.versions,
         "initial_weights": card.initial_weights,
         "weights": {
-            "file": WEIGHTS,
+            "file": card.file,
             "sha256": card.sha256,
             "bytes": card.bytes,
             "buffer_dtypes": card.buffer_dtypes,
@@ -187,6 +191,8 @@ def read_fields(data: bytes) -> Card:
     _check_types(CARD, fields, dict.fromkeys(dicts, dict) | {"classes": list | None})
     weights = fields["weights"]
     _check_types("weights", weights, {"sha256": str, "bytes": int, "buffer_dtypes": dict})
+    if (file := weights.get("file", WEIGHTS)) not in (WEIGHTS, INDEX):
+        raise BundleError(f"its weights are in {shown(file)}, which no bundle has")
     config = _config(fields["config"])
     return Card(
         config=config,
@@ -199,6 +205,7 @@ def read_fields(data: bytes) -> Card:
         sha256=weights["sha256"],
         bytes=weights["bytes"],
         buffer_dtypes=weights["buffer_dtypes"],
+        file=file,
     )
 
 
