@@ -191,8 +191,6 @@ def read_fields(data: bytes) -> Card:
     _check_types(CARD, fields, dict.fromkeys(dicts, dict) | {"classes": list | None})
     weights = fields["weights"]
     _check_types("weights", weights, {"sha256": str, "bytes": int, "buffer_dtypes": dict})
-    if (file := weights.get("file", WEIGHTS)) not in (WEIGHTS, INDEX):
-        raise BundleError(f"its weights are in {shown(file)}, which no bundle has")
     config = _config(fields["config"])
     return Card(
         config=config,
@@ -205,7 +203,7 @@ def read_fields(data: bytes) -> Card:
         sha256=weights["sha256"],
         bytes=weights["bytes"],
         buffer_dtypes=weights["buffer_dtypes"],
-        file=file,
+        file=INDEX if weights.get("file") == INDEX else WEIGHTS,  # a card names no other file
     )
 
 
