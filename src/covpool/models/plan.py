@@ -209,8 +209,8 @@ def head_choices(
     asked, reference = (_head(model, _name(c), c, optimizer, processes) for c in (config, dense))
     others = [_head(model, _name(c), c, optimizer, processes) for c in _alternatives(model, dense)]
     smaller = [other for other in others if other.parameters < reference.parameters]
-    counts = SHARDS if recommend(config.num_classes) == "class-sharded" else ()
-    counts = () if config.join else counts if processes == 1 else (processes,)
+    alone = SHARDS if recommend(config.num_classes) == "class-sharded" else ()
+    counts: tuple[int, ...] = () if config.join else alone if processes == 1 else (processes,)
     shards = [_shard(model, asked.name, count, optimizer) for count in counts if count <= config.num_classes]
     if processes > 1:
         width = model.head.hidden_size

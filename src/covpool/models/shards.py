@@ -295,7 +295,7 @@ class StreamedLinear(nn.Module):
     def __init__(self, folder: Path, index: Index, in_features: int, num_classes: int) -> None:
         super().__init__()
         self.in_features, self.num_classes = in_features, num_classes
-        self._files = {name: safe_open(folder / name, framework="pt") for name in index}
+        self._files: dict[str, Any] = {name: safe_open(folder / name, framework="pt") for name in index}
         self._places: dict[str, list[tuple[int, int, str, str]]] = {"weight": [], "bias": []}
         for file, one in index.items():
             for tensor in one.tensors:

@@ -169,7 +169,7 @@ class ShardedLinear(nn.Module):
         all_classes, all_shares = _all_gather(packed, counts).chunk(2, dim=1)
         logits_Bk = self._logits(x, counts, averaged)
         all_classes, all_shares = all_classes.long(), all_shares.to(_at_least_float32(logits_Bk.dtype))
-        losses_B, predicted_B = _CrossEntropy.apply(
+        losses_B, predicted_B = _CrossEntropy.apply(  # type: ignore[no-untyped-call]  # torch's own
             logits_Bk, all_classes, all_shares, self.rows, self.num_classes, label_smoothing
         )
         return Losses(losses_B, predicted_B, all_classes, all_shares)
@@ -242,7 +242,8 @@ class ShardedLinear(nn.Module):
         # Autocast rounds the input of the product, so the rounded features are sent: half the bytes.
         dtype = torch.get_autocast_dtype(kind) if is_half else self.weight.dtype
         factor = self.world_size if averaged else 1
-        return F.linear(_Gather.apply(x, counts, self.rank, factor, dtype), self.weight, self.bias)
+        gathered = _Gather.apply(x, counts, self.rank, factor, dtype)  # type: ignore[no-untyped-call]
+        return F.linear(gathered, self.weight, self.bias)
 
 
 class _Gather(torch.autograd.Function):
@@ -356,7 +357,8 @@ def _reduce_scatter(x: Tensor, counts: Sequence[int], rank: int) -> Tensor:
     own, world_size = counts[rank], len(counts)
     received = x.new_empty(world_size * own, *x.shape[1:])
     dist.all_to_all_single(received, x.contiguous(), [own] * world_size, list(counts))
-    return received.unflatten(0, (world_size, own)).sum(dim=0)
+    total: Tensor = received.unflatten(0, (world_size, own)).sum(dim=0)
+    return total
 
 
 @torch.no_grad()

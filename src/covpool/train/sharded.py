@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 
 import torch
@@ -56,7 +57,7 @@ def predict_together(
             flags = torch.tensor([batch is not None, failure is not None, is_stopped()], dtype=torch.int64)
             left, failed, stops = processes.sum_(flags).tolist()
             if failed:
-                processes.together(lambda failure=failure: _raise(failure))
+                processes.together(functools.partial(_raise, failure))
             stopped = stops > 0
             if stopped or not left:
                 break
