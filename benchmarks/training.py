@@ -119,7 +119,7 @@ def _alone_and_together(both: Processes, rounds: int) -> Iterator[dict[str, floa
 
 def _learner(recipe: Recipe, processes: Processes) -> Learner:
     model = make_model(recipe, [str(i) for i in range(CLASSES)], processes)
-    return Learner(model, recipe, processes, Objective(recipe.loss, CLASSES), batches=1000)
+    return Learner(model, recipe, processes, Objective(recipe.loss), batches=1000)
 
 
 def _batch(size: int) -> Batch:

@@ -168,6 +168,10 @@ class Processes:
                 dist.broadcast(buffer, src=0)
 
 
+# A process that works by itself, on the CPU.
+ALONE = Processes(rank=0, world_size=1, device=torch.device("cpu"))
+
+
 @contextmanager
 def joined_processes(device: str = "auto", timeout: float = TIMEOUT) -> Iterator[Processes]:
     """Join the processes of torchrun, or those of an existing process group.

@@ -106,7 +106,7 @@ def make(changes: dict[str, Any], seed: int = 0) -> Learner:
         },
     )
     model = make_model(recipe, ["a", "b", "c"], ALONE)
-    return Learner(model, recipe, ALONE, Objective(recipe.loss, 3), batches=10)
+    return Learner(model, recipe, ALONE, Objective(recipe.loss), batches=10)
 
 
 def batch(learner: Learner, seed: int, n: int = 6) -> Batch:

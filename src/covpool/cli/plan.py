@@ -22,6 +22,7 @@ class Arguments:
         batch_size: images per training step, on a GPU.
         precision: autocast precision; the parameters stay in float32.
         optimizer: ``sgd`` has momentum.
+        processes: number of GPUs that train together, one process each; compares a sharded classifier.
         image_size: image size in pixels; the backbone's own if not given.
         pool: the pooling method; ``gap`` is average pooling.
         dim: channels after the reduction; ``none`` for no reduction, ``auto`` for 256 where the backbone has
@@ -40,6 +41,7 @@ class Arguments:
     batch_size: int = 256
     precision: Literal["float32", "bfloat16", "float16"] = "bfloat16"
     optimizer: Literal["sgd", "adamw"] = "sgd"
+    processes: int = 1
     image_size: int | None = None
     pool: str = "isqrt_cov"
     dim: int | Literal["auto", "none"] = "auto"
@@ -66,6 +68,7 @@ def run(arguments: Arguments) -> "Plan":
         batch_size=arguments.batch_size,
         precision=arguments.precision,
         optimizer=arguments.optimizer,
+        processes=arguments.processes,
     )
 
 

@@ -9,8 +9,10 @@ then is the network built. A kill while saving leaves the old bundle or the new 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from io import BufferedReader
 from pathlib import Path
@@ -19,13 +21,14 @@ from typing import Any
 import safetensors.torch
 import timm.data
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from covpool.durable import read_folder, replace_folder, write_file
 from covpool.errors import BundleError, UsageError, UsageTypeError
 from covpool.models.card import (
     CARD,
+    INDEX,
     MAX_BYTES,
     WEIGHTS,
     Card,
@@ -48,6 +51,8 @@ MAX_CALLS = 250_000
 MAX_COMPUTED_BYTES = 2**30
 # The header of a weights file: the limit of safetensors itself.
 MAX_HEADER_BYTES = 100_000_000
+# The files of a sharded classifier.
+SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 FLOATS = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -98,14 +103,14 @@ def save_model(
         raise UsageTypeError("classes must be a list of strings, one for each class")
     check_replaceable(folder)
     with _naming(folder):
-        tensors = _tensors_of(model)
+        tensors = tensors_of(model)
         weights = safetensors.torch.save(tensors, metadata={"format": "pt"})
         classes = model.classes if classes is None else classes
-        card = _card_of(model, weights, classes=classes, metrics=metrics or {}, recipe=recipe or {})
+        card = card_of(model, weights, classes=classes, metrics=metrics or {}, recipe=recipe or {})
         text = write_card(card)
         _check_finite(tensors)
         try:
-            _check_tensors(tensors, _planned_tensors(card))
+            check_tensors(tensors, planned_tensors(card))
         except BundleError as error:
             raise BundleError(
                 f"the model changed after it was created, and would not load: {error}"
@@ -119,7 +124,8 @@ def save_model(
 def load_model(folder: str | Path, *, device: str | torch.device = "cpu") -> PooledClassifier:
     """Load a bundle: the model in evaluation mode, with its weights, class names and preprocessing.
 
-    Loading takes twice the memory of the model for a moment, and draws no random numbers.
+    Loading takes twice the memory of the model for a moment, and draws no random numbers. A sharded
+    classifier that does not fit stays on the disk: the model then predicts, and cannot be trained.
 
     Args:
         folder: the bundle.
@@ -136,10 +142,15 @@ def load_model(folder: str | Path, *, device: str | torch.device = "cpu") -> Poo
     except (AssertionError, RuntimeError) as error:  # torch's own without CUDA is an assertion
         raise UsageError(f"device={str(device)!r} cannot be used here: {error}") from error
     with _naming(folder), torch.random.fork_rng(devices=[]):
-        card, tensors = read_folder(folder, _read)
+        card, tensors, classifier = read_folder(folder, _read)
+        classes = card.config.num_classes
+        config = card.config if classifier is None else dataclasses.replace(card.config, num_classes=0)
         with _explaining(card), torch.device("cpu"):
-            model = build_model(card.config)
+            model = build_model(config)
             _fill(model, tensors, card)
+        if classifier is not None:
+            model.head.classifier, model.num_classes = classifier, classes
+            model.config = dataclasses.replace(model.config, num_classes=classes)
     model.classes, model.initial_weights = card.classes, card.initial_weights
     # The preprocessing of training, even if another timm has other defaults for this backbone.
     model.pretrained_cfg.update(card.preprocessing)
@@ -156,7 +167,11 @@ def read_card(folder: str | Path) -> Card:
     def read(path: Path) -> Card:
         with _open_weights(path) as (card, file):
             _check_sha256(hashlib.file_digest(file, "sha256").hexdigest(), card)
-            return card
+        if card.file == INDEX:
+            from covpool.models.shards import check_hashes, read_index
+
+            check_hashes(path, read_index(path, card))
+        return card
 
     with _naming(folder):
         return read_folder(folder, read)
@@ -172,7 +187,8 @@ def check_replaceable(folder: str | Path) -> None:
         if path.exists() and not path.is_dir():
             raise BundleError("a file of this name exists")
         found = {file.name for file in path.iterdir()} if path.exists() else set()
-        if others := sorted(found - {CARD, WEIGHTS} if CARD in found else found):
+        own = {name for name in found if name in (CARD, WEIGHTS, INDEX) or SHARD.fullmatch(name)}
+        if others := sorted(found - own if CARD in found else found):
             raise BundleError(
                 f"the folder holds other files, such as {others[0]!r}: save to a new or empty folder"
             )
@@ -183,7 +199,7 @@ def check_replaceable(folder: str | Path) -> None:
 
 def check_savable(model: PooledClassifier) -> None:
     """Raise BundleError where :func:`save_model` would refuse the model: before hours of training."""
-    write_card(_card_of(model, b"", classes=model.classes, metrics={}, recipe={}))
+    write_card(card_of(model, b"", classes=model.classes, metrics={}, recipe={}))
 
 
 @contextlib.contextmanager
@@ -195,7 +211,8 @@ def _naming(folder: str | Path) -> Iterator[None]:
         raise BundleError(f"bundle {str(folder)!r}: {error}") from error.__cause__
 
 
-def _card_of(model: PooledClassifier, weights: bytes, **given: Any) -> Card:
+def card_of(model: PooledClassifier, weights: bytes, **given: Any) -> Card:
+    """Return the card of a model and the content of its weights file."""
     return Card(
         config=model.config,
         preprocessing=timm.data.resolve_model_data_config(model),
@@ -208,9 +225,14 @@ def _card_of(model: PooledClassifier, weights: bytes, **given: Any) -> Card:
     )
 
 
-def _read(folder: Path) -> tuple[Card, dict[str, Tensor]]:
+def _read(folder: Path) -> tuple[Card, dict[str, Tensor], nn.Module | None]:
+    """Return card and weights, and a classifier in place of its weights if these do not fit into memory."""
     with _open_weights(folder) as (card, file):
-        plan = _planned_tensors(card)
+        plan = planned_tensors(card)
+        if card.file == INDEX:
+            from covpool.models.shards import read_shards
+
+            return card, *read_shards(folder, card, plan)
         # A huge file of zeros takes no space on a disk, but would in memory.
         if card.bytes > MAX_HEADER_BYTES + sum(8 * tensor.numel() for tensor in plan.values()):
             raise BundleError(f"{WEIGHTS} is far larger than the network of its card")
@@ -222,27 +244,27 @@ def _read(folder: Path) -> tuple[Card, dict[str, Tensor]]:
         raise BundleError(f"{WEIGHTS} is not a safetensors file: {reason(error)}") from error
     if "pool.reduction.norm.weight" not in plan:
         drop_unused_norm(tensors, "pool.reduction.")
-    _check_tensors(tensors, plan)
+    check_tensors(tensors, plan)
     _check_finite(tensors)
-    return card, tensors
+    return card, tensors, None
 
 
 @contextlib.contextmanager
 def _open_weights(folder: Path) -> Iterator[tuple[Card, BufferedReader]]:
     """Open the weights of a bundle after checking its card, and that they have the size of the card."""
-    with _open(folder, CARD) as file:
+    with open_file(folder, CARD) as file:
         card = read_fields(file.read(MAX_BYTES + 1))
-    with _open(folder, WEIGHTS) as file:
+    with open_file(folder, card.file) as file:
         size = os.fstat(file.fileno()).st_size
         if size != card.bytes:
             what = "is truncated" if size < card.bytes else "belongs to another card"
             raise BundleError(
-                f"{WEIGHTS} {what}, {size} bytes instead of {card.bytes}: copy both files again"
+                f"{card.file} {what}, {size} bytes instead of {card.bytes}: copy both files again"
             )
         yield card, file
 
 
-def _open(folder: Path, name: str) -> BufferedReader:
+def open_file(folder: Path, name: str) -> BufferedReader:
     """Open a file of a bundle. Links are followed: the caches of model hubs consist of them.
 
     A link cannot reveal a file: its content must have the hash of the card, and no message quotes it.
@@ -271,7 +293,7 @@ def _meant(run: Path) -> str:
 def _check_sha256(found: str, card: Card) -> None:
     if found != card.sha256:
         raise BundleError(
-            f"{WEIGHTS} is damaged or belongs to another card (its hash differs): copy both again"
+            f"{card.file} is damaged or belongs to another card (its hash differs): copy both again"
         )
 
 
@@ -289,7 +311,7 @@ class _FewCalls(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _planned_tensors(card: Card) -> dict[str, Tensor]:
+def planned_tensors(card: Card) -> dict[str, Tensor]:
     """Return the tensors that the weights file should have, on the meta device."""
     with _explaining(card), torch.random.fork_rng(devices=[]), torch.device("meta"), _FewCalls():
         model = build_model(card.config)
@@ -315,7 +337,7 @@ def _explaining(card: Card) -> Iterator[None]:
         raise BundleError(f"its network cannot be built: {reason(error)}{hint}") from error
 
 
-def _check_tensors(tensors: Mapping[str, Tensor], plan: Mapping[str, Tensor]) -> None:
+def check_tensors(tensors: Mapping[str, Tensor], plan: Mapping[str, Tensor]) -> None:
     """Raise unless the weights are those of the network: the same names, shapes and kinds of numbers."""
     for name in sorted(plan.keys() | tensors.keys()):
         found, wanted = _described(tensors.get(name)), _described(plan.get(name))
@@ -351,7 +373,7 @@ def _fill(model: PooledClassifier, tensors: dict[str, Tensor], card: Card) -> No
     model.load_state_dict(tensors)
 
 
-def _tensors_of(model: PooledClassifier) -> dict[str, Tensor]:
+def tensors_of(model: PooledClassifier) -> dict[str, Tensor]:
     """Return the tensors to save, each contiguous, on the CPU, and in its own memory."""
     result, seen = {}, set()
     for name, tensor in model.state_dict().items():

@@ -83,6 +83,8 @@ def reason(error: BaseException) -> str:
 
 CARD = "covpool.json"
 WEIGHTS = "model.safetensors"
+# In place of the weights, if they are in several files.
+INDEX = "model.safetensors.index.json"
 FORMAT = "covpool"
 FORMAT_VERSION = 1
 # The oldest covpool that reads this version of the format.
@@ -121,6 +123,7 @@ class Card:
         sha256: the hash of the weights file.
         bytes: the size of the weights file.
         buffer_dtypes: the dtypes of floating-point buffers outside the weights, where not float32.
+        file: the weights file; the index of several files for a sharded classifier.
     """
 
     config: ModelConfig
@@ -133,6 +136,7 @@ class Card:
     sha256: str
     bytes: int
     buffer_dtypes: dict[str, str]
+    file: str = WEIGHTS
 
 
 def versions() -> dict[str, str]:
@@ -164,7 +168,7 @@ def write_card(card: Card) -> bytes:
         "versions": card.versions,
         "initial_weights": card.initial_weights,
         "weights": {
-            "file": WEIGHTS,
+            "file": card.file,
             "sha256": card.sha256,
             "bytes": card.bytes,
             "buffer_dtypes": card.buffer_dtypes,
@@ -205,6 +209,7 @@ def read_fields(data: bytes) -> Card:
         sha256=weights["sha256"],
         bytes=weights["bytes"],
         buffer_dtypes=weights["buffer_dtypes"],
+        file=INDEX if weights.get("file") == INDEX else WEIGHTS,  # a card names no other file
     )
 
 

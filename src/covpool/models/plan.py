@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from textwrap import fill
 from typing import Literal
 
 import torch
 
-from covpool.errors import UsageError
-from covpool.functional.arguments import check_choice
+from covpool.functional.arguments import check_choice, check_whole
 from covpool.models.backbone import Backbone
 from covpool.models.config import ModelConfig
 from covpool.models.create import build_model
@@ -41,17 +41,17 @@ class HeadChoice:
 
     Attributes:
         name: ``"dense"``, ``"rank 512"``, ``"dim 128"``, ``"dense, 1 of 8 shards"``.
-        exists: whether covpool has it; a class-sharded head is planned.
         parameters: number of parameters per GPU.
         parameter_bytes: bytes of the parameters.
         state_bytes: bytes of parameters, gradients and optimizer state together.
+        sent_bytes: bytes that each process sends per step for this head; 0 for one process.
     """
 
     name: str
-    exists: bool
     parameters: int
     parameter_bytes: int
     state_bytes: int
+    sent_bytes: int
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,7 @@ class Plan:
         batch_size: images per step and GPU.
         precision: float32 or the autocast precision.
         optimizer: ``"sgd"`` with momentum, or ``"adamw"``.
+        processes: number of processes, one per GPU.
         image: channels, height and width.
         vector: length of the pooled vector.
         backbone: footprint of the backbone.
@@ -77,6 +78,7 @@ class Plan:
     batch_size: int
     precision: Precision
     optimizer: Optimizer
+    processes: int
     image: tuple[int, int, int]
     vector: int
     backbone: Footprint
@@ -93,6 +95,7 @@ def plan(
     batch_size: int = 256,
     precision: Precision = "bfloat16",
     optimizer: Optimizer = "sgd",
+    processes: int = 1,
 ) -> Plan:
     """Plan the training of a model without allocating it.
 
@@ -101,6 +104,7 @@ def plan(
         batch_size: images per step and GPU.
         precision: ``"float32"``, or ``"bfloat16"`` or ``"float16"`` by autocast: parameters stay in float32.
         optimizer: ``"sgd"`` with momentum, or ``"adamw"``.
+        processes: number of processes, one per GPU, that train together.
 
     Example:
         >>> costs = plan(ModelConfig("resnet50", num_classes=1000), batch_size=32)
@@ -111,33 +115,68 @@ def plan(
     """
     check_choice("precision", precision, PRECISIONS)
     check_choice("optimizer", optimizer, STATES)
-    if batch_size < 1:
-        raise UsageError(f"batch_size must be at least 1; got {batch_size}")
+    check_whole("batch_size", batch_size)
+    check_whole("processes", processes)
     with torch.device("meta"):
         model = build_model(config)
-        heads = head_choices(model, optimizer)
+        heads = head_choices(model, optimizer, processes, batch_size, PRECISIONS[precision].itemsize)
     parts = footprints(model, batch_size=batch_size, precision=precision, optimizer=optimizer)
     return Plan(
         config=model.config,
         batch_size=batch_size,
         precision=precision,
         optimizer=optimizer,
+        processes=processes,
         image=input_size(model),
         vector=model.pool.out_features,
         **parts,
         total=_sum(list(parts.values())),
         heads=heads,
-        recommendation=recommend(config.num_classes),
+        recommendation=recommend(config.num_classes, heads),
     )
 
 
-def recommend(num_classes: int) -> Recommendation | None:
-    """Return the recommended kind of head, for a covariance of the usual 256 channels."""
+def recommend(num_classes: int, heads: Sequence[HeadChoice] = ()) -> Recommendation | None:
+    """Return the recommended kind of head.
+
+    A sharded head computes the same as a dense one and takes less memory. So it is recommended if its
+    processes also send less, which is nearly always so if there are more classes than images in a batch.
+
+    Args:
+        num_classes: number of classes.
+        heads: see :func:`head_choices`.
+    """
     if num_classes == 0:
         return None
+    sharded = [head for head in heads[1:] if head.name.endswith("shards") and head.sent_bytes]
+    if sharded and sharded[0].sent_bytes < heads[0].sent_bytes:
+        return "class-sharded"
     if num_classes <= DENSE_CLASSES:
         return "dense"
     return "low rank or narrow" if num_classes <= LOW_RANK_CLASSES else "class-sharded"
+
+
+# Bytes of an image besides its features: two classes with shares, a maximum, three sums and a prediction. The
+# latter are reduced, which sends them twice.
+PER_IMAGE = 2 * 16 + 2 * (4 + 12 + 8)
+
+
+def sent_by_copies(parameter_bytes: int, processes: int) -> int:
+    """Return the bytes that a process sends per step for the gradients of parameters that all hold."""
+    return round(2 * parameter_bytes * (processes - 1) / processes)
+
+
+def sent_by_shards(images: int, features: int, itemsize: int, processes: int) -> int:
+    """Return the bytes that a process sends per step for a sharded classifier.
+
+    Args:
+        images: images per step, over all processes.
+        features: D, the input of the classifier.
+        itemsize: bytes of a feature that is sent; its gradient is in float32.
+        processes: number of processes.
+    """
+    per_image = features * (itemsize + 4) + PER_IMAGE
+    return round(images * per_image * (processes - 1) / processes)
 
 
 def _sum(parts: list[Footprint]) -> Footprint:
@@ -145,22 +184,39 @@ def _sum(parts: list[Footprint]) -> Footprint:
     return Footprint(**{name: sum(getattr(part, name) for part in parts) for name in names})
 
 
-def head_choices(model: PooledClassifier, optimizer: Optimizer) -> tuple[HeadChoice, ...]:
-    """Return the model's head, the dense head, smaller heads and, above LOW_RANK_CLASSES, shards.
+def head_choices(
+    model: PooledClassifier,
+    optimizer: Optimizer,
+    processes: int = 1,
+    batch_size: int = 1,
+    itemsize: int = 4,
+) -> tuple[HeadChoice, ...]:
+    """Return the model's head, the dense head, smaller heads and shards.
+
+    Shards are for several processes. For one process they are listed above LOW_RANK_CLASSES.
 
     Args:
         model: a model on the meta device, which must be torch's default device.
         optimizer: the optimizer, whose state is part of the cost.
+        processes: number of processes.
+        batch_size: images per step and process.
+        itemsize: bytes of a value in the precision of the features.
     """
     config = model.config
     if config.num_classes == 0:
         return ()
     dense = dataclasses.replace(config, head="linear", rank=None)
-    asked, reference = (_head(model, _name(c), c, optimizer) for c in (config, dense))
-    others = [_head(model, _name(c), c, optimizer) for c in _alternatives(model, dense)]
+    asked, reference = (_head(model, _name(c), c, optimizer, processes) for c in (config, dense))
+    others = [_head(model, _name(c), c, optimizer, processes) for c in _alternatives(model, dense)]
     smaller = [other for other in others if other.parameters < reference.parameters]
-    sharded = SHARDS if recommend(config.num_classes) == "class-sharded" else ()
-    shards = [_shard(model, asked.name, count, optimizer) for count in sharded]
+    alone = SHARDS if recommend(config.num_classes) == "class-sharded" else ()
+    counts: tuple[int, ...] = () if config.join else alone if processes == 1 else (processes,)
+    shards = [_shard(model, asked.name, count, optimizer) for count in counts if count <= config.num_classes]
+    if processes > 1:
+        width = model.head.hidden_size
+        hidden = sent_by_copies(4 * sum(p.numel() for p in model.head.hidden.parameters()), processes)
+        sent = hidden + sent_by_shards(batch_size * processes, width, itemsize, processes)
+        shards = [dataclasses.replace(shard, sent_bytes=sent) for shard in shards]
     return tuple(dict.fromkeys((asked, reference, *smaller, *shards)))  # removes duplicates
 
 
@@ -182,17 +238,18 @@ def _name(config: ModelConfig) -> str:
 def _shard(model: PooledClassifier, name: str, count: int, optimizer: Optimizer) -> HeadChoice:
     """Return the planned head with a share of the classes; its hidden layers are on every GPU."""
     part = dataclasses.replace(model.config, num_classes=-(-model.config.num_classes // count))
-    return _head(model, f"{name}, 1 of {count} shards", part, optimizer, exists=False)
+    return _head(model, f"{name}, 1 of {count} shards", part, optimizer)
 
 
 def _head(
-    model: PooledClassifier, name: str, config: ModelConfig, optimizer: Optimizer, exists: bool = True
+    model: PooledClassifier, name: str, config: ModelConfig, optimizer: Optimizer, processes: int = 1
 ) -> HeadChoice:
     """Return the cost of another config's head on the same backbone."""
     kept = bool(config.keep_resolution)
     backbone = Backbone(model.backbone, model.format, kept, model.expansion, model.expanded_channels)
     costs = Footprint(**state_of(parts_of(PooledClassifier(config, backbone))["head"], optimizer))
-    return HeadChoice(name, exists, costs.parameters, costs.parameter_bytes, costs.training_bytes)
+    sent = sent_by_copies(costs.parameter_bytes, processes)
+    return HeadChoice(name, costs.parameters, costs.parameter_bytes, costs.training_bytes, sent)
 
 
 COLUMNS = 100
@@ -223,9 +280,18 @@ def advice(plan: Plan) -> str:
         return (
             f"Recommended past {DENSE_CLASSES:,} and up to {LOW_RANK_CLASSES:,} classes: {low_rank}{narrow}."
         )
+    if plan.processes == 1:
+        return (
+            f"Recommended past {LOW_RANK_CLASSES:,} classes: a class-sharded head on several GPUs, each with "
+            "a share of the classes: --loop.shard-classes true of covpool train. --processes 8 plans 8 GPUs. "
+            f"On one GPU, {low_rank}, grows least."
+        )
+    own, shard = plan.heads[0], plan.heads[-1]
     return (
-        f"Recommended past {LOW_RANK_CLASSES:,} classes: a class-sharded head, where every GPU holds a share "
-        f"of the classes. It is planned: covpool does not have it yet. Until then, {low_rank}, grows least."
+        f"Recommended on {plan.processes} GPUs: a class-sharded head, --loop.shard-classes true of covpool "
+        f"train. It computes the same, takes {human(shard.state_bytes, 'B')} per GPU instead of "
+        f"{human(own.state_bytes, 'B')}, and each GPU sends {human(shard.sent_bytes, 'B')} per step instead "
+        f"of {human(own.sent_bytes, 'B')}."
     )
 
 
@@ -237,7 +303,7 @@ def _heading(plan: Plan) -> str:
         f"{config.backbone}, {config.pool}{reduced} ({plan.vector:,} values), "
         f"{config.num_classes:,} classes\n"
         f"training on images {channels}×{height}×{width}, batch {plan.batch_size}, {plan.precision}, "
-        f"{plan.optimizer}"
+        f"{plan.optimizer}{f', {plan.processes} GPUs' if plan.processes > 1 else ''}"
     )
 
 
@@ -263,9 +329,11 @@ def _costs(plan: Plan) -> list[list[str]]:
 
 
 def _heads(plan: Plan) -> list[list[str]]:
+    several = plan.processes > 1
     rows = [["head", "parameters", "weights", f"with gradients and {plan.optimizer} state"]]
+    rows[0] += ["sent per step"] if several else []
     for index, head in enumerate(plan.heads):
-        note = " (this plan)" if index == 0 else "" if head.exists else " (planned)"
+        note = " (this plan)" if index == 0 else ""
         costs = human(head.parameters), human(head.parameter_bytes, "B"), human(head.state_bytes, "B")
-        rows.append([head.name + note, *costs])
+        rows.append([head.name + note, *costs, *([human(head.sent_bytes, "B")] if several else [])])
     return rows

@@ -9,26 +9,29 @@ import json
 import logging
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from covpool.durable import replace_folder, write_file
+from covpool.durable import write_file
 from covpool.errors import BundleError, DamagedCheckpointError
 from covpool.models.card import parse, plain_json, reason
-from covpool.processes import Processes
-from covpool.train.network import load_optimizer_tensors, optimizer_tensors
+from covpool.models.model import PooledClassifier
+from covpool.models.shards import CLASSIFIER, joined_rows, replaced_by_all, write_share
+from covpool.processes import ALONE, Processes
+from covpool.train.network import SEPARATOR, load_optimizer_tensors, optimizer_tensors
 from covpool.train.step import Learner
 
 LOGGER = logging.getLogger("covpool")
 MANIFEST, STATE, SUFFIX = "manifest.json", "state.json", ".safetensors"
 MAX_JSON_BYTES = 64 << 20
 NAME = re.compile(r"step-(\d{8,})")
+ROW_FILE = re.compile(r"rows-\d{9}-\d{9}\.safetensors")
 
 
 @dataclass
@@ -62,11 +65,20 @@ class Checkpoint:
         step: global batches so far: the cursor.
         tensors: by part, each part a file, then by name.
         state: the rest, as JSON.
+        rows: this process's rows of a sharded classifier, by names such as ``ema/head.classifier.bias``.
+        row_files: the hashes of the files that have such rows, by name.
     """
 
     step: int
     tensors: Mapping[str, Mapping[str, Tensor]]
     state: Mapping[str, Any]
+    rows: Mapping[str, Tensor] = field(default_factory=dict)
+    row_files: Mapping[str, str] = field(default_factory=dict)
+
+    def part(self, name: str) -> dict[str, Tensor]:
+        """Return the tensors of a part, with this process's rows."""
+        own = {key.removeprefix(f"{name}/"): rows for key, rows in self.rows.items() if key.startswith(name)}
+        return {**self.tensors[name], **own}
 
     @property
     def progress(self) -> Progress:
@@ -89,35 +101,79 @@ def to_checkpoint(learner: Learner, progress: Progress, origin: Mapping[str, Any
     }
     if learner.ema is not None:
         tensors["ema"] = learner.ema.module.state_dict()
+    rows = _split_rows(tensors, learner.model) if learner.classifier is not None else {}
     state = dataclasses.asdict(progress) | {"scaler": learner.scaler.state_dict(), **origin}
     del state["cursor"]
-    return Checkpoint(progress.cursor, tensors, plain_json("state", state))
+    return Checkpoint(progress.cursor, tensors, plain_json("state", state), rows)
+
+
+def _split_rows(tensors: dict[str, dict[str, Tensor]], model: PooledClassifier) -> dict[str, Tensor]:
+    """Move the rows of a sharded classifier, and their optimizer state, out of the parts of a checkpoint."""
+    rows = {}
+    shapes = {f"{CLASSIFIER}{name}": p.shape for name, p in model.head.classifier.named_parameters()}
+    for part, named in tensors.items():
+        for name in list(named):
+            # The number of steps in an optimizer's state is the same in every process.
+            if named[name].shape == shapes.get(name.partition(SEPARATOR)[0]):
+                rows[f"{part}/{name}"] = named.pop(name)
+    return rows
 
 
 def load_learner(learner: Learner, checkpoint: Checkpoint) -> None:
     """Load weights and optimizer state into a new learner."""
-    learner.model.load_state_dict(checkpoint.tensors["model"])
-    load_optimizer_tensors(learner.optimizer, learner.model, checkpoint.tensors["optimizer"])
+    learner.model.load_state_dict(checkpoint.part("model"))
+    load_optimizer_tensors(learner.optimizer, learner.model, checkpoint.part("optimizer"))
     if learner.ema is not None:
-        learner.ema.module.load_state_dict(checkpoint.tensors["ema"])
+        learner.ema.module.load_state_dict(checkpoint.part("ema"))
     learner.scaler.load_state_dict(checkpoint.state["scaler"])
 
 
-def shared_checkpoint(folder: Path, processes: Processes) -> Checkpoint | None:
-    """Return the newest valid checkpoint in every process; only the first reads the folder.
+def shared_checkpoint(
+    folder: Path, processes: Processes, rows: range | None = None, step: int | None = None
+) -> Checkpoint | None:
+    """Return the newest valid checkpoint in every process.
+
+    Only the first process reads the folder, except for the rows of a sharded classifier. Each process checks
+    the hashes of a share of these files, and reads its rows.
+
+    Args:
+        folder: the folder of checkpoints.
+        processes: the processes, whose number may differ from that of the checkpoint.
+        rows: this process's rows of a sharded classifier.
+        step: the checkpoint of this step only; checkpoints after it stay.
 
     Raises:
         DamagedCheckpointError: if there are checkpoints, and none is valid.
     """
-    found: Checkpoint | None = None
-
-    def read() -> tuple[int, Mapping[str, Any], list[str]] | None:
-        nonlocal found
-        found = newest_checkpoint(folder)
+    damaged: set[int] = set()
+    while True:
+        found = _from_first(folder, processes, damaged, step)
         if found is None:
             return None
-        set_aside_newer(folder, found.step)
-        return found.step, found.state, list(found.tensors)
+        path = checkpoint_path(folder, found.step)
+        wrong = processes.gather(_damage(path, found.row_files, processes))
+        if not any(wrong):
+            if step is None:
+                processes.by_first(functools.partial(set_aside_newer, folder, found.step))
+            if rows is None:
+                return found
+            own = processes.together(functools.partial(_read_rows, path, found.row_files, rows))
+            return dataclasses.replace(found, rows=own)
+        LOGGER.warning("%s: covpool tries the checkpoint before it", next(filter(None, wrong)))
+        damaged.add(found.step)
+
+
+def _from_first(folder: Path, processes: Processes, damaged: set[int], step: int | None) -> Checkpoint | None:
+    """Return the tensors that all processes hold, which the first one reads."""
+    found: Checkpoint | None = None
+
+    def read() -> Checkpoint | None:
+        nonlocal found
+        if step is None:
+            found = newest_checkpoint(folder, damaged)
+        else:
+            found = read_checkpoint(checkpoint_path(folder, step))
+        return found and dataclasses.replace(found, tensors={part: {} for part in found.tensors})
 
     def tensors(part: str) -> Mapping[str, Tensor]:
         assert found is not None  # only the first process calls this
@@ -126,9 +182,34 @@ def shared_checkpoint(folder: Path, processes: Processes) -> Checkpoint | None:
     head = processes.by_first(read)
     if head is None:
         return None
-    step, state, parts = head
-    received = {part: processes.tensors_by_first(functools.partial(tensors, part)) for part in parts}
-    return Checkpoint(step, received, state)
+    received = {part: processes.tensors_by_first(functools.partial(tensors, part)) for part in head.tensors}
+    return dataclasses.replace(head, tensors=received)
+
+
+def _damage(path: Path, files: Mapping[str, str], processes: Processes) -> str:
+    """Return what is wrong with this process's share of the files of rows."""
+    for name in sorted(files)[processes.rank :: processes.world_size]:
+        try:
+            with (path / name).open("rb") as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() != files[name]:
+                    return f"{path}: {name} is damaged"
+        except OSError as error:
+            return f"{path}: {reason(error)}"
+    return ""
+
+
+def _read_rows(path: Path, files: Mapping[str, str], rows: range) -> dict[str, Tensor]:
+    """Read some rows of a sharded classifier, of files that may have others; no other row is read."""
+    parts: dict[str, list[tuple[int, Tensor]]] = {}
+    for name in files:
+        start, stop = (int(number) for number in name.removesuffix(SUFFIX).split("-")[1:])
+        first, last = max(start, rows.start), min(stop, rows.stop)
+        if first < last:
+            with safe_open(path / name, framework="pt") as file:
+                for key in file.keys():  # noqa: SIM118  # it is no dict
+                    read = file.get_slice(key)[first - start : last - start]
+                    parts.setdefault(key, []).append((first, read))
+    return {key: joined_rows(key, found, rows) for key, found in parts.items()}
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
@@ -136,21 +217,40 @@ def checkpoint_path(folder: Path, step: int) -> Path:
     return folder / f"step-{step:08d}"
 
 
-def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
-    """Write a checkpoint; one of the same step is replaced."""
+def write_checkpoint(
+    folder: Path, checkpoint: Checkpoint, processes: Processes = ALONE, rows: range | None = None
+) -> Path:
+    """Write a checkpoint; one of the same step is replaced.
+
+    Args:
+        folder: the folder of checkpoints.
+        checkpoint: the content.
+        processes: the processes that call this together, each to write its rows.
+        rows: this process's rows of a sharded classifier.
+    """
     path = checkpoint_path(folder, checkpoint.step)
-    with replace_folder(path) as new:
-        hashes = {}
-        for part, tensors in checkpoint.tensors.items():
-            plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-            hashes[part + SUFFIX] = _write(new / (part + SUFFIX), safetensors.torch.save(plain))
-        hashes[STATE] = _write(new / STATE, _canonical({"step": checkpoint.step, **checkpoint.state}))
-        _write(new / MANIFEST, _canonical(hashes))
+    with replaced_by_all(path, processes) as new:
+
+        def write() -> dict[str, str]:
+            hashes = {}
+            if rows is not None:
+                name = f"rows-{rows.start:09d}-{rows.stop:09d}{SUFFIX}"
+                hashes[name] = write_share(new / name, checkpoint.rows).sha256
+            if processes.is_first:
+                for part, tensors in checkpoint.tensors.items():
+                    hashes[part + SUFFIX] = write_share(new / (part + SUFFIX), tensors).sha256
+                state = _canonical({"step": checkpoint.step, **checkpoint.state})
+                hashes[STATE] = _write(new / STATE, state)
+            return hashes
+
+        found = processes.gather_to_first(processes.together(write))
+        hashes = {name: digest for part in found for name, digest in part.items()}
+        processes.by_first(lambda: _write(new / MANIFEST, _canonical(hashes)))
     return path
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Read a checkpoint.
+    """Read a checkpoint, without the rows of a sharded classifier.
 
     Raises:
         DamagedCheckpointError: if a byte of it has changed.
@@ -160,22 +260,29 @@ def read_checkpoint(path: Path) -> Checkpoint:
         hashes = parse(manifest, MANIFEST, MAX_JSON_BYTES)
         if _canonical(hashes) != manifest or STATE not in hashes:
             raise DamagedCheckpointError(f"{path}: {MANIFEST} is damaged")
+        row_files = {name: hashes.pop(name) for name in list(hashes) if ROW_FILE.fullmatch(name)}
         data = {name: _read(path, name, expected) for name, expected in hashes.items()}
         state = parse(data.pop(STATE), STATE, MAX_JSON_BYTES)
         tensors = {name.removesuffix(SUFFIX): safetensors.torch.load(part) for name, part in data.items()}
-        return Checkpoint(step=state.pop("step"), tensors=tensors, state=state)
+        return Checkpoint(step=state.pop("step"), tensors=tensors, state=state, row_files=row_files)
     except (OSError, BundleError, SafetensorError, KeyError) as error:
         raise DamagedCheckpointError(f"{path}: {reason(error)}") from error
 
 
-def newest_checkpoint(folder: Path) -> Checkpoint | None:
+def newest_checkpoint(folder: Path, damaged: Collection[int] = ()) -> Checkpoint | None:
     """Return the newest valid checkpoint, with a warning for each damaged one; ``None`` if there is none.
+
+    Args:
+        folder: the folder of checkpoints.
+        damaged: steps of checkpoints that are known to be damaged.
 
     Raises:
         DamagedCheckpointError: if there are checkpoints, and none is valid.
     """
     paths = list_checkpoints(folder)
     for path in reversed(paths):
+        if _step(path) in damaged:
+            continue
         try:
             return read_checkpoint(path)
         except DamagedCheckpointError as error:

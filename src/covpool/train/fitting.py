@@ -13,9 +13,10 @@ from typing import Any
 from covpool.data.image_set import ImageSet
 from covpool.durable import LOCK, check_outside, held
 from covpool.errors import Interrupted, UsageError
-from covpool.models.bundle import load_model, read_card, save_model
+from covpool.models.bundle import read_card
 from covpool.models.card import versions
 from covpool.models.model import PooledClassifier
+from covpool.models.shards import count_parameters, load_together, save_together
 from covpool.processes import Processes, Signals, caught_signals, joined_processes
 from covpool.provenance.machine import describe_machine, describe_source, machine_name
 from covpool.terminal import counted
@@ -156,16 +157,16 @@ def _train(
     split, images = splits.reported()
     found: dict[str, Any] = {}
     if images is not None:
-        # The first process reads the weights of the best epoch for all.
-        best = processes.tensors_by_first(lambda: load_model(final.folder.bundle).state_dict())
-        final.learner.best_weights.load_state_dict(best)
+        load_together(final.learner.best_weights, final.folder.bundle, processes)
         predictions, metrics = final.evaluate(images)
         found = {"split": split, "metrics": dataclasses.asdict(metrics)}
         processes.by_first(lambda: folder.write_predictions(predictions, images))
     # The time in training, over all sessions of a resumed run.
     seconds = sum(epoch["seconds"] for one in {trainer, final} for epoch in one.progress.history)
     summary = _summary(trainer, splits, seconds) | found
-    processes.by_first(lambda: _finish(folder, summary, images, final.learner.best_weights))
+    # Maps of evidence need a whole classifier.
+    model = final.learner.best_weights if final.learner.classifier is None else None
+    processes.by_first(lambda: _finish(folder, summary, images, model))
     return summary
 
 
@@ -186,19 +187,18 @@ def _refitted(trainer: Trainer, splits: Splits) -> Trainer:
     )
     again.run()
     trainer.progress.skips += again.progress.skips
-    again.processes.by_first(
-        lambda: save_model(
-            again.learner.best_weights,
-            trainer.folder.bundle,
-            metrics=read_card(folder.bundle).metrics,
-            recipe=dataclasses.asdict(trainer.recipe),
-        )
+    save_together(
+        again.learner.best_weights,
+        trainer.folder.bundle,
+        again.processes,
+        metrics=again.processes.by_first(lambda: read_card(folder.bundle).metrics),
+        recipe=dataclasses.asdict(trainer.recipe),
     )
     return again
 
 
 def _finish(
-    folder: RunFolder, summary: dict[str, Any], images: ImageSet | None, model: PooledClassifier
+    folder: RunFolder, summary: dict[str, Any], images: ImageSet | None, model: PooledClassifier | None
 ) -> None:
     from covpool.train.report import write_report  # here, because matplotlib takes seconds to import
 
@@ -219,7 +219,7 @@ def _summary(trainer: Trainer, splits: Splits, seconds: float) -> dict[str, Any]
         "epochs": len(progress.history),
         "steps": progress.cursor,
         "seconds": seconds,
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "parameters": count_parameters(model),
         "images": {name: len(images) for name, images in splits.sets().items()},
         "fingerprints": splits.fingerprints,
         "classes": list(splits.train.classes),

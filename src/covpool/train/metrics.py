@@ -95,7 +95,14 @@ def predict(
                 parts.append(predictions_of(result))
 
     processes.together(predict_all)
-    gathered = processes.gather((parts, bad, is_stopped()))
+    return gather_predictions(parts, bad, processes, is_stopped())
+
+
+def gather_predictions(
+    parts: list[Predictions], bad: list[BadImage], processes: Processes, is_stopped: bool
+) -> tuple[Predictions, list[BadImage]] | None:
+    """Return the predictions of all processes in every process; ``None`` if one of them was stopped."""
+    gathered = processes.gather((parts, bad, is_stopped))
     if any(stopped for _, _, stopped in gathered):
         return None
     return (

@@ -24,6 +24,7 @@ from covpool.errors import UsageError
 from covpool.models.bundle import load_model
 from covpool.models.create import build_model, parameter_groups
 from covpool.models.model import PooledClassifier
+from covpool.nn.sharded import ShardedLinear
 from covpool.processes import Processes
 from covpool.train.recipe import OptimizerOptions, Recipe, ScheduleOptions
 
@@ -36,12 +37,15 @@ def make_model(recipe: Recipe, classes: Sequence[str], processes: Processes) -> 
     """Make the model on its device, with its initial weights; the same in every process."""
     weights = recipe.weights
     torch.manual_seed(number("weights", recipe.seed))
+    is_sharded = recipe.loop.shard_classes
     model = build_model(
-        dataclasses.replace(recipe.model, num_classes=len(classes)),
+        dataclasses.replace(recipe.model, num_classes=0 if is_sharded else len(classes)),
         pretrained=weights.pretrained,
         checkpoint_path=weights.path,
         key_map=weights.key_map,
     )
+    if is_sharded:
+        _shard_classifier(model, len(classes))
     model.classes = tuple(classes)
     if weights.bundle is not None:
         _load_bundle(model, weights.bundle)
@@ -66,24 +70,25 @@ def _load_bundle(model: PooledClassifier, bundle: str) -> None:
     """Load the weights of a bundle; the classifier too if the classes are the same."""
     source = load_model(bundle)
     _check_same_network(model, source, bundle)
-    has_same_classes = source.classes == model.classes
-    if not has_same_classes:
-        source.reset_classifier(model.num_classes)
     model.initial_weights = source.initial_weights
     weights, own = source.state_dict(), model.state_dict()
+    classifiers = model.get_classifier()
+    classifier = {
+        id(parameter)
+        for one in (classifiers if isinstance(classifiers, tuple) else (classifiers,))
+        for parameter in one.parameters()
+    }
+    names = {name for name, parameter in model.named_parameters() if id(parameter) in classifier}
+    if source.classes != model.classes:
+        weights |= {name: own[name] for name in names}
+    elif isinstance(classifiers, ShardedLinear):
+        rows = classifiers.rows
+        weights |= {name: weights[name][rows.start : rows.stop] for name in names}
     for name in sorted(weights.keys() ^ own.keys()) or [
         name for name in own if own[name].shape != weights[name].shape
     ]:
         raise UsageError(f"{bundle} is not of the recipe's network: they differ in {name}")
-    classifiers = model.get_classifier()
-    new = {
-        id(parameter)
-        for classifier in (classifiers if isinstance(classifiers, tuple) else (classifiers,))
-        for parameter in classifier.parameters()
-    }
-    is_new = not has_same_classes
-    fresh = {name for name, parameter in model.named_parameters() if is_new and id(parameter) in new}
-    model.load_state_dict({name: own[name] if name in fresh else weights[name] for name in own})
+    model.load_state_dict(weights)
 
 
 def _check_same_network(model: PooledClassifier, source: PooledClassifier, bundle: str) -> None:
@@ -99,11 +104,38 @@ def _check_same_network(model: PooledClassifier, source: PooledClassifier, bundl
         )
 
 
+class Trunk(nn.Module):
+    """A model without its sharded classifier: images to the input of the classifier."""
+
+    def __init__(self, model: PooledClassifier) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList([*model.backbone_parts(), model.pool, model.head.hidden])
+        self._model = (model,)  # in a tuple, it is not a submodule: DDP must not see the classifier
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images ``(B, 3, H, W)`` to features ``(B, head_hidden_size)``."""
+        return self._model[0].forward_head(self._model[0].forward_features(images), pre_logits=True)
+
+
 def make_parallel(model: PooledClassifier, processes: Processes) -> nn.Module:
-    """Wrap the model in DistributedDataParallel if there are several processes."""
-    if processes.world_size == 1:
-        return model
-    return DistributedDataParallel(model, gradient_as_bucket_view=True)  # no second copy of the gradients
+    """Wrap the model in DistributedDataParallel if there are several processes; a sharded classifier not."""
+    network = Trunk(model) if isinstance(model.head.classifier, ShardedLinear) else model
+    if processes.world_size == 1 or not any(p.requires_grad for p in network.parameters()):
+        return network
+    return DistributedDataParallel(network, gradient_as_bucket_view=True)  # no second copy of the gradients
+
+
+def _shard_classifier(model: PooledClassifier, classes: int) -> None:
+    """Give a model without a classifier one that is divided over the processes."""
+    if model.config.join is not None:
+        raise UsageError("--loop.shard-classes has one classifier only: use --model.join none")
+    like = next(model.parameters())
+    model.head.classifier = ShardedLinear(
+        model.head.hidden_size, classes, device=like.device, dtype=like.dtype
+    )
+    model.num_classes = classes
+    model.config = dataclasses.replace(model.config, num_classes=classes)
+    model.pretrained_cfg["num_classes"] = classes
 
 
 @contextlib.contextmanager
@@ -138,6 +170,8 @@ RISE = 0.3
 SEPARATOR = "|"
 # Optimizers of timm that need second derivatives, or whose state is no tensors and numbers.
 UNSUPPORTED = {"adahessian", "kron", "kronc", "kronw"}
+# Optimizers that treat every weight by itself. Others compute norms or products of a whole matrix.
+ELEMENTWISE = {"adam", "adamw", "lion", "momentum", "nadam", "nadamw", "nesterov", "radam", "rmsprop", "sgd"}
 # Optimizer state that torch keeps on the CPU.
 ON_CPU = {"step", "mu_product"}
 
@@ -163,6 +197,11 @@ def make_optimizer(model: PooledClassifier, options: OptimizerOptions) -> Optimi
         raise UsageError(
             f"--optimizer.name is {options.name!r}, which covpool does not support: use "
             f"{' or '.join(near or ('sgd', 'adamw', 'lamb'))} (timm.optim.list_optimizers() lists all)"
+        )
+    if isinstance(model.head.classifier, ShardedLinear) and name not in ELEMENTWISE:
+        raise UsageError(
+            f"--optimizer.name {options.name} needs the whole matrix of the sharded classifier: use "
+            f"{', '.join(sorted(ELEMENTWISE))}, or --loop.shard-classes false"
         )
     # In timm, sgd has Nesterov momentum; in recipes it never had. timm's "nesterov" is that one.
     more: dict[str, Any] = {"nesterov": False} if name == "sgd" else {}

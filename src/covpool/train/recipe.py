@@ -195,6 +195,8 @@ class LoopOptions:
         compile: use torch.compile.
         channels_last: use the memory format channels_last.
         sync_batchnorm: compute BatchNorm statistics over all processes; on GPUs only.
+        shard_classes: divide the classifier over the processes by class, for many classes; the result is that
+            of the undivided classifier.
         deterministic: refuse operations that may differ from run to run.
         max_skips: most steps that may be skipped for a loss or gradient that is not finite.
         device: ``auto`` uses a GPU if there is one.
@@ -207,6 +209,7 @@ class LoopOptions:
     compile: bool = False
     channels_last: bool = False
     sync_batchnorm: bool = False
+    shard_classes: bool = False
     deterministic: bool = False
     max_skips: int = 10
     device: Literal["auto", "cpu", "cuda"] = "auto"

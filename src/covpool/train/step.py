@@ -19,9 +19,22 @@ from covpool.data.image_set import ImageSet, class_counts
 from covpool.data.loader import Batch
 from covpool.data.order import number
 from covpool.models.model import PooledClassifier
+from covpool.nn.sharded import ShardedLinear
 from covpool.processes import Processes, autocast
 from covpool.train.network import Schedule, make_optimizer, make_parallel
 from covpool.train.recipe import LossOptions, Recipe, ScheduleOptions
+
+
+class Targets(NamedTuple):
+    """The targets of images: few classes each, whatever their number in total.
+
+    Attributes:
+        classes: ``(B, n)``, the class of the largest share first; classes may repeat.
+        shares: ``(B, n)``, 1 in total.
+    """
+
+    classes: Tensor
+    shares: Tensor
 
 
 class Objective:
@@ -29,41 +42,46 @@ class Objective:
 
     Args:
         options: the section ``loss`` of the recipe.
-        classes: the number of classes.
         class_weights: the weight of each class; ``None`` for equal weights.
     """
 
-    def __init__(self, options: LossOptions, classes: int, class_weights: Tensor | None = None) -> None:
+    def __init__(self, options: LossOptions, class_weights: Tensor | None = None) -> None:
         self.smoothing = options.label_smoothing
         self.class_weights = class_weights
         kinds = ((v2.MixUp, options.mixup), (v2.CutMix, options.cutmix))
-        mixes = [kind(alpha=alpha, num_classes=classes) for kind, alpha in kinds if alpha > 0]
+        mixes = [kind(alpha=alpha) for kind, alpha in kinds if alpha > 0]
         self._mix = v2.RandomChoice(mixes) if mixes else None
 
-    def mixed(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return images and targets: labels, or the share of each class where images were mixed."""
+    def mixed(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Targets]:
+        """Return images and targets: one class per image, or two if images are mixed."""
         if self._mix is None:
-            return images, labels
-        images, targets = self._mix(images, labels)
-        return images, targets
+            return images, Targets(labels[:, None], torch.ones(len(labels), 1, device=labels.device))
+        # The images of the batch stand for classes, which may be far more.
+        images, parts_BB = self._mix(images, torch.eye(len(labels), device=labels.device))
+        shares_Bn, places_Bn = parts_BB.topk(min(2, len(labels)), dim=1)
+        missing = 2 - shares_Bn.shape[1]  # a single image is mixed with itself
+        return images, Targets(labels[F.pad(places_Bn, (0, missing))], F.pad(shares_Bn, (0, missing)))
 
-    def __call__(self, logits_BK: Tensor, targets: Tensor) -> Tensor:
+    def __call__(self, logits_BK: Tensor, targets: Targets) -> Tensor:
         """Return the loss of each image, in float32."""
-        losses_B = F.cross_entropy(
-            logits_BK.float(), targets, reduction="none", label_smoothing=self.smoothing
-        )
+        log_BK = logits_BK.float().log_softmax(dim=1)
+        losses_B = -(log_BK.gather(1, targets.classes) * targets.shares).sum(dim=1)
+        if self.smoothing:
+            losses_B = (1 - self.smoothing) * losses_B - self.smoothing * log_BK.mean(dim=1)
+        return self.weighted(losses_B, targets)
+
+    def weighted(self, losses_B: Tensor, targets: Targets) -> Tensor:
+        """Multiply losses by the weights of their classes."""
         if self.class_weights is None:
             return losses_B
-        is_mixed = targets.ndim == 2
-        weights_B = targets @ self.class_weights if is_mixed else self.class_weights[targets]
-        return losses_B * weights_B
+        return losses_B * (self.class_weights[targets.classes] * targets.shares).sum(dim=1)
 
 
 def make_objective(recipe: Recipe, images: ImageSet, device: torch.device) -> Objective:
     """Make the loss of a recipe for its training images."""
     is_weighted = recipe.data.balance == "weights"
     weights = balancing_weights(images).to(device) if is_weighted else None
-    return Objective(recipe.loss, len(images.classes), weights)
+    return Objective(recipe.loss, weights)
 
 
 def balancing_weights(images: ImageSet) -> Tensor:
@@ -115,6 +133,8 @@ class Learner:
         batches: int,
     ) -> None:
         self.model, self.recipe, self.processes, self.objective = model, recipe, processes, objective
+        classifier = model.head.classifier
+        self.classifier = classifier if isinstance(classifier, ShardedLinear) else None
         self.optimizer = make_optimizer(model, recipe.optimizer)
         self.schedule = Schedule(_stages(recipe), recipe.optimizer.lr, batches)
         # The warmup keeps the average from staying near the initial weights.
@@ -149,8 +169,7 @@ class Learner:
         self.schedule.set_rates(self.optimizer, cursor)
         self._buffers.keep()
         loss, hits = self._backward(batch)
-        self.scaler.unscale_(self.optimizer)
-        norm = nn.utils.clip_grad_norm_(self._parameters, self.recipe.optimizer.clip or math.inf)
+        norm = self._clip()
         # One exchange and one synchronization per step: all processes must decide the same.
         is_faulty = ~loss.isfinite()
         totals = self.processes.sum_(torch.stack([loss.nan_to_num(), hits, is_faulty.float()]))
@@ -167,6 +186,21 @@ class Learner:
             self.ema.update(self.model, step=cursor + 1)
         loss_told = math.nan if faulty else mean
         return Outcome(loss_told, top1, gradient_norm, skipped, counts=skipped and not overflow)
+
+    def _clip(self) -> Tensor:
+        """Divide gradients by the loss scale, clip them, and return the norm before clipping."""
+        limit = self.recipe.optimizer.clip or math.inf
+        if self.classifier is None:
+            self.scaler.unscale_(self.optimizer)
+            return nn.utils.clip_grad_norm_(self._parameters, limit)
+        # Before unscaling: each process looks for overflows in its own gradients, and all must find the same.
+        squares = self.classifier.squared_gradient() / self.scaler.get_scale() ** 2
+        self.scaler.unscale_(self.optimizer)
+        own = {id(parameter) for parameter in self.classifier.parameters()}
+        copies = [p.grad for p in self._parameters if id(p) not in own and p.grad is not None]
+        norm = (nn.utils.get_total_norm(copies) ** 2 + squares).sqrt()
+        nn.utils.clip_grads_with_norm_(self._parameters, limit, norm)
+        return norm
 
     def _begin_stage(self, cursor: int) -> None:
         """Freeze the backbone in the epochs of the head alone, and unfreeze it after them."""
@@ -197,19 +231,32 @@ class Learner:
         loss, hits = torch.zeros(2, device=device)
         # Every process has the same number of parts: SyncBatchNorm exchanges in each.
         count = min(loop.accumulate, self.recipe.batch_size // self.processes.world_size)
-        parts = list(zip(images.tensor_split(count), targets.tensor_split(count), strict=True))
-        for place, (x, y) in enumerate(parts, start=1):
-            with self._gradients_stay_here() if place < len(parts) else contextlib.nullcontext():
-                with autocast(device, loop.precision):
-                    logits = self._network(x)
-                part = self.objective(logits, y).sum() / self.recipe.batch_size
-                # Shares may differ by an image, so each part is divided by the global batch size. DDP
-                # averages, hence the number of processes.
+        split = (images.tensor_split(count), *(part.tensor_split(count) for part in targets))
+        for place, (x, *y) in enumerate(zip(*split, strict=True), start=1):
+            with self._gradients_stay_here() if place < count else contextlib.nullcontext():
+                part, found = self._forward(x, Targets(*y))
+                # DDP averages, hence the number of processes.
                 self.scaler.scale(part * self.processes.world_size).backward()
             loss += part.detach()
-            labels = y.argmax(dim=1) if y.ndim == 2 else y
-            hits += (logits.detach().argmax(dim=1) == labels).sum() / self.recipe.batch_size
+            hits += found
         return loss, hits
+
+    def _forward(self, x: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
+        """Return this process's part of the loss and of the top-1 accuracy of a global batch."""
+        # Shares may differ by an image, so each part is divided by the global batch size.
+        size = self.recipe.batch_size
+        with autocast(self.processes.device, self.recipe.loop.precision):
+            outputs = self._network(x)
+            if self.classifier is not None:
+                found = self.classifier.loss(
+                    outputs, *targets, label_smoothing=self.objective.smoothing, averaged=True
+                )
+        if self.classifier is None:
+            losses, predicted = self.objective(outputs, targets), outputs.detach().argmax(dim=1)
+        else:  # every process has the losses of all images
+            targets, predicted = Targets(found.classes, found.shares), found.predicted
+            losses, size = self.objective.weighted(found.losses, targets), size * self.processes.world_size
+        return losses.sum() / size, (predicted == targets.classes[:, 0]).sum() / size
 
     def _settle_buckets(self) -> None:
         """Let DDP rebuild its gradient buckets, which it does after the first step of a process.

@@ -20,17 +20,17 @@ from covpool.errors import (
     DataError,
     Interrupted,
     NotFiniteError,
+    ToldByFirstError,
     TrainingError,
 )
 from covpool.inference.forward import Forward
-from covpool.models.bundle import check_savable, read_card, save_model
+from covpool.models.bundle import check_savable, read_card
 from covpool.models.card import plain_json
-from covpool.processes import Processes, Signals
+from covpool.models.shards import save_together
+from covpool.processes import ALONE, Processes, Signals
 from covpool.train.checkpoint import (
     Progress,
-    checkpoint_path,
     load_learner,
-    read_checkpoint,
     remove_old_checkpoints,
     shared_checkpoint,
     to_checkpoint,
@@ -118,14 +118,19 @@ class Trainer:
         """Return the predictions of the best weights, in every process, and their metrics."""
         model = self.learner.best_weights
         self.processes.broadcast_buffers(model)
-        loader = self._val_loader if images is self.splits.val else None
-        forward = Forward(model, device=self.processes.device, precision=self.recipe.loop.precision)
+        loader = (self._val_loader if images is self.splits.val else None) or self._evaluation_loader(images)
+        precision = self.recipe.loop.precision
 
         def is_stopped() -> bool:
             return bool(self.signals.received)
 
-        results = forward.run(loader or self._evaluation_loader(images), is_stopped)
-        found = predict(results, self.processes, is_stopped)
+        if self.learner.classifier is not None:
+            from covpool.train.sharded import predict_together
+
+            found = predict_together(model, loader, self.processes, precision, is_stopped)
+        else:
+            forward = Forward(model, device=self.processes.device, precision=precision)
+            found = predict(forward.run(loader, is_stopped), self.processes, is_stopped)
         if found is None:
             self._leave()
         predictions, bad = found
@@ -213,7 +218,7 @@ class Trainer:
         progress.history.append(row)
         is_best = self.best is row
         if is_best:
-            self.processes.by_first(lambda: self._save_bundle(row))
+            self._save_bundle(row)
         progress.loss, progress.top1, progress.taken, progress.seconds = 0.0, 0.0, 0, 0.0
         self.processes.by_first(self._write_epoch)
         self.journal.end_epoch(row, is_best)
@@ -226,7 +231,8 @@ class Trainer:
         """Save the model of an epoch, with its metrics and the recipe."""
         metrics = {name: row[name] for name in row if name not in ("seconds", "images_per_second")}
         recipe = dataclasses.asdict(self.recipe)
-        save_model(self.learner.best_weights, self.folder.bundle, metrics=metrics, recipe=recipe)
+        model = self.learner.best_weights
+        save_together(model, self.folder.bundle, self.processes, metrics=metrics, recipe=recipe)
 
     def _skip(self, batch: Batch, counts: bool) -> None:
         """Log a batch that was skipped, and stop if there were too many."""
@@ -245,13 +251,16 @@ class Trainer:
     def _save(self) -> None:
         """Write a checkpoint."""
         self._saved_at = time.monotonic()
-        self.processes.by_first(self._write_checkpoint)
+        if self.learner.classifier is None:
+            self.processes.by_first(lambda: self._write_checkpoint(ALONE, None))
+        else:  # every process writes its rows
+            self._write_checkpoint(self.processes, self.learner.classifier.rows)
 
-    def _write_checkpoint(self) -> None:
+    def _write_checkpoint(self, processes: Processes, rows: range | None) -> None:
         checkpoint = to_checkpoint(self.learner, self.progress, self._origin)
         try:
-            write_checkpoint(self.folder.checkpoints, checkpoint)
-            self._remove_old()
+            write_checkpoint(self.folder.checkpoints, checkpoint, processes, rows)
+            processes.by_first(self._remove_old)
         except OSError as error:
             raise TrainingError(
                 f"no checkpoint could be written to {self.folder.checkpoints}: {error.strerror or error}. "
@@ -264,13 +273,15 @@ class Trainer:
 
     def _resume(self) -> None:
         """Load the newest checkpoint, if there is one."""
-        found = shared_checkpoint(self.folder.checkpoints, self.processes)
+        classifier = self.learner.classifier
+        self._rows = None if classifier is None else classifier.rows
+        found = shared_checkpoint(self.folder.checkpoints, self.processes, self._rows)
         if found is None:
             return
         self.processes.by_first(lambda: self._check_origin(found.state))
         self.progress = found.progress
-        if self.best is not None:
-            self.processes.by_first(self._mend_bundle)
+        if self.best is not None and not self.processes.by_first(self._has_best_bundle):
+            self._mend_bundle()
         load_learner(self.learner, found)
         # Of the last step, for the log, if the run was killed during validation.
         self.learner.schedule.set_rates(self.learner.optimizer, max(self.progress.cursor - 1, 0))
@@ -297,18 +308,21 @@ class Trainer:
                 "or use another --out"
             )
 
+    def _has_best_bundle(self) -> bool:
+        with contextlib.suppress(BundleError):
+            return bool(self.best and read_card(self.folder.bundle).metrics.get("step") == self.best["step"])
+        return False
+
     def _mend_bundle(self) -> None:
-        """Save the model of the best epoch again, if the bundle is of a later epoch that has been lost."""
+        """Save the model of the best epoch again: the bundle is of a later epoch that has been lost."""
         best = self.best
         assert best is not None
-        with contextlib.suppress(BundleError):
-            if read_card(self.folder.bundle).metrics.get("step") == best["step"]:
-                return
         try:
-            tensors = read_checkpoint(checkpoint_path(self.folder.checkpoints, best["step"])).tensors
-        except DamagedCheckpointError:
+            found = shared_checkpoint(self.folder.checkpoints, self.processes, self._rows, best["step"])
+        except (DamagedCheckpointError, ToldByFirstError):
             return
-        self.learner.best_weights.load_state_dict(tensors["model" if self.learner.ema is None else "ema"])
+        assert found is not None
+        self.learner.best_weights.load_state_dict(found.part("model" if self.learner.ema is None else "ema"))
         self._save_bundle(best)
 
     def _leave(self) -> NoReturn:

@@ -300,7 +300,7 @@ def test_ten_million_classes_take_seconds_and_no_memory() -> None:
     assert costs.head.activation_bytes >= 4 * 256 * classes
     assert costs.recommendation == "class-sharded"
     text = plan_text(costs)
-    assert "covpool does not have it yet" in text
+    assert "--loop.shard-classes true of covpool train" in text.replace("\n", " ")
     assert max(map(len, text.splitlines())) <= COLUMNS
 
 
@@ -312,13 +312,14 @@ def choices(config: ModelConfig) -> tuple[HeadChoice, ...]:
 def test_heads_for_ten_million_classes() -> None:
     classes, vector, narrow = 10_000_000, 256 * 257 // 2, 128 * 129 // 2
     heads = choices(dataclasses.replace(RESNET, num_classes=classes, dim=256))
-    assert {head.name: (head.parameters, head.exists) for head in heads} == {
-        "dense": (classes * (vector + 1), True),
-        "rank 512": (512 * vector + 513 * classes, True),
-        "dim 128": (classes * (narrow + 1), True),
-        "dense, 1 of 8 shards": (classes // 8 * (vector + 1), False),
-        "dense, 1 of 64 shards": (classes // 64 * (vector + 1), False),
+    assert {head.name: head.parameters for head in heads} == {
+        "dense": classes * (vector + 1),
+        "rank 512": 512 * vector + 513 * classes,
+        "dim 128": classes * (narrow + 1),
+        "dense, 1 of 8 shards": classes // 8 * (vector + 1),
+        "dense, 1 of 64 shards": classes // 64 * (vector + 1),
     }
+    assert not any(head.sent_bytes for head in heads)
     assert all(head.parameter_bytes == 4 * head.parameters for head in heads)
     assert all(head.state_bytes == 12 * head.parameters for head in heads)
 
@@ -339,6 +340,22 @@ def test_heads_for_ten_million_classes() -> None:
 )
 def test_alternatives_are_the_ones_that_save(changes: dict[str, Any], names: list[str]) -> None:
     assert [head.name for head in choices(dataclasses.replace(RESNET, **changes))] == names
+
+
+@pytest.mark.parametrize(("classes", "is_sharded"), [(3, False), (60, False), (63, False), (70, True)])
+def test_shards_are_recommended_where_they_send_less(classes: int, is_sharded: bool) -> None:
+    # 4 processes with 16 images each: about as many images as classes.
+    config = dataclasses.replace(RESNET, num_classes=classes, dim=256)
+    costs = plan(config, batch_size=16, precision="float32", processes=4)
+    assert (costs.recommendation == "class-sharded") is is_sharded
+    dense, *others = costs.heads
+    assert dense.sent_bytes == 2 * 3 / 4 * 4 * dense.parameters
+    assert (others[-1].name == "dense, 1 of 4 shards") is (classes > 3)
+    if is_sharded:
+        assert others[-1].sent_bytes < dense.sent_bytes
+        assert "each GPU sends" in advice(costs)
+        assert "sent per step" in plan_text(costs)
+        assert max(map(len, plan_text(costs).splitlines())) <= COLUMNS
 
 
 def test_a_shard_of_a_low_rank_head_has_the_whole_bottleneck() -> None:

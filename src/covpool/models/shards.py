@@ -1,0 +1,363 @@
+"""Bundles of a sharded classifier: one model in several files, with an index as Hugging Face writes it.
+
+The first file has the tensors that every process holds. Each process writes its rows of the classifier to
+another file, as tensors such as ``head.classifier.weight.rows-0-250000``. ``model.safetensors.index.json``
+maps tensors to files, and records the size and the hash of each file. The card has the hash of the index.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from covpool.durable import replace_folder, write_file
+from covpool.errors import BundleError, StorageError
+from covpool.models.bundle import (
+    MAX_HEADER_BYTES,
+    SHARD,
+    card_of,
+    check_replaceable,
+    check_tensors,
+    load_model,
+    open_file,
+    planned_tensors,
+    read_card,
+    save_model,
+    tensors_of,
+)
+from covpool.models.card import CARD, INDEX, Card, parse, read_fields, reason, shown, write_card
+from covpool.models.model import PooledClassifier
+from covpool.nn.sharded import ShardedLinear
+from covpool.processes import Processes
+from covpool.terminal import human
+
+LOGGER = logging.getLogger("covpool")
+MAX_INDEX_BYTES = 64 << 20
+CLASSIFIER = "head.classifier."
+ROWS = re.compile(r"(head\.classifier\.(?:weight|bias))\.rows-(\d{1,12})-(\d{1,12})")
+# Bytes of weights that are read at once when a classifier is streamed.
+BLOCK_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of weights.
+
+    Attributes:
+        sha256: its hash.
+        bytes: its size.
+        tensors: the names of its tensors.
+    """
+
+    sha256: str
+    bytes: int
+    tensors: tuple[str, ...]
+
+
+Index = dict[str, File]
+
+
+@contextlib.contextmanager
+def replaced_by_all(folder: Path, processes: Processes) -> Iterator[Path]:
+    """Give all processes one new folder to fill; it replaces ``folder`` at the end of ``with``.
+
+    Use :meth:`Processes.together` inside: an error in one process must be raised in all.
+    """
+    with contextlib.ExitStack() as stack:
+        yield processes.by_first(lambda: stack.enter_context(replace_folder(folder)))
+        processes.by_first(stack.close)
+
+
+def write_share(path: Path, tensors: Mapping[str, Tensor]) -> File:
+    """Write the tensors of this process.
+
+    Raises:
+        StorageError: if the folder that the first process made is not there.
+    """
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    data = safetensors.torch.save(plain, metadata={"format": "pt"})
+    try:
+        write_file(path, data)
+    except FileNotFoundError as error:
+        raise StorageError(
+            f"{path.parent} is not there: every process writes its share of the classifier, so put --out "
+            "on a disk that all machines share"
+        ) from error
+    return File(hashlib.sha256(data).hexdigest(), len(data), tuple(plain))
+
+
+def save_together(
+    model: PooledClassifier,
+    folder: Path,
+    processes: Processes,
+    *,
+    metrics: Mapping[str, Any],
+    recipe: Mapping[str, Any],
+) -> None:
+    """Save a bundle; all processes call it, and those of a sharded classifier each write their rows."""
+    classifier = model.head.classifier
+    if not isinstance(classifier, ShardedLinear):
+        processes.by_first(lambda: save_model(model, folder, metrics=metrics, recipe=recipe))
+        return
+    processes.by_first(lambda: check_replaceable(folder))
+    own, shared = split_rows(tensors_of(model), classifier)
+    with replaced_by_all(folder, processes) as new:
+
+        def write() -> Index:
+            parts = [(processes.rank + 2, own)] + ([(1, shared)] if processes.is_first else [])
+            count = processes.world_size + 1
+            names = {f"model-{place:05d}-of-{count:05d}.safetensors": part for place, part in parts}
+            return {name: write_share(new / name, part) for name, part in names.items()}
+
+        files = processes.gather(processes.together(write))
+
+        def finish() -> None:
+            index = _index_bytes({name: file for part in files for name, file in part.items()})
+            card = card_of(model, index, classes=model.classes, metrics=metrics, recipe=recipe)
+            card = replace(card, file=INDEX)
+            whole = {
+                name: torch.empty(
+                    classifier.num_classes, *tensor.shape[1:], dtype=tensor.dtype, device="meta"
+                )
+                for name, tensor in classifier.state_dict(prefix=CLASSIFIER).items()
+            }
+            check_tensors({**shared, **whole}, planned_tensors(card))
+            write_file(new / INDEX, index)
+            write_file(new / CARD, write_card(card))
+
+        processes.by_first(finish)
+
+
+def load_together(model: PooledClassifier, folder: Path, processes: Processes) -> None:
+    """Load the weights of a bundle; all processes call it. Each reads its rows of a sharded classifier."""
+    classifier = model.head.classifier
+    if not isinstance(classifier, ShardedLinear):
+        model.load_state_dict(processes.tensors_by_first(lambda: load_model(folder).state_dict()))
+        return
+
+    def read() -> dict[str, Tensor]:
+        card = read_fields((folder / CARD).read_bytes())
+        return read_tensors(folder, read_index(folder, card), classifier.rows)
+
+    processes.by_first(lambda: read_card(folder))  # checks the hashes
+    model.load_state_dict(processes.together(read))
+
+
+def count_parameters(model: PooledClassifier) -> int:
+    """Return the number of parameters, those of all processes for a sharded classifier."""
+    count = sum(parameter.numel() for parameter in model.parameters())
+    if not isinstance(classifier := model.head.classifier, ShardedLinear):
+        return count
+    per_class = sum(parameter[0].numel() for parameter in classifier.parameters())
+    return count + per_class * (classifier.num_classes - len(classifier.rows))
+
+
+def split_rows(
+    tensors: Mapping[str, Tensor], classifier: ShardedLinear
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return the rows of a process, under the names of files, and the tensors that all processes hold."""
+    rows = f".rows-{classifier.rows.start}-{classifier.rows.stop}"
+    own = {f"{name}{rows}": tensor for name, tensor in tensors.items() if name.startswith(CLASSIFIER)}
+    return own, {name: tensor for name, tensor in tensors.items() if not name.startswith(CLASSIFIER)}
+
+
+def read_index(folder: Path, card: Card) -> Index:
+    """Read the index of a bundle, and check that its files have the sizes in it.
+
+    Raises:
+        BundleError: if the index or a file is not that of the card.
+    """
+    with open_file(folder, INDEX) as file:
+        data = file.read(min(card.bytes, MAX_INDEX_BYTES) + 1)
+    if hashlib.sha256(data).hexdigest() != card.sha256:
+        raise BundleError(f"{INDEX} is damaged or belongs to another card: copy all files again")
+    fields = parse(data, INDEX, MAX_INDEX_BYTES)
+    try:
+        found = fields["metadata"]["files"]
+        names: dict[str, list[str]] = {name: [] for name in found}
+        for tensor, name in fields["weight_map"].items():
+            names[name].append(tensor)
+        index = {
+            name: File(str(one["sha256"]), int(one["bytes"]), tuple(names[name]))
+            for name, one in found.items()
+        }
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise BundleError(f"{INDEX} is not an index of weights: {reason(error)}") from error
+    for name, one in index.items():
+        if not SHARD.fullmatch(name):
+            raise BundleError(f"{INDEX} names the file {shown(name)}, which no bundle has")
+        with open_file(folder, name) as file:
+            size = file.seek(0, 2)
+        if size != one.bytes:
+            raise BundleError(f"{name} has {size} bytes instead of {one.bytes}: copy it again")
+    return index
+
+
+def read_shards(
+    folder: Path, card: Card, plan: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], nn.Module | None]:
+    """Read the weights of a bundle of several files; a classifier that does not fit stays on the disk.
+
+    Args:
+        folder: the bundle.
+        card: its card.
+        plan: the tensors of its network, on the meta device.
+    """
+    index = read_index(folder, card)
+    largest = len(index) * MAX_HEADER_BYTES + sum(8 * tensor.numel() for tensor in plan.values())
+    if sum(one.bytes for one in index.values()) > largest:
+        raise BundleError("its weights are far larger than the network of its card")
+    check_hashes(folder, index)
+    is_streamed = must_stream(index)
+    tensors = read_tensors(folder, index, range(card.config.num_classes), classifier=not is_streamed)
+    read = {
+        name: tensor for name, tensor in plan.items() if not (is_streamed and name.startswith(CLASSIFIER))
+    }
+    check_tensors(tensors, read)
+    classes, features = plan[f"{CLASSIFIER}weight"].shape
+    return tensors, StreamedLinear(folder, index, features, classes) if is_streamed else None
+
+
+def check_hashes(folder: Path, index: Index) -> None:
+    """Raise BundleError if a file has changed. Files are read in pieces, so memory does not matter."""
+    for name, one in index.items():
+        with open_file(folder, name) as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != one.sha256:
+                raise BundleError(f"{name} is damaged (its hash differs): copy it again")
+
+
+def read_tensors(folder: Path, index: Index, rows: range, *, classifier: bool = True) -> dict[str, Tensor]:
+    """Read the shared tensors, and these rows of the classifier; no other row is read.
+
+    Args:
+        folder: the bundle.
+        index: its index.
+        rows: the rows.
+        classifier: whether to read the classifier at all.
+
+    Raises:
+        BundleError: if a row is missing or there twice.
+    """
+    tensors: dict[str, Tensor] = {}
+    parts: dict[str, list[tuple[int, Tensor]]] = {}
+    for name, one in index.items():
+        try:
+            with safe_open(folder / name, framework="pt") as file:
+                for tensor in one.tensors:
+                    if (match := ROWS.fullmatch(tensor)) is None:
+                        tensors[tensor] = file.get_tensor(tensor)
+                        continue
+                    start, stop = int(match[2]), int(match[3])
+                    first, last = max(start, rows.start), min(stop, rows.stop)
+                    if first < last and classifier:
+                        read = file.get_slice(tensor)[first - start : last - start]
+                        parts.setdefault(match[1], []).append((first, read))
+        except (SafetensorError, OSError) as error:
+            raise BundleError(f"{name} is not a safetensors file: {reason(error)}") from error
+    for name, found in parts.items():
+        tensors[name] = joined_rows(name, found, rows)
+    return tensors
+
+
+def joined_rows(name: str, parts: list[tuple[int, Tensor]], rows: range) -> Tensor:
+    """Join rows that start at the numbers of ``parts``.
+
+    Raises:
+        BundleError: unless they are those of ``rows``, each once.
+    """
+    parts = sorted(parts, key=lambda part: part[0])
+    starts = [start for start, _ in parts] + [rows.stop]
+    ends = [rows.start] + [start + len(part) for start, part in parts]
+    if starts != ends:
+        raise BundleError(f"{name} does not have each of the rows {rows.start} to {rows.stop} once")
+    return parts[0][1] if len(parts) == 1 else torch.cat([part for _, part in parts])
+
+
+class StreamedLinear(nn.Module):
+    """A linear classifier whose weights are read from the files of a bundle at every call.
+
+    It is for prediction only. The files stay open, so the bundle may be replaced meanwhile.
+    """
+
+    def __init__(self, folder: Path, index: Index, in_features: int, num_classes: int) -> None:
+        super().__init__()
+        self.in_features, self.num_classes = in_features, num_classes
+        self._files: dict[str, Any] = {name: safe_open(folder / name, framework="pt") for name in index}
+        self._places: dict[str, list[tuple[int, int, str, str]]] = {"weight": [], "bias": []}
+        for file, one in index.items():
+            for tensor in one.tensors:
+                if match := ROWS.fullmatch(tensor):
+                    kind = match[1].removeprefix(CLASSIFIER)
+                    self._places[kind].append((int(match[2]), int(match[3]), file, tensor))
+        for kind, places in self._places.items():
+            parts = [(start, torch.empty(stop - start, 0)) for start, stop, _, _ in places]
+            joined_rows(f"{CLASSIFIER}{kind}", parts, range(num_classes))
+            for start, stop, file, name in places:
+                shape = [stop - start] + ([in_features] if kind == "weight" else [])
+                if self._files[file].get_slice(name).get_shape() != shape:
+                    raise BundleError(f"{shown(name)} has another shape than {tuple(shape)}")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features ``(B, in_features)`` to logits ``(B, num_classes)``."""
+        logits = x.new_empty(len(x), self.num_classes)
+        step = max(1, BLOCK_BYTES // (4 * self.in_features))
+        biases = {start: (file, name) for start, _, file, name in self._places["bias"]}
+        for first, last, file, name in self._places["weight"]:
+            weights = self._files[file].get_slice(name)
+            of_bias, name_of_bias = biases[first]
+            bias = self._files[of_bias].get_tensor(name_of_bias).to(x)
+            for start in range(0, last - first, step):
+                block = weights[start : start + step].to(x)
+                end = start + len(block)
+                logits[:, first + start : first + end] = F.linear(x, block, bias[start:end])
+        return logits
+
+    def extra_repr(self) -> str:
+        """The sizes."""
+        return f"in_features={self.in_features}, num_classes={self.num_classes}"
+
+
+def must_stream(index: Index) -> bool:
+    """Return whether the weights do not fit into memory, with a warning if they do not."""
+    needed, available = 2 * sum(one.bytes for one in index.values()), available_bytes()
+    if available is None or needed <= available:
+        return False
+    LOGGER.warning(
+        "the model needs %s of memory and %s are available: the classifier stays on the disk and is read for "
+        "every batch. Larger batches read it less often",
+        human(needed, "B"),
+        human(available, "B"),
+    )
+    return True
+
+
+def available_bytes() -> int | None:
+    """Return the memory that a process may still use; ``None`` if the system does not say."""
+    try:
+        text = Path("/proc/meminfo").read_text()
+    except OSError:
+        return None
+    found = re.search(r"^MemAvailable:\s+(\d+) kB", text, re.MULTILINE)
+    return 1024 * int(found[1]) if found else None
+
+
+def _index_bytes(index: Index) -> bytes:
+    files = {name: {"sha256": one.sha256, "bytes": one.bytes} for name, one in sorted(index.items())}
+    fields = {
+        "metadata": {"total_size": sum(one.bytes for one in index.values()), "files": files},
+        "weight_map": {tensor: name for name, one in sorted(index.items()) for tensor in one.tensors},
+    }
+    return json.dumps(fields, indent=1).encode()
