@@ -47,6 +47,9 @@ class Verb(NamedTuple):
 
 # In the order of a project.
 PROJECT = {
+    "start": {
+        "demo": Verb("covariance against average pooling, in a minute", "train"),
+    },
     "data": {
         "check": Verb("find unreadable and duplicate images, and empty classes", "data"),
         "shard": Verb("write images into tar shards with an index", "data"),
