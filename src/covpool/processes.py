@@ -1,4 +1,4 @@
-"""Devices and processes: choose a precision, join the processes of torchrun, stop cleanly on signals."""
+"""Processes: choose a precision, join the processes of torchrun, stop cleanly on signals."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
-from covpool.errors import CovpoolError, ToldByFirstError, UsageError
+from covpool.device import autocast_on, chosen_device
+from covpool.errors import CovpoolError, ToldByFirstError
 from covpool.provenance.machine import describe_machine
 
 LOGGER = logging.getLogger("covpool")
@@ -28,10 +29,9 @@ LOGGER = logging.getLogger("covpool")
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:
     """Autocast to ``"bfloat16"`` or ``"float16"``; ``"float32"`` does nothing."""
-    half = precision != "float32"
     if device.type == "cpu" and precision == "bfloat16":
         _warn_of_emulation()
-    return torch.autocast(device.type, getattr(torch, precision) if half else None, enabled=half)
+    return autocast_on(device, precision)
 
 
 def fastest_precision() -> Literal["bfloat16", "float32"]:
@@ -169,20 +169,17 @@ def joined_processes(device: str = "auto") -> Iterator[Processes]:
     Only the first process prints warnings.
 
     Args:
-        device: ``"cpu"``, ``"cuda"``, or ``"auto"`` for a GPU if there is one.
+        device: one of :data:`covpool.device.DEVICES`; ``"auto"`` is a GPU if there is one.
 
     Raises:
-        UsageError: if the device is ``"cuda"`` and there is no GPU.
+        UsageError: if there is no such device.
     """
-    kind = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     ours = not dist.is_initialized() and "RANK" in os.environ and "WORLD_SIZE" in os.environ
-    local = int(os.environ.get("LOCAL_RANK", 0))
-    if kind == "cuda":
-        if not torch.cuda.is_available():
-            raise UsageError("device is cuda, but torch sees no GPU here: pass cpu")
-        torch.cuda.set_device(local)
+    found = chosen_device(device, int(os.environ.get("LOCAL_RANK", 0)))
+    if found.type != "cpu":
+        torch.accelerator.set_device_index(found.index)
     if ours:
-        _join(kind)
+        _join(found.type)
     level, rank = LOGGER.level, dist.get_rank() if dist.is_initialized() else 0
     if rank:
         LOGGER.setLevel(logging.ERROR)
@@ -190,7 +187,7 @@ def joined_processes(device: str = "auto") -> Iterator[Processes]:
         yield Processes(
             rank=rank,
             world_size=dist.get_world_size() if dist.is_initialized() else 1,
-            device=torch.device(kind, local) if kind == "cuda" else torch.device(kind),
+            device=found,
         )
     finally:
         LOGGER.setLevel(level)
@@ -208,7 +205,7 @@ def _join(kind: str) -> None:
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     dist.init_process_group(
         # Flags and names pass between CPUs, without waiting for a GPU.
-        "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo",
+        "gloo" if kind == "cpu" else f"cpu:gloo,{kind}:{dist.get_default_backend_for_device(kind)}",
         store=dist.PrefixStore(f"covpool/{attempt}/{next(_GROUPS)}", store),  # type: ignore[attr-defined]
         rank=rank,
         world_size=world_size,

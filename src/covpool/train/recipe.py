@@ -8,6 +8,7 @@ from typing import Literal
 
 from covpool.data.layouts import Layout
 from covpool.data.transforms import Augmentation
+from covpool.device import Device
 from covpool.errors import UsageError
 from covpool.functional.arguments import check_choice, check_whole
 from covpool.models.config import ModelConfig
@@ -208,7 +209,7 @@ class LoopOptions:
     sync_batchnorm: bool = False
     deterministic: bool = False
     max_skips: int = 10
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Device = "auto"
 
     def __post_init__(self) -> None:
         check_choice("precision", self.precision, ("float32", "bfloat16", "float16"))
