@@ -151,7 +151,18 @@ def test_the_layer_imports_only_torch() -> None:
 
 
 # The documented packages, and the names that their pages may take from elsewhere.
-DOCUMENTED = ("data", "evaluate", "explain", "export", "functional", "inference", "models", "nn", "train")
+DOCUMENTED = (
+    "data",
+    "evaluate",
+    "explain",
+    "export",
+    "functional",
+    "inference",
+    "models",
+    "nn",
+    "sklearn",
+    "train",
+)
 
 
 def documented_names(package: str) -> set[str]:

@@ -115,6 +115,10 @@ def check_merge(names: dict[str, Any], out: str) -> None:
     assert out == "tensor(True)\n"
 
 
+def check_sklearn(names: dict[str, Any], out: str) -> None:
+    assert out == "{'covpoolfeatures__method': 'isqrt_cov'}\n"
+
+
 def check_export(names: dict[str, Any], out: str) -> None:
     assert names["report"].parity["onnx"].top1 == 1.0
     assert names["logits"].shape == (1, 6)
@@ -138,6 +142,7 @@ CHECKED: dict[str, Callable[[dict[str, Any], str], None]] = {
     "docs/explain.md": check_explain,
     "docs/export.md": check_export,
     "docs/merge.md": check_merge,
+    "docs/api/sklearn.md": check_sklearn,
     "docs/scale.md": check_scale,
 }
 
