@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 
@@ -57,7 +57,8 @@ def chosen_device(name: str | torch.device = "auto", index: int | None = None) -
     if device.type != found:
         here = "no GPU here: pass cpu" if found is None else f"{found} here: pass {found}"
         raise UsageError(f"device is {device}, but torch sees {here}")
-    index = device.index if index is None else index
+    # Without a number it is None, whatever torch's types say.
+    index = cast("int | None", device.index) if index is None else index
     count = torch.accelerator.device_count()
     if index is not None and index >= count:
         raise UsageError(f"device is {found}:{index}, but torch sees {count} here, numbered from 0")
@@ -77,9 +78,22 @@ def device_lines() -> tuple[str, ...]:
         return ("cpu",)
     try:
         count = torch.accelerator.device_count()
-        return "cpu", *(f"{kind}:{i} {device_name(kind, i)}" for i in range(count))
+        missing = _missing(torch.device(kind))
+        return "cpu", *(f"{kind}:{i} {device_name(kind, i)}{missing}" for i in range(count))
     except RuntimeError:  # a broken driver, which the tests report
         return "cpu", f"{kind}, which does not respond"
+
+
+def _missing(device: torch.device) -> str:
+    """Return what the device lacks, and what covpool does instead."""
+    told = []
+    if not has_float64(device):
+        told.append("no float64: sums in float32")
+    if device.type in NO_EIGH:
+        told.append("no eigh: on the CPU")
+    if not torch.amp.is_autocast_available(device.type):
+        told.append("no autocast: float32")
+    return f" ({'; '.join(told)})" if told else ""
 
 
 def toolkit_versions() -> dict[str, str | None]:

@@ -12,6 +12,7 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 from torch import Tensor
 
+from covpool.device import chosen_device, has_float64
 from covpool.errors import UsageError
 from covpool.functional import covariance_merge, moments
 from covpool.functional.arguments import check_choice, check_whole
@@ -24,9 +25,8 @@ DTYPES = (np.float64, np.float32)
 Missing = Literal["error", "mask"]
 
 
-class CovPoolFeatures(  # type: ignore[misc]  # scikit-learn has no types
-    ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator
-):
+# scikit-learn has no types.
+class CovPoolFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """Pool feature maps, sequences or images to one vector per sample.
 
     ``X`` is one of these:
@@ -49,7 +49,7 @@ class CovPoolFeatures(  # type: ignore[misc]  # scikit-learn has no types
             images are pooled. Its own pooling and classifier are not used.
         method_options: options of the method, such as ``{"steps": 3}``.
         batch_size: samples per batch.
-        device: device of the computation.
+        device: ``"cpu"``, an accelerator such as ``"mps"``, or ``"auto"`` for one if there is one.
 
     Attributes:
         n_channels_: number of channels seen in ``fit``.
@@ -144,8 +144,8 @@ class CovPoolFeatures(  # type: ignore[misc]  # scikit-learn has no types
             **(self.method_options or {}),
         )
         if any(True for _ in pool.parameters()):
-            raise UsageError(f"method {self.method!r} has weights to train: use it in a network, or another")
-        return pool.to(self.device).eval()
+            raise UsageError(f"method {self.method!r} has weights to train: use another method here")
+        return pool.to(chosen_device(self.device)).eval()
 
     def _samples(self, X: Any, *, reset: bool) -> Sequence[Any] | NDArray[Any]:
         """Return images, or checked features: ``(N, C, n)``, or ``(C, n)`` of each sample."""
@@ -181,8 +181,12 @@ class CovPoolFeatures(  # type: ignore[misc]  # scikit-learn has no types
             else:
                 yield self._padded(batch)
 
+    def _placed(self, x: Tensor) -> Tensor:
+        device = chosen_device(self.device)
+        return x.to(device) if has_float64(device) else x.float().to(device)
+
     def _masked(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        x = x.to(self.device)
+        x = self._placed(x)
         return x, ~x.isnan().any(1) if self.missing == "mask" else None
 
     def _padded(self, batch: Sequence[NDArray[Any]]) -> tuple[Tensor, Tensor]:
@@ -194,19 +198,19 @@ class CovPoolFeatures(  # type: ignore[misc]  # scikit-learn has no types
         x = np.full((len(batch), channels[0], longest), np.nan, dtype=dtype)
         for row, one in zip(x, batch, strict=True):
             row[:, : one.shape[1]] = one
-        tensor = torch.from_numpy(x).to(self.device)
+        tensor = self._placed(torch.from_numpy(x))
         return tensor, ~tensor.isnan().any(1)
 
-    def _image_features(self, batch: Sequence[Any]) -> Tensor:
+    def _image_features(self, batch: Sequence[Any] | NDArray[Any]) -> Tensor:
         from PIL import Image
 
         from covpool.models.model import opened
 
-        model = self.backbone.to(self.device).eval()
+        model = self.backbone.to(chosen_device(self.device)).eval()
         pictures = [Image.fromarray(one) if isinstance(one, np.ndarray) else one for one in batch]
         images = torch.stack([model.transform(opened(one)) for one in pictures])
         with torch.no_grad():
-            x: Tensor = model.format.positions(model.forward_features(images.to(self.device)))
+            x: Tensor = model.format.positions(model.forward_features(self._placed(images)))
         return (x.movedim(-1, 1) if model.format.layout == "channels_last" else x).flatten(2)
 
     def _principal(self, samples: Sequence[Any] | NDArray[Any], dim: int) -> NDArray[Any]:

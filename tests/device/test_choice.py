@@ -121,12 +121,14 @@ def test_doctor_lists_it(pretended: str, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(examination, "_tests", lambda device: asked.append(device) or [])
     found = examination.examine()
     assert asked == [pretended]
-    names = (
-        ["Apple GPU", "Apple GPU"]
-        if pretended == "mps"
-        else [f"Example {pretended.upper()} {i}" for i in (0, 1)]
-    )
-    assert found.devices == ("cpu", *(f"{pretended}:{i} {name}" for i, name in enumerate(names)))
+    lines = {
+        "cuda": "cuda:1 Example CUDA 1",
+        "mps": "mps:1 Apple GPU (no float64: sums in float32; no eigh: on the CPU)",
+        "xpu": "xpu:1 Example XPU 1 (no float64: sums in float32)",
+    }
+    assert len(found.devices) == 3
+    assert found.devices[0] == "cpu"
+    assert found.devices[2] == lines[pretended]
 
 
 def test_a_process_of_torchrun_has_its_own(pretended: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,7 +91,7 @@ def _noise(n: int, channels: int, random: torch.Generator, angles: Tensor | None
         off = off - math.pi * (off / math.pi).round()  # a direction and its opposite are the same
         band = band * torch.exp(-0.5 * (off / SPREAD).square())
     white = torch.fft.rfft2(torch.randn(n, channels, SIDE, SIDE, generator=random))
-    noise = torch.fft.irfft2(white * band[:, None], s=(SIDE, SIDE))
+    noise: Tensor = torch.fft.irfft2(white * band[:, None], s=(SIDE, SIDE))
     return noise / noise.square().mean((2, 3), keepdim=True).sqrt()
 
 
@@ -210,10 +210,9 @@ def run_demo(
     last: dict[str, Trained] = {}
     for seed in range(seeds):
         # Seeds of training and test images never meet.
-        sets = [make_images(count, 2 * seed + place) for place, count in enumerate(per_class)]
-        last = {pooling: train(pooling, *sets, seed, epochs, step) for pooling in POOLINGS}
+        learned, test = (make_images(count, 2 * seed + i) for i, count in enumerate(per_class))
+        last = {pooling: train(pooling, learned, test, seed, epochs, step) for pooling in POOLINGS}
         runs.append({"seed": seed, "accuracy": {name: one.accuracy for name, one in last.items()}})
-    test = sets[1]
     means = torch.stack([test.images[test.labels == label].mean((0, 2, 3)) for label in range(len(CLASSES))])
     record = {
         "experiment": "demo",
