@@ -18,6 +18,11 @@ collect_ignore = [
 ]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the device of ``tests/device``; all other tests run on the CPU."""
+    parser.addoption("--device", default="cpu", help="device of tests/device: cpu, cuda, mps, xpu or auto")
+
+
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)

@@ -44,7 +44,7 @@ PACKAGES = (
 # Every user of the layer imports these, so they need torch only, also inside functions.
 TORCH_ONLY = ("functional", "nn")
 # Modules at the top of the package that every other may import.
-SHARED = ("drawing", "durable", "errors", "processes", "terminal")
+SHARED = ("device", "drawing", "durable", "errors", "processes", "terminal")
 
 
 def imported_modules(tree: ast.AST) -> Iterator[str]:
@@ -151,7 +151,18 @@ def test_the_layer_imports_only_torch() -> None:
 
 
 # The documented packages, and the names that their pages may take from elsewhere.
-DOCUMENTED = ("data", "evaluate", "explain", "export", "functional", "inference", "models", "nn", "train")
+DOCUMENTED = (
+    "data",
+    "evaluate",
+    "explain",
+    "export",
+    "functional",
+    "inference",
+    "models",
+    "nn",
+    "sklearn",
+    "train",
+)
 
 
 def documented_names(package: str) -> set[str]:

@@ -111,6 +111,14 @@ def check_explain(names: dict[str, Any], out: str) -> None:
     assert out.splitlines()[0] == "exact (10, 10) (100, 100) True"
 
 
+def check_merge(names: dict[str, Any], out: str) -> None:
+    assert out == "tensor(True)\n"
+
+
+def check_sklearn(names: dict[str, Any], out: str) -> None:
+    assert out == "{'covpoolfeatures__method': 'isqrt_cov'}\n"
+
+
 def check_export(names: dict[str, Any], out: str) -> None:
     assert names["report"].parity["onnx"].top1 == 1.0
     assert names["logits"].shape == (1, 6)
@@ -133,12 +141,15 @@ CHECKED: dict[str, Callable[[dict[str, Any], str], None]] = {
     "docs/evaluation.md": check_evaluation,
     "docs/explain.md": check_explain,
     "docs/export.md": check_export,
+    "docs/merge.md": check_merge,
+    "docs/api/sklearn.md": check_sklearn,
     "docs/scale.md": check_scale,
 }
 
 
-# The front page is fast; the others export, train or evaluate.
-CASES = [name if name == "README.md" else pytest.param(name, marks=pytest.mark.slow) for name in WITH_CODE]
+# These are fast; the others export, train or evaluate.
+FAST = ("README.md", "docs/merge.md")
+CASES = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in WITH_CODE]
 
 
 @pytest.mark.parametrize("name", CASES)

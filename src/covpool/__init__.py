@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from covpool import data, evaluate, explain, export, functional, inference, models, nn, train
+    from covpool import data, evaluate, explain, export, functional, inference, models, nn, sklearn, train
     from covpool.models.bundle import load_model, save_model
     from covpool.models.create import create_model
     from covpool.nn.cov_pool import CovPool
@@ -51,6 +51,7 @@ __all__ = [
     "models",
     "nn",
     "save_model",
+    "sklearn",
     "train",
 ]
 
@@ -64,6 +65,7 @@ _EXTRAS = {
     "inference": "eval",
     "models": "models",
     "nn": "",
+    "sklearn": "eval",
     "train": "train",
 }
 # The package of each name that is not a package itself.

@@ -1,4 +1,4 @@
-"""Devices and processes: choose a precision, join the processes of torchrun, stop cleanly on signals."""
+"""Processes: choose a precision, join the processes of torchrun, stop cleanly on signals."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
-from covpool.errors import CovpoolError, LostProcessError, ToldByFirstError, UsageError
+from covpool.device import autocast_on, chosen_device
+from covpool.errors import CovpoolError, LostProcessError, ToldByFirstError
 from covpool.provenance.machine import describe_machine
 
 LOGGER = logging.getLogger("covpool")
@@ -30,10 +31,9 @@ LOGGER = logging.getLogger("covpool")
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:
     """Autocast to ``"bfloat16"`` or ``"float16"``; ``"float32"`` does nothing."""
-    half = precision != "float32"
     if device.type == "cpu" and precision == "bfloat16":
         _warn_of_emulation()
-    return torch.autocast(device.type, getattr(torch, precision) if half else None, enabled=half)
+    return autocast_on(device, precision)
 
 
 def fastest_precision() -> Literal["bfloat16", "float32"]:
@@ -179,22 +179,19 @@ def joined_processes(device: str = "auto", timeout: float = TIMEOUT) -> Iterator
     Only the first process prints warnings.
 
     Args:
-        device: ``"cpu"``, ``"cuda"``, or ``"auto"`` for a GPU if there is one.
+        device: one of :data:`covpool.device.DEVICES`; ``"auto"`` is a GPU if there is one.
         timeout: minutes to wait for another process.
 
     Raises:
-        UsageError: if the device is ``"cuda"`` and there is no GPU.
+        UsageError: if there is no such device.
         LostProcessError: if another process does not answer in time, or closed its connection.
     """
-    kind = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     ours = not dist.is_initialized() and "RANK" in os.environ and "WORLD_SIZE" in os.environ
-    local = int(os.environ.get("LOCAL_RANK", 0))
-    if kind == "cuda":
-        if not torch.cuda.is_available():
-            raise UsageError("device is cuda, but torch sees no GPU here: pass cpu")
-        torch.cuda.set_device(local)
+    found = chosen_device(device, int(os.environ.get("LOCAL_RANK", 0)))
+    if found.type != "cpu":
+        torch.accelerator.set_device_index(found.index)
     try:
-        store = _join(kind, timedelta(minutes=timeout)) if ours else None
+        store = _join(found.type, timedelta(minutes=timeout)) if ours else None
     except dist.DistError as error:
         raise LostProcessError(
             f"not all processes could join within {timeout:g} min (--loop.timeout): {error}"
@@ -206,7 +203,7 @@ def joined_processes(device: str = "auto", timeout: float = TIMEOUT) -> Iterator
         yield Processes(
             rank=rank,
             world_size=dist.get_world_size() if dist.is_initialized() else 1,
-            device=torch.device(kind, local) if kind == "cuda" else torch.device(kind),
+            device=found,
         )
     except RuntimeError as error:
         if store is None or not (isinstance(error, dist.DistError) or "gloo" in str(error)):
@@ -233,7 +230,7 @@ def _join(kind: str, timeout: timedelta) -> Any:
     own = dist.PrefixStore(f"covpool/{attempt}/{next(_GROUPS)}", store)  # type: ignore[attr-defined]
     dist.init_process_group(
         # Flags and names pass between CPUs, without waiting for a GPU.
-        "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo",
+        "gloo" if kind == "cpu" else f"cpu:gloo,{kind}:{dist.get_default_backend_for_device(kind)}",
         store=own,
         rank=rank,
         world_size=world_size,

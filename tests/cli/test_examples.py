@@ -23,6 +23,7 @@ from tests.reproduce.conftest import write_tiny_imagenet
 SIDE = 72
 # What is there after the example, for a person to look at.
 LEFT = {
+    "demo": "runs/demo/report.html",
     "check": "runs/problems.csv",
     "shard": "birds-shards/train/index.json",
     "lr-find": "runs/train/lr_find.png",
@@ -42,7 +43,7 @@ LEFT = {
 # They print what they have to say, or tell themselves where it is.
 PRINTED = {"plan", "doctor", "bench", "reproduce"}
 # They train, compile or trace; tests of their own guard them too.
-SLOW = {"bench", "diagnose", "doctor", "eval", "explain", "export", "fit", "lr-find", "probe"}
+SLOW = {"bench", "demo", "diagnose", "doctor", "eval", "explain", "export", "fit", "lr-find", "probe"}
 SLOW |= {"reproduce", "retrieve", "svm", "train"}
 # The weights of the default backbone may not be installed.
 MORE = {"fit": ["--model", "lcnet_050", "--weights", "lcnet_050.pth"]}

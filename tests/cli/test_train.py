@@ -239,7 +239,7 @@ def test_an_interruption_has_its_exit_code(fits: list[Recipe], capsys: pytest.Ca
         ("--data d --schedule.epochs x", "--epochs takes a whole number; got x"),
         ("--data d --optimizer.clip x", "--optimizer.clip takes a number; got x"),
         ("--data d --image-size x", "--image-size takes a whole number; got x"),
-        ("--data d --device tpu", "--device takes auto, cpu or cuda; got tpu"),
+        ("--data d --device tpu", "--device takes auto, cpu, cuda, mps or xpu; got tpu"),
         ("--data d --epochs", "argument --epochs: expected one argument"),
         ("--data d --epoch 3", "unrecognized arguments: --epoch 3: did you mean --epochs?"),
         ("--data d --optimizer.lrr 3", "unrecognized arguments: --optimizer.lrr 3: did you mean --lr?"),

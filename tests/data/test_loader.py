@@ -340,7 +340,7 @@ def test_photographs_from_a_folder_and_from_shards(tmp_path: Path) -> None:
 
 def test_memory_is_pinned_only_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     for is_available in (False, True):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: is_available)  # noqa: B023  called at once
+        monkeypatch.setattr("covpool.data.loader.pins_memory", lambda: is_available)  # noqa: B023  at once
         order = FolderOrder(COUNT, BATCH, 0)
         assert TrainingLoader(memory_images(COUNT), order, RANDOM)._loader.pin_memory is is_available
 

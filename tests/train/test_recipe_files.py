@@ -122,7 +122,7 @@ def test_another_pooling_leaves_out_what_was_for_the_first() -> None:
         ("optimizer: {lr: fast}", "optimizer.lr takes a number; got fast"),
         ("schedule: {epochs: 2.5}", "schedule.epochs takes a whole number; got 2.5"),
         ("schedule: {milestones: [a]}", "schedule.milestones takes a list, as [1,2]; got"),
-        ("loop: {device: tpu}", "loop.device takes auto, cpu or cuda; got tpu"),
+        ("loop: {device: tpu}", "loop.device takes auto, cpu, cuda, mps or xpu; got tpu"),
         ("loop: {compile: 1}", "loop.compile takes true or false; got 1"),
         ("model: {pool_options: 3}", 'model.pool_options takes names and values, as {"a": 1}; got 3'),
         ("out: 3", "out takes a word; got 3"),

@@ -8,11 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from covpool.bench.layers import Entry, Problem, Size, chosen_entries, chosen_sizes, measure_layers
 from covpool.bench.steps import BATCH_SIZES, PAPER_SETTING, Setting, measured_steps
 from covpool.bench.timing import MakeProgress, Schedule, silence
+from covpool.device import chosen_device
 from covpool.durable import replace_file
 from covpool.errors import UsageError
 from covpool.functional.arguments import check_choice, check_whole
@@ -54,7 +53,8 @@ def run_methods(
         batch_sizes: batch sizes of the training steps; even, because two processes divide each batch.
         step_rounds: rounds of the training steps.
         setting: network and poolings of the training steps.
-        device: device of the layers, ``"cpu"`` or ``"cuda"``; training steps always run on the CPU.
+        device: device of the layers, one of :data:`covpool.device.DEVICES`; training steps always run on
+            the CPU.
         seed: seed of features, gradients, weights, images and the order within rounds.
         progress: makes a progress listener for each part.
 
@@ -63,7 +63,8 @@ def run_methods(
     """
     entries = chosen_entries(methods)
     wanted = chosen_sizes(sizes, batch)
-    _check(sections, batch_sizes, step_rounds, device)
+    _check(sections, batch_sizes, step_rounds)
+    device = chosen_device(device).type
     arguments = {
         "sections": [section for section in SECTIONS if section in sections],
         "sizes": [size.name for size in wanted],
@@ -100,20 +101,13 @@ def run_methods(
     return path
 
 
-def _check(sections: Collection[str], batch_sizes: Sequence[int], step_rounds: int, device: str) -> None:
+def _check(sections: Collection[str], batch_sizes: Sequence[int], step_rounds: int) -> None:
     for section in sections:
         check_choice("sections", section, SECTIONS)
     check_whole("step_rounds", step_rounds)
     for size in batch_sizes:
         if size < 4 or size % 2:  # BatchNorm of the hidden layers needs two images in each process
             raise UsageError(f"batch_sizes must be even and at least 4; got {size}")
-    check_device(device)
-
-
-def check_device(device: str) -> None:
-    """Raise if the device is not available."""
-    if device == "cuda" and not torch.cuda.is_available():
-        raise UsageError("device is 'cuda', but torch finds no GPU. Use 'cpu'.")
 
 
 def _entry(entry: Entry) -> dict[str, Any]:

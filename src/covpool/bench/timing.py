@@ -16,8 +16,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
+from covpool.device import synchronize, timed
 from covpool.functional.arguments import check_whole
 
 Run = Callable[[], object]
@@ -142,23 +141,7 @@ def seconds_per_call(run: Run, calls: int, device: str) -> float:
     The untimed call restores caches and allocator after the previous contender.
     """
     run()
-    if device == "cuda":
-        return _cuda_seconds(run, calls) / calls
-    start = time.perf_counter()
-    for _ in range(calls):
-        run()
-    return (time.perf_counter() - start) / calls
-
-
-def _cuda_seconds(run: Run, calls: int) -> float:
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    torch.cuda.synchronize()
-    start.record()
-    for _ in range(calls):
-        run()
-    end.record()
-    torch.cuda.synchronize()
-    return float(start.elapsed_time(end)) / 1e3
+    return timed(run, calls, device) / calls
 
 
 def _warm_up(run: Run, calls: int, device: str) -> float:
@@ -167,8 +150,7 @@ def _warm_up(run: Run, calls: int, device: str) -> float:
     for _ in range(max(1, calls)):
         start = time.perf_counter()
         run()
-        if device == "cuda":
-            torch.cuda.synchronize()
+        synchronize(device)
         seconds.append(time.perf_counter() - start)
     return min(seconds)
 

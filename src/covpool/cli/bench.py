@@ -6,6 +6,8 @@ import sys
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
+from covpool.device import Device
+
 EXAMPLE = "covpool bench --sections '[layers]' --methods '[gap]' --rounds 3"
 
 
@@ -39,7 +41,7 @@ class Arguments:
     rounds: int = 15
     batch_sizes: tuple[int, ...] = (8, 16, 32, 64, 128)
     step_rounds: int = 5
-    device: Literal["cpu", "cuda"] = "cpu"
+    device: Device = "cpu"
     seed: int = 0
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from covpool.cli.main import Command
 from covpool.data.layouts import Layout
+from covpool.device import Device
 
 if TYPE_CHECKING:
     from covpool.evaluate.neighbors import Neighbors
@@ -85,7 +86,7 @@ class Reading:
     layout: Layout = "auto"
     batch_size: int = 64
     workers: int = 2
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Device = "auto"
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
 
 

@@ -3,9 +3,10 @@
 # Annotations are not postponed: jsonargparse would import the modules under TYPE_CHECKING to evaluate them.
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from covpool.cli.main import Command
+from covpool.device import Device
 
 if TYPE_CHECKING:
     from covpool.explain.diagnosis import Diagnosis
@@ -39,7 +40,7 @@ class ExplainArguments:
     against: str | None = None
     pairs: bool = False
     limit: int = 24
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Device = "auto"
 
 
 def run_explain(arguments: ExplainArguments) -> "Explanation":
@@ -86,7 +87,7 @@ class DiagnoseArguments:
     data: str
     out: Path = Path("runs/diagnosis")
     limit: int = 64
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Device = "auto"
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,9 @@ class Verb(NamedTuple):
 
 # In the order of a project.
 PROJECT = {
+    "start": {
+        "demo": Verb("covariance against average pooling, in a minute", "train"),
+    },
     "data": {
         "check": Verb("find unreadable and duplicate images, and empty classes", "data"),
         "shard": Verb("write images into tar shards with an index", "data"),
@@ -257,9 +260,7 @@ def _help() -> str:
         [
             "usage: covpool [--help] [--version] VERB ...",
             "Global covariance pooling for image backbones, in the order of a project.",
-            "",
-            *lines,
-            "",
+            *lines,  # indented, without blank lines around them: all must fit on a terminal
             "covpool VERB --help lists the options of a verb, with an example.",
         ]
     )
@@ -276,7 +277,9 @@ REMEDIES = {
     errno.EMFILE: "raise the limit of open files (ulimit -n), or use fewer --workers",
 }
 # Words of the RuntimeError with which torch reports that the CPU's memory is full.
-NO_MEMORY = ("can't allocate memory", "not enough memory", "Cannot allocate memory")
+NO_MEMORY = ("can't allocate memory", "not enough memory", "Cannot allocate memory", "backend out of memory")
+# Words that torch's errors of a full GPU begin with.
+GPUS = ("CUDA", "HIP", "MPS", "XPU")
 
 
 def explained(error: Exception, extra: str) -> tuple[str, int]:
@@ -300,7 +303,7 @@ def explained(error: Exception, extra: str) -> tuple[str, int]:
         missing = (error.name or "").partition(".")[0]
         return f"{missing} is missing: pip install '{f'covpool[{extra}]' if extra else missing}'", 2
     if _is_memory(error):
-        where = "GPU" if "CUDA" in str(error) else "machine"
+        where = "GPU" if any(kind in str(error) for kind in GPUS) else "machine"
         return f"the {where} does not have enough memory: use a smaller batch size or smaller images", 2
     if isinstance(error, RuntimeError) and "DataLoader worker" in str(error):
         return WORKER_DIED, 2  # torch raises it wherever the program is when the worker dies

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from covpool.data.layouts import Layout
+from covpool.device import Device
 
 if TYPE_CHECKING:
     from covpool.evaluate.svm import SVMReport
@@ -50,7 +51,7 @@ class Arguments:
     batch_size: int = 32
     workers: int = 0
     precision: Literal["float32", "bfloat16"] = "float32"
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Device = "auto"
 
 
 def run(arguments: Arguments) -> "SVMReport":

@@ -15,6 +15,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 from covpool.cli.parser import Help, Parser, add_shared, underscored, valued
+from covpool.device import DEVICES
 from covpool.errors import Interrupted, UsageError
 from covpool.nn.pooling import METHODS
 from covpool.terminal import counted
@@ -64,7 +65,7 @@ ALONE = {
     "schedule.epochs": "number of training epochs",
     "optimizer.weight_decay": "weight decay",
     "loop.precision": "autocast precision: float32, bfloat16 or float16",
-    "loop.device": "auto, cpu or cuda",
+    "loop.device": f"{', '.join(DEVICES[:-1])} or {DEVICES[-1]}",
     "checkpoint.steps": "steps between checkpoints, in addition to those at the end of each epoch",
     "checkpoint.minutes": "minutes between checkpoints, in addition to those at the end of each epoch",
 }

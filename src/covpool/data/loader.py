@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from covpool.data.decode import decode
 from covpool.data.image_set import ImageSet
 from covpool.data.order import EvaluationOrder, Order, number, torch_seeded
+from covpool.device import pins_memory
 from covpool.errors import WORKER_DIED, BadImageError, DataError, ShardError, UsageError
 
 Transform = Callable[[Image.Image], Tensor]
@@ -313,7 +314,7 @@ def _make(
         sampler=steps,
         num_workers=workers,
         collate_fn=_as_it_is,
-        pin_memory=torch.cuda.is_available(),
+        pin_memory=pins_memory(),
         persistent_workers=workers > 0,
         multiprocessing_context=start_method if workers > 0 else None,
         generator=torch.Generator(),  # without one, it would use the caller's

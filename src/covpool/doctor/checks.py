@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from covpool import __version__
+from covpool.device import has_float64
 from covpool.errors import UsageError
 from covpool.functional import covariance, isqrt_cov
 
@@ -110,27 +111,45 @@ LIMITS = {torch.float64: 1e-9, torch.float32: 1e-4}
 # Enough steps for the iteration to converge.
 STEPS = 15
 # Size and number of the timed products: large enough to keep a GPU busy.
-SIDE, ROUNDS = {"cpu": 384, "cuda": 4096}, 5
+SIDE, GPU_SIDE, ROUNDS = 384, 4096, 5
 
 
 def value(device: str) -> str:
     """Compare ``isqrt_cov`` with the square root by eigendecomposition."""
-    x = _features().to(device)
+    x = _features()
     expected = _root_by_eigenvalues(covariance(x))
+    dtypes = [*LIMITS] if has_float64(torch.device(device)) else [torch.float32]
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")  # TF32 is a setting, not a fault
     try:
-        errors = [_error(x, expected, dtype, limit) for dtype, limit in LIMITS.items()]
+        errors = {_name(dtype): _error(x, device, expected, dtype) for dtype in dtypes}
     finally:
         torch.set_float32_matmul_precision(before)
-    return f"differs by {errors[0]:.0e} from eigh in float64, {errors[1]:.0e} in float32"
+    told = " and ".join(f"by {error:.0e} in {name}" for name, error in errors.items())
+    return f"differs from eigh {told}"
 
 
 def gradient(device: str) -> str:
     """Compare the gradient of ``isqrt_cov`` with finite differences."""
-    x = _features()[:1, :3, :5].to(device).requires_grad_()
-    torch.autograd.gradcheck(isqrt_cov, (x,))
+    x = _features()[:1, :3, :5]
+    if not has_float64(torch.device(device)):
+        return _gradient_like_the_cpu(x.float(), device)
+    torch.autograd.gradcheck(isqrt_cov, (x.to(device).requires_grad_(),))
     return "matches finite differences"
+
+
+def _gradient_like_the_cpu(x: Tensor, device: str) -> str:
+    """Compare gradients in float32, whose finite differences have too few digits."""
+    grads = []
+    for place in ("cpu", device):
+        leaf = x.to(place).requires_grad_()
+        isqrt_cov(leaf).square().sum().backward()
+        assert leaf.grad is not None
+        grads.append(leaf.grad.cpu())
+    error = float((grads[1] - grads[0]).norm() / grads[0].norm())
+    if not error < LIMITS[torch.float32]:
+        raise ArithmeticError(f"differs by {error:.1e} from the gradient of the CPU")
+    return f"differs by {error:.0e} from the gradient of the CPU (no float64 here)"
 
 
 def compiled(device: str) -> str:
@@ -155,12 +174,16 @@ def half_precision(device: str) -> str:
     return f"matrix products in bfloat16 take {ratio:.2f} of the time in float32: {advice}"
 
 
-def _error(x: Tensor, expected: Tensor, dtype: torch.dtype, limit: float) -> float:
-    found = isqrt_cov(x.to(dtype), steps=STEPS).double()
+def _error(x: Tensor, device: str, expected: Tensor, dtype: torch.dtype) -> float:
+    found = isqrt_cov(x.to(dtype).to(device), steps=STEPS).cpu().double()
     error = float((found - expected).norm() / expected.norm())
-    if not error < limit:
-        raise ArithmeticError(f"differs by {error:.1e} from eigh in {str(dtype).removeprefix('torch.')}")
+    if not error < LIMITS[dtype]:
+        raise ArithmeticError(f"differs by {error:.1e} from eigh in {_name(dtype)}")
     return error
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _features() -> Tensor:
@@ -176,7 +199,7 @@ def _root_by_eigenvalues(a: Tensor) -> Tensor:
 
 def _seconds(device: str, dtype: torch.dtype) -> float:
     """Return the shortest time of several products."""
-    side = SIDE[device]
+    side = SIDE if device == "cpu" else GPU_SIDE
     a = torch.ones(8, side, side, dtype=dtype, device=device)
     taken = []
     for _ in range(ROUNDS):

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from covpool.device import chosen_device, device_lines
 from covpool.doctor import checks
 from covpool.doctor.checks import Finding, NotHereError, missing_by_extra, versions
 from covpool.provenance.machine import describe_machine
@@ -55,7 +56,7 @@ def examine(progress: Progress = lambda done, total: None) -> Examination:
         >>> examine().is_well  # doctest: +SKIP
         True
     """
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = chosen_device().type
     tests = _tests(device)
     findings = []
     for number, test in enumerate(tests):
@@ -64,7 +65,7 @@ def examine(progress: Progress = lambda done, total: None) -> Examination:
     return Examination(
         versions=versions(),
         machine=describe_machine("cpu"),
-        devices=_devices(),
+        devices=device_lines(),
         float32_products=torch.get_float32_matmul_precision(),
         missing=missing_by_extra(),
         findings=tuple(findings),
@@ -113,13 +114,6 @@ def _processor(found: Examination) -> str:
 def _verdict(found: Examination) -> str:
     failed = [finding.name for finding in found.findings if finding.state == "fail"]
     return f"failed: {', '.join(failed)}" if failed else "no problems found"
-
-
-def _devices() -> tuple[str, ...]:
-    try:
-        return "cpu", *(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
-    except RuntimeError:  # a broken driver, which the tests report
-        return "cpu", "a GPU that does not respond"
 
 
 def _tests(device: str) -> list[Trial]:

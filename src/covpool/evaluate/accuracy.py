@@ -10,6 +10,7 @@ from typing import Any, Literal
 from covpool.data.image_set import ImageSet
 from covpool.data.loader import BadImage
 from covpool.data.sources import evaluation_split
+from covpool.device import Device
 from covpool.evaluate.results import (
     Results,
     begin_results,
@@ -82,7 +83,7 @@ def evaluate(
     views: Views = "one",
     batch_size: int = 64,
     workers: int = 2,
-    device: Literal["auto", "cpu", "cuda"] = "auto",
+    device: Device = "auto",
     precision: Literal["float32", "bfloat16", "float16"] = "float32",
     seed: int = 0,
     progress: ProgressCall | None = None,
@@ -102,7 +103,7 @@ def evaluate(
             averaged.
         batch_size: batch size per process.
         workers: number of image-reading processes per process.
-        device: ``"cpu"``, ``"cuda"``, or ``"auto"`` for a GPU if there is one.
+        device: one of :data:`covpool.device.DEVICES`; ``"auto"`` is a GPU if there is one.
         precision: autocast precision.
         seed: seed of the bootstrap.
         progress: called with the number of images done and the total.

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from covpool.data.image_set import ImageSet
 from covpool.data.sources import evaluation_split, open_images, split_names
+from covpool.device import Device
 from covpool.errors import UsageError
 from covpool.evaluate.results import (
     Results,
@@ -80,7 +81,7 @@ def retrieve(
     engine: Literal["exact", "faiss"] = "exact",
     batch_size: int = 64,
     workers: int = 2,
-    device: Literal["auto", "cpu", "cuda"] = "auto",
+    device: Device = "auto",
     precision: Literal["float32", "bfloat16", "float16"] = "float32",
     progress: ProgressCall | None = None,
 ) -> Retrieval:

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from covpool.device import NO_EIGH
 from covpool.functional.arguments import check_positive, check_square
 from covpool.functional.differentiable import at_least_float32, autocast_off, once_differentiable
 
@@ -108,7 +109,13 @@ def spectrum(a: Tensor, cut: bool = True) -> Spectrum:
 
 
 def _eigh(a: Tensor) -> tuple[Tensor, Tensor]:
-    """In a long training LAPACK may fail to converge on a sound matrix; in float64 it then does converge."""
+    """In a long training LAPACK may fail to converge on a sound matrix; in float64 it then does converge.
+
+    Devices without this decomposition use that of the CPU.
+    """
+    if a.device.type in NO_EIGH:
+        values, vectors = _eigh(a.cpu())
+        return values.to(a.device), vectors.to(a.device)
     try:
         values, vectors = torch.linalg.eigh(a)
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # documented, not in its stubs

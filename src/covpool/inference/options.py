@@ -4,6 +4,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from covpool.device import DEVICES, Device
 from covpool.functional.arguments import check_choice, check_whole
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ class Running:
     Attributes:
         batch_size: images per batch.
         workers: processes that read and decode images; 0 reads in the main process. Ray ignores it.
-        device: ``cpu``, ``cuda``, or ``auto`` for a GPU if there is one.
+        device: device of the network; ``auto`` is a GPU if there is one.
         engine: ``local`` for this machine, ``ray`` for a cluster (pip install 'covpool[scale]').
         actors: number of Ray processes, each with a network.
         ray_address: address of a Ray cluster; Ray starts on this machine if not given.
@@ -108,7 +109,7 @@ class Running:
 
     batch_size: int = 64
     workers: int = 2
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Device = "auto"
     engine: Literal["local", "ray"] = "local"
     actors: int = 1
     ray_address: str | None = None
@@ -117,6 +118,6 @@ class Running:
 
     def __post_init__(self) -> None:
         check_choice("engine", self.engine, ("local", "ray"))
-        check_choice("device", self.device, ("auto", "cpu", "cuda"))
+        check_choice("device", self.device, DEVICES)
         for name, least in (("batch_size", 1), ("workers", 0), ("actors", 1)):
             check_whole(name, getattr(self, name), at_least=least)

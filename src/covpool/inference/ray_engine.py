@@ -68,7 +68,7 @@ def _dataset(work: Work, running: Running) -> ray.data.Dataset:
 def _shares(running: Running) -> tuple[float, float]:
     """Return the cores and GPUs of an actor; at least half of the cores are left to decode."""
     there = ray.cluster_resources()  # type: ignore[no-untyped-call]
-    gpus = int(running.device == "cuda" or (running.device == "auto" and there.get("GPU", 0) > 0))
+    gpus = int(there.get("GPU", 0) > 0 if running.device == "auto" else running.device != "cpu")
     # Always below one: Ray fuses an actor that needs as much as a task with that task.
     return min(0.99, there.get("CPU", 1) / (2 * running.actors)), gpus
 

@@ -24,6 +24,7 @@ from covpool.data.decode import decode
 from covpool.data.image_set import ImageSet
 from covpool.data.loader import Failure, outlive_signals
 from covpool.data.transforms import Preprocessing, pixels_transform
+from covpool.device import chosen_device
 from covpool.errors import BadImageError, DataError, ShardError, UnreachableError, UsageError
 from covpool.inference.forward import Forward, open_bundle
 from covpool.inference.options import Running
@@ -140,25 +141,22 @@ class Predictor:
     Args:
         bundle: the folder of a model.
         task: computes the columns.
-        device: ``"cpu"``, ``"cuda"``, or ``"auto"`` for a GPU if there is one.
+        device: one of :data:`covpool.device.DEVICES`; ``"auto"`` is a GPU if there is one.
         sha256: the hash of the weights. A process may start long after the job, when the bundle was replaced.
     """
 
     def __init__(
         self, bundle: str | Path, task: Task, device: str = "auto", sha256: str | None = None
     ) -> None:
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
-        if device == "cuda" and not torch.cuda.is_available():
-            raise UsageError("device is cuda, but torch sees no GPU here: pass cpu")
-        model = open_bundle(str(bundle), torch.device(device))
+        found = chosen_device(device)
+        model = open_bundle(str(bundle), found)
         if sha256 is not None and read_card(bundle).sha256 != sha256:
             raise UsageError(f"{bundle} is not the bundle any more that the job began with")
         outputs = self.outputs = task.start(model)
         self.forward = Forward(
             model,
             lambda images: {"values": outputs.forward(images)},
-            device=torch.device(device),
+            device=found,
             precision=task.precision,
             views="flip" if task.flip else "one",
             preprocessing=Preprocessing.of(model.pretrained_cfg),

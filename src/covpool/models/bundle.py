@@ -24,8 +24,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from covpool.device import chosen_device
 from covpool.durable import read_folder, replace_folder, write_file
-from covpool.errors import BundleError, UsageError, UsageTypeError
+from covpool.errors import BundleError, UsageTypeError
 from covpool.models.card import (
     CARD,
     INDEX,
@@ -135,12 +136,7 @@ def load_model(folder: str | Path, *, device: str | torch.device = "cpu") -> Poo
         BundleError: there is no bundle, or it is refused; the message says why.
         UsageError: if there is no such device.
     """
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.empty(0, device=device)
-    except (AssertionError, RuntimeError) as error:  # torch's own without CUDA is an assertion
-        raise UsageError(f"device={str(device)!r} cannot be used here: {error}") from error
+    device = chosen_device(device)
     with _naming(folder), torch.random.fork_rng(devices=[]):
         card, tensors, classifier = read_folder(folder, _read)
         classes = card.config.num_classes

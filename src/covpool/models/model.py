@@ -184,7 +184,7 @@ class PooledClassifier(nn.Module):
         self.eval()
         try:
             for first in range(0, len(pictures), AT_ONCE):
-                batch = [self.transform(_opened(one)) for one in pictures[first : first + AT_ONCE]]
+                batch = [self.transform(opened(one)) for one in pictures[first : first + AT_ONCE]]
                 with torch.inference_mode():
                     logits = self(torch.stack(batch).to(like))
                 scores, places = logits.float().softmax(dim=1).topk(min(top, self.num_classes), dim=1)
@@ -319,7 +319,7 @@ class PooledClassifier(nn.Module):
         return cfg
 
 
-def _opened(image: str | os.PathLike[str] | Image) -> Image:
+def opened(image: str | os.PathLike[str] | Image) -> Image:
     """Return an image in RGB and upright, from a file or from Pillow."""
     from PIL import ImageOps
 

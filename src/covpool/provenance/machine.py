@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from covpool import __version__
+from covpool.device import device_name, toolkit_versions
 from covpool.errors import UsageError
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -45,7 +46,7 @@ def describe_versions() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "covpool": __version__,
-        "cuda": torch.version.cuda,
+        **toolkit_versions(),
         "blas": [line for line in blas if not line.startswith("Build settings")],
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
     }
@@ -63,7 +64,7 @@ def describe_machine(device: str) -> dict[str, Any]:
         "flags": [flag for flag in _FLAGS if flag in flags],
         "capability": torch.backends.cpu.get_cpu_capability(),
         "system": platform.system(),
-        "gpu": torch.cuda.get_device_name() if device == "cuda" else None,
+        "gpu": None if device == "cpu" else device_name(device),
         "environment": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
     }
 

@@ -29,7 +29,7 @@ def new_results(packages: Sequence[str], arguments: dict[str, Any], device: str,
     Args:
         packages: packages of covpool that the results depend on.
         arguments: of the command or function.
-        device: ``cpu`` or ``cuda``.
+        device: kind of device, such as ``cpu``.
         seed: random seed; ``None`` if nothing is random.
     """
     return {

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from covpool.data.order import number
+from covpool.device import SYNC_BATCHNORM, forked_rng
 from covpool.errors import UsageError
 from covpool.models.bundle import load_model
 from covpool.models.create import build_model, parameter_groups
@@ -58,8 +59,8 @@ def make_model(recipe: Recipe, classes: Sequence[str], processes: Processes) -> 
     if weights.freeze is not None:
         model.freeze(weights.freeze)
     if recipe.loop.sync_batchnorm:
-        if processes.device.type != "cuda":
-            raise UsageError("sync_batchnorm needs a GPU")
+        if processes.device.type not in SYNC_BATCHNORM:
+            raise UsageError(f"sync_batchnorm needs a GPU; the device is {processes.device.type}")
         model = convert_sync_batchnorm(model)
     if recipe.loop.channels_last:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's own way
@@ -146,11 +147,10 @@ def own_state(processes: Processes, deterministic: bool) -> Iterator[None]:
         processes: their device selects the generators to restore.
         deterministic: make torch refuse operations that may differ from run to run.
     """
-    on_gpus = processes.device.type == "cuda" or torch.cuda.is_initialized()
     cublas, cudnn = os.environ.get(CUBLAS), torch.backends.cudnn.benchmark
     mode = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count() if on_gpus else 0)):
+    with forked_rng(processes.device):
         try:
             if deterministic:
                 os.environ.setdefault(CUBLAS, ":4096:8")  # cuBLAS refuses to be deterministic without it

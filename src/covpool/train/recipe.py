@@ -8,6 +8,7 @@ from typing import Literal
 
 from covpool.data.layouts import Layout
 from covpool.data.transforms import Augmentation
+from covpool.device import Device
 from covpool.errors import UsageError
 from covpool.functional.arguments import check_choice, check_positive, check_whole
 from covpool.models.config import ModelConfig
@@ -212,7 +213,7 @@ class LoopOptions:
     shard_classes: bool = False
     deterministic: bool = False
     max_skips: int = 10
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Device = "auto"
     timeout: float = 10.0
 
     def __post_init__(self) -> None:

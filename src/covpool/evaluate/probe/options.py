@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from covpool.device import Device
 from covpool.errors import UsageError
 from covpool.functional.arguments import check_choice, check_not_negative, check_whole
 from covpool.models.config import CLASS_TOKEN, Join, ModelConfig
@@ -186,7 +187,7 @@ class ProbeOptions:
     compile: bool = False
     extract_batch: int = 32
     workers: int = 2
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Device = "auto"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "heads", tuple(dict.fromkeys(self.heads)))
@@ -239,7 +240,7 @@ class FitOptions:
     finetune: bool = False
     epochs: int = 12
     workers: int = 2
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Device = "auto"
 
     def probe(self) -> ProbeOptions:
         """Return the options of the comparison of heads."""

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from covpool.data.image_set import ImageSet
 from covpool.data.loader import BadImage
+from covpool.device import DEVICES
 from covpool.durable import LOCK
 from covpool.errors import UsageError
 from covpool.evaluate.svm.solvers import LinearScores, Problem, left_behind
@@ -43,7 +44,7 @@ class Passing:
         batch_size: images per batch.
         workers: processes that load images.
         precision: autocast precision: ``"float32"`` or ``"bfloat16"``.
-        device: ``"cpu"``, ``"cuda"``, or ``"auto"`` for a GPU if there is one.
+        device: one of :data:`covpool.device.DEVICES`; ``"auto"`` is a GPU if there is one.
     """
 
     batch_size: int = 32
@@ -53,7 +54,7 @@ class Passing:
 
     def __post_init__(self) -> None:
         check_choice("precision", self.precision, ("float32", "bfloat16"))
-        check_choice("device", self.device, ("auto", "cpu", "cuda"))
+        check_choice("device", self.device, DEVICES)
         self.made()
 
     def made(self, progress: Progress | None = None) -> Pass:

@@ -305,7 +305,7 @@ def environment(summary: Mapping[str, Any]) -> list[Fact]:
     versions: Mapping[str, Any] = summary.get("versions") or {}
     found = [
         ("Machine", str(summary.get("machine") or "")),
-        ("Processes", number(summary.get("processes"))),
+        ("Processes", number(summary["processes"]) if summary.get("processes") else ""),
         ("Seed", str(summary.get("seed", ""))),
         ("Commit", _commit(summary)),
         *((name, str(version)) for name, version in versions.items()),
