@@ -87,7 +87,9 @@ def export_model(
         found = [TARGETS[name].objection(one_parity) for name, one_parity in parity.items()]
         objections = [sentence for sentence in found if sentence is not None]
         if objections and not force:
-            raise ExportRefusedError(f"{objections[0]}. No file was written; --force true writes the files anyway.")
+            raise ExportRefusedError(
+                f"{objections[0]}. No file was written; --force true writes the files anyway."
+            )
         if traced.has_free_size and not force:
             _check_sizes(job, runners)
         runners[EAGER] = torch_runner(job.graph)
