@@ -11,18 +11,26 @@ from covpool.cli.parser import Parser, make_parser
 
 # Every option of every verb: to take one away is to break somebody's script.
 SHARED = ["--debug", "--help", "--json"]
+WITHOUT_IMAGES = ("convert", "plan")
 
 BULK = [
     "--actors",
     "--batch-size",
+    "--connect-timeout",
     "--device",
     "--engine",
     "--flip",
     "--format",
+    "--max-bad",
     "--out",
     "--precision",
     "--ray-address",
+    "--read-timeout",
+    "--retries",
+    "--retry",
     "--rows-per-file",
+    "--timeout",
+    "--verify",
     "--workers",
 ]
 
@@ -179,7 +187,8 @@ def test_every_verb_has_a_line() -> None:
 @pytest.mark.parametrize("verb", OPTIONS)
 def test_options(verb: str) -> None:
     text = parser_of(verb).format_help()
-    assert sorted(set(re.findall(r"--[\w-]+", text))) == sorted(OPTIONS[verb] + SHARED)
+    shared = SHARED if verb in WITHOUT_IMAGES else [*SHARED, "--trust-rows"]
+    assert sorted(set(re.findall(r"--[\w-]+", text))) == sorted(OPTIONS[verb] + shared)
     usage = text.partition("\n\n")[0].split()
     assert usage[-len(POSITIONALS[verb]) :] == POSITIONALS[verb]
 

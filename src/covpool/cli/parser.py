@@ -74,7 +74,9 @@ def make_parser(command: str, *kinds: type[Any], skip: Collection[str] = ()) -> 
         parser.add_class_arguments(kind, as_group=False, as_positional=True, skip={*lists, *skip})
         for name in lists:
             _add_list(parser, kind, name)
-    add_shared(parser, has_data="data" in parser.hints)
+    add_shared(parser)
+    if "data" in parser.hints:
+        add_trust(parser)
     return parser
 
 
@@ -91,13 +93,16 @@ def _names(kind: type[Any]) -> list[str]:
     return [field.name for field in dataclasses.fields(kind)]
 
 
-def add_shared(parser: Any, has_data: bool = True) -> None:
-    """Add the options of every verb, and of those with images, to a parser or a group of one."""
+def add_shared(parser: Any) -> None:
+    """Add the options of every verb to a parser or a group of one."""
     parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
     parser.add_argument("--debug", action="store_true", help="print the traceback of an error")
-    if has_data:
-        trust = "rows of a table may name files outside its folder, and servers on private networks"
-        parser.add_argument("--trust_rows", action="store_true", help=trust)
+
+
+def add_trust(parser: Any) -> None:
+    """Add the option of every verb that reads images to a parser or a group of one."""
+    what = "rows of a table may name files outside its folder, and servers on private networks"
+    parser.add_argument("--trust_rows", action="store_true", help=what)
 
 
 class Parser(SentenceParser):

@@ -14,7 +14,7 @@ from itertools import pairwise
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
-from covpool.cli.parser import Help, Parser, add_shared, underscored, valued
+from covpool.cli.parser import Help, Parser, add_shared, add_trust, underscored, valued
 from covpool.device import DEVICES
 from covpool.errors import Interrupted, UsageError
 from covpool.nn.pooling import METHODS
@@ -234,6 +234,7 @@ def make_parser(
     for key in [*by_key, *(key for key in options() if "." not in key)]:
         if key not in COMMON:
             _add(others, parser, key)
+    add_trust(others)
     for section in sections():
         group = parser.add_argument_group(f"more options of {section}")
         for key in options():

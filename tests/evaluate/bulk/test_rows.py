@@ -187,7 +187,7 @@ def test_an_address_that_is_none_costs_its_row(tmp_path: Path, bundle: Path, wor
     )
     good, bad = rows_of(tmp_path / "out")
     assert good["error"] is None
-    assert bad["error"].startswith("unreadable: nowhere://a/b.jpg cannot be opened: ")
+    assert bad["error"].startswith("unreachable: a row may not name a URL of 'nowhere': use ")
 
 
 @pytest.mark.parametrize("kind", ["parquet", "csv"])
