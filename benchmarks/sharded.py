@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # optimizers import it, which takes seconds: here once, before the fork
 import torch.distributed as dist
 import torch.multiprocessing
 import torch.nn.functional as F
