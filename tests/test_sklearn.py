@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
+from unittest import SkipTest
 
 import numpy as np
 import pytest
@@ -29,16 +31,20 @@ def rows(pool: CovPool, x: np.ndarray, mask: np.ndarray | None = None) -> np.nda
     return np.asarray(pool(torch.tensor(x), weights).detach())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [{}, {"missing": "mask"}, {"method": "gap"}, {"dim": 1}], ids=["default", "mask", "gap", "dim"]
 )
 def test_the_checks_of_scikit_learn(options: dict[str, Any]) -> None:
-    names = []
+    passed, skipped = [], []
     for estimator, check in estimator_checks_generator(CovPoolFeatures(**options)):
-        names.append(check.func.__name__)  # type: ignore[attr-defined]
-        check(estimator)
-    assert len(names) > 40
+        name = check.func.__name__  # type: ignore[attr-defined]
+        try:
+            check(estimator)
+            passed.append(name)
+        except SkipTest as reason:  # a package of theirs is missing
+            skipped.append(f"{name}: {reason}")
+    assert len(passed) > 35, skipped
+    assert all(re.search("pandas|polars|array_api|SCIPY_ARRAY_API", told) for told in skipped), skipped
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

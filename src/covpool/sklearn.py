@@ -155,7 +155,7 @@ class CovPoolFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         options = {"dtype": DTYPES, "ensure_all_finite": finite}
         if isinstance(X, list | tuple) and len(X) and np.ndim(X[0]) > 1:
             return [self._channels_first(check_array(one, allow_nd=True, **options)[None])[0] for one in X]
-        if np.ndim(X) > 2:
+        if getattr(X, "ndim", 2) > 2:
             return self._channels_first(check_array(X, allow_nd=True, **options))
         flat: NDArray[Any] = validate_data(self, X, reset=reset, **options)
         channels = self.channels or 1
