@@ -182,7 +182,7 @@ def _rank(rank: int, kind: str, store: str) -> None:
     if kind != "cpu":
         torch.accelerator.set_device_index(rank)
     torch.manual_seed(0)
-    pool = CovPool(6, dim=None)
+    pool = CovPool(6, dim=None, layout="channels_first")
     model = nn.Sequential(pool, nn.Linear(pool.out_features, 2)).to(place)
     x, upstream = features().float(), torch.linspace(-1, 1, 4).reshape(2, 2)
     (model(x.to(place)) * upstream.to(place)).sum().div(2).backward()
