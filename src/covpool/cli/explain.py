@@ -31,7 +31,7 @@ class ExplainArguments:
         device: ``auto`` uses a GPU if there is one.
     """
 
-    bundle: Path
+    bundle: str
     data: str
     out: Path = Path("runs/explained")
     top: int = 3
@@ -82,7 +82,7 @@ class DiagnoseArguments:
         device: ``auto`` uses a GPU if there is one.
     """
 
-    bundle: Path
+    bundle: str
     data: str
     out: Path = Path("runs/diagnosis")
     limit: int = 64

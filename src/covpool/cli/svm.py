@@ -38,7 +38,7 @@ class Arguments:
         device: ``auto`` uses a GPU if there is one.
     """
 
-    bundle: Path
+    bundle: str
     data: str
     out: Path = Path("runs/svm")
     split: str = "train"

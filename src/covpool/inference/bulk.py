@@ -26,6 +26,7 @@ from covpool.inference.tasks import Columns, Task, read_rows, write_table
 from covpool.inference.work import Decoder, Predictor, Progress, Unit, Work, divide, run_local
 from covpool.models.bundle import read_card
 from covpool.models.card import Card
+from covpool.models.hub import pinned
 from covpool.terminal import counted, duration, printable
 
 # The ending of files that are being written.
@@ -309,11 +310,10 @@ def infer(
     becomes a row with an error.
 
     Args:
-        bundle: the folder of a model.
+        bundle: the folder of a model, or its address on the Hub.
         data: as for :func:`covpool.data.sources.open_unlabeled`.
         out: a folder or a remote URL; new, empty, or of this same job.
-        task: a :class:`~covpool.inference.tasks.Predict` or an
-            :class:`~covpool.inference.tasks.Embed`.
+        task: a ``Predict`` or an ``Embed`` of :mod:`covpool.inference.tasks`.
         files: how rows are divided into files.
         running: how it is run.
         progress: called with the number of images done and the total.
@@ -336,7 +336,7 @@ def infer(
         there = begin_or_continue(writer.place, job, str(out))
         left = [unit for unit in units if writer.file(unit) not in there]
         decoder = Decoder(Preprocessing.of(card.preprocessing))
-        predictor = partial(Predictor, Path(bundle).resolve(), task, running.device, card.sha256)
+        predictor = partial(Predictor, pinned(bundle), task, running.device, card.sha256)
         bad = (
             _engine(running)(Work(images, left, decoder, predictor, writer), running, progress) if left else 0
         )

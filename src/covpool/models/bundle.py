@@ -23,12 +23,14 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from covpool.durable import read_folder, replace_folder, write_file
-from covpool.errors import BundleError, UsageError, UsageTypeError
+from covpool.errors import BundleError, DamagedBundleError, UsageError, UsageTypeError
+from covpool.hub import HUB
 from covpool.models.card import (
     CARD,
     MAX_BYTES,
     WEIGHTS,
     Card,
+    backbone_digest,
     read_fields,
     reason,
     shown,
@@ -36,6 +38,7 @@ from covpool.models.card import (
     write_card,
 )
 from covpool.models.create import build_model
+from covpool.models.hub import located
 from covpool.models.model import PooledClassifier
 from covpool.nn.cov_pool import drop_unused_norm
 from covpool.terminal import printable
@@ -115,17 +118,24 @@ def save_model(
     return Path(folder)
 
 
-def load_model(folder: str | Path, *, device: str | torch.device = "cpu") -> PooledClassifier:
+def load_model(
+    folder: str | Path, *, device: str | torch.device = "cpu", backbone: PooledClassifier | None = None
+) -> PooledClassifier:
     """Load a bundle: the model in evaluation mode, with its weights, class names and preprocessing.
 
     Loading takes twice the memory of the model for a moment, and draws no random numbers.
 
     Args:
-        folder: the bundle.
+        folder: the bundle: a folder, or ``"hf-hub:user/name"`` or ``"hf-hub:user/name@revision"`` on the
+            Hugging Face Hub.
         device: device of the model; ``"auto"`` uses a GPU if there is one.
+        backbone: a loaded model with the same backbone. Both models then share it, in memory and on its
+            device, so that many heads need one backbone.
 
     Raises:
-        BundleError: there is no bundle, or it is refused; the message says why.
+        BundleError: there is no bundle, or it is refused; the message says why. Also if the head belongs to
+            another backbone.
+        HubError: the Hub does not give the bundle.
         UsageError: if there is no such device.
     """
     if device == "auto":
@@ -135,13 +145,18 @@ def load_model(folder: str | Path, *, device: str | torch.device = "cpu") -> Poo
     except (AssertionError, RuntimeError) as error:  # torch's own without CUDA is an assertion
         raise UsageError(f"device={str(device)!r} cannot be used here: {error}") from error
     with _naming(folder), torch.random.fork_rng(devices=[]):
-        card, tensors = read_folder(folder, _read)
+        card, tensors = located(folder, _read)
         with _explaining(card), torch.device("cpu"):
             model = build_model(card.config)
             _fill(model, tensors, card)
     model.classes, model.initial_weights = card.classes, card.initial_weights
     # The preprocessing of training, even if another timm has other defaults for this backbone.
     model.pretrained_cfg.update(card.preprocessing)
+    if backbone is not None:
+        with _naming(folder):
+            if backbone_digest(backbone) != (card.backbone_sha256 or backbone_digest(model)):
+                raise BundleError("its head belongs to another backbone: load it without backbone=")
+        model.backbone, device = backbone.backbone, next(backbone.parameters()).device
     return model.eval().to(device)
 
 
@@ -158,7 +173,7 @@ def read_card(folder: str | Path) -> Card:
             return card
 
     with _naming(folder):
-        return read_folder(folder, read)
+        return located(folder, read)
 
 
 def check_replaceable(folder: str | Path) -> None:
@@ -168,6 +183,8 @@ def check_replaceable(folder: str | Path) -> None:
     """
 
     def check(path: Path) -> None:
+        if str(folder).startswith(HUB):
+            raise BundleError("it is on the Hub: save to a folder, then use covpool push FOLDER user/name")
         if path.exists() and not path.is_dir():
             raise BundleError("a file of this name exists")
         found = {file.name for file in path.iterdir()} if path.exists() else set()
@@ -191,7 +208,7 @@ def _naming(folder: str | Path) -> Iterator[None]:
     try:
         yield
     except BundleError as error:
-        raise BundleError(f"bundle {str(folder)!r}: {error}") from error.__cause__
+        raise type(error)(f"bundle {str(folder)!r}: {error}") from error.__cause__
 
 
 def _card_of(model: PooledClassifier, weights: bytes, **given: Any) -> Card:
@@ -203,6 +220,7 @@ def _card_of(model: PooledClassifier, weights: bytes, **given: Any) -> Card:
         sha256=hashlib.sha256(weights).hexdigest(),
         bytes=len(weights),
         buffer_dtypes=_computed_dtypes(model),
+        backbone_sha256=backbone_digest(model),
         **given,
     )
 
@@ -234,7 +252,7 @@ def _open_weights(folder: Path) -> Iterator[tuple[Card, BufferedReader]]:
         size = os.fstat(file.fileno()).st_size
         if size != card.bytes:
             what = "is truncated" if size < card.bytes else "belongs to another card"
-            raise BundleError(
+            raise DamagedBundleError(
                 f"{WEIGHTS} {what}, {size} bytes instead of {card.bytes}: copy both files again"
             )
         yield card, file
@@ -268,7 +286,7 @@ def _meant(run: Path) -> str:
 
 def _check_sha256(found: str, card: Card) -> None:
     if found != card.sha256:
-        raise BundleError(
+        raise DamagedBundleError(
             f"{WEIGHTS} is damaged or belongs to another card (its hash differs): copy both again"
         )
 
