@@ -1,18 +1,25 @@
-"""The description and the links of the package, for PyPI, which does not resolve relative links.
+"""What a build adds: the description and the links for PyPI, and a software bill of materials.
 
-The address of the repository comes from ``COVPOOL_REPOSITORY``, which the release workflow sets. Without it,
-links stay relative and the package has no list of links.
+PyPI does not resolve relative links. The address of the repository comes from ``COVPOOL_REPOSITORY``, which
+the release workflow sets. Without it, links stay relative and the package has no list of links.
+
+The bill is ``*.dist-info/sboms/covpool.cdx.json`` in the wheel (PEP 770, CycloneDX). The wheel contains no
+code of others, so the bill lists the package and its requirements. The same sources give the same file.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import uuid
 from pathlib import Path
 from typing import Any
 
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
+FILE = "covpool.cdx.json"
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)\s]+)")
 
 
@@ -45,3 +52,69 @@ def addresses(address: str) -> dict[str, str]:
         "Changelog": f"{address}/blob/main/CHANGELOG.md",
         "Issues": f"{address}/issues",
     }
+
+
+class Sbom(BuildHookInterface):  # type: ignore[type-arg]
+    """Add the bill to a wheel."""
+
+    PLUGIN_NAME = "custom"
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Write the file before the wheel is made."""
+        if self.target_name != "wheel" or version == "editable":
+            return
+        core = self.metadata.core
+        extras = {name: list(required) for name, required in core.optional_dependencies.items()}
+        text = bill(self.metadata.version, core.dependencies, extras)
+        path = Path(self.directory, FILE)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        build_data["sbom_files"].append(os.path.relpath(path, self.root))
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        """Remove the file, which is in the wheel now."""
+        Path(self.directory, FILE).unlink(missing_ok=True)
+
+
+def bill(version: str, required: list[str], extras: dict[str, list[str]]) -> str:
+    """Return the contents of the file."""
+    own = f"pkg:pypi/covpool@{version}"
+    parts: dict[str, dict[str, Any]] = {}
+    for extra, requirements in {"": required, **extras}.items():
+        for requirement in requirements:
+            name = re.split(r"[\s\[<>=!~;@]", requirement, maxsplit=1)[0].lower().replace("_", "-")
+            if name == "covpool" or extra in ("dev", "docs"):
+                continue
+            part = parts.setdefault(
+                name,
+                {
+                    "type": "library",
+                    "bom-ref": f"pkg:pypi/{name}",
+                    "name": name,
+                    "purl": f"pkg:pypi/{name}",
+                    "scope": "optional",
+                    "properties": [],
+                },
+            )
+            part["scope"] = "optional" if extra and part["scope"] == "optional" else "required"
+            part["properties"].append({"name": f"covpool:{extra or 'required'}", "value": requirement})
+    components = [parts[name] for name in sorted(parts)]
+    fields = {
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "serialNumber": f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, own)}",
+        "version": 1,
+        "metadata": {
+            "component": {
+                "type": "library",
+                "bom-ref": own,
+                "name": "covpool",
+                "version": version,
+                "purl": own,
+                "licenses": [{"license": {"id": "Apache-2.0"}}],
+            }
+        },
+        "components": components,
+        "dependencies": [{"ref": own, "dependsOn": [part["bom-ref"] for part in components]}],
+    }
+    return json.dumps(fields, indent=2) + "\n"

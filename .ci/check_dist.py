@@ -1,5 +1,6 @@
 """What was built: the wheel holds the package, all of it and nothing else, and leads to the right release."""
 
+import json
 import os
 import re
 import sys
@@ -22,13 +23,19 @@ kinds = ("py.typed", "recipes/modern.yaml", "train/report/templates/", "bench/sc
 assert all(any(kind in name for name in source) for kind in kinds), kinds
 with zipfile.ZipFile(wheel) as archive:
     held = {name for name in archive.namelist() if not name.endswith("/")}
+    (bill,) = (
+        json.loads(archive.read(name)) for name in held if name.endswith(".dist-info/sboms/covpool.cdx.json")
+    )
 information = {name for name in held if name.startswith(f"covpool-{version}.dist-info/")}
 assert held - information == source, sorted((held - information) ^ source)
+
+assert bill["metadata"]["component"]["version"] == version, bill["metadata"]
+assert "torch" in {part["name"] for part in bill["components"] if part["scope"] == "required"}, bill
 
 with tarfile.open(sdist) as archive:
     top = f"covpool-{version}"
     unpacked = {name.removeprefix(f"{top}/") for name in archive.getnames()}
-needed = {"LICENSE", "PKG-INFO", "README.md", "pyproject.toml", "tests/test_package.py"}
+needed = {"LICENSE", "PKG-INFO", "README.md", "hatch_build.py", "pyproject.toml", "tests/test_package.py"}
 assert needed | {f"src/{name}" for name in source} <= unpacked, needed - unpacked
 assert not any(
     name.startswith(("results", ".ci", "docs", "benchmarks", "experiments")) for name in unpacked

@@ -68,6 +68,24 @@ def heif() -> None:
     assert decode(stream.getvalue()).size == (64, 48)
 
 
+def hub() -> None:
+    """A model card, and an address that is not in the cache."""
+    os.environ["HF_HUB_OFFLINE"] = "1"  # before huggingface_hub is imported
+    from covpool.errors import HubError
+    from covpool.hub import Address
+    from covpool.models.card import CARD
+    from covpool.models.push import readme
+
+    save_bundle()
+    assert "library_name: covpool" in readme(covpool.models.read_card("bundle"), Address.of("ann/birds"))
+    told = ""
+    try:
+        covpool.load_model("hf-hub:ann/birds")
+    except HubError as error:
+        told = str(error)
+    assert f"{CARD} is not in the cache" in told, told
+
+
 def faiss() -> None:
     """A search by faiss."""
     paint()
@@ -107,7 +125,7 @@ def wandb() -> None:
     assert list(Path("wandb").glob("offline-run-*/*.wandb")), "nothing was kept"
 
 
-SMOKES = {smoke.__name__: smoke for smoke in (bench, data, faiss, heif, mlflow, scale, wandb)}
+SMOKES = {smoke.__name__: smoke for smoke in (bench, data, faiss, heif, hub, mlflow, scale, wandb)}
 
 if __name__ == "__main__":  # Ray starts processes that import this file
     extra = sys.argv[1]

@@ -44,7 +44,7 @@ PACKAGES = (
 # Every user of the layer imports these, so they need torch only, also inside functions.
 TORCH_ONLY = ("functional", "nn")
 # Modules at the top of the package that every other may import.
-SHARED = ("device", "drawing", "durable", "errors", "processes", "terminal")
+SHARED = ("device", "drawing", "durable", "errors", "hub", "processes", "terminal")
 
 
 def imported_modules(tree: ast.AST) -> Iterator[str]:

@@ -30,8 +30,11 @@ from tests.pages import (
 
 pytestmark = needs_pages
 
-# Pages whose code a test of its own runs, because it adds to the package.
-RUN_ELSEWHERE = {"docs/adding_a_method.md": "tests/nn/pooling/test_adding_a_method.py"}
+# Pages whose code a test of its own runs: it adds to the package, or needs a server.
+RUN_ELSEWHERE = {
+    "docs/adding_a_method.md": "tests/nn/pooling/test_adding_a_method.py",
+    "docs/hub.md": "tests/models/hub/test_hub.py",
+}
 WITH_CODE = [name_of(page) for page in PAGES if python_blocks(page) and name_of(page) not in RUN_ELSEWHERE]
 WITH_COMMANDS = [name_of(page) for page in PAGES if list(commands(page)) or named_commands(page)]
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from covpool import data, evaluate, explain, export, functional, inference, models, nn, sklearn, train
     from covpool.models.bundle import load_model, save_model
     from covpool.models.create import create_model
+    from covpool.models.push import push_to_hub
     from covpool.nn.cov_pool import CovPool
 
 # The release that a checkout leads to; the commit is in every result. pyproject.toml, CITATION.cff and
@@ -50,6 +51,7 @@ __all__ = [
     "load_model",
     "models",
     "nn",
+    "push_to_hub",
     "save_model",
     "sklearn",
     "train",
@@ -69,7 +71,13 @@ _EXTRAS = {
     "train": "train",
 }
 # The package of each name that is not a package itself.
-_PACKAGE_OF = {"CovPool": "nn", "create_model": "models", "load_model": "models", "save_model": "models"}
+_PACKAGE_OF = {
+    "CovPool": "nn",
+    "create_model": "models",
+    "load_model": "models",
+    "push_to_hub": "models",
+    "save_model": "models",
+}
 
 
 def __getattr__(name: str) -> Any:

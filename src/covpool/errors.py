@@ -69,6 +69,14 @@ class BundleError(UsageError):
     """A bundle is invalid; the message says which and why."""
 
 
+class DamagedBundleError(BundleError):
+    """A file of a bundle is truncated or altered; another copy of it may be valid."""
+
+
+class HubError(StorageError):
+    """The Hugging Face Hub does not give or take a model; the message says why."""
+
+
 class CheckpointError(UsageError):
     """A weights file does not fit the network; the message lists the keys."""
 

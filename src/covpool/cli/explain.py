@@ -32,7 +32,7 @@ class ExplainArguments:
         device: ``auto`` uses a GPU if there is one.
     """
 
-    bundle: Path
+    bundle: str
     data: str
     out: Path = Path("runs/explained")
     top: int = 3
@@ -83,7 +83,7 @@ class DiagnoseArguments:
         device: ``auto`` uses a GPU if there is one.
     """
 
-    bundle: Path
+    bundle: str
     data: str
     out: Path = Path("runs/diagnosis")
     limit: int = 64

@@ -24,7 +24,7 @@ class Arguments:
         force: keep files that differ too much from the bundle.
     """
 
-    bundle: Path
+    bundle: str
     out: Path = Path("runs/export")
     data: str | None = None
     force: bool = False

@@ -76,6 +76,7 @@ PROJECT = {
         "predict": Verb("predict the classes of any number of images", "eval", resumes=True, file="infer"),
         "embed": Verb("write embeddings of any number of images", "eval", resumes=True, file="infer"),
         "export": Verb("ONNX and torch.export files, compared with the model", "export"),
+        "push": Verb("a bundle to the Hugging Face Hub, with a model card", "hub"),
     },
     "paper": {
         "bench": Verb("time and memory of the pooling methods, here", "bench"),

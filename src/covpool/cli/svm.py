@@ -39,7 +39,7 @@ class Arguments:
         device: ``auto`` uses a GPU if there is one.
     """
 
-    bundle: Path
+    bundle: str
     data: str
     out: Path = Path("runs/svm")
     split: str = "train"

@@ -35,6 +35,7 @@ from covpool.inference.work import (
 )
 from covpool.models.bundle import read_card
 from covpool.models.card import Card
+from covpool.models.hub import pinned
 from covpool.terminal import counted, duration, printable
 
 LOGGER = logging.getLogger("covpool")
@@ -206,11 +207,10 @@ def infer(
     URL that gives no answer, becomes a row with an error. A file that was changed since is computed again.
 
     Args:
-        bundle: the folder of a model.
+        bundle: the folder of a model, or its address on the Hub.
         data: as for :func:`covpool.data.sources.open_unlabeled`.
         out: a folder or a remote URL; new, empty, or of this same job.
-        task: a :class:`~covpool.inference.tasks.Predict` or an
-            :class:`~covpool.inference.tasks.Embed`.
+        task: a ``Predict`` or an ``Embed`` of :mod:`covpool.inference.tasks`.
         files: how rows are divided into files.
         running: how it is run.
         progress: called with the number of images done and the total.
@@ -235,7 +235,7 @@ def infer(
         begin_or_continue(writer.place, job, str(out))
         left = list(_left(images, units, writer, manifest, running))
         decoder = Decoder(Preprocessing.of(card.preprocessing))
-        predictor = partial(Predictor, Path(bundle).resolve(), task, running.device, card.sha256)
+        predictor = partial(Predictor, pinned(bundle), task, running.device, card.sha256)
         try:
             work = Work(images, left, decoder, predictor, writer, manifest.add)
             bad = _engine(running)(work, running, progress) if left else 0

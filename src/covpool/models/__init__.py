@@ -3,6 +3,9 @@
 Importing this package registers the paper's networks with timm.
 """
 
+from typing import TYPE_CHECKING
+
+from covpool import lazily
 from covpool.errors import BundleError, CheckpointError, KeepResolutionError, UnsupportedBackboneError
 from covpool.models.bundle import load_model, read_card, save_model
 from covpool.models.config import ModelConfig
@@ -14,6 +17,9 @@ from covpool.models.paper import (
     isqrt_cov_resnet101,
     isqrt_cov_vgg16_bn,
 )
+
+if TYPE_CHECKING:  # used by few, so it is imported when it is first used
+    from covpool.models.push import push_to_hub
 
 __all__ = [
     "BundleError",
@@ -30,6 +36,9 @@ __all__ = [
     "isqrt_cov_vgg16_bn",
     "load_model",
     "parameter_groups",
+    "push_to_hub",
     "read_card",
     "save_model",
 ]
+
+__getattr__ = lazily(__name__, "hub", __file__)

@@ -26,13 +26,15 @@ from torch.overrides import TorchFunctionMode
 
 from covpool.device import chosen_device
 from covpool.durable import read_folder, replace_folder, write_file
-from covpool.errors import BundleError, UsageTypeError
+from covpool.errors import BundleError, DamagedBundleError, UsageTypeError
+from covpool.hub import HUB
 from covpool.models.card import (
     CARD,
     INDEX,
     MAX_BYTES,
     WEIGHTS,
     Card,
+    backbone_digest,
     read_fields,
     reason,
     shown,
@@ -40,6 +42,7 @@ from covpool.models.card import (
     write_card,
 )
 from covpool.models.create import build_model
+from covpool.models.hub import located
 from covpool.models.model import PooledClassifier
 from covpool.nn.cov_pool import drop_unused_norm
 from covpool.terminal import printable
@@ -122,23 +125,30 @@ def save_model(
     return Path(folder)
 
 
-def load_model(folder: str | Path, *, device: str | torch.device = "cpu") -> PooledClassifier:
+def load_model(
+    folder: str | Path, *, device: str | torch.device = "cpu", backbone: PooledClassifier | None = None
+) -> PooledClassifier:
     """Load a bundle: the model in evaluation mode, with its weights, class names and preprocessing.
 
     Loading takes twice the memory of the model for a moment, and draws no random numbers. A sharded
     classifier that does not fit stays on the disk: the model then predicts, and cannot be trained.
 
     Args:
-        folder: the bundle.
+        folder: the bundle: a folder, or ``"hf-hub:user/name"`` or ``"hf-hub:user/name@revision"`` on the
+            Hugging Face Hub.
         device: device of the model; ``"auto"`` uses a GPU if there is one.
+        backbone: a loaded model with the same backbone. Both models then share it, in memory and on its
+            device, so that many heads need one backbone.
 
     Raises:
-        BundleError: there is no bundle, or it is refused; the message says why.
+        BundleError: there is no bundle, or it is refused; the message says why. Also if the head belongs to
+            another backbone.
+        HubError: the Hub does not give the bundle.
         UsageError: if there is no such device.
     """
     device = chosen_device(device)
     with _naming(folder), torch.random.fork_rng(devices=[]):
-        card, tensors, classifier = read_folder(folder, _read)
+        card, tensors, classifier = located(folder, _read)
         classes = card.config.num_classes
         config = card.config if classifier is None else dataclasses.replace(card.config, num_classes=0)
         with _explaining(card), torch.device("cpu"):
@@ -150,6 +160,11 @@ def load_model(folder: str | Path, *, device: str | torch.device = "cpu") -> Poo
     model.classes, model.initial_weights = card.classes, card.initial_weights
     # The preprocessing of training, even if another timm has other defaults for this backbone.
     model.pretrained_cfg.update(card.preprocessing)
+    if backbone is not None:
+        with _naming(folder):
+            if backbone_digest(backbone) != (card.backbone_sha256 or backbone_digest(model)):
+                raise BundleError("its head belongs to another backbone: load it without backbone=")
+        model.backbone, device = backbone.backbone, next(backbone.parameters()).device
     return model.eval().to(device)
 
 
@@ -170,7 +185,7 @@ def read_card(folder: str | Path) -> Card:
         return card
 
     with _naming(folder):
-        return read_folder(folder, read)
+        return located(folder, read)
 
 
 def check_replaceable(folder: str | Path) -> None:
@@ -180,6 +195,8 @@ def check_replaceable(folder: str | Path) -> None:
     """
 
     def check(path: Path) -> None:
+        if str(folder).startswith(HUB):
+            raise BundleError("it is on the Hub: save to a folder, then use covpool push FOLDER user/name")
         if path.exists() and not path.is_dir():
             raise BundleError("a file of this name exists")
         found = {file.name for file in path.iterdir()} if path.exists() else set()
@@ -204,7 +221,7 @@ def _naming(folder: str | Path) -> Iterator[None]:
     try:
         yield
     except BundleError as error:
-        raise BundleError(f"bundle {str(folder)!r}: {error}") from error.__cause__
+        raise type(error)(f"bundle {str(folder)!r}: {error}") from error.__cause__
 
 
 def card_of(model: PooledClassifier, weights: bytes, **given: Any) -> Card:
@@ -217,6 +234,7 @@ def card_of(model: PooledClassifier, weights: bytes, **given: Any) -> Card:
         sha256=hashlib.sha256(weights).hexdigest(),
         bytes=len(weights),
         buffer_dtypes=_computed_dtypes(model),
+        backbone_sha256=backbone_digest(model),
         **given,
     )
 
@@ -254,7 +272,7 @@ def _open_weights(folder: Path) -> Iterator[tuple[Card, BufferedReader]]:
         size = os.fstat(file.fileno()).st_size
         if size != card.bytes:
             what = "is truncated" if size < card.bytes else "belongs to another card"
-            raise BundleError(
+            raise DamagedBundleError(
                 f"{card.file} {what}, {size} bytes instead of {card.bytes}: copy both files again"
             )
         yield card, file
@@ -288,7 +306,7 @@ def _meant(run: Path) -> str:
 
 def _check_sha256(found: str, card: Card) -> None:
     if found != card.sha256:
-        raise BundleError(
+        raise DamagedBundleError(
             f"{card.file} is damaged or belongs to another card (its hash differs): copy both again"
         )
 

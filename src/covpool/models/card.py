@@ -16,8 +16,9 @@ import timm
 import torch
 
 from covpool import __version__
-from covpool.errors import BundleError, UsageError, UsageTypeError
+from covpool.errors import BundleError, DamagedBundleError, UsageError, UsageTypeError
 from covpool.models.config import ModelConfig
+from covpool.models.model import PooledClassifier
 from covpool.terminal import printable
 
 
@@ -63,7 +64,7 @@ def parse(data: bytes, name: str, max_bytes: int) -> dict[str, Any]:
         # Python's reader accepts NaN, infinities and half surrogate pairs; this writer does not.
         json.dumps(fields, ensure_ascii=False, allow_nan=False).encode("utf-8")
     except (ValueError, RecursionError) as error:
-        raise BundleError(f"{name} is truncated or not JSON: {reason(error)}") from error
+        raise DamagedBundleError(f"{name} is truncated or not JSON: {reason(error)}") from error
     if not isinstance(fields, dict):
         raise BundleError(f"{name} is not a JSON object but {shown(fields)}")
     return fields
@@ -124,6 +125,7 @@ class Card:
         bytes: the size of the weights file.
         buffer_dtypes: the dtypes of floating-point buffers outside the weights, where not float32.
         file: the weights file; the index of several files for a sharded classifier.
+        backbone_sha256: see :func:`backbone_digest`; empty if unknown.
     """
 
     config: ModelConfig
@@ -137,6 +139,7 @@ class Card:
     bytes: int
     buffer_dtypes: dict[str, str]
     file: str = WEIGHTS
+    backbone_sha256: str = ""
 
 
 def versions() -> dict[str, str]:
@@ -147,6 +150,19 @@ def versions() -> dict[str, str]:
         "timm": timm.__version__,
         "covpool": __version__,
     }
+
+
+def backbone_digest(model: PooledClassifier) -> str:
+    """Return a hash of all that a backbone's features depend on: its weights, architecture and resolution."""
+    config = model.config
+    facts = (config.backbone.partition(".")[0], config.features, config.keep_resolution)
+    options = sorted(config.backbone_options.items())
+    digest = hashlib.sha256(repr((facts, options)).encode())
+    for name, tensor in sorted(model.backbone.state_dict().items()):
+        if not name.endswith("num_batches_tracked"):
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            digest.update(tensor.detach().cpu().flatten().contiguous().view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def write_card(card: Card) -> bytes:
@@ -167,6 +183,7 @@ def write_card(card: Card) -> bytes:
         "recipe": plain_json("recipe", card.recipe),
         "versions": card.versions,
         "initial_weights": card.initial_weights,
+        "backbone_sha256": card.backbone_sha256,
         "weights": {
             "file": card.file,
             "sha256": card.sha256,
@@ -189,12 +206,13 @@ def read_fields(data: bytes) -> Card:
     fields = parse(data, CARD, MAX_BYTES)
     _check_format(fields)
     if fields.get("hash") != card_hash(fields):
-        raise BundleError(
+        raise DamagedBundleError(
             f"{CARD} was damaged or edited after it was written (its hash differs): copy it again"
         )
-    fields.setdefault("initial_weights", {})  # cards before covpool 0.2 have none
+    for name, default in (("initial_weights", {}), ("backbone_sha256", "")):  # older cards have none
+        fields.setdefault(name, default)
     dicts = ("config", "preprocessing", "metrics", "recipe", "versions", "initial_weights", "weights")
-    _check_types(CARD, fields, dict.fromkeys(dicts, dict) | {"classes": list | None})
+    _check_types(CARD, fields, dict.fromkeys(dicts, dict) | {"classes": list | None, "backbone_sha256": str})
     weights = fields["weights"]
     _check_types("weights", weights, {"sha256": str, "bytes": int, "buffer_dtypes": dict})
     config = _config(fields["config"])
@@ -210,6 +228,7 @@ def read_fields(data: bytes) -> Card:
         bytes=weights["bytes"],
         buffer_dtypes=weights["buffer_dtypes"],
         file=INDEX if weights.get("file") == INDEX else WEIGHTS,  # a card names no other file
+        backbone_sha256=fields["backbone_sha256"],
     )
 
 
@@ -248,15 +267,21 @@ def _config(values: dict[str, Any]) -> ModelConfig:
     _check_types("config", values, {"backbone": str, "backbone_options": dict, "pool_options": dict})
     if not re.fullmatch(PLAIN_NAME, values["backbone"]):
         raise BundleError(f"its backbone {shown(values['backbone'])} is not the plain name of a timm network")
-    for option in values["backbone_options"]:
-        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", option) or _READING.fullmatch(option):
-            raise BundleError(f"its backbone_options have {shown(option)}, which a bundle must not set")
-    for group in ("backbone_options", "pool_options", "image_size"):
+    check_backbone_options(values["backbone_options"])
+    for group in ("pool_options", "image_size"):
         _check_option(group, values.get(group))
     try:
         return ModelConfig.from_dict(values)
     except (AttributeError, TypeError, ValueError) as error:
         raise BundleError(f"its config is refused: {reason(error)}") from error
+
+
+def check_backbone_options(options: Mapping[str, Any]) -> None:
+    """Raise BundleError unless a stranger's options of ``timm.create_model`` only describe a network."""
+    for option in options:
+        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", option) or _READING.fullmatch(option):
+            raise BundleError(f"its backbone_options have {shown(option)}, which a bundle must not set")
+    _check_option("backbone_options", options)
 
 
 def _check_option(name: str, value: object) -> None:

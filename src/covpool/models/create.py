@@ -13,6 +13,7 @@ from typing import Any, Literal
 from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 
 from covpool.errors import UsageError
+from covpool.hub import HUB
 from covpool.models.backbone import make_backbone
 from covpool.models.config import HIDDEN, Dim, Features, HeadKind, Join, ModelConfig, Normalize, pool_of
 from covpool.models.layers import Layers
@@ -58,7 +59,8 @@ def create_model(
     """Create a model: any timm backbone, CNN or transformer, with covariance pooling and a classifier.
 
     Args:
-        backbone: a name of timm (``timm.list_models()``), or ``"alexnet"``, the paper's.
+        backbone: a name of timm (``timm.list_models()``), also of a repository on the Hugging Face Hub
+            (``"hf-hub:timm/resnet50.a1_in1k"``); or ``"alexnet"``, the paper's.
         pool: a method of :func:`covpool.nn.methods`. ``"gap"`` is the average-pooling baseline: timm's
             backbone unchanged, with a linear classifier. ``"cls"`` uses a transformer's class token.
         dim: channels after the 1x1 reduction; ``None`` for no reduction. ``"auto"``: the paper's 256 if the
@@ -163,6 +165,18 @@ def build_model(
         raise UsageError("key_map says how to read a file: pass checkpoint_path= too")
     origin: dict[str, str] = {}
     pretrained = pretrained and checkpoint_path is None
+    if config.backbone.startswith(HUB):
+        from covpool.models.hub import timm_backbone
+
+        name, options, settings, address = timm_backbone(config.backbone, weights=pretrained)
+        size = options.pop("img_size", None)
+        config = dataclasses.replace(
+            config,
+            backbone=name,
+            backbone_options={**options, **config.backbone_options},
+            image_size=config.image_size or (size[0] if isinstance(size, list) else size),
+        )
+        loading, origin = {"pretrained_cfg": settings, **(loading or {})}, {"hub": str(address)}
     package = None if loading else PACKAGES.get(config.backbone)
     if package and pretrained and (file := package.file()):
         _announce(config.backbone, str(package), package.network)
@@ -192,8 +206,8 @@ def build_model(
     if pretrained:
         cfg = model.pretrained_cfg
         tag = f".{cfg['tag']}" if cfg.get("tag") else ""
-        origin = file_origin(cfg["file"]) if cfg.get("file") else {"timm": f"{cfg['architecture']}{tag}"}
-    model.initial_weights = origin
+        origin |= file_origin(cfg["file"]) if cfg.get("file") else {"timm": f"{cfg['architecture']}{tag}"}
+    model.initial_weights = origin if pretrained or checkpoint_path is not None else {}
     return model
 
 

@@ -15,19 +15,16 @@ import copy
 import difflib
 import functools
 import inspect
-import socket
-import threading
-import urllib.request
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 import timm
 import torch
 from torch import Tensor, nn
 
 from covpool.errors import KeepResolutionError, UnsupportedBackboneError, UsageError
+from covpool.hub import silence
 from covpool.models.alexnet import AlexNet
 from covpool.models.weights import PACKAGES, where_to_get
 
@@ -65,50 +62,22 @@ def _pretrained_network(name: str, options: Mapping[str, Any]) -> nn.Module:
     return network
 
 
-# Seconds to wait for the hub. Its own downloader tries for a minute, and prints every attempt.
-HUB_SECONDS = 3.0
-
-
 @contextlib.contextmanager
 def _quick_hub() -> Iterator[None]:
     """Let timm download from the Hugging Face hub if it answers; otherwise use only files in its cache."""
     import timm.models._hub as hub
-    from huggingface_hub import constants
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    download, url = hub.hf_hub_download, constants.ENDPOINT
-    why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"cannot connect to {url}"
-    is_silent = constants.HF_HUB_OFFLINE or not _connects(url)
+    download, why = hub.hf_hub_download, silence()
     hub.hf_hub_download = functools.partial(  # type: ignore[assignment]  # timm's is a partial too
-        download, local_files_only=is_silent
+        download, local_files_only=bool(why)
     )
     try:
         yield
     except LocalEntryNotFoundError as error:
-        raise ConnectionError(f"{why}, and they are not in the cache") if is_silent else error from None
+        raise ConnectionError(f"{why}, and they are not in the cache") if why else error from None
     finally:
         hub.hf_hub_download = download
-
-
-def _connects(url: str) -> bool:
-    """Whether the server of the URL, or the proxy to it, accepts connections."""
-    server = urlsplit(url)
-    proxies = urllib.request.getproxies()
-    proxy = proxies.get(server.scheme) or proxies.get("all")
-    if proxy and not urllib.request.proxy_bypass(server.hostname or ""):
-        server = urlsplit(proxy if "//" in proxy else f"//{proxy}")
-    port = server.port or (443 if server.scheme == "https" else 80)
-    connected = threading.Event()
-
-    def connect() -> None:
-        with contextlib.suppress(OSError), socket.create_connection((server.hostname, port), HUB_SECONDS):
-            connected.set()
-
-    # In a thread: a timeout of a socket does not limit the lookup of the name.
-    thread = threading.Thread(target=connect, daemon=True)
-    thread.start()
-    thread.join(HUB_SECONDS)
-    return connected.is_set()
 
 
 def builder(name: str) -> object:

@@ -4,7 +4,8 @@
 - ``csv``: a table ``path,label`` or ``path,label,split``.
 - ``cub``, ``aircraft``, ``cars``: CUB-200-2011, FGVC-Aircraft and Stanford Cars as their authors ship them.
 - ``shards``: tars with an index, as ``covpool shard`` writes them; without labels, any tars.
-- ``parquet``: Parquet files with columns ``image`` and ``label``, as Hugging Face writes them.
+- ``parquet``: Parquet files with columns ``image`` and ``label``, as Hugging Face writes them, on disk or as
+  ``hf://datasets/user/name``.
 - ``files``: single images, which have no labels.
 
 To add a source, write a module with the names of :class:`Source` and add it to
@@ -21,7 +22,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol, cast
+from typing import Any, Literal, NamedTuple, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +32,8 @@ from covpool.data.address import Address
 from covpool.data.decode import FORMAT_OF
 from covpool.data.image_set import ImageFiles, ImageSet, Joined, Names, class_counts
 from covpool.data.remote import FileImages, ImageNames, list_files, subfolders
-from covpool.errors import UnreachableError, UsageError
+from covpool.errors import UnreachableError, UsageError, UsageTypeError
+from covpool.hub import HUB_DATA
 
 LOGGER = logging.getLogger("covpool")
 
@@ -101,12 +103,13 @@ class Source(Protocol):
         """Open all images of all splits, each once, for use without labels."""
 
 
-def open_images(path: str | Path, split: str = "train", layout: str = "auto") -> ImageSet:
+def open_images(path: str | Path | Any, split: str = "train", layout: str = "auto") -> ImageSet:
     """Open the labeled images of a split.
 
     Args:
         path: a folder, a CSV, a benchmark as its authors ship it, shards or Parquet files; see
-            :mod:`covpool.data.sources`.
+            :mod:`covpool.data.sources`. Also ``hf://datasets/user/name`` on the Hugging Face Hub, and a
+            ``Dataset`` or ``DatasetDict`` of ``datasets``.
         split: ``"train"``, ``"val"`` or ``"test"``, or several joined by ``+``, as in ``"train+val"``. Images
             without a split are in ``"train"``.
         layout: the name of a source, such as ``"csv"``; ``"auto"`` recognizes it and logs its name
@@ -132,7 +135,7 @@ def open_images(path: str | Path, split: str = "train", layout: str = "auto") ->
 
 
 def open_splits(
-    path: str | Path, layout: str = "auto", cache: str | Path | None = None
+    path: str | Path | Any, layout: str = "auto", cache: str | Path | None = None
 ) -> Mapping[Split, ImageSet]:
     """Open the labeled images of every split; see :func:`open_images`.
 
@@ -142,6 +145,8 @@ def open_splits(
         cache: a local folder for shards in object storage; see
             :func:`covpool.data.shards.reader.open_shards`.
     """
+    if not isinstance(path, str | Path):
+        return _open_object(path)
     name = layout_of(path) if layout == "auto" else layout
     LOGGER.info("%s: layout %s", path, name)
     sets = read_splits(path, name, cache)
@@ -150,6 +155,16 @@ def open_splits(
     _check_classes(path, sets)
     if name != "folder":  # whose images are listed by their files, so none is missing
         _check_files(path, [images for images in sets.values() if isinstance(images, ImageFiles)])
+    return sets
+
+
+def _open_object(data: Any) -> Mapping[Split, ImageSet]:
+    from covpool.data.sources.datasets import is_dataset, open_dataset
+
+    if not is_dataset(data):
+        raise UsageTypeError(f"data must be a path, a URL, or a Dataset; got {type(data).__name__}")
+    sets = open_dataset(data)
+    _check_classes("the data set", sets)
     return sets
 
 
@@ -169,8 +184,11 @@ def open_unlabeled(path: str | Path) -> ImageSet:
         UsageError: if there are no images.
         OSError: if the path does not exist.
     """
-    address = Address.of(path)
-    images = _source(_recognized(address)).open_unlabeled(address.url)
+    if os.fspath(path).startswith(HUB_DATA):
+        images = _source("parquet").open_unlabeled(os.fspath(path))
+    else:
+        address = Address.of(path)
+        images = _source(_recognized(address)).open_unlabeled(address.url)
     if not len(images):
         raise UsageError(f"{path} has no images: their names end in {', '.join(FORMAT_OF)}")
     return images
@@ -206,7 +224,7 @@ def layout_of(path: str | Path) -> str:
     """
     path = os.fspath(path)
     if "://" in path:  # no requests for a guess: labeled images in object storage are shards or Parquet
-        return "parquet" if path.lower().endswith(".parquet") else "shards"
+        return "parquet" if path.lower().endswith(".parquet") or path.startswith(HUB_DATA) else "shards"
     os.stat(path)
     return _recognized(Address.of(path))
 

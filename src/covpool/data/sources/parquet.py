@@ -28,6 +28,7 @@ from covpool.data.address import Address
 from covpool.data.image_set import BaseSet, Group, ImageSet, digest_of
 from covpool.data.sources import SPLIT_OF, SPLITS, Marks, Split, check_alike, list_below, sort_classes
 from covpool.errors import BadImageError, ShardError, UsageError
+from covpool.hub import HUB_DATA, download_data
 
 LOGGER = logging.getLogger("covpool")
 EXTENSION = ".parquet"
@@ -153,14 +154,14 @@ class ParquetImages(BaseSet):
         name = None if file.id is None else self._ids(place)[row].as_py()
         if name is None and not file.has_bytes:
             # A path next to bytes is often only a file name, which many images share.
-            image, path = _value(self._images(place)[row])
+            image, path = image_value(self._images(place)[row])
             name = path if image is None else None
         return f"{file.name}#{group.first + row}" if name is None else str(name)
 
     def read(self, i: int) -> bytes:
         """Return the bytes in the row, or those of the file that it names."""
         place, row = self._find(i)
-        image, path = _value(self._images(place)[row])
+        image, path = image_value(self._images(place)[row])
         if image is not None:
             return image
         if path is None:
@@ -283,6 +284,8 @@ def _class_names(schema: Any) -> tuple[str, ...] | None:
 
 def _files(path: str) -> tuple[Address, list[str]]:
     """Return the root of a path, and the names of the files there."""
+    if path.startswith(HUB_DATA):
+        path = str(download_data(path))
     address = Address.of(path)
     return (address, list_below(address)) if address.is_folder() else (address.parent, [address.name])
 
@@ -302,7 +305,7 @@ def _row_groups(files: Sequence[File]) -> Iterator[RowGroup]:
             first += rows
 
 
-def _value(scalar: Any) -> tuple[bytes | None, str | None]:
+def image_value(scalar: Any) -> tuple[bytes | None, str | None]:
     """Return the bytes and the path in a row."""
     value = scalar.as_py()
     image, path = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, value)
@@ -330,7 +333,7 @@ def _opened(root: Address, name: str) -> Iterator[tuple[Any, Any]]:
 def _look(root: Address, name: str) -> File:
     with _opened(root, name) as (file, parquet):
         metadata, schema = parquet.metadata, parquet.schema_arrow
-        image, ids = _columns(name, schema)
+        image, ids = image_columns(name, schema)
         groups = [metadata.row_group(k) for k in range(metadata.num_row_groups)]
         footer = _footer(file)
         digest, is_text = hashlib.sha256(footer), _is_text(schema.field(image).type)
@@ -366,7 +369,7 @@ def _footer(file: Any) -> bytes:
     return footer
 
 
-def _columns(name: str, schema: Any) -> tuple[str, str | None]:
+def image_columns(name: str, schema: Any) -> tuple[str, str | None]:
     """Return the column of images, and the column of ids if there is one."""
     image = next((column for column in (*BYTES, "path") if column in schema.names), None)
     if image is None:
