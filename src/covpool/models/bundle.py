@@ -22,7 +22,6 @@ import safetensors.torch
 import timm.data
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from covpool.device import chosen_device
 from covpool.durable import read_folder, replace_folder, write_file
@@ -37,30 +36,29 @@ from covpool.models.card import (
     backbone_digest,
     read_fields,
     reason,
-    shown,
     versions,
     write_card,
 )
 from covpool.models.create import build_model
 from covpool.models.hub import located
 from covpool.models.model import PooledClassifier
+from covpool.models.tensors import (
+    check_finite,
+    check_tensors,
+    computed_dtypes,
+    explaining,
+    fill,
+    planned_tensors,
+    tensors_of,
+)
 from covpool.nn.cov_pool import drop_unused_norm
-from covpool.terminal import printable
 
 __all__ = ["BundleError", "Card", "load_model", "read_card", "save_model"]
 
-# The limits of a stranger's network. Building the largest network of timm takes 60 thousand calls of torch.
-MAX_CALLS = 250_000
-# Buffers that are computed, not saved, take 2 MB in the networks of timm.
-MAX_COMPUTED_BYTES = 2**30
 # The header of a weights file: the limit of safetensors itself.
 MAX_HEADER_BYTES = 100_000_000
 # The files of a sharded classifier.
 SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
-FLOATS = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-}
 
 
 def save_model(
@@ -112,7 +110,7 @@ def save_model(
         classes = model.classes if classes is None else classes
         card = card_of(model, weights, classes=classes, metrics=metrics or {}, recipe=recipe or {})
         text = write_card(card)
-        _check_finite(tensors)
+        check_finite(tensors)
         try:
             check_tensors(tensors, planned_tensors(card))
         except BundleError as error:
@@ -151,9 +149,9 @@ def load_model(
         card, tensors, classifier = located(folder, _read)
         classes = card.config.num_classes
         config = card.config if classifier is None else dataclasses.replace(card.config, num_classes=0)
-        with _explaining(card), torch.device("cpu"):
+        with explaining(card), torch.device("cpu"):
             model = build_model(config)
-            _fill(model, tensors, card)
+            fill(model, tensors, card)
         if classifier is not None:
             model.head.classifier, model.num_classes = classifier, classes
             model.config = dataclasses.replace(model.config, num_classes=classes)
@@ -233,7 +231,7 @@ def card_of(model: PooledClassifier, weights: bytes, **given: Any) -> Card:
         initial_weights=model.initial_weights,
         sha256=hashlib.sha256(weights).hexdigest(),
         bytes=len(weights),
-        buffer_dtypes=_computed_dtypes(model),
+        buffer_dtypes=computed_dtypes(model),
         backbone_sha256=backbone_digest(model),
         **given,
     )
@@ -259,7 +257,7 @@ def _read(folder: Path) -> tuple[Card, dict[str, Tensor], nn.Module | None]:
     if "pool.reduction.norm.weight" not in plan:
         drop_unused_norm(tensors, "pool.reduction.")
     check_tensors(tensors, plan)
-    _check_finite(tensors)
+    check_finite(tensors)
     return card, tensors, None
 
 
@@ -309,106 +307,3 @@ def _check_sha256(found: str, card: Card) -> None:
         raise DamagedBundleError(
             f"{card.file} is damaged or belongs to another card (its hash differs): copy both again"
         )
-
-
-class _FewCalls(TorchFunctionMode):
-    """Raise when a network has more layers than any of timm: even without memory, each takes time."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = 0
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.calls += 1
-        if self.calls > MAX_CALLS:
-            raise BundleError("its card describes a network of more layers than any network of timm has")
-        return func(*args, **(kwargs or {}))
-
-
-def planned_tensors(card: Card) -> dict[str, Tensor]:
-    """Return the tensors that the weights file should have, on the meta device."""
-    with _explaining(card), torch.random.fork_rng(devices=[]), torch.device("meta"), _FewCalls():
-        model = build_model(card.config)
-    computed = sum(buffer.numel() * buffer.itemsize for _, buffer in _computed_buffers(model))
-    if computed > MAX_COMPUTED_BYTES:
-        raise BundleError(f"its network needs {computed / 2**30:.1f} GiB in addition to its weights")
-    state: dict[str, Tensor] = model.state_dict()
-    return state
-
-
-@contextlib.contextmanager
-def _explaining(card: Card) -> Iterator[None]:
-    """Turn every error of building a stranger's network into a BundleError."""
-    try:
-        yield
-    except BundleError:
-        raise
-    except Exception as error:
-        there, here = (
-            ", ".join(f"{k} {v}" for k, v in sorted(x.items())) for x in (card.versions, versions())
-        )
-        hint = "" if there == here else f" (saved with {printable(there)}; here are {here})"
-        raise BundleError(f"its network cannot be built: {reason(error)}{hint}") from error
-
-
-def check_tensors(tensors: Mapping[str, Tensor], plan: Mapping[str, Tensor]) -> None:
-    """Raise unless the weights are those of the network: the same names, shapes and kinds of numbers."""
-    for name in sorted(plan.keys() | tensors.keys()):
-        found, wanted = _described(tensors.get(name)), _described(plan.get(name))
-        if found != wanted:
-            raise BundleError(f"{shown(name)} is {found} in its weights, {wanted} in the network of its card")
-
-
-def _check_finite(tensors: Mapping[str, Tensor]) -> None:
-    """Raise if a weight is NaN or infinite: every prediction would be NaN."""
-    for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not tensor.isfinite().all():
-            count = int((~tensor.isfinite()).sum())
-            raise BundleError(
-                f"{shown(name)} of its weights has NaN or infinite values: {count} of "
-                f"{tensor.numel()}; train again, with a lower learning rate"
-            )
-
-
-def _described(tensor: Tensor | None) -> str:
-    if tensor is None:
-        return "missing"
-    kind = "float" if tensor.dtype in FLOATS.values() else str(tensor.dtype).removeprefix("torch.")
-    return f"{kind} {tuple(tensor.shape)}"
-
-
-def _fill(model: PooledClassifier, tensors: dict[str, Tensor], card: Card) -> None:
-    """Copy the saved tensors into a new network, in their dtypes. Copies keep weights shared that were."""
-    for name, own in model.state_dict(keep_vars=True).items():
-        own.data = own.data.to(tensors[name].dtype)
-    for name, buffer in _computed_buffers(model):
-        if name in card.buffer_dtypes and buffer.is_floating_point():
-            buffer.data = buffer.data.to(FLOATS[card.buffer_dtypes[name]])
-    model.load_state_dict(tensors)
-
-
-def tensors_of(model: PooledClassifier) -> dict[str, Tensor]:
-    """Return the tensors to save, each contiguous, on the CPU, and in its own memory."""
-    result, seen = {}, set()
-    for name, tensor in model.state_dict().items():
-        if type(tensor) is not Tensor or tensor.is_meta or tensor.layout != torch.strided:
-            raise BundleError(
-                f"{name!r} is not an ordinary tensor: gather or convert the weights before saving"
-            )
-        plain = tensor.detach().cpu().contiguous()
-        storage = plain.untyped_storage().data_ptr()
-        result[name] = plain.clone() if storage in seen else plain
-        seen.add(storage)
-    return result
-
-
-def _computed_buffers(model: PooledClassifier) -> list[tuple[str, Tensor]]:
-    """Return the buffers that the network computes when it is built, which are not in its state."""
-    state = model.state_dict().keys()
-    return [(name, buffer) for name, buffer in model.named_buffers() if name not in state]
-
-
-def _computed_dtypes(model: PooledClassifier) -> dict[str, str]:
-    """Return the dtypes of computed buffers where not float32: casting the model casts them too."""
-    names = {dtype: name for name, dtype in FLOATS.items() if dtype != torch.float32}
-    return {name: names[b.dtype] for name, b in _computed_buffers(model) if b.dtype in names}

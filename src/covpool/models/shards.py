@@ -30,16 +30,14 @@ from covpool.models.bundle import (
     SHARD,
     card_of,
     check_replaceable,
-    check_tensors,
     load_model,
     open_file,
-    planned_tensors,
     read_card,
     save_model,
-    tensors_of,
 )
 from covpool.models.card import CARD, INDEX, Card, parse, read_fields, reason, shown, write_card
 from covpool.models.model import PooledClassifier
+from covpool.models.tensors import check_tensors, planned_tensors, tensors_of
 from covpool.nn.sharded import ShardedLinear
 from covpool.processes import Processes
 from covpool.terminal import human
