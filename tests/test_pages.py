@@ -172,7 +172,7 @@ def test_the_code_of_a_page_runs(
 def test_no_code_is_hidden_from_these_tests() -> None:
     """Python is fenced as ``python``; pages that are prepared, checked or run elsewhere exist."""
     for page in PAGES:
-        assert languages(page) <= {"", "python", "sh", "diff", "yaml"}, name_of(page)
+        assert languages(page) <= {"", "python", "sh", "diff", "math", "yaml"}, name_of(page)
         assert not re.findall(
             r"^    (?:import|from) \w+", re.sub(r"```.*?```", "", read(page), flags=re.DOTALL)
         )
@@ -187,7 +187,7 @@ def test_the_commands_of_a_page_are_understood(name: str, capsys: pytest.Capture
     """By the parser of their verb; of those in a sentence, verb and options exist."""
     for verb, *words in commands(ROOT / name):
         assert verb in VERBS, f"{name}: covpool {verb}"
-        if "--help" in words:
+        if {"--help", "--help-all"} & {*words}:
             continue
         file: Any = verb_file(verb)
         if hasattr(file, "parse"):
@@ -204,7 +204,7 @@ def test_the_commands_of_a_page_are_understood(name: str, capsys: pytest.Capture
 def options_of(verb: str, capsys: pytest.CaptureFixture[str]) -> set[str]:
     """All that its help names."""
     capsys.readouterr()
-    assert main([verb, "--help"]) == 0
+    assert main([verb, "--help-all"]) == 0
     return set(re.findall(r"--[\w.-]+", capsys.readouterr().out))
 
 
