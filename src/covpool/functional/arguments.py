@@ -57,7 +57,7 @@ def _number(name: str, value: object) -> float:
 
 # The most Newton-Schulz steps by the dtype of the iteration. Each step multiplies the rounding error of the
 # gradient on the null space by up to 2.25. At these limits the gradient of a singular covariance is off by
-# 7 %, 2.5 %, 0.1 % and 0.1 %; ten steps later nothing of it is left.
+# 7 %, 2.5 % and 0.1 %; the limit of float64 follows from the growth per step.
 MOST_STEPS = {torch.bfloat16: 8, torch.float16: 10, torch.float32: 15, torch.float64: 40}
 
 
