@@ -40,8 +40,8 @@ from benchmarks.contenders import (
 from benchmarks.isqrt_cov_plot import draw
 from benchmarks.isqrt_cov_table import markdown, summary
 from covpool.bench.layers import MEASURES, Problem, Size, bytes_kept_for_backward, chosen_sizes
-from covpool.bench.methods import check_device
 from covpool.bench.timing import MakeProgress, Schedule, rounded, silence, time_interleaved, timing_figures
+from covpool.device import chosen_device
 from covpool.durable import replace_file
 from covpool.functional import isqrt_cov
 from covpool.provenance.origin import Results, check_schema, new_results, results_path
@@ -104,7 +104,7 @@ def run_isqrt_cov(
     wanted = chosen_sizes(sizes, batch)
     selected = _selected(contenders)
     schedule = schedule or Schedule()
-    check_device(device)
+    chosen_device(device)
     arguments = {
         "sizes": [size.name for size in wanted],
         "contenders": [contender.name for contender in selected],

@@ -54,7 +54,7 @@ class Heads:
         self.options = ProbeOptions(BACKBONE, heads=("isqrt_cov",), pretrained=True, epochs=epochs)
         self.config = ModelConfig(BACKBONE, num_classes=len(sets["train"].classes))
         network = build_model(frozen_config(self.config), pretrained=True)
-        extractor = Extractor(network, self.options, cache, True, torch.device("cpu"))
+        extractor = Extractor(network, self.options, cache, {"features"}, torch.device("cpu"))
 
         def features(split: str) -> CachedFeatures:
             store = extractor.store(sets[split], lambda done, total: None)  # type: ignore[index]

@@ -39,7 +39,7 @@ def run(sets: Path, runs: Path, scratch: Path) -> dict[str, Any]:
     options = CASE.options()
     frozen = frozen_config(model.config)
     built = build_model(frozen, checkpoint_path=weights_file(CASE.backbone), key_map=options.key_map)
-    extractor = Extractor(built, options, runs / "cache", with_maps=True, device=torch.device("cpu"))
+    extractor = Extractor(built, options, runs / "cache", {"features"}, torch.device("cpu"))
     for split, images in open_splits(sets / CASE.data).items():
         store = extractor.store(images, lambda done, total: None)
         cached = extractor.extract(images, store, lambda done, total: None)

@@ -272,7 +272,7 @@ def table(results: dict[str, Any]) -> str:
         f"{counts} test images. Right: of all pairs of an image of each species, how many the number tells "
         "apart; a coin has 50.",
         "",
-        f"| number of an image | {first} | {second} | right, % |",
+        f"| value computed from an image | {first} | {second} | right, % |",
         "|---|---|---|---|",
     ]
     for row in results["numbers"]:

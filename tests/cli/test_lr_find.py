@@ -65,7 +65,7 @@ def test_no_suggestion_is_told(searches: list[Any], capsys: pytest.CaptureFixtur
 
 
 def test_it_has_the_options_of_train(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["lr-find", "--help"]) == 0
+    assert main(["lr-find", "--help-all"]) == 0
     text = capsys.readouterr().out
     assert text.startswith("usage: covpool lr-find DATA")
     listed = {word.strip(",") for word in text.split() if word.startswith("--")}

@@ -11,7 +11,7 @@ from covpool.cli.parser import Parser, make_parser
 
 # Every option of every verb: to take one away is to break somebody's script.
 SHARED = ["--debug", "--help", "--json"]
-WITHOUT_IMAGES = ("convert", "plan")
+WITHOUT_IMAGES = ("convert", "demo", "plan", "push")
 
 BULK = [
     "--actors",
@@ -48,6 +48,7 @@ OPTIONS = {
         "--views",
         "--workers",
     ],
+    "demo": ["--out", "--seeds"],
     "diagnose": ["--device", "--limit", "--out"],
     "embed": ["--dtype", "--project", "--raw", "--seed", *BULK],
     "fit": [
@@ -78,6 +79,7 @@ OPTIONS = {
         "--pool",
         "--pool-options",
         "--precision",
+        "--processes",
         "--rank",
     ],
     "probe": [
@@ -88,9 +90,11 @@ OPTIONS = {
         "--dim",
         "--drop-rate",
         "--epochs",
+        "--fusion",
         "--heads",
         "--image-size",
         "--key-map",
+        "--layers",
         "--layout",
         "--lr",
         "--max-cache",
@@ -101,6 +105,8 @@ OPTIONS = {
         "--pretrained",
         "--seeds",
         "--svm-seeds",
+        "--trials",
+        "--tune",
         "--val-fraction",
         "--weight-decay",
         "--weights",
@@ -123,6 +129,7 @@ OPTIONS = {
         "--workers",
     ],
     "explain": ["--against", "--classes", "--device", "--limit", "--out", "--pairs", "--top"],
+    "push": ["--dataset", "--license", "--private", "--results"],
     "reproduce": ["--add", "--budget", "--data", "--out", "--runs", "--seeds"],
     "retrieve": [
         "--at",
@@ -155,6 +162,7 @@ OPTIONS = {
 
 POSITIONALS = {
     "check": ["data"],
+    "demo": [],
     "convert": ["file", "folder"],
     "embed": ["bundle", "data"],
     "eval": ["bundle", "data"],
@@ -165,6 +173,7 @@ POSITIONALS = {
     "diagnose": ["bundle", "data"],
     "explain": ["bundle", "data"],
     "export": ["bundle"],
+    "push": ["bundle", "repository"],
     "reproduce": ["experiment"],
     "retrieve": ["bundle", "data"],
     "shard": ["data"],
@@ -190,7 +199,7 @@ def test_options(verb: str) -> None:
     shared = SHARED if verb in WITHOUT_IMAGES else [*SHARED, "--trust-rows"]
     assert sorted(set(re.findall(r"--[\w-]+", text))) == sorted(OPTIONS[verb] + shared)
     usage = text.partition("\n\n")[0].split()
-    assert usage[-len(POSITIONALS[verb]) :] == POSITIONALS[verb]
+    assert usage[len(usage) - len(POSITIONALS[verb]) :] == POSITIONALS[verb]
 
 
 @pytest.mark.parametrize("verb", OPTIONS)

@@ -41,7 +41,7 @@ def test_every_option_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
         "pool_options": {"steps": 2},
         "backbone_options": {"drop_path_rate": 0.1},
     }
-    step: dict[str, Any] = {"batch_size": 3, "precision": "float32", "optimizer": "adamw"}
+    step: dict[str, Any] = {"batch_size": 3, "precision": "float32", "optimizer": "adamw", "processes": 2}
     assert run(Arguments(**shape, **step, dim="none")) == (ModelConfig(**shape, dim=None), step)
     assert run(Arguments("test_vit", head="mlp", dim=24))[0] == ModelConfig("test_vit", head="mlp", dim=24)
     assert {*shape, *step, "dim", "head"} == {field.name for field in dataclasses.fields(Arguments)}

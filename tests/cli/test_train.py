@@ -28,15 +28,16 @@ FROZEN = """
 --data --data.balance --data.cache --data.layout --data.limit --data.max-bad --data.path --data.val-fraction
 --data.window --data.workers --debug --deterministic --device --dim --ema --epochs --freeze --help
 --image-size --json --key-map --limit --loop.accumulate --loop.channels-last --loop.compile
---loop.deterministic --loop.device --loop.ema --loop.max-skips --loop.precision --loop.sync-batchnorm
---loss.cutmix --loss.label-smoothing --loss.mixup --lr --max-bad --max-skips --model --model.backbone
---model.backbone-options --model.dim --model.drop-rate --model.features --model.head --model.hidden
---model.hidden-batchnorm --model.image-size --model.join --model.keep-resolution --model.normalize
---model.num-classes --model.pool --model.pool-options --model.preprocessing --model.rank
---optimizer.classifier-factor --optimizer.clip --optimizer.decay-norms --optimizer.layer-decay
---optimizer.lr --optimizer.momentum --optimizer.name --optimizer.weight-decay --out --patience --pool
---precision --pretrained --print-config --recipe --schedule.epochs --schedule.final-lr --schedule.head-first
---schedule.head-lr --schedule.kind --schedule.milestones --schedule.warmup --seed --trackers --val-fraction
+--loop.deterministic --loop.device --loop.ema --loop.max-skips --loop.precision --loop.shard-classes
+--loop.sync-batchnorm --loop.timeout --loss.cutmix --loss.label-smoothing --loss.mixup --lr --max-bad
+--max-skips --model --model.backbone --model.backbone-options --model.dim --model.drop-rate --model.features
+--model.fusion --model.head --model.hidden --model.hidden-batchnorm --model.image-size --model.join
+--model.keep-resolution --model.layers --model.normalize --model.num-classes --model.pool
+--model.pool-options --model.preprocessing --model.rank --optimizer.classifier-factor --optimizer.clip
+--optimizer.decay-norms --optimizer.layer-decay --optimizer.lr --optimizer.momentum --optimizer.name
+--optimizer.weight-decay --out --patience --pool --precision --pretrained --print-config --recipe
+--schedule.epochs --schedule.final-lr --schedule.head-first --schedule.head-lr --schedule.kind
+--schedule.milestones --schedule.warmup --seed --trackers --trust-rows --val-fraction
 --validation.batch-size --validation.monitor --validation.patience --validation.refit --weight-decay
 --weights --weights.bundle --weights.freeze --weights.keep-statistics --weights.key-map --weights.path
 --weights.pretrained --workers
@@ -81,7 +82,7 @@ def test_options_are_frozen() -> None:
 
 
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "--help"]) == 0
+    assert main(["train", "--help-all"]) == 0
     text = capsys.readouterr().out
     common, _, more = text.partition("\nmore options of data:\n")
     for short, key in SHORT.items():

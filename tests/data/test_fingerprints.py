@@ -17,7 +17,7 @@ from covpool.data.sources import open_images, open_splits, open_unlabeled
 FINGERPRINTS = {
     "folder": "891ff7c5fea5d152",
     "csv": "be15c0d46963e003",
-    "shards": "67178216439142cb",
+    "shards": "cdf572672321dbe8",
     "subset": "81bf3b4e405d2f36",
     "joined": "8a836a9e5b9b3b4e",
     "relabelled": "4a40ad29b1a558b4",
@@ -25,7 +25,7 @@ FINGERPRINTS = {
 STAMPS = {
     "folder": "1be299b5931738df",
     "list.csv": "2fa878ad2f90a475",
-    "shards": "6c07bc461c988ea0",
+    "shards": "d37a73c5ec995a08",
     "tars": "3425eb5ba8422839",
 }
 

@@ -105,7 +105,7 @@ def test_the_page_on_scale_has_the_tables_and_figures_of_the_results() -> None:
     for made in bulk.table(results).split("\n\n"):
         assert made in page
     words = words_of("scale.md")
-    assert f"8 workers × 1024 = {8 * 1024} images" in words
+    assert f"at most 9 × 1024 = {9 * 1024} images" in words
     assert f"{1024 * 3 * 224**2 / 1e6:.0f} MB for 1024 images" in words
     assert f"{1024 * 256 * 257 // 2 * 4 / 1e6:.0f} MB at d = 256" in words
     assert f"{1024 * 512 * 4 / 1e6:.0f} MB when projected" in words

@@ -192,7 +192,7 @@ def test_a_bundle_brings_its_network(tmp_path: Path) -> None:
     assert recipe.schedule.head_first  # as of any other weights
     kept, wanted = vars(recipe.model), vars(model.config)
     assert all(kept[name] == wanted[name] for name in wanted.keys() - CLASSIFIER)
-    assert len(wanted.keys() - CLASSIFIER) == 11
+    assert len(wanted.keys() - CLASSIFIER) == 13
     assert read_recipe(None, {**bundle, "model.dim": 16}).model.dim == 16
     assert read_recipe("finetune", bundle).model.dim == 128  # a recipe that is named means what it says
 

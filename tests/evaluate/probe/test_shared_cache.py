@@ -44,7 +44,8 @@ def extracted(
     config = ModelConfig(OPTIONS.model, num_classes=2, image_size=OPTIONS.image_size)
     model = build_model(frozen_config(config), checkpoint_path="weights.pth")
     options = dataclasses.replace(OPTIONS, extract_batch=BATCH)
-    extractor = Extractor(model, options, cache, with_maps, torch.device("cpu"))
+    arrays = {"features"} if with_maps else set()
+    extractor = Extractor(model, options, cache, arrays, torch.device("cpu"))
 
     def stop(done: int, total: int) -> None:
         if done >= stop_at:
