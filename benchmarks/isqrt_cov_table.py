@@ -138,8 +138,9 @@ def summary(results: Results) -> str:
         *(title for name, title in FITTED.items() if name in results["arguments"]["contenders"]),
     ]
     return (
-        "Time of the value and the gradient of `isqrt_cov`. The columns with x show how many times faster "
-        f"covpool is than other code. {machine_words(results)}. {_origin(results)}\n\n" + table(titles, rows)
+        "Time of the value and the gradient of `isqrt_cov`. The next three columns show how many times "
+        f"faster covpool is than other code. {machine_words(results)}. {_origin(results)}\n\n"
+        + table(titles, rows)
     )
 
 

@@ -100,7 +100,12 @@ def test_every_verb_has_an_example_of_one_line() -> None:
 @pytest.mark.usefixtures("_here")
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of torch.onnx, which a person sees as well
 @pytest.mark.parametrize(
-    "verb", [pytest.param(verb, marks=pytest.mark.slow if verb in SLOW else ()) for verb in VERBS]
+    "verb",
+    [
+        pytest.param(verb, marks=pytest.mark.slow if verb in SLOW else ())
+        for verb in VERBS
+        if verb not in ELSEWHERE
+    ],
 )
 def test_pasted(verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     provide(verb, monkeypatch)

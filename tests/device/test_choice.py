@@ -135,9 +135,8 @@ def test_a_process_of_torchrun_has_its_own(pretended: str, monkeypatch: pytest.M
     groups: list[str] = []
     for name, value in {"RANK": 3, "WORLD_SIZE": 4, "LOCAL_RANK": 1}.items():
         monkeypatch.setenv(name, str(value))
-    monkeypatch.setattr(
-        "covpool.processes.rendezvous", lambda url, **options: iter([(dist.HashStore(), 3, 4)])
-    )
+    found = [(dist.HashStore(), 3, 4)]
+    monkeypatch.setattr("covpool.processes.rendezvous", lambda url, **options: iter(found))
     monkeypatch.setattr("covpool.processes.LAST_EXCHANGE", 0)
     monkeypatch.setattr(dist, "init_process_group", lambda backend, **options: groups.append(backend))
     monkeypatch.setattr(dist, "destroy_process_group", lambda: None)

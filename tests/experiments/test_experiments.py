@@ -110,7 +110,7 @@ def test_the_page_on_scale_has_the_tables_and_figures_of_the_results() -> None:
     assert f"{1024 * 256 * 257 // 2 * 4 / 1e6:.0f} MB at d = 256" in words
     assert f"{1024 * 512 * 4 / 1e6:.0f} MB when projected" in words
     shards = 10**9 * results["bytes an image"] / 256e6
-    assert f"1000 bytes each: {1000 * shards / 1e9:.1f} GB" in words
+    assert f"1000 bytes per shard: {1000 * shards / 1e9:.1f} GB" in words
     assert f"{bulk.GETS:,} GET and {bulk.PUTS:,} PUT" in words
 
 
