@@ -139,14 +139,14 @@ def measure(
     }
     for what in MEASURES:
         runs = {name: getattr(ready, what) for name, ready in prepared.items()}
-        with progress(f"rounds at {problem.size.name}, {what.replace('_', ' ')}") as tell:
+        with progress(f"rounds at {problem.size.name}, {what.replace('_', ' ')}") as show:
             timings = time_interleaved(
                 runs,
                 reference=OURS.name,
                 schedule=schedule,
                 seed=problem.seed,
                 device=problem.device,
-                tell=tell,
+                log=show,
             )
         for name, timing in timings.items():
             found[name][what] = timing_figures(timing)

@@ -172,7 +172,7 @@ def run(case: Case, head: str, sets: Path, runs: Path) -> None:
             out=runs / case.name,
             cache=runs / "cache",
             max_cache=100,
-            tell=progress.tell,
+            log=progress.log,
             progress=progress,
         )
 

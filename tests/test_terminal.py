@@ -165,7 +165,7 @@ def test_each_name_has_its_own_count(clock: list[float], monkeypatch: pytest.Mon
         show("images", 0, 4)
         clock.append(102.0)
         show("images", 2, 4)
-        show.tell("features take 1.00 MB")
+        show.log("features take 1.00 MB")
         show("heads", 0, 3)
     text = "\n".join(shown(stream))
     assert "0 of 4 images" in text

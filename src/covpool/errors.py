@@ -113,7 +113,7 @@ class ExportRefusedError(UsageError):
     """An exported file differs too much from the model; the message says by which figure."""
 
 
-class ToldByFirstError(CovpoolError):
+class ReportedByFirstError(CovpoolError):
     """All processes fail, and the first one prints why."""
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
 from covpool.device import autocast_on, chosen_device
-from covpool.errors import CovpoolError, LostProcessError, ToldByFirstError
+from covpool.errors import CovpoolError, LostProcessError, ReportedByFirstError
 from covpool.provenance.machine import describe_machine
 
 LOGGER = logging.getLogger("covpool")
@@ -134,7 +134,7 @@ class Processes:
         """Raise an error in every process; only the first prints it."""
         if self.is_first:
             raise error
-        raise ToldByFirstError(str(error)) from error
+        raise ReportedByFirstError(str(error)) from error
 
     def sum_(self, tensor: Tensor) -> Tensor:
         """Sum over processes, in place."""

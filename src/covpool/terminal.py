@@ -160,7 +160,7 @@ class NamedProgress:
         self._done = done
         self._progress(done, total)
 
-    def tell(self, sentence: str) -> None:
+    def log(self, sentence: str) -> None:
         """Print a line above the bar."""
         self._progress.line(sentence)
 

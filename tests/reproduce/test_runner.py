@@ -35,7 +35,7 @@ def test_smallest_form(experiment: Experiment, tiny_imagenet: Path, tmp_path: Pa
     told: list[str] = []
     small = few_rows(experiment)
     place = Place(tiny_imagenet, tmp_path / "runs", tmp_path / "out", SMALLEST)
-    (file,) = run_experiments([small], place, seeds=1, tell=told.append)
+    (file,) = run_experiments([small], place, seeds=1, log=told.append)
     results = json.loads(file.read_bytes())
     assert [run["label"] for run in results["runs"]] == [row.label for row in small.rows]
     assert set(results["times"]) == ({row.label for row in small.rows} if small.reference else set())
@@ -87,7 +87,7 @@ def test_seeds_are_added_to_results_without_their_runs(tiny_imagenet: Path, tmp_
     curves = dataclasses.replace(EXPERIMENTS["figure4"], rows=(gap, exact))
     spectra = dataclasses.replace(EXPERIMENTS["approximation"], rows=(exact,), observed=(exact.label,))
     place = Place(tiny_imagenet, tmp_path / "first", tmp_path / "out", SMALLEST)
-    (file,) = run_experiments([curves], place, seeds=1, tell=str)
+    (file,) = run_experiments([curves], place, seeds=1, log=str)
     before = json.loads(file.read_bytes())["runs"]
 
     known = known_runs([curves], place.out, SMALLEST)
@@ -95,7 +95,7 @@ def test_seeds_are_added_to_results_without_their_runs(tiny_imagenet: Path, tmp_
     assert not left([curves], 1, place)
     # Only the one to be looked into is trained again, since its folder is gone.
     assert [one.pool for one in left([curves, spectra], 1, place)] == ["mpn_cov"]
-    run_experiments([curves], place, seeds=2, tell=str)
+    run_experiments([curves], place, seeds=2, log=str)
     after = json.loads(file.read_bytes())["runs"]
     assert after[:2] == before
     assert [(run["label"], run["seed"]) for run in after[2:]] == [(gap.label, 1), (exact.label, 1)]
@@ -110,14 +110,14 @@ def test_runs_of_another_machine_are_known_and_its_times_are_not(tiny_imagenet: 
     )
     curves = dataclasses.replace(EXPERIMENTS["figure2"], rows=(exact,))
     place = Place(tiny_imagenet, tmp_path / "first", tmp_path / "out", SMALLEST)
-    (file,) = run_experiments([spectra], place, seeds=1, tell=str)
+    (file,) = run_experiments([spectra], place, seeds=1, log=str)
     before = json.loads(file.read_bytes())
     file.rename(file.with_name("approximation--another-64c--cpu.json"))
 
     known = known_runs([spectra, curves], place.out, SMALLEST)
     place = dataclasses.replace(place, runs=tmp_path / "second", known=known)
     assert not left([spectra, curves], 1, place)
-    run_experiments([spectra, curves], place, seeds=1, tell=str)
+    run_experiments([spectra, curves], place, seeds=1, log=str)
     after = json.loads(file.read_bytes())
     assert not (tmp_path / "second" / exact.configuration.name).exists()
     assert after["runs"] == before["runs"]
@@ -133,7 +133,7 @@ def test_an_experiment_keeps_a_run_of_its_own(tiny_imagenet: Path, tmp_path: Pat
     both[1] = dataclasses.replace(both[1], observed=(row.label,))
     for number, one in enumerate(both):  # the same configuration, trained twice
         place = Place(tiny_imagenet, tmp_path / str(number), tmp_path / "out", SMALLEST)
-        (file,) = run_experiments([one], place, seeds=1, tell=str)
+        (file,) = run_experiments([one], place, seeds=1, log=str)
     results = json.loads(file.read_bytes())
     results["runs"][0]["seconds"] = 12345.0  # to tell it from the other
     file.write_text(json.dumps(results))
@@ -147,7 +147,7 @@ def test_an_experiment_keeps_a_run_of_its_own(tiny_imagenet: Path, tmp_path: Pat
 @pytest.mark.slow
 def test_runs_of_another_scale_are_not_known(tiny_imagenet: Path, tmp_path: Path) -> None:
     one_row = dataclasses.replace(EXPERIMENTS["figure4"], rows=EXPERIMENTS["figure4"].rows[:1])
-    run_experiments([one_row], Place(tiny_imagenet, tmp_path, tmp_path, SMALLEST), seeds=1, tell=str)
+    run_experiments([one_row], Place(tiny_imagenet, tmp_path, tmp_path, SMALLEST), seeds=1, log=str)
     assert len(known_runs([one_row], tmp_path, SMALLEST)["figure4"]) == 1
     assert not known_runs([one_row], tmp_path, dataclasses.replace(SMALLEST, classes=3))["figure4"]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from covpool.train.comparison import compare, twins
+from covpool.train.comparison import compare, compared_recipes
 from covpool.train.recipe import Recipe
 from covpool.train.recipe_files import read_recipe
 from tests.data.pictures import needs_tiny10
@@ -36,7 +36,7 @@ def test_both_are_trained_and_one_report_is_written(tmp_path: Path) -> None:
 
 
 def test_all_else_is_equal() -> None:
-    made = twins(RECIPE, "gap")
+    made = compared_recipes(RECIPE, "gap")
     assert list(made) == ["isqrt_cov", "gap"]
     assert made["isqrt_cov"] == dataclasses.replace(RECIPE, out="runs/isqrt_cov")
     model = dataclasses.replace(RECIPE.model, pool="gap", dim="auto", keep_resolution=None, pool_options={})
@@ -48,7 +48,11 @@ def test_all_else_is_equal() -> None:
     [
         (RECIPE, "isqrt_cov", "--compare isqrt_cov is the pooling of the recipe: choose another"),
         (RECIPE, "median", "compare must be one of"),
-        (twins(RECIPE, "gap")["gap"], "isqrt_cov", "the other way round: --pool isqrt_cov --compare gap"),
+        (
+            compared_recipes(RECIPE, "gap")["gap"],
+            "isqrt_cov",
+            "the other way round: --pool isqrt_cov --compare gap",
+        ),
         (
             read_recipe("resnet50-birds"),
             "gap",

@@ -203,14 +203,14 @@ def measure_layers(
     timed |= {name: _decomposition(name, problem) for name in DECOMPOSITIONS}
     found: dict[str, dict[str, Any]] = {name: {} for name in timed}
     for measure in MEASURES:
-        with progress(f"rounds of layers at {problem.size.name}, {measure.replace('_', ' ')}") as tell:
+        with progress(f"rounds of layers at {problem.size.name}, {measure.replace('_', ' ')}") as log:
             timings = time_interleaved(
                 {name: getattr(ready, measure) for name, ready in timed.items()},
                 reference=REFERENCE,
                 schedule=schedule,
                 seed=problem.seed,
                 device=problem.device,
-                tell=tell,
+                log=log,
             )
         for name, timing in timings.items():
             found[name][measure] = timing_figures(timing)

@@ -90,11 +90,11 @@ def run_methods(
     if "training" in sections:
         results["training"] = _trained(setting)
         total = step_rounds * sum(batch_sizes)
-        with progress("images in steps of training") as tell:
+        with progress("images in steps of training") as log:
             done = 0
             for told in measured_steps(batch_sizes, step_rounds, seed, setting):
                 done += told.batch
-                tell(done, total)
+                log(done, total)
                 if told.results is not None:
                     results["training"]["steps"].append(told.results)
                     write_results(path, results)

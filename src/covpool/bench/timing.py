@@ -102,7 +102,7 @@ def time_interleaved(
     schedule: Schedule,
     seed: int,
     device: str = "cpu",
-    tell: Tell = nobody,
+    log: Tell = nobody,
 ) -> dict[str, Timing]:
     """Time every run against ``runs[reference]``."""
     warm = {name: _warm_up(run, schedule.warmup, device) for name, run in runs.items()}
@@ -118,7 +118,7 @@ def time_interleaved(
     with garbage_collector_off():
         for times in interleaved_rounds(sample, rounds_of, schedule.rounds, random.Random(seed)):
             rounds.append(times)
-            tell(len(rounds), schedule.rounds)
+            log(len(rounds), schedule.rounds)
     return {name: timing_of(name, reference, rounds, calls[name]) for name in runs}
 
 

@@ -48,7 +48,7 @@ def run(arguments: Arguments, options: FitOptions) -> Result:
     data = Path(os.path.abspath(arguments.data))  # not resolved: a link keeps its own name
     out = arguments.out or Path("runs") / ((data.stem if data.is_file() else data.name) or "fit")
     with NamedProgress() as progress:
-        made = fit_images(arguments.data, options, out=out, tell=progress.tell, progress=progress)
+        made = fit_images(arguments.data, options, out=out, log=progress.log, progress=progress)
     return Result(str(made.folder), made.record)
 
 

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Protocol, cast
 
 from covpool import __version__
 from covpool.data.requests import trust_rows
-from covpool.errors import WORKER_DIED, CovpoolError, Interrupted, ToldByFirstError
+from covpool.errors import WORKER_DIED, CovpoolError, Interrupted, ReportedByFirstError
 from covpool.terminal import printable
 
 # Exit codes of Ctrl-C and SIGTERM, as in shells.
@@ -294,7 +294,7 @@ def explained(error: Exception, extra: str) -> tuple[str, int]:
         error: the error that ended a verb.
         extra: the extra that has the verb's dependencies.
     """
-    if isinstance(error, ToldByFirstError):
+    if isinstance(error, ReportedByFirstError):
         return "", 2
     if isinstance(error, Interrupted):  # one training run of several, as in probe
         return str(error), error.exit_code

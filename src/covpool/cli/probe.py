@@ -53,7 +53,7 @@ def run(arguments: Arguments, options: ProbeOptions) -> Result:
     from covpool.terminal import NamedProgress
 
     with NamedProgress() as progress:
-        made = probe(options=options, **vars(arguments), tell=progress.tell, progress=progress)
+        made = probe(options=options, **vars(arguments), log=progress.log, progress=progress)
     return Result(str(made.folder), made.record["best"], made.record)
 
 

@@ -54,7 +54,7 @@ def run(arguments: Arguments) -> Written:
     files = run_all(
         options.pop("experiment"),
         **options,
-        tell=lambda sentence: print(sentence, file=sys.stderr, flush=True),
+        log=lambda sentence: print(sentence, file=sys.stderr, flush=True),
         progress=Progress,
     )
     return Written(tuple(map(str, files)), "\n\n".join(map(report, files)))

@@ -70,7 +70,7 @@ def run(arguments: Arguments) -> "SVMReport":
         calibrate=arguments.calibrate,
         max_memory=arguments.max_memory,
         passing=Passing(arguments.batch_size, arguments.workers, arguments.precision, arguments.device),
-        tell=lambda sentence: print(sentence, file=sys.stderr),
+        log=lambda sentence: print(sentence, file=sys.stderr),
         progress=Progress,
     )
 

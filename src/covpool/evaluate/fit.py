@@ -53,7 +53,7 @@ def fit_images(
     options: FitOptions | None = None,
     *,
     out: str | Path,
-    tell: Callable[[str], None] = LOGGER.info,
+    log: Callable[[str], None] = LOGGER.info,
     progress: Progress = lambda what, done, total: None,
 ) -> Fitted:
     """Train a model on a folder of images, and compare it with average pooling.
@@ -64,7 +64,7 @@ def fit_images(
         data: a folder of classes, with or without train, val and test, or any other source of images.
         options: the network, the heads, and fine-tuning.
         out: folder of the results.
-        tell: called with a line at the start of each stage.
+        log: called with a line at the start of each stage.
         progress: called with the name of the counted items, the number done and the total.
 
     Example:
@@ -76,17 +76,17 @@ def fit_images(
     prepare_folder(folder, PROTOCOL, str(data))
     with held(folder):
         mark_folder(folder, PROTOCOL)
-        return _Fitting(str(data), options, folder, tell, progress).run()
+        return _Fitting(str(data), options, folder, log, progress).run()
 
 
 class _Fitting:
     """A call of :func:`fit_images`."""
 
     def __init__(
-        self, data: str, options: FitOptions, folder: Path, tell: Callable[[str], None], progress: Progress
+        self, data: str, options: FitOptions, folder: Path, log: Callable[[str], None], progress: Progress
     ) -> None:
         self.data, self.options, self.folder = data, options, folder
-        self.tell, self.progress = tell, progress
+        self.log, self.progress = log, progress
         self.probe_options = options.probe()
         self.stages = 4 if options.finetune else 3
 
@@ -103,7 +103,7 @@ class _Fitting:
                 self.folder / "features",
                 max_cache=20.0,
                 layout="auto",
-                tell=self.tell,
+                log=self.log,
                 progress=self.progress,
                 device=processes.device,
             )
@@ -139,7 +139,7 @@ class _Fitting:
         return Fitted(self.folder, record)
 
     def _stage(self, number: int, what: str) -> None:
-        self.tell(f"{number}/{self.stages} {what}")
+        self.log(f"{number}/{self.stages} {what}")
 
     def _check(self) -> dict[str, int]:
         started = time.monotonic()
@@ -147,24 +147,24 @@ class _Fitting:
         write_report(report.problems, self.folder / "problems.csv")
         splits = ", ".join(f"{split} {count:,}" for split, count in report.images.items())
         total = counted(sum(report.images.values()), "image")
-        self.tell(
+        self.log(
             f"    {total} of {counted(report.classes, 'class')} ({splits}), "
             f"checked in {duration(time.monotonic() - started)}"
         )
         if report.counts:
             listed = ", ".join(f"{count:,} {problem}" for problem, count in report.counts.items())
-            self.tell(f"    problems: {listed}; see {self.folder / 'problems.csv'}")
+            self.log(f"    problems: {listed}; see {self.folder / 'problems.csv'}")
         return report.counts
 
     def _announce_test(self, sets: Mapping[str, ImageSet]) -> None:
         """Print which images measure the accuracy, and how precise it will be."""
         split, images = measured_on(sets)
         if split == FOLDED:
-            self.tell(
+            self.log(
                 f"    no test images: {FOLDS}-fold cross-validation; "
                 "each image is predicted by a head that was trained without it"
             )
-        self.tell(
+        self.log(
             f"    accuracy is measured on {counted(len(images), 'image')}: "
             f"its 95 % interval is up to ±{widest_interval(len(images)):.0f} points"
         )
@@ -182,7 +182,7 @@ class _Fitting:
         self._stage(
             3, f"fine-tune {self.probe_options.model} from {head}, {counted(self.options.epochs, 'epoch')}"
         )
-        self.tell(f"    about {duration(self._estimate(probed))}")
+        self.log(f"    about {duration(self._estimate(probed))}")
         if not (start / CARD).exists():
             probing.save_start(head, start)
         before = read_card(start).metrics["val"]["top1"]
@@ -203,7 +203,7 @@ class _Fitting:
             )
         )
         after = run.summary["validation"]["top1"]
-        self.tell(f"    validation accuracy: {before:.1%} before, {after:.1%} after fine-tuning")
+        self.log(f"    validation accuracy: {before:.1%} before, {after:.1%} after fine-tuning")
         return {
             "head": head,
             "validation_before": before,

@@ -129,10 +129,8 @@ def timed(
             both[label], forward[label] = _step(model, images), _value(model, images)
         found = {}
         for what, runs in (("both", both), ("forward", forward)):
-            with progress(f"rounds of timing, {what}") as tell:
-                found[what] = time_interleaved(
-                    runs, reference=reference, schedule=SCHEDULE, seed=0, tell=tell
-                )
+            with progress(f"rounds of timing, {what}") as log:
+                found[what] = time_interleaved(runs, reference=reference, schedule=SCHEDULE, seed=0, log=log)
     return {
         label: {what: _figures(timings[label], batch) for what, timings in found.items()}
         for label in configurations

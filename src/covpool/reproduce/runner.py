@@ -65,7 +65,7 @@ def run_experiments(
     *,
     seeds: int = 3,
     budget: float | None = None,
-    tell: Tell = print,
+    log: Tell = print,
     progress: MakeProgress = silence,
 ) -> list[Path]:
     """Train the runs of some experiments and write the results. If interrupted, call it again to resume.
@@ -75,7 +75,7 @@ def run_experiments(
         place: folders and scale.
         seeds: number of seeds for rows that test a claim.
         budget: training time in seconds; a small budget reduces the number of seeds.
-        tell: called with each line of progress.
+        log: called with each line of progress.
         progress: returns a progress callback for timing.
 
     Returns:
@@ -92,16 +92,16 @@ def run_experiments(
             budget,
         )
     planned, to_train = plan(experiments, seeds), left(experiments, seeds, place)
-    tell(f"{len(planned)} runs, {seeds} seed{'s' if seeds > 1 else ''}")
+    log(f"{len(planned)} runs, {seeds} seed{'s' if seeds > 1 else ''}")
     for number, configuration in enumerate(planned, 1):
         if configuration not in to_train:
             continue
         spent = time.monotonic() - started
         # The first seed is always trained: the budget reduces seeds, never rows.
         if budget is not None and configuration.seed and spent + seconds(configuration) > budget:
-            tell(f"the budget is spent after {duration(spent)}: {number - 1} of {len(planned)} runs are done")
+            log(f"the budget is spent after {duration(spent)}: {number - 1} of {len(planned)} runs are done")
             break
-        tell(f"run {number} of {len(planned)}: {configuration.name}")
+        log(f"run {number} of {len(planned)}: {configuration.name}")
         trained(configuration, place.scale, place.images, place.runs)
         for experiment in experiments:
             if configuration in [one for _, one in experiment.configurations(seeds)]:
@@ -203,7 +203,7 @@ def run_all(
     budget: str | None = None,
     add: bool = False,
     scale: Scale = MINIATURE,
-    tell: Tell = print,
+    log: Tell = print,
     progress: MakeProgress = silence,
 ) -> list[Path]:
     """Run one experiment or all, and return the result files.
@@ -219,7 +219,7 @@ def run_all(
         budget: training time, such as ``8h``.
         add: add to the results in ``out``; their runs are not trained again.
         scale: size of the experiments.
-        tell: called with each line of progress.
+        log: called with each line of progress.
         progress: returns a progress callback for timing.
     """
     check_choice("experiment", name, (*EXPERIMENTS, TABLE2, ALL))
@@ -231,7 +231,7 @@ def run_all(
         limit = None if budget is None else seconds_of(budget)
         known = known_runs(EXPERIMENTS.values(), out, scale) if add else {}
         place = Place(data, runs, out, scale, known)
-        files += run_experiments(training, place, seeds=seeds, budget=limit, tell=tell, progress=progress)
+        files += run_experiments(training, place, seeds=seeds, budget=limit, log=log, progress=progress)
     if name in (TABLE2, ALL):
         files.append(run_methods(out, progress=progress))
     return files

@@ -44,7 +44,7 @@ def compare(recipe: Recipe, other: str = "gap") -> Comparison:
     from covpool.train.report import write_comparison
 
     folder = Path(recipe.out)
-    both = twins(recipe, other)
+    both = compared_recipes(recipe, other)
     with joined_processes(recipe.loop.device, recipe.loop.timeout) as processes:  # once for both runs
         runs = {pool: fit(each) for pool, each in both.items()}
         report = None
@@ -54,7 +54,7 @@ def compare(recipe: Recipe, other: str = "gap") -> Comparison:
     return Comparison(folder, runs, report)
 
 
-def twins(recipe: Recipe, other: str) -> dict[str, Recipe]:
+def compared_recipes(recipe: Recipe, other: str) -> dict[str, Recipe]:
     """Return the recipe and the one with another pooling, each with its own folder."""
     check_choice("compare", other, (*METHODS, CLASS_TOKEN))
     own = recipe.model.pool

@@ -20,7 +20,7 @@ from covpool.errors import (
     DataError,
     Interrupted,
     NotFiniteError,
-    ToldByFirstError,
+    ReportedByFirstError,
     TrainingError,
 )
 from covpool.inference.forward import Forward
@@ -319,7 +319,7 @@ class Trainer:
         assert best is not None
         try:
             found = shared_checkpoint(self.folder.checkpoints, self.processes, self._rows, best["step"])
-        except (DamagedCheckpointError, ToldByFirstError):
+        except (DamagedCheckpointError, ReportedByFirstError):
             return
         assert found is not None
         self.learner.best_weights.load_state_dict(found.part("model" if self.learner.ema is None else "ema"))

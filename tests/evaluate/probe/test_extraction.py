@@ -39,7 +39,7 @@ def finished(birds: Path, told: list[str], tmp_path_factory: pytest.TempPathFact
         GAP,
         out=folder / "out",
         cache=folder / "cache",
-        tell=told.append,
+        log=told.append,
         progress=lambda what, done, total: told.append(what),
     )
 

@@ -106,7 +106,7 @@ def test_the_card_tells_how_it_was_made(data: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_streamed_and_calibrated_scores(data: Path, tmp_path: Path) -> None:
     bundle, told = a_bundle(tmp_path / "net"), []
-    settings: dict[str, Any] = {"features": tmp_path / "features", "tell": told.append}
+    settings: dict[str, Any] = {"features": tmp_path / "features", "log": told.append}
     fit_svm(bundle, data, tmp_path / "exact", **settings)
     fit_svm(bundle, data, tmp_path / "streamed", max_memory=0, **settings)
     fit_svm(bundle, data, tmp_path / "calibrated", calibrate=True, **settings)
@@ -126,7 +126,7 @@ def test_streamed_and_calibrated_scores(data: Path, tmp_path: Path) -> None:
 def test_features_of_changed_images_are_made_anew(data: Path, tmp_path: Path) -> None:
     bundle, told = a_bundle(tmp_path / "net"), []
     own = Path(shutil.copytree(data / "train", tmp_path / "data"))
-    settings: dict[str, Any] = {"features": tmp_path / "features", "tell": told.append}
+    settings: dict[str, Any] = {"features": tmp_path / "features", "log": told.append}
     fit_svm(bundle, own, tmp_path / "new", **settings)
     before = np.load(tmp_path / "features" / "features.npy")
     first, *_, last = sorted(own.rglob("*.jpg"))

@@ -59,7 +59,7 @@ def make(folder: Path, bundle: Path, data: Path, **changes: Any) -> tuple[Featur
         images=images,
         passing=Pass(4, 0),
         processes=Processes(0, 1, torch.device("cpu")),
-        tell=told.append,
+        log=told.append,
         **settings,
     )
     return made, told, steps

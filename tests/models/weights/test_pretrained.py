@@ -1,4 +1,4 @@
-"""Weights that others trained, loaded into backbones, tell real birds apart before any training here.
+"""Weights that others trained, loaded into backbones, log real birds apart before any training here.
 
 The vectors are those of a frozen network, so nothing has learned a reduction of the channels. That of
 EfficientNet-Lite0 needs none: it is the covariance of its last stage's 320 channels, 51,360 numbers. The 2048

@@ -80,7 +80,7 @@ def probe(
     cache: str | Path = "probe-cache",
     max_cache: float = 20.0,
     layout: str = "auto",
-    tell: Callable[[str], None] = LOGGER.info,
+    log: Callable[[str], None] = LOGGER.info,
     progress: Progress = lambda what, done, total: None,
 ) -> Probed:
     """Train heads on a frozen backbone. If interrupted, call it again to resume.
@@ -92,7 +92,7 @@ def probe(
         cache: folder of cached features, shared with other calls.
         max_cache: maximum size of the features in gigabytes.
         layout: layout of the data.
-        tell: called with the size of the features before they are computed.
+        log: called with the size of the features before they are computed.
         progress: called with the name of the counted items, the number done and the total.
 
     Raises:
@@ -102,7 +102,7 @@ def probe(
         if processes.world_size > 1:
             raise UsageError("covpool probe uses one process: start it without torchrun")
         return Probing(
-            data, options, Path(out), Path(cache), max_cache, layout, tell, progress, processes.device
+            data, options, Path(out), Path(cache), max_cache, layout, log, progress, processes.device
         ).run()
 
 
@@ -117,12 +117,12 @@ class Probing:
         cache: Path,
         max_cache: float,
         layout: str,
-        tell: Callable[[str], None],
+        log: Callable[[str], None],
         progress: Progress,
         device: torch.device,
     ) -> None:
         self.options, self.device, self.max_cache = options, device, max_cache
-        self.tell, self.progress = tell, progress
+        self.log, self.progress = log, progress
         self.tuned: dict[str, ProbeOptions] = {}  # by head
         self.doing = ""
         self.sets: dict[str, ImageSet] = {
@@ -239,7 +239,7 @@ class Probing:
         missing = sum(store.missing_bytes() for store in stores.values())
         check_room(self.cache, missing, f"features take {human(missing, 'B')}", "--cache")
         shape = "×".join(map(str, max(stores["train"].shapes.values(), key=math.prod)))
-        self.tell(f"features take {human(size, 'B')} in {self.cache}: {shape} values per image and flip")
+        self.log(f"features take {human(size, 'B')} in {self.cache}: {shape} values per image and flip")
 
     def _tune(self, head: str, record: dict[str, Any]) -> None:
         """Choose the learning rate and the dropout rate of a head, by trials on held-out images."""
@@ -338,10 +338,10 @@ class Probing:
         torch.manual_seed(number("weights", seed))
         model = self._built(self._config(head)).to(self.device)
 
-        def tell(done: int, total: int) -> None:
+        def log(done: int, total: int) -> None:
             self.progress(f"steps of {head}, {self.doing}", done, total)
 
-        fit_head(model, cached, ids, self._options(head), seed, tell)
+        fit_head(model, cached, ids, self._options(head), seed, log)
         return model
 
     def _options(self, head: str) -> ProbeOptions:

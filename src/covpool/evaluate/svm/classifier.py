@@ -111,7 +111,7 @@ def make_features(
     passing: Pass,
     processes: Processes,
     *,
-    tell: Callable[[str], None],
+    log: Callable[[str], None],
     progress: Progress,
 ) -> Features:
     """Return the features of all images: those in the folder if the key is the same, else new ones.
@@ -124,7 +124,7 @@ def make_features(
         content: digests of the set.
         passing: how images go through the network.
         processes: this process, on its device.
-        tell: called with the size, before anything is computed.
+        log: called with the size, before anything is computed.
         progress: called with the number of images done and the total.
 
     Raises:
@@ -132,7 +132,7 @@ def make_features(
     """
     store = FeatureStore(folder, key, len(images), {FEATURES: (model.head_hidden_size,)}, np.float32)
     if not store.is_begun():
-        _make_room(store, len(images.classes), tell)
+        _make_room(store, len(images.classes), log)
     store.check()
     model, outputs = prepare(model, processes.device), outputs_of(model)
     store.fill(
@@ -144,7 +144,7 @@ def make_features(
     return Features(RowFile(store.path(FEATURES), leading=2), labels, list(bad.values()))
 
 
-def _make_room(store: FeatureStore, classes: int, tell: Callable[[str], None]) -> None:
+def _make_room(store: FeatureStore, classes: int, log: Callable[[str], None]) -> None:
     """Empty the folder, and check that the disk has room for the features and for the files of a solver.
 
     Raises:
@@ -162,7 +162,7 @@ def _make_room(store: FeatureStore, classes: int, tell: Callable[[str], None]) -
     for path in left:
         shutil.rmtree(path)
     size, beside = store.bytes(), VIEWS * store.images * classes * 4  # the streaming solver's floats
-    tell(f"features take {human(size, 'B')} in {folder}")
+    log(f"features take {human(size, 'B')} in {folder}")
     what = f"features take {human(size, 'B')} and their SVMs up to {human(beside, 'B')}"
     check_room(folder, size + beside, what, "folder")
 

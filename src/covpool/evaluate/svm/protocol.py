@@ -96,7 +96,7 @@ def fit_svm(
     calibrate: bool = False,
     max_memory: float = MAX_MEMORY,
     passing: Passing | None = None,
-    tell: Callable[[str], None] = LOGGER.info,
+    log: Callable[[str], None] = LOGGER.info,
     progress: Progresses = silent,
 ) -> SVMReport:
     """Fit one linear SVM per class on a bundle's features, and save them as a new bundle's classifier.
@@ -117,7 +117,7 @@ def fit_svm(
             :mod:`covpool.evaluate.svm.classifier`.
         max_memory: in GB; if LinearSVC needs more, the features are streamed from disk.
         passing: batch size, workers, precision and device of the network.
-        tell: called with messages.
+        log: called with messages.
         progress: returns a context manager with a progress callback, given the name of the counted items.
 
     Raises:
@@ -138,11 +138,11 @@ def fit_svm(
         train = _images(model, data, split, layout)
         _check_classes(train, data, split)
         with held(folder):  # the solver reads and writes files there
-            found = _features(folder, card, model, train, passing, processes, tell, progress)
+            found = _features(folder, card, model, train, passing, processes, log, progress)
             check_every_class(found.labels[found.labels >= 0], train.classes)
             problem = Problem(found.rows, *found.samples(), len(train.classes), c)
             started = time.monotonic()
-            solver, scores = _solve(problem, folder, max_memory, tell)
+            solver, scores = _solve(problem, folder, max_memory, log)
             if calibrate:
                 scores = calibrated(scores, problem)
             seconds = time.monotonic() - started
@@ -183,7 +183,7 @@ def _features(
     images: ImageSet,
     passing: Passing,
     processes: Processes,
-    tell: Callable[[str], None],
+    log: Callable[[str], None],
     progress: Progresses,
 ) -> Features:
     """Return the cached features if weights, images and settings are the same, else new ones."""
@@ -199,11 +199,11 @@ def _features(
     }
     with progress("training images") as bar:
         found = make_features(
-            folder, key, model, images, content, passing.made(), processes, tell=tell, progress=bar
+            folder, key, model, images, content, passing.made(), processes, log=log, progress=bar
         )
     if found.bad:
         first = found.bad[0]
-        tell(
+        log(
             f"{len(found.bad)} training images are unreadable, first {first.name}: {first.sentence} "
             "('covpool check' lists all)"
         )
@@ -236,16 +236,16 @@ def _check_out(bundle: str | Path, out: str | Path, features: Path) -> None:
 
 
 def _solve(
-    problem: Problem, folder: Path, max_memory: float, tell: Callable[[str], None]
+    problem: Problem, folder: Path, max_memory: float, log: Callable[[str], None]
 ) -> tuple[str, LinearScores]:
     size = bytes_in_memory(len(problem), problem.rows.columns)
     what = f"{problem.classes} SVMs on {len(problem):,} rows of {problem.rows.columns:,} values"
     if size / 1e9 <= max_memory:
-        tell(f"{what}, with LinearSVC in {human(size, 'B')} of memory")
+        log(f"{what}, with LinearSVC in {human(size, 'B')} of memory")
         return "LinearSVC", solve_in_memory(problem)
-    tell(f"{what}, streamed from disk: LinearSVC would need {human(size, 'B')} of memory")
+    log(f"{what}, streamed from disk: LinearSVC would need {human(size, 'B')} of memory")
 
     def told(done: int, violation: float) -> None:
-        tell(f"pass {done}: the largest violation is {violation:.1e}")
+        log(f"pass {done}: the largest violation is {violation:.1e}")
 
     return "streaming", solve_streaming(problem, folder, passes=told)
