@@ -134,13 +134,12 @@ def summary(results: Results) -> str:
         "the paper's equations, written out",
         "`eigh` and its gradient",
         "`svd` and its gradient",
-        "our time / time of our matrix products alone (1 is the limit)",
+        "our time divided by that of its matrix products alone (1 is the best possible)",
         *(title for name, title in FITTED.items() if name in results["arguments"]["contenders"]),
     ]
     return (
-        "Time of the value and the gradient of `isqrt_cov`. The next three columns show how many times "
-        f"faster covpool is than other code. {machine_words(results)}. {_origin(results)}\n\n"
-        + table(titles, rows)
+        "`isqrt_cov` with its gradient, timed. Columns 2 to 4 show how many times faster it is than other "
+        f"code. {machine_words(results)}. {_origin(results)}\n\n" + table(titles, rows)
     )
 
 
