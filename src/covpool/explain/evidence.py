@@ -32,7 +32,7 @@ from covpool.functional.normalization import Compensation, norm_of, reciprocal_o
 from covpool.models.config import CLASS_TOKEN
 from covpool.models.head import Head
 from covpool.models.model import PooledClassifier
-from covpool.nn.layers import EachLayer
+from covpool.nn.fusion import EachLayer
 from covpool.nn.pooling.isqrt_cov import IsqrtCov
 from covpool.nn.pooling.method import Cov, Gap, Method
 from covpool.nn.pooling.spectral import MpnCov, post_normalized

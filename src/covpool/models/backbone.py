@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from covpool.errors import CovpoolError, KeepResolutionError, UnsupportedBackboneError, UsageTypeError
 from covpool.models.config import Features, ModelConfig
-from covpool.models.layers import LAST, Layers, layer_maps
+from covpool.models.intermediates import LAST, Layers, layer_maps
 from covpool.models.surgery import (
     applies_alone,
     build_network,

@@ -16,10 +16,10 @@ from covpool.errors import UsageError
 from covpool.hub import HUB
 from covpool.models.backbone import make_backbone
 from covpool.models.config import HIDDEN, Dim, Features, HeadKind, Join, ModelConfig, Normalize, pool_of
-from covpool.models.layers import Layers
+from covpool.models.intermediates import Layers
 from covpool.models.model import PooledClassifier
 from covpool.models.weights import PACKAGES, KeyMap, file_origin
-from covpool.nn.layers import Fusion
+from covpool.nn.fusion import Fusion
 from covpool.nn.pooling import DEFAULT_METHOD
 
 LOGGER = logging.getLogger("covpool")
@@ -79,7 +79,7 @@ def create_model(
         layers: layers of the backbone to pool: ``"last"``, the ``"last4"`` or ``"all-stages"``, by timm's
             ``forward_intermediates``. Their maps are brought to one grid.
         fusion: how several layers are pooled: ``"each"`` by itself, or all channels together (``"concat"``);
-            see :class:`covpool.nn.layers.LayersPool`.
+            see :class:`covpool.nn.fusion.LayersPool`.
         head: ``"linear"``, or ``"mlp"``, with ``hidden`` layers before the classifier.
         rank: a bottleneck before a linear classifier, for many classes.
         hidden: widths of the hidden layers of ``head="mlp"``.

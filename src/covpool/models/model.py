@@ -15,10 +15,10 @@ from covpool.functional.arguments import check_choice, check_whole
 from covpool.models.backbone import Backbone, FeatureFormat, prefixed_matcher
 from covpool.models.config import CLASS_TOKEN, ModelConfig, pool_of
 from covpool.models.head import Head, unit
-from covpool.models.layers import LAST, layer_maps, stacked
+from covpool.models.intermediates import LAST, layer_maps, stacked
 from covpool.nn import CovPool
 from covpool.nn.cov_pool import DIM
-from covpool.nn.layers import LayersPool
+from covpool.nn.fusion import LayersPool
 
 if TYPE_CHECKING:
     from PIL.Image import Image

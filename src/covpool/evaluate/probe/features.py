@@ -35,7 +35,7 @@ from covpool.inference.forward import Outputs, Pass, prepare
 from covpool.inference.store import VIEWS, CachedFeatures, FeatureStore
 from covpool.models.config import ModelConfig
 from covpool.models.create import parameter_groups
-from covpool.models.layers import LAST, SEVERAL, last_layers, layer_maps, stacked
+from covpool.models.intermediates import LAST, SEVERAL, last_layers, layer_maps, stacked
 from covpool.models.model import PooledClassifier
 from covpool.processes import Processes
 

@@ -11,10 +11,10 @@ from covpool.device import Device
 from covpool.errors import UsageError
 from covpool.functional.arguments import check_choice, check_not_negative, check_whole
 from covpool.models.config import CLASS_TOKEN, Join, ModelConfig
-from covpool.models.layers import LAST, LAYERS, Layers
+from covpool.models.intermediates import LAST, LAYERS, Layers
 from covpool.models.weights import KeyMap, default_backbone
 from covpool.nn import methods
-from covpool.nn.layers import FUSIONS, Fusion
+from covpool.nn.fusion import FUSIONS, Fusion
 
 AVERAGE = "gap"
 # First-order features are cached pooled, under these names.

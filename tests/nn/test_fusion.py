@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from covpool.functional import isqrt_cov
-from covpool.nn.layers import LayersPool
+from covpool.nn.fusion import LayersPool
 from tests.nn.pooling.oracle import upper
 
 CHANNELS = (3, 5, 4)

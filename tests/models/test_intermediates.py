@@ -10,7 +10,7 @@ import torch
 
 import covpool
 from covpool.explain.evidence import explain
-from covpool.models.layers import layer_maps, stacked
+from covpool.models.intermediates import layer_maps, stacked
 
 
 @pytest.fixture(scope="module")
