@@ -73,6 +73,8 @@ def push_to_hub(
     if str(model).startswith(HUB):
         raise UsageError(f"{model} is on the Hub already: pass a folder")
     card = read_card(model)
+    if card.file != WEIGHTS:
+        raise UsageError(f"{model} has a sharded classifier in several files, and cannot be pushed yet")
     card = dataclasses.replace(card, recipe=_without_paths(card.recipe), metrics=_without_paths(card.metrics))
     found = None if results is None else _results(Path(results), card)
     text = readme(card, address, license=license, dataset=dataset, results=found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 from pathlib import Path
@@ -20,6 +21,7 @@ from covpool.errors import BundleError, HubError, UsageError
 from covpool.hub import Address
 from covpool.models import PooledClassifier
 from covpool.models.bundle import load_model, read_card, save_model
+from covpool.models.card import INDEX
 from covpool.models.hub import download, pinned
 from covpool.models.push import MARK, push_to_hub
 from tests.hub_server import TOKEN, Hub, Repository
@@ -58,6 +60,13 @@ def test_a_second_push_uploads_new_weights_only(hub: Hub, bundle: Path, tmp_path
     assert first != second
     assert_same(load_model("hf-hub:ann/birds"), other)
     assert load_model(first).classes == CLASSES
+
+
+def test_a_sharded_classifier_is_refused(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    card = dataclasses.replace(read_card(bundle), file=INDEX)
+    monkeypatch.setattr("covpool.models.push.read_card", lambda folder: card)
+    with pytest.raises(UsageError, match="has a sharded classifier in several files"):
+        push_to_hub(bundle, "ann/birds")
 
 
 def test_a_branch(hub: Hub, bundle: Path) -> None:
