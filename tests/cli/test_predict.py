@@ -30,7 +30,7 @@ def test_as_a_person_runs_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(answers) == 12
     assert sum(bool(re.fullmatch(r"[\w/]+\.jpg: [012] \d\d\.\d%", answer)) for answer in answers) == 11
     (unreadable,) = (answer for answer in answers if "unreadable" in answer)
-    assert unreadable == "00005.jpg: unreadable, truncated: the end of the JPEG is missing"
+    assert unreadable == "00005.jpg: truncated: the end of the JPEG is missing"
     assert rows.startswith("runs/predictions: 12 rows in 3 files, in ")
     assert bad == "unreadable images: 1 of the new ones; see the column error"
     with open("runs/predictions/0000000.csv", newline="") as file:
@@ -85,7 +85,7 @@ def test_a_job_of_an_earlier_version_is_resumed(capsys: pytest.CaptureFixture[st
     (folder / "_job.json").rename(folder / "job.json")
     (folder / "0000001.parquet").unlink()
     assert main(command) == 0  # in the format of the rows that are there
-    assert "12 rows in 3 files, 5 of them new" in capsys.readouterr().out
+    assert "12 rows in 3 files, 5 rows of them new" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("_here")

@@ -68,7 +68,7 @@ def fitted_steps(steps: int) -> Coefficients:
     }
     if steps not in fitted:
         available = " or ".join(map(str, fitted))
-        raise UsageError(f"steps must be {available} for fitted coefficients; got {steps!r}")
+        raise UsageError(f"steps must be {available} for fitted coefficients; got {steps!r}: pass steps=3")
     return fitted[steps]
 
 

@@ -323,7 +323,7 @@ def report_text(done: Done) -> str:
 def _answer(row: Mapping[str, Any]) -> str:
     """Return a line such as ``bird.jpg: Song Sparrow 93.1 %, Vesper Sparrow 4.2 %``."""
     if row["error"]:
-        return f"{printable(row['id'])}: unreadable, {printable(row['error'])}"
+        return f"{printable(row['id'])}: {printable(row['error'])}"
     ranks = range(1, sum(name.startswith("label") for name in row) + 1)
     classes = (f"{row[f'label{k}']} {row[f'score{k}']:.1%}" for k in ranks)
     return printable(f"{row['id']}: {', '.join(classes)}")
@@ -333,13 +333,15 @@ def _rows_text(done: Done) -> str:
     files = counted(done.files, "file")
     there = f"{done.out}: {counted(done.images, 'row')} in {files}"
     if not done.new_files:
-        again = f", {done.unreachable:,} of them without an answer (--retry)" if done.unreachable else ""
+        again = f", {done.unreachable:,} of them could not be opened (--retry)" if done.unreachable else ""
         return f"{there}, all of them there already{again}"
     rate = done.new_images / max(done.seconds, 1e-9)
-    new = "" if done.new_images == done.images else f", {done.new_images:,} of them new"
+    new = "" if done.new_images == done.images else f", {done.new_images:,} rows of them new"
     lines = [f"{there}{new}, in {duration(done.seconds)} ({rate:,.0f} images a second)"]
     if done.bad_images:
         lines.append(f"unreadable images: {done.bad_images:,} of the new ones; see the column error")
     if done.unreachable:
-        lines.append(f"URLs without an answer: {done.unreachable:,}; rerun with --retry to try them again")
+        lines.append(
+            f"files and URLs that could not be opened: {done.unreachable:,}; --retry tries them again"
+        )
     return "\n".join(lines)

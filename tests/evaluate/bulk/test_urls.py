@@ -52,12 +52,12 @@ def test_a_dead_url_costs_its_row_and_can_be_tried_again(
     data.write_text("\n".join(lines))
     words = ("--format", kind, "--timeout", "2", "--retries", "1")
     assert predict(bundle, data, out, *words, verb=verb) == 0
-    assert "URLs without an answer: 2; rerun with --retry" in capsys.readouterr().out
+    assert "files and URLs that could not be opened: 2; --retry tries them again" in capsys.readouterr().out
     before = rows_of(out)
     assert bad(before) == [LATE, LATE + 1]
     assert all(row["error"].startswith("unreachable: ") for row in before if row["error"])
     assert predict(bundle, data, out, *words, verb=verb) == 0  # the job is done
-    assert "all of them there already, 2 of them without an answer (--retry)" in capsys.readouterr().out
+    assert "all of them there already, 2 of them could not be opened (--retry)" in capsys.readouterr().out
 
     server.files["/status/500"] = picture(LATE + 1)  # it is back
     asked = server.asked.total()
