@@ -143,7 +143,8 @@ def test_killed_and_started_again_it_ends_as_if_it_never_was(
     assert hashes(run, LAST) == hashes(undisturbed / "run", LAST)
 
 
-@pytest.mark.parametrize("lost", [1, pytest.param(0, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", [1, 0])
 def test_a_process_that_does_not_answer_is_named(tmp_path: Path, lost: int) -> None:
     """Alive, but silent: its connections stay open, as those of a machine that is cut off."""
     record, run = folder(tmp_path, "record"), tmp_path / "run"
