@@ -29,7 +29,7 @@ def test_as_a_person_runs_it(capsys: pytest.CaptureFixture[str]) -> None:
     *answers, rows, bad = capsys.readouterr().out.splitlines()
     assert len(answers) == 12
     assert sum(bool(re.fullmatch(r"[\w/]+\.jpg: [012] \d\d\.\d%", answer)) for answer in answers) == 11
-    (unreadable,) = (answer for answer in answers if "unreadable" in answer)
+    (unreadable,) = (answer for answer in answers if "truncated" in answer)
     assert unreadable == "00005.jpg: truncated: the end of the JPEG is missing"
     assert rows.startswith("runs/predictions: 12 rows in 3 files, in ")
     assert bad == "unreadable images: 1 of the new ones; see the column error"
