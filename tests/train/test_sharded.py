@@ -14,8 +14,9 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 from covpool.data.loader import Batch
-from covpool.errors import UsageError
+from covpool.errors import CovpoolError, UsageError
 from covpool.models import load_model, read_card
+from covpool.models.shards import save_together
 from covpool.nn.sharded import ShardedLinear
 from covpool.processes import Processes
 from covpool.train.network import make_model
@@ -101,6 +102,22 @@ def refused(changes: dict[str, Any]) -> str:
     return ""
 
 
+def saved_with_nan(folder: str, checked: bool) -> str:
+    """Save weights of which one row, of the last process, is NaN; the error if there is one."""
+    learner = make({}, sharded=True)
+    if dist.get_rank() == dist.get_world_size() - 1:
+        with torch.no_grad():
+            learner.classifier.weight[0] = torch.nan
+    with pytest.MonkeyPatch.context() as patch:
+        if not checked:
+            patch.setattr("covpool.models.shards.check_finite", lambda tensors: None)
+        try:
+            save_together(learner.model, Path(folder), learner.processes, metrics={}, recipe={})
+        except CovpoolError as error:
+            return str(error)
+    return ""
+
+
 @pytest.fixture(scope="module")
 def group() -> Iterator[Group]:
     made = Group(3)
@@ -144,6 +161,15 @@ def test_a_gradient_that_is_not_finite_in_one_process_is_skipped_by_all(group: G
     assert [skipped for skipped, _, _ in found] == [[True, False]] * 3
     assert all(unchanged for _, unchanged, _ in found)
     assert len({scale for _, _, scale in found}) == 1
+
+
+def test_nan_is_neither_saved_nor_loaded(group: Group, tmp_path: Path) -> None:
+    for error in group.call(saved_with_nan, str(tmp_path / "checked"), True):
+        assert "has NaN or infinite values: " in error
+    assert not (tmp_path / "checked").exists()
+    assert group.call(saved_with_nan, str(tmp_path / "forged"), False) == [""] * 3
+    with pytest.raises(ValueError, match="has NaN or infinite values"):
+        load_model(tmp_path / "forged")
 
 
 def test_refusals(group: Group) -> None:

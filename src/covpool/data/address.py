@@ -26,7 +26,7 @@ PASSING = {
     if hasattr(errno, name)
 }
 # Seconds to wait before each retry: requests to object storage fail occasionally.
-PAUSES = (0.5, 2.0, 8.0)
+PAUSES = Requests().pauses()
 # What a row may name. Other schemes of fsspec unpack archives, run commands or fill in templates.
 SCHEMES = frozenset({"file", "http", "https", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf"})
 # Any host may be private, and any local file may be named.

@@ -192,12 +192,16 @@ def normalized_weights(weights: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(total == 0, 0.0, w / torch.where(total == 0, 1.0, total))
 
 
-def without_outliers(x: Tensor, weights: Tensor) -> Tensor:
+def without_outliers(x: Tensor, weights: Tensor | None) -> Tensor:
     """Return ``x`` with zeros at positions of weight zero, which may contain anything, including NaN.
+
+    Without weights, it is ``x`` itself.
 
     If the weights are numbers, features of ordinary size stay: the derivative with respect to their weight
     depends on them.
     """
+    if weights is None:
+        return x
     hidden_B1n = (weights == 0).unsqueeze(1)
     if weights.dtype == torch.bool:
         return x.masked_fill(hidden_B1n, 0.0)

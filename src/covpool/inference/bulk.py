@@ -96,15 +96,16 @@ def describe_job(card: Card, task: Task, files: Files, images: ImageSet, units: 
     }
 
 
-def begin_or_continue(place: Place, job: Mapping[str, Any], out: str) -> None:
-    """Describe the job in the folder, or check that the folder belongs to it.
+def begin_or_continue(place: Place, job: Mapping[str, Any], out: str) -> dict[str, int]:
+    """Describe the job in the folder, or check that it belongs to it; return its files with their sizes.
 
     A job without rows may still change, unless another process may have started it (no locks).
 
     Raises:
         ValueError: if the folder belongs to another job, or holds other files.
     """
-    names = place.sizes().keys() - {MANIFEST}
+    there = place.sizes()
+    names = there.keys() - {MANIFEST}
     found = _job_file(names)
     if found and (names != {found} or not place.has_locks):
         _check_same(_read(place, found, out), json.loads(json.dumps(job)), out)
@@ -116,6 +117,7 @@ def begin_or_continue(place: Place, job: Mapping[str, Any], out: str) -> None:
         if found:
             _read(place, found, out)  # raises if the file is not of covpool
         place.write(JOB, (json.dumps(job, indent=2) + "\n").encode())
+    return there
 
 
 def _job_file(names: Set[str]) -> str | None:
@@ -232,8 +234,8 @@ def infer(
     writer, manifest = TableWriter(place, kind), Manifest(place)
     with place.held():
         job = describe_job(card, task, files, images, units) | {"data": str(data)}
-        begin_or_continue(writer.place, job, str(out))
-        left = list(_left(images, units, writer, manifest, running))
+        there = begin_or_continue(writer.place, job, str(out))
+        left = list(_left(images, units, writer, manifest, running, there))
         decoder = Decoder(Preprocessing.of(card.preprocessing))
         predictor = partial(Predictor, pinned(bundle), task, running.device, card.sha256)
         try:
@@ -260,10 +262,14 @@ def infer(
 
 
 def _left(
-    images: ImageSet, units: Sequence[Unit], writer: TableWriter, manifest: Manifest, running: Running
+    images: ImageSet,
+    units: Sequence[Unit],
+    writer: TableWriter,
+    manifest: Manifest,
+    running: Running,
+    there: dict[str, int],
 ) -> Iterator[Unit]:
     """Yield the units without a valid file; with ``retry`` also the rows whose URL gave no answer."""
-    there = writer.place.sizes()
     manifest.read(there)
     for unit in units:
         file = writer.file(unit)

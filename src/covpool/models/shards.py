@@ -37,7 +37,7 @@ from covpool.models.bundle import (
 )
 from covpool.models.card import CARD, INDEX, Card, parse, read_fields, reason, shown, write_card
 from covpool.models.model import PooledClassifier
-from covpool.models.tensors import check_tensors, planned_tensors, tensors_of
+from covpool.models.tensors import check_finite, check_tensors, planned_tensors, tensors_of
 from covpool.nn.sharded import ShardedLinear
 from covpool.processes import Processes
 from covpool.terminal import human
@@ -115,6 +115,7 @@ def save_together(
     with replaced_by_all(folder, processes) as new:
 
         def write() -> Index:
+            check_finite(own | shared)
             parts = [(processes.rank + 2, own)] + ([(1, shared)] if processes.is_first else [])
             count = processes.world_size + 1
             names = {f"model-{place:05d}-of-{count:05d}.safetensors": part for place, part in parts}
@@ -225,6 +226,7 @@ def read_shards(
         name: tensor for name, tensor in plan.items() if not (is_streamed and name.startswith(CLASSIFIER))
     }
     check_tensors(tensors, read)
+    check_finite(tensors)
     classes, features = plan[f"{CLASSIFIER}weight"].shape
     return tensors, StreamedLinear(folder, index, features, classes) if is_streamed else None
 

@@ -271,9 +271,7 @@ class Reduction(nn.Module):
 
     def forward(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
         """Reduce. Positions of weight zero have no effect, not even on BatchNorm's statistics."""
-        x_BCn = x.flatten(2)
-        if weights is not None:
-            x_BCn = without_outliers(x_BCn, weights)
+        x_BCn = without_outliers(x.flatten(2), weights)
         if self.norm is None:
             y_Bdn = self.projection(x_BCn.mT).mT
         else:

@@ -77,7 +77,8 @@ class Checkpoint:
 
     def part(self, name: str) -> dict[str, Tensor]:
         """Return the tensors of a part, with this process's rows."""
-        own = {key.removeprefix(f"{name}/"): rows for key, rows in self.rows.items() if key.startswith(name)}
+        start = f"{name}/"
+        own = {key.removeprefix(start): rows for key, rows in self.rows.items() if key.startswith(start)}
         return {**self.tensors[name], **own}
 
     @property

@@ -61,16 +61,9 @@ class Abmilp(Method):
         self.gate = nn.Linear(channels, hidden, bias=False) if self.options.gated else None
         self.score = nn.Linear(hidden, 1, bias=False)
 
-    @property
-    def out_features(self) -> int:
-        """Return the number of channels."""
-        return self.channels
-
     def forward(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
         """Pool x ``(B, C, n)``, with optional weights ``(B, n)``."""
-        x_BCn = at_least_float32(x)
-        if weights is not None:
-            x_BCn = without_outliers(x_BCn, weights)
+        x_BCn = without_outliers(at_least_float32(x), weights)
         with autocast_off(x_BCn):
             units_Bhn = torch.matmul(self.hidden.weight.to(x_BCn.dtype), x_BCn).tanh()
             if self.gate is not None:

@@ -66,16 +66,9 @@ class Attentive(Method):
         self.value = nn.Linear(channels, channels, bias=False)
         nn.init.normal_(self.query, std=QUERY_STD)
 
-    @property
-    def out_features(self) -> int:
-        """Return the number of channels."""
-        return self.channels
-
     def forward(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
         """Pool x ``(B, C, n)``, with optional weights ``(B, n)``."""
-        x_BCn = at_least_float32(x)
-        if weights is not None:
-            x_BCn = without_outliers(x_BCn, weights)
+        x_BCn = without_outliers(at_least_float32(x), weights)
         heads, each = slices(self.channels, self.options.heads)
         parameters = (self.query, self.key.weight, self.value.weight)
         query_C, key_CC, value_CC = (parameter.to(x_BCn.dtype) for parameter in parameters)

@@ -37,9 +37,7 @@ class Bcnn(Method):
     def forward(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
         """Pool x ``(B, C, n)``, with optional weights ``(B, n)``."""
         x = at_least_float32(x)
-        if weights is not None:
-            x = without_outliers(x, weights)
-        p_BCC = second_moment(in_units_of_largest(x), weights=weights)
+        p_BCC = second_moment(in_units_of_largest(without_outliers(x, weights)), weights=weights)
         return l2_normalized(signed_root(triu_vec(p_BCC)))
 
 

@@ -88,9 +88,8 @@ class Cbp(Method):
     def forward(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
         """Pool x ``(B, C, n)``, with optional weights ``(B, n)``."""
         x = at_least_float32(x)
-        if weights is not None:
-            x = without_outliers(x, weights)
-        return l2_normalized(signed_root(self.sketch(in_units_of_largest(x), weights)))
+        x = in_units_of_largest(without_outliers(x, weights))
+        return l2_normalized(signed_root(self.sketch(x, weights)))
 
     def sketch(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return the sketch φ of x ``(B, C, n)`` before the root; it approximates inner products of P."""

@@ -67,16 +67,9 @@ class EfficientProbing(Method):
         self.value = nn.Linear(channels, channels, bias=False) if self.options.value else None
         nn.init.normal_(self.query, std=QUERY_STD)
 
-    @property
-    def out_features(self) -> int:
-        """Return the number of channels."""
-        return self.channels
-
     def forward(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
         """Pool x ``(B, C, n)``, with optional weights ``(B, n)``."""
-        x_BCn = at_least_float32(x)
-        if weights is not None:
-            x_BCn = without_outliers(x_BCn, weights)
+        x_BCn = without_outliers(at_least_float32(x), weights)
         query_MC = self.query.to(x_BCn.dtype) * self.channels**-0.5
         value_CC = None if self.value is None else self.value.weight.to(x_BCn.dtype)
         with autocast_off(x_BCn):

@@ -61,11 +61,6 @@ class Gem(Method):
         super().__init__(channels, **options)
         self.p = nn.Parameter(torch.tensor([float(self.options.p)]))  # FSDP refuses parameters without axes
 
-    @property
-    def out_features(self) -> int:
-        """Return the number of channels."""
-        return self.channels
-
     def forward(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
         """Pool x ``(B, C, n)``, with optional weights ``(B, n)``."""
         x_BCn = at_least_float32(x)

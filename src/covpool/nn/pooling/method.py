@@ -24,7 +24,8 @@ class Method(nn.Module):
     Attributes:
         summary: one line for :func:`covpool.nn.methods`.
         Options: a frozen dataclass that checks its values, with a default for every field.
-        out_features: length of the vector; d(d+1)/2, the upper triangle of a symmetric matrix, by default.
+        out_features: length of the vector; by default d for a first-order method, and otherwise d(d+1)/2, the
+            upper triangle of a symmetric matrix.
         order: the order of the pooled moment. A model with a first-order method uses timm's backbone
             unchanged.
         reduces: whether the method projects the channels itself. A model then adds no reduction by default.
@@ -48,7 +49,7 @@ class Method(nn.Module):
     @property
     def out_features(self) -> int:
         """Return the length of the vector."""
-        return self.channels * (self.channels + 1) // 2
+        return self.channels if self.order == 1 else self.channels * (self.channels + 1) // 2
 
     def forward(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
         """Pool x ``(B, C, n)``, with optional weights ``(B, n)``."""
@@ -76,11 +77,6 @@ class Gap(Method):
 
     summary: ClassVar[str] = "global average pooling, the first-order baseline"
     order: ClassVar[int] = 1
-
-    @property
-    def out_features(self) -> int:
-        """Return the number of channels."""
-        return self.channels
 
     def forward(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
         """Average x ``(B, C, n)``, with optional weights ``(B, n)``, in float32 at least."""

@@ -89,9 +89,7 @@ class MomentProbing(Method):
 
     def forward(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
         """Pool x ``(B, C, n)``, with optional weights ``(B, n)``."""
-        x_BCn = at_least_float32(x)
-        if weights is not None:
-            x_BCn = without_outliers(x_BCn, weights)
+        x_BCn = without_outliers(at_least_float32(x), weights)
         with autocast_off(x_BCn):
             k_BPww = cross_covariances(self._heads(x_BCn), weights, self.options.heads)
             y_BPss = F.conv2d(k_BPww, self.first.weight.to(k_BPww.dtype), stride=STRIDE)

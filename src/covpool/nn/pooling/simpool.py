@@ -64,16 +64,9 @@ class Simpool(Method):
         self.query = nn.Linear(channels, channels, bias=False)
         self.key = nn.Linear(channels, channels, bias=False)
 
-    @property
-    def out_features(self) -> int:
-        """Return the number of channels."""
-        return self.channels
-
     def forward(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
         """Pool x ``(B, C, n)``, with optional weights ``(B, n)``."""
-        x_BCn = at_least_float32(x)
-        if weights is not None:
-            x_BCn = without_outliers(x_BCn, weights)
+        x_BCn = without_outliers(at_least_float32(x), weights)
         dtype, gamma = x_BCn.dtype, self.options.gamma
         with autocast_off(x_BCn):
             norm = self.norm
