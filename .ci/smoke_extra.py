@@ -72,12 +72,12 @@ def hub() -> None:
     """A model card, and an address that is not in the cache."""
     os.environ["HF_HUB_OFFLINE"] = "1"  # before huggingface_hub is imported
     from covpool.errors import HubError
-    from covpool.hub import Address
+    from covpool.hub import HubAddress
     from covpool.models.card import CARD
     from covpool.models.push import readme
 
     save_bundle()
-    assert "library_name: covpool" in readme(covpool.models.read_card("bundle"), Address.of("ann/birds"))
+    assert "library_name: covpool" in readme(covpool.models.read_card("bundle"), HubAddress.of("ann/birds"))
     told = ""
     try:
         covpool.load_model("hf-hub:ann/birds")

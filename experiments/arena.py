@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from covpool.data.sources import open_splits
+from covpool.device import fastest_precision
 from covpool.durable import replace_file
 from covpool.evaluate.probe import ProbeOptions, probe
 from covpool.evaluate.probe.record import ProbeFolder, difference, paired_difference, percent, summarised
 from covpool.nn import methods
-from covpool.processes import fastest_precision
 from covpool.terminal import NamedProgress, duration
 from experiments.fine_grained import OWN, PACKAGES, TITLES, weights_file
 

@@ -22,12 +22,12 @@ import torch
 from covpool.data.order import permutation
 from covpool.data.sources import open_unlabeled
 from covpool.data.transforms import Preprocessing
+from covpool.device import autocast
 from covpool.durable import replace_file
 from covpool.inference.work import Decoder
 from covpool.models.config import ModelConfig
 from covpool.models.create import create_model
 from covpool.models.plan import plan
-from covpool.processes import autocast
 from covpool.provenance.origin import new_results
 
 SIZES = (224, 448)

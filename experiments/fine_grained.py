@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from covpool.device import fastest_precision
 from covpool.durable import replace_file
 from covpool.evaluate.probe import ProbeOptions, probe
 from covpool.evaluate.probe.record import percent, summarised
-from covpool.processes import fastest_precision
 from covpool.provenance.machine import machine_name
 
 PACKAGES = {

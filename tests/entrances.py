@@ -241,7 +241,7 @@ def parquets() -> list[Files]:
 
 @functools.cache
 def bundle() -> Files:
-    from covpool.models.bundle import save_model
+    from covpool.models.saving import save_model
     from tests.models.bundles.samples import CLASSES, trained
 
     with tempfile.TemporaryDirectory() as folder:

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from covpool import data, evaluate, explain, export, functional, inference, models, nn, sklearn, train
-    from covpool.models.bundle import load_model, save_model
+    from covpool.models.bundle import load_model
     from covpool.models.create import create_model
     from covpool.models.push import push_to_hub
+    from covpool.models.saving import save_model
     from covpool.nn.cov_pool import CovPool
 
 # The release that a checkout leads to; the commit is in every result. pyproject.toml, CITATION.cff and

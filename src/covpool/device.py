@@ -123,7 +123,7 @@ def forked_rng(device: torch.device) -> AbstractContextManager[None]:
     return torch.random.fork_rng(devices=range(count), device_type=kind)
 
 
-def autocast_on(device: torch.device, precision: str) -> torch.autocast:
+def autocast(device: torch.device, precision: str) -> torch.autocast:
     """Autocast to ``"bfloat16"`` or ``"float16"``; ``"float32"`` does nothing.
 
     A device without autocast computes in float32, with a warning.
@@ -132,7 +132,24 @@ def autocast_on(device: torch.device, precision: str) -> torch.autocast:
     if half and not torch.amp.is_autocast_available(device.type):
         _warn(f"{device.type} has no {precision} in torch {torch.__version__}: it computes in float32")
         return torch.autocast(CPU.type, enabled=False)
+    if device.type == "cpu" and precision == "bfloat16":
+        flags = _cpu_flags()
+        # The flags of ARM processors do not list it.
+        if "avx2" in flags and not flags & {"amx_bf16", "avx512_bf16"}:
+            _warn("this CPU has no bfloat16 arithmetic: float32 is several times as fast on it")
     return torch.autocast(device.type, getattr(torch, precision) if half else None, enabled=half)
+
+
+def fastest_precision() -> Literal["bfloat16", "float32"]:
+    """Return the fastest precision of this CPU: bfloat16 with AMX, else float32."""
+    return "bfloat16" if "amx_bf16" in _cpu_flags() else "float32"
+
+
+@functools.cache
+def _cpu_flags() -> frozenset[str]:
+    from covpool.provenance.machine import describe_machine
+
+    return frozenset(describe_machine("cpu")["flags"])
 
 
 @functools.cache  # warn once

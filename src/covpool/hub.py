@@ -32,7 +32,7 @@ HUB_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
-class Address:
+class HubAddress:
     """A repository on the Hub.
 
     Attributes:
@@ -46,15 +46,15 @@ class Address:
     kind: Literal["model", "dataset"] = "model"
 
     @classmethod
-    def of(cls, text: str) -> Address:
+    def of(cls, text: str) -> HubAddress:
         """Read ``hf-hub:user/name@revision``; the prefix may be missing.
 
         Raises:
             UsageError: if this is not an address.
 
         Example:
-            >>> Address.of("hf-hub:ann/birds@v1")
-            Address(repository='ann/birds', revision='v1', kind='model')
+            >>> HubAddress.of("hf-hub:ann/birds@v1")
+            HubAddress(repository='ann/birds', revision='v1', kind='model')
         """
         repository, at, revision = text.removeprefix(HUB).partition("@")
         if not re.fullmatch(NAME, repository) or not re.fullmatch(r"[\w./-]+" if at else "", revision):
@@ -139,7 +139,7 @@ def download_data(text: str) -> Path:
     pattern = inside if inside.endswith(".parquet") else f"{inside}/*.parquet".lstrip("/")
     refused: HubError | None = None
     for revision in [unquote(found[2])] if found[2] else ["", CONVERTED]:
-        address = Address(found[1], revision, "dataset")
+        address = HubAddress(found[1], revision, "dataset")
         try:
             folder = address.files(pattern) / inside
         except HubError as error:
@@ -184,7 +184,7 @@ def connects(url: str) -> bool:
 
 
 @contextlib.contextmanager
-def explained(address: Address, name: str = "") -> Iterator[None]:
+def explained(address: HubAddress, name: str = "") -> Iterator[None]:
     """Turn the errors of requests into a HubError, which quotes nothing that a server sent."""
     try:
         yield
@@ -207,7 +207,7 @@ def _status(error: BaseException) -> int | None:
     return getattr(getattr(error, "response", None), "status_code", None)
 
 
-def _sentence(address: Address, name: str, causes: list[Exception]) -> str:
+def _sentence(address: HubAddress, name: str, causes: list[Exception]) -> str:
     """Return what is wrong and what to do, for an error and its causes."""
     from huggingface_hub import constants, errors
 

@@ -1,8 +1,7 @@
-"""Processes: choose a precision, join the processes of torchrun, stop cleanly on signals."""
+"""Processes: join those of torchrun, stop cleanly on signals."""
 
 from __future__ import annotations
 
-import functools
 import itertools
 import logging
 import os
@@ -15,38 +14,17 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from types import FrameType
-from typing import Any, Literal, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
-from covpool.device import autocast_on, chosen_device
+from covpool.device import chosen_device
 from covpool.errors import CovpoolError, LostProcessError, ReportedByFirstError
-from covpool.provenance.machine import describe_machine
 
 LOGGER = logging.getLogger("covpool")
-
-
-def autocast(device: torch.device, precision: str) -> torch.autocast:
-    """Autocast to ``"bfloat16"`` or ``"float16"``; ``"float32"`` does nothing."""
-    if device.type == "cpu" and precision == "bfloat16":
-        _warn_of_emulation()
-    return autocast_on(device, precision)
-
-
-def fastest_precision() -> Literal["bfloat16", "float32"]:
-    """Return the fastest precision of this CPU: bfloat16 with AMX, else float32."""
-    return "bfloat16" if "amx_bf16" in describe_machine("cpu")["flags"] else "float32"
-
-
-@functools.cache  # warn once
-def _warn_of_emulation() -> None:
-    flags = describe_machine("cpu")["flags"]
-    # The flags of ARM processors do not list it.
-    if "avx2" in flags and not {"amx_bf16", "avx512_bf16"} & set(flags):
-        LOGGER.warning("this CPU has no bfloat16 arithmetic: float32 is several times as fast on it")
 
 
 T = TypeVar("T")

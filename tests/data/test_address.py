@@ -12,9 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from covpool.data import address as address_module
-from covpool.data.address import Address
+from covpool.data.address import Address, Requests, limited, trust_rows
 from covpool.data.image_set import ImageSet
-from covpool.data.requests import Requests, limited, trust_rows
 from covpool.data.sources import open_images, open_splits, open_unlabeled
 from covpool.errors import BadImageError, ShardError, UnreachableError, UsageError
 from tests.data.servers import Server, serving
@@ -171,7 +170,7 @@ BAD = {
 def test_a_bad_url_is_an_error_of_its_row_in_bounded_time(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Requests, "pauses", lambda self: (0.01,) * self.retries)
+    monkeypatch.setattr("covpool.data.address.pauses_before", lambda retries: (0.01,) * retries)
     with limited(QUICK):
         folder = Address.of(f"{server.url}/list.csv").parent
     for name, sentence in BAD.items():
@@ -203,7 +202,7 @@ def test_a_busy_server_is_asked_again(server: Server) -> None:
 
 
 def test_a_server_that_is_down_stops_the_job(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Requests, "pauses", lambda self: (0.01,) * self.retries)
+    monkeypatch.setattr("covpool.data.address.pauses_before", lambda retries: (0.01,) * retries)
     with limited(Requests(retries=1, max_bad=5)):
         folder = Address.of(f"{server.url}/list.csv").parent
     server.is_down = True

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from covpool.data import image_set
+from covpool.data import address
 from covpool.data import look as collection
 from covpool.data.check import REMEDIES, Report, check
 from covpool.data.look import Collection, groups_of_equals, look
@@ -132,7 +132,7 @@ def test_bombs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_file_that_is_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(tmp_path, "a/1.jpg", "a/2.jpg")
     write(tmp_path / "a/3.jpg", jpeg(RED) + bytes(5000))
-    monkeypatch.setattr(image_set, "MAX_FILE_BYTES", 5000)
+    monkeypatch.setattr(address, "MAX_FILE_BYTES", 5000)
     assert found(check(tmp_path)) == {("a/3.jpg", "too large")}
 
 

@@ -17,7 +17,7 @@ from covpool import device as devices
 from covpool.device import (
     DEVICES,
     accelerator,
-    autocast_on,
+    autocast,
     chosen_device,
     device_lines,
     forked_rng,
@@ -168,7 +168,7 @@ def test_a_device_without_autocast_computes_in_float32(
     devices._warn.cache_clear()
     with caplog.at_level(logging.WARNING, "covpool"):
         for _ in range(2):
-            with autocast_on(torch.device("xpu"), "bfloat16"):
+            with autocast(torch.device("xpu"), "bfloat16"):
                 assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
     assert caplog.text.count("xpu has no bfloat16") == 1
 
@@ -194,3 +194,31 @@ def test_a_device_without_eigh_uses_the_cpu(monkeypatch: pytest.MonkeyPatch) -> 
     )
     assert torch.allclose(matrix_power(torch.eye(3) * 4, 0.5), torch.eye(3) * 2)
     assert asked == ["copied"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "wanted", "warnings", "fastest"),
+    [
+        (["avx2", "avx512f"], "bfloat16", 1, "float32"),
+        (["avx2", "avx512f"], "float32", 0, "float32"),
+        (["avx2", "avx512f", "avx512_bf16"], "bfloat16", 0, "float32"),
+        (["avx2", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16"], "bfloat16", 0, "bfloat16"),
+        (["asimd"], "bfloat16", 0, "float32"),
+    ],
+)
+def test_one_warning_of_emulated_bfloat16(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    flags: list[str],
+    wanted: str,
+    warnings: int,
+    fastest: str,
+) -> None:
+    monkeypatch.setattr(devices, "_cpu_flags", lambda: frozenset(flags))
+    devices._warn.cache_clear()
+    with caplog.at_level(logging.WARNING, "covpool"):
+        for _ in range(2):
+            assert autocast(devices.CPU, wanted).fast_dtype in (torch.bfloat16, torch.float32)
+    assert caplog.text.count("float32 is several times as fast") == warnings
+    assert devices.fastest_precision() == fastest
+    devices._warn.cache_clear()

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from covpool import functional
-from covpool.device import autocast_on, has_float64, timed
+from covpool.device import autocast, has_float64, timed
 from covpool.nn import CovPool, methods
 
 # Relative to the largest entry. TF32 is off in these tests.
@@ -103,7 +103,7 @@ def test_autocast(device: torch.device, record: Callable[[str, str], None]) -> N
     """The products run in float32 at least, whatever autocast says."""
     pool = CovPool(6, dim=None).to(device)
     x = features().float().reshape(2, 6, 5, 8).to(device)
-    with autocast_on(device, "bfloat16"):
+    with autocast(device, "bfloat16"):
         found = pool(x)
     record("autocast to bfloat16", f"value {error(found, pool(x)):.0e}")
     assert found.dtype == torch.float32

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
 
-from covpool.functional.normalization import l2_normalized, signed_root
+from covpool.functional.numerics import l2_normalized, signed_root
 
 
 def test_derivatives() -> None:

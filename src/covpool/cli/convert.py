@@ -41,8 +41,8 @@ class Converted:
 
 def run(arguments: Arguments) -> Converted:
     """Convert and save."""
-    from covpool.models.bundle import save_model
     from covpool.models.convert import convert_checkpoint
+    from covpool.models.saving import save_model
 
     # Read first, so that an error in it does not wait for the checkpoint.
     classes = None if arguments.classes is None else class_names(arguments.classes)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from covpool.cli.main import Command
-from covpool.data.requests import Requests
+from covpool.data.address import Requests
 from covpool.errors import OtherJobError
 from covpool.inference.options import Embed, Files, Predict, Running
 

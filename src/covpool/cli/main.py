@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
 
 from covpool import __version__
-from covpool.data.requests import trust_rows
+from covpool.data.address import trust_rows
 from covpool.errors import WORKER_DIED, CovpoolError, Interrupted, ReportedByFirstError
 from covpool.terminal import printable
 

@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import os
 import posixpath
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from typing import Any
 
-from covpool.data.image_set import read_file
-from covpool.data.requests import Requests, current, rows_are_trusted
+from covpool.data.retries import RETRIES, cannot_go_on, is_passing, patiently, pauses_before
 from covpool.durable import open_regular
 from covpool.errors import BadImageError, ShardError, StorageError, UnreachableError, UsageError
 
-T = TypeVar("T")
-
-# Errors of the machine or the network: the next image would fail too, and later none would.
-PASSING = {
-    getattr(errno, name)
-    for name in ("EMFILE", "ENFILE", "ENOMEM", "ESTALE", "ENOTCONN", "ETIMEDOUT", "EHOSTDOWN", "EHOSTUNREACH")
-    if hasattr(errno, name)
-}
-# Seconds to wait before each retry: requests to object storage fail occasionally.
-PAUSES = Requests().pauses()
 # What a row may name. Other schemes of fsspec unpack archives, run commands or fill in templates.
 SCHEMES = frozenset({"file", "http", "https", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf"})
 # Any host may be private, and any local file may be named.
@@ -38,28 +28,72 @@ GONE = (400, 404, 405, 406, 410, 414, 415)
 REFUSED = (401, 403, 407, 451)
 # After this many failed URLs in sequence, further ones are not retried: the store must be down.
 PATIENCE = 3
+# Twice the bytes of a photograph at Pillow's pixel limit, uncompressed, with 16 bits per color.
+MAX_FILE_BYTES = 1 << 30
 _failed = 0  # URLs in sequence, in this process
 
 
-def is_passing(error: OSError) -> bool:
-    """Return whether an error is not about the file."""
-    return error.errno in PASSING
+@dataclass(frozen=True)
+class Requests:
+    """How long to wait for a URL, and how many may fail.
+
+    Attributes:
+        timeout: seconds for one URL, with all its retries; then its row has an error.
+        connect_timeout: seconds to connect to a server.
+        read_timeout: seconds without data from a server.
+        retries: retries of a failed request, with growing pauses.
+        max_bad: failed URLs in sequence, per process that reads, before the job stops.
+    """
+
+    timeout: float = 60.0
+    connect_timeout: float = 10.0
+    read_timeout: float = 20.0
+    retries: int = RETRIES
+    max_bad: int = 100
+
+    def __post_init__(self) -> None:
+        for name in ("timeout", "connect_timeout", "read_timeout"):
+            seconds = getattr(self, name)
+            if not 0 < seconds < float("inf"):
+                raise UsageError(f"{name} must be a number of seconds above 0; got {seconds}")
+        for name in ("retries", "max_bad"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"{name} must be at least 0; got {getattr(self, name)}")
 
 
-def was_taken_off(path: str | Path, error: OSError) -> bool:
-    """Return whether a file is gone together with its whole folder, for example after an unmount."""
-    if not isinstance(error, FileNotFoundError):
-        return False
+# An address keeps the values of the time when it was made, so worker processes have them too.
+_REQUESTS: ContextVar[Requests] = ContextVar("requests", default=Requests())  # noqa: B039  # frozen
+_TRUST_ROWS: ContextVar[bool] = ContextVar("trust_rows", default=False)
+
+
+def current() -> Requests:
+    """Return the limits of requests."""
+    return _REQUESTS.get()
+
+
+def rows_are_trusted() -> bool:
+    """Return whether rows may name any file and any server."""
+    return _TRUST_ROWS.get()
+
+
+@contextlib.contextmanager
+def limited(requests: Requests) -> Iterator[None]:
+    """Open images with these limits inside ``with``."""
+    token = _REQUESTS.set(requests)
     try:
-        with os.scandir(os.path.dirname(path)) as entries:
-            return next(entries, None) is None
-    except OSError:
-        return True
+        yield
+    finally:
+        _REQUESTS.reset(token)
 
 
-def cannot_go_on(what: object, error: OSError) -> ShardError:
-    """Return the error that stops a job; rerun the command to resume."""
-    return ShardError(f"the input cannot be read any more: {what}: {error.strerror or error}")
+@contextlib.contextmanager
+def trust_rows(trusted: bool = True) -> Iterator[None]:
+    """Open tables inside ``with`` whose rows may name any file and any server, as ``--trust-rows`` does."""
+    token = _TRUST_ROWS.set(trusted)
+    try:
+        yield
+    finally:
+        _TRUST_ROWS.reset(token)
 
 
 def open_store(url: str, home: str | None = None, requests: Requests | None = None) -> tuple[Any, str]:
@@ -85,59 +119,6 @@ def open_store(url: str, home: str | None = None, requests: Requests | None = No
         options["get_client"] = client(home, requests.connect_timeout, requests.read_timeout)
     store, path = fsspec.core.url_to_fs(url, **options)
     return store, path
-
-
-def patiently(
-    url: str,
-    attempt: Callable[[], T],
-    done: str = "read",
-    pauses: Sequence[float] | None = None,
-    until: float = float("inf"),
-) -> T:
-    """Call a function on remote storage, and retry it a few times if it fails.
-
-    Args:
-        url: the URL, for the error message.
-        attempt: the function.
-        done: past participle of the action, for the error message.
-        pauses: seconds before each retry.
-        until: when to give up, by ``time.monotonic``.
-
-    Raises:
-        ShardError: if every attempt failed, with the last error.
-        UnreachableError: if the URL is not allowed.
-        BadImageError: if its content is too large.
-    """
-    for pause in (*(PAUSES if pauses is None else pauses), None):
-        try:
-            return attempt()
-        except FileNotFoundError as error:
-            raise ShardError(f"{url} does not exist") from error
-        except ImportError as error:
-            raise ShardError(f"{url} needs a package: {error}") from error
-        except (UnreachableError, BadImageError):
-            raise
-        except Exception as error:  # each fsspec backend raises its own kinds
-            if isinstance(error.__cause__, UnreachableError):  # of the resolver of names
-                raise error.__cause__ from error
-            wait = None if pause is None else max(pause, _wait_asked(error))
-            if wait is None or time.monotonic() + wait > until:
-                raise ShardError(f"{url} cannot be {done}: {_told(error)}") from error
-            time.sleep(wait)
-    raise AssertionError("unreachable")
-
-
-def _wait_asked(error: Exception) -> float:
-    """Return the seconds that a server asks to wait; 0 if it does not."""
-    asked = str((getattr(error, "headers", None) or {}).get("Retry-After", ""))
-    return float(asked) if asked.isascii() and asked.isdecimal() else 0.0
-
-
-def _told(error: Exception) -> str:
-    if isinstance(error, TimeoutError) and not str(error):
-        return "no complete answer in time"
-    status = getattr(error, "status", None)
-    return f"the server answers {status}" if status else str(error) or type(error).__name__
 
 
 @dataclass(frozen=True)
@@ -286,7 +267,7 @@ class Address:
         """Return the bytes for a row: a URL that does not answer is the error of one row."""
         if not self.is_local:
             until = time.monotonic() + self.requests.timeout
-            pauses = self.requests.pauses() if _failed < PATIENCE else ()
+            pauses = pauses_before(self.requests.retries) if _failed < PATIENCE else ()
             try:
                 return self._request(MAX_BODY_BYTES, pauses, until)
             except ShardError as error:
@@ -381,6 +362,24 @@ class Address:
     def open(self) -> Any:
         """Open the file, to read parts of it."""
         return open_regular(self.path) if self.is_local else self.store.open(self.path, "rb")
+
+
+def read_file(path: str) -> bytes:
+    """Return the bytes of a file that should be an image.
+
+    Raises:
+        OSError: if it cannot be read, or is not a regular file.
+        BadImageError: if it is much too large for an image, or its name is invalid.
+    """
+    try:
+        file = open_regular(path)
+    except ValueError as error:  # a null character in the name
+        raise BadImageError("unreadable", f"{path!r} is not a valid file name: {error}") from error
+    with file:
+        size = os.fstat(file.fileno()).st_size
+        if size > MAX_FILE_BYTES:
+            raise BadImageError("too large", f"the file has {size:,} bytes")
+        return file.readall()
 
 
 def is_below(path: str, folder: str) -> bool:

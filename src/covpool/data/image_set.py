@@ -12,8 +12,7 @@ from typing import NamedTuple, Protocol, SupportsInt, overload, runtime_checkabl
 import numpy as np
 from numpy.typing import NDArray
 
-from covpool.durable import open_regular
-from covpool.errors import BadImageError
+from covpool.data.address import read_file
 
 # File names need not be UTF-8. With these, any name becomes a str and the same bytes again.
 ENCODING, ERRORS = "utf-8", "surrogateescape"
@@ -76,10 +75,6 @@ class Names(Sequence[str]):
         for name in names:
             self.joined += name.encode(ENCODING, ERRORS)
             yield len(self.joined)
-
-
-# Twice the bytes of a photograph at Pillow's pixel limit, uncompressed, with 16 bits per color.
-MAX_FILE_BYTES = 1 << 30
 
 
 class Labels(Protocol):
@@ -207,24 +202,6 @@ def digest_of(classes: tuple[str, ...], *parts: bytes) -> str:
     for part in parts:
         digest.update(part)
     return digest.hexdigest()
-
-
-def read_file(path: str) -> bytes:
-    """Return the bytes of a file that should be an image.
-
-    Raises:
-        OSError: if it cannot be read, or is not a regular file.
-        BadImageError: if it is much too large for an image, or its name is invalid.
-    """
-    try:
-        file = open_regular(path)
-    except ValueError as error:  # a null character in the name
-        raise BadImageError("unreadable", f"{path!r} is not a valid file name: {error}") from error
-    with file:
-        size = os.fstat(file.fileno()).st_size
-        if size > MAX_FILE_BYTES:
-            raise BadImageError("too large", f"the file has {size:,} bytes")
-        return file.readall()
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,7 +24,7 @@ from covpool.explain.explaining import some_images
 from covpool.functional import covariance, triu_unvec
 from covpool.functional.arguments import check_whole
 from covpool.functional.newton_schulz import newton_schulz
-from covpool.functional.normalization import norm_of, reciprocal_or_zero
+from covpool.functional.numerics import norm_of, reciprocal_or_zero
 from covpool.models.bundle import load_model
 from covpool.models.card import plain_json
 from covpool.models.model import PooledClassifier

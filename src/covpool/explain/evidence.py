@@ -28,7 +28,7 @@ from covpool.functional.covariance import center, triu_unvec, triu_vec
 from covpool.functional.eigen import spectrum
 from covpool.functional.isqrt_cov import cheaper_side, positions_kernel
 from covpool.functional.newton_schulz import newton_schulz
-from covpool.functional.normalization import Compensation, norm_of, reciprocal_or_zero
+from covpool.functional.numerics import Compensation, norm_of, reciprocal_or_zero
 from covpool.models.config import CLASS_TOKEN
 from covpool.models.head import Head
 from covpool.models.model import PooledClassifier

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from covpool.functional.covariance import normalized_weights
-from covpool.functional.normalization import reciprocal_or_zero
+from covpool.functional.numerics import reciprocal_or_zero
 
 # A score at a position of weight zero is clipped at this much above the largest score that counts. It does
 # not change the value, only the derivative with respect to its weight.

@@ -32,7 +32,7 @@ from torch.autograd import Function
 
 from covpool.device import NO_EIGH
 from covpool.functional.arguments import check_positive, check_square
-from covpool.functional.differentiable import at_least_float32, autocast_off, once_differentiable
+from covpool.functional.numerics import at_least_float32, autocast_off, once_differentiable
 
 
 def matrix_power(a: Tensor, power: float = 0.5) -> Tensor:

@@ -24,7 +24,6 @@ from torch.autograd import Function
 
 from covpool.functional.arguments import check_choice, check_features, check_weights, step_coefficients
 from covpool.functional.covariance import as_batch, center
-from covpool.functional.differentiable import autocast_off, is_dual, may_overwrite, needs_graph
 from covpool.functional.matrix_sqrt import BACKWARDS, Backward
 from covpool.functional.newton_schulz import (
     STEPS,
@@ -35,12 +34,16 @@ from covpool.functional.newton_schulz import (
     newton_schulz_backward,
     newton_schulz_jvp,
 )
-from covpool.functional.normalization import (
+from covpool.functional.numerics import (
     COMPENSATIONS,
     NORMALIZATIONS,
     Compensation,
     Normalization,
+    autocast_off,
     in_units_of_norm,
+    is_dual,
+    may_overwrite,
+    needs_graph,
     norm_jvp,
     norm_of,
     normalization_backward,

@@ -41,10 +41,17 @@ from torch import Tensor
 from torch.autograd import Function
 
 from covpool.functional.arguments import check_square, check_steps
-from covpool.functional.differentiable import at_least_float32, autocast_off, once_differentiable
 from covpool.functional.eigen import matrix_power, rank_tolerance, reciprocal_of_sums, spectrum
 from covpool.functional.newton_schulz import newton_schulz, paper_steps
-from covpool.functional.normalization import largest_entry, norm_of, reciprocal_or_zero, root_or_zero
+from covpool.functional.numerics import (
+    at_least_float32,
+    autocast_off,
+    largest_entry,
+    norm_of,
+    once_differentiable,
+    reciprocal_or_zero,
+    root_or_zero,
+)
 
 RootForward = Literal["svd", "newton_schulz", "pade", "taylor"]
 RootBackward = Literal["svd", "lyapunov", "lyapunov_iteration"]

@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.autograd import Function
 
 from covpool.functional.arguments import check_choice, check_square, step_coefficients
-from covpool.functional.differentiable import at_least_float32, autocast_off, needs_graph
 from covpool.functional.newton_schulz import (
     STEPS,
     Coefficients,
@@ -18,12 +17,15 @@ from covpool.functional.newton_schulz import (
     newton_schulz_backward,
     newton_schulz_jvp,
 )
-from covpool.functional.normalization import (
+from covpool.functional.numerics import (
     COMPENSATIONS,
     NORMALIZATIONS,
     Compensation,
     Normalization,
+    at_least_float32,
+    autocast_off,
     largest_entry,
+    needs_graph,
     norm_jvp,
     norm_of,
     normalization_backward,

@@ -23,7 +23,7 @@ from torch import Tensor
 from covpool.device import has_float64
 from covpool.errors import UsageError
 from covpool.functional.covariance import as_batch, covariance, normalized_weights, without_outliers
-from covpool.functional.differentiable import at_least_float32, autocast_off
+from covpool.functional.numerics import at_least_float32, autocast_off
 
 
 class Moments(NamedTuple):

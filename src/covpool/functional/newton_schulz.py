@@ -39,7 +39,7 @@ import torch
 from torch import Tensor
 
 from covpool.errors import UsageError
-from covpool.functional.differentiable import buffers
+from covpool.functional.numerics import buffers
 
 # The number of iterations that the paper recommends, and the default everywhere.
 STEPS = 5

@@ -35,8 +35,14 @@ from torch import Tensor
 
 from covpool.errors import UsageError
 from covpool.functional.arguments import check_square, check_steps
-from covpool.functional.differentiable import at_least_float32, autocast_off
-from covpool.functional.normalization import largest_entry, norm_of, reciprocal_or_zero, root_or_zero
+from covpool.functional.numerics import (
+    at_least_float32,
+    autocast_off,
+    largest_entry,
+    norm_of,
+    reciprocal_or_zero,
+    root_or_zero,
+)
 
 # The defaults: the number of polynomials, and the smallest √λ that they are made for.
 STEPS, LOWER = 5, 1e-2

@@ -13,9 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from covpool.data.address import Address
+from covpool.data.address import Address, Requests, limited
 from covpool.data.image_set import ImageSet
-from covpool.data.requests import Requests, limited
 from covpool.data.sources import open_unlabeled
 from covpool.data.transforms import Preprocessing
 from covpool.durable import check_outside
@@ -33,9 +32,8 @@ from covpool.inference.work import (
     image_id,
     run_local,
 )
-from covpool.models.bundle import read_card
+from covpool.models.bundle import pinned, read_card
 from covpool.models.card import Card
-from covpool.models.hub import pinned
 from covpool.terminal import counted, duration, printable
 
 LOGGER = logging.getLogger("covpool")

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from covpool.data.address import Address, patiently
-from covpool.data.image_set import MAX_FILE_BYTES
+from covpool.data.address import MAX_FILE_BYTES, Address
+from covpool.data.retries import patiently
 from covpool.durable import held, open_regular, read_regular, sync_folder, write_file
 
 # The ending of files that are being written.

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from covpool.data.address import cannot_go_on
 from covpool.data.decode import decode
 from covpool.data.image_set import ImageSet
 from covpool.data.loader import Failure, outlive_signals
+from covpool.data.retries import cannot_go_on
 from covpool.data.transforms import Preprocessing, pixels_transform
 from covpool.device import chosen_device
 from covpool.errors import BadImageError, DataError, ShardError, UnreachableError, UsageError

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from covpool import lazily
 from covpool.errors import BundleError, CheckpointError, KeepResolutionError, UnsupportedBackboneError
-from covpool.models.bundle import load_model, read_card, save_model
+from covpool.models.bundle import load_model, read_card
 from covpool.models.config import ModelConfig
 from covpool.models.create import build_model, create_model, parameter_groups
 from covpool.models.model import PooledClassifier
@@ -17,6 +17,7 @@ from covpool.models.paper import (
     isqrt_cov_resnet101,
     isqrt_cov_vgg16_bn,
 )
+from covpool.models.saving import save_model
 
 if TYPE_CHECKING:  # used by few, so it is imported when it is first used
     from covpool.models.push import push_to_hub

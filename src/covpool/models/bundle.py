@@ -1,9 +1,9 @@
-"""Save and load bundles: a folder with the weights, ``model.safetensors``, and a card, ``covpool.json``.
+"""Load bundles: a folder with the weights, ``model.safetensors``, and a card, ``covpool.json``.
 
 A bundle may come from a stranger. Loading it must not run code, read or fetch other files, or exhaust the
 memory before its size is checked, and it must not load damaged weights silently. So the card is checked
 first, its network is built without memory, the weights must have the size and the hash of the card, and only
-then is the network built. A kill while saving leaves the old bundle or the new one.
+then is the network built.
 """
 
 from __future__ import annotations
@@ -12,21 +12,20 @@ import contextlib
 import dataclasses
 import hashlib
 import os
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import safetensors.torch
-import timm.data
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from covpool.device import chosen_device
-from covpool.durable import read_folder, replace_folder, write_file
-from covpool.errors import BundleError, DamagedBundleError, UsageTypeError
-from covpool.hub import HUB
+from covpool.durable import read_folder
+from covpool.errors import BundleError, DamagedBundleError
+from covpool.hub import COMMIT, HUB, HubAddress
 from covpool.models.card import (
     CARD,
     INDEX,
@@ -36,91 +35,26 @@ from covpool.models.card import (
     backbone_digest,
     read_fields,
     reason,
+    shown,
     versions,
-    write_card,
 )
 from covpool.models.create import build_model
-from covpool.models.hub import located
 from covpool.models.model import PooledClassifier
-from covpool.models.tensors import (
-    check_finite,
-    check_tensors,
-    computed_dtypes,
-    explaining,
-    fill,
-    planned_tensors,
-    tensors_of,
-)
 from covpool.nn.cov_pool import drop_unused_norm
+from covpool.terminal import printable
 
-__all__ = ["BundleError", "Card", "load_model", "read_card", "save_model"]
+T = TypeVar("T")
 
 # The header of a weights file: the limit of safetensors itself.
 MAX_HEADER_BYTES = 100_000_000
-# The files of a sharded classifier.
-SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
-
-
-def save_model(
-    model: PooledClassifier,
-    folder: str | Path,
-    *,
-    classes: Sequence[str] | None = None,
-    metrics: Mapping[str, Any] | None = None,
-    recipe: Mapping[str, Any] | None = None,
-) -> Path:
-    """Save a model as a bundle.
-
-    Every parameter and buffer keeps its bits and its dtype. Which parameters are frozen is not saved. An
-    existing bundle is replaced once the new one is on the disk: a kill or a full disk leaves the old one.
-
-    Args:
-        model: from :func:`covpool.create_model`.
-        folder: a new or empty folder, or a bundle to replace.
-        classes: names of the classes, in the order of the logits; ``None`` for the model's own ``classes``.
-        metrics: measurements: numbers, strings, lists and dicts. NaN and infinities become ``null``.
-        recipe: training settings, of the same types.
-
-    Returns:
-        The folder.
-
-    Raises:
-        BundleError: the folder has other files, or the model differs from its ``config``.
-
-    Example:
-        >>> import tempfile
-        >>> from covpool.models import create_model
-        >>> model = create_model("test_resnet", dim=8, num_classes=2)
-        >>> with tempfile.TemporaryDirectory() as parent:
-        ...     folder = save_model(model, f"{parent}/birds", classes=["jay", "wren"], metrics={"top1": 0.9})
-        ...     load_model(folder).classes, read_card(folder).metrics
-        (('jay', 'wren'), {'top1': 0.9})
-    """
-    if not isinstance(model, PooledClassifier):
-        raise UsageTypeError(
-            f"model must come from covpool.create_model; got {type(model).__name__}: "
-            "pass the wrapped model itself (DDP: model.module, torch.compile: model._orig_mod)"
-        )
-    if isinstance(classes, str) or not all(isinstance(name, str) for name in classes or ()):
-        raise UsageTypeError("classes must be a list of strings, one for each class")
-    check_replaceable(folder)
-    with _naming(folder):
-        tensors = tensors_of(model)
-        weights = safetensors.torch.save(tensors, metadata={"format": "pt"})
-        classes = model.classes if classes is None else classes
-        card = card_of(model, weights, classes=classes, metrics=metrics or {}, recipe=recipe or {})
-        text = write_card(card)
-        check_finite(tensors)
-        try:
-            check_tensors(tensors, planned_tensors(card))
-        except BundleError as error:
-            raise BundleError(
-                f"the model changed after it was created, and would not load: {error}"
-            ) from error
-    with replace_folder(folder) as new:
-        write_file(new / WEIGHTS, weights)
-        write_file(new / CARD, text)
-    return Path(folder)
+# The limits of a stranger's network. Building the largest network of timm takes 60 thousand calls of torch.
+MAX_CALLS = 250_000
+# Buffers that are computed, not saved, take 2 MB in the networks of timm.
+MAX_COMPUTED_BYTES = 2**30
+FLOATS = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+}
 
 
 def load_model(
@@ -145,7 +79,7 @@ def load_model(
         UsageError: if there is no such device.
     """
     device = chosen_device(device)
-    with _naming(folder), torch.random.fork_rng(devices=[]):
+    with naming(folder), torch.random.fork_rng(devices=[]):
         card, tensors, classifier = located(folder, _read)
         classes = card.config.num_classes
         config = card.config if classifier is None else dataclasses.replace(card.config, num_classes=0)
@@ -159,7 +93,7 @@ def load_model(
     # The preprocessing of training, even if another timm has other defaults for this backbone.
     model.pretrained_cfg.update(card.preprocessing)
     if backbone is not None:
-        with _naming(folder):
+        with naming(folder):
             if backbone_digest(backbone) != (card.backbone_sha256 or backbone_digest(model)):
                 raise BundleError("its head belongs to another backbone: load it without backbone=")
         model.backbone, device = backbone.backbone, next(backbone.parameters()).device
@@ -182,59 +116,17 @@ def read_card(folder: str | Path) -> Card:
             check_hashes(path, read_index(path, card))
         return card
 
-    with _naming(folder):
+    with naming(folder):
         return located(folder, read)
 
 
-def check_replaceable(folder: str | Path) -> None:
-    """Raise BundleError where :func:`save_model` would not write: before hours of work.
-
-    The folder must not exist, be empty, or be a bundle without other files: its content is replaced.
-    """
-
-    def check(path: Path) -> None:
-        if str(folder).startswith(HUB):
-            raise BundleError("it is on the Hub: save to a folder, then use covpool push FOLDER user/name")
-        if path.exists() and not path.is_dir():
-            raise BundleError("a file of this name exists")
-        found = {file.name for file in path.iterdir()} if path.exists() else set()
-        own = {name for name in found if name in (CARD, WEIGHTS, INDEX) or SHARD.fullmatch(name)}
-        if others := sorted(found - own if CARD in found else found):
-            raise BundleError(
-                f"the folder holds other files, such as {others[0]!r}: save to a new or empty folder"
-            )
-
-    with _naming(folder):
-        read_folder(folder, check)
-
-
-def check_savable(model: PooledClassifier) -> None:
-    """Raise BundleError where :func:`save_model` would refuse the model: before hours of training."""
-    write_card(card_of(model, b"", classes=model.classes, metrics={}, recipe={}))
-
-
 @contextlib.contextmanager
-def _naming(folder: str | Path) -> Iterator[None]:
+def naming(folder: str | Path) -> Iterator[None]:
     """Put the name of the folder before the reason."""
     try:
         yield
     except BundleError as error:
         raise type(error)(f"bundle {str(folder)!r}: {error}") from error.__cause__
-
-
-def card_of(model: PooledClassifier, weights: bytes, **given: Any) -> Card:
-    """Return the card of a model and the content of its weights file."""
-    return Card(
-        config=model.config,
-        preprocessing=timm.data.resolve_model_data_config(model),
-        versions=versions(),
-        initial_weights=model.initial_weights,
-        sha256=hashlib.sha256(weights).hexdigest(),
-        bytes=len(weights),
-        buffer_dtypes=computed_dtypes(model),
-        backbone_sha256=backbone_digest(model),
-        **given,
-    )
 
 
 def _read(folder: Path) -> tuple[Card, dict[str, Tensor], nn.Module | None]:
@@ -307,3 +199,113 @@ def _check_sha256(found: str, card: Card) -> None:
         raise DamagedBundleError(
             f"{card.file} is damaged or belongs to another card (its hash differs): copy both again"
         )
+
+
+def located(bundle: str | Path, read: Callable[[Path], T]) -> T:
+    """Read a bundle in a folder, or the copy on this disk of one on the Hub."""
+    if not str(bundle).startswith(HUB):
+        return read_folder(bundle, read)
+    address = HubAddress.of(str(bundle))
+    try:
+        return read(download(address))
+    except DamagedBundleError:  # the copy, perhaps, and not the original
+        return read(download(address, again=True))
+
+
+def pinned(bundle: str | Path) -> str:
+    """Return how another process finds the same bundle: its absolute path, or its address with a commit."""
+    if not str(bundle).startswith(HUB):
+        return str(Path(bundle).resolve())
+    address = HubAddress.of(str(bundle))
+    is_pinned = COMMIT.fullmatch(address.revision)
+    return str(address if is_pinned else dataclasses.replace(address, revision=download(address).name))
+
+
+def download(address: HubAddress, *, again: bool = False) -> Path:
+    """Return the folder of a bundle in the cache, after downloading the files that are not there."""
+    card = address.file(CARD, again=again)
+    # The weights of the same commit, even if another is pushed meanwhile.
+    dataclasses.replace(address, revision=card.parent.name).file(WEIGHTS, again=again)
+    return card.parent
+
+
+class _FewCalls(TorchFunctionMode):
+    """Raise when a network has more layers than any of timm: even without memory, each takes time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls += 1
+        if self.calls > MAX_CALLS:
+            raise BundleError("its card describes a network of more layers than any network of timm has")
+        return func(*args, **(kwargs or {}))
+
+
+def planned_tensors(card: Card) -> dict[str, Tensor]:
+    """Return the tensors that the weights file should have, on the meta device."""
+    with explaining(card), torch.random.fork_rng(devices=[]), torch.device("meta"), _FewCalls():
+        model = build_model(card.config)
+    computed = sum(buffer.numel() * buffer.itemsize for _, buffer in computed_buffers(model))
+    if computed > MAX_COMPUTED_BYTES:
+        raise BundleError(f"its network needs {computed / 2**30:.1f} GiB in addition to its weights")
+    state: dict[str, Tensor] = model.state_dict()
+    return state
+
+
+@contextlib.contextmanager
+def explaining(card: Card) -> Iterator[None]:
+    """Turn every error of building a stranger's network into a BundleError."""
+    try:
+        yield
+    except BundleError:
+        raise
+    except Exception as error:
+        there, here = (
+            ", ".join(f"{k} {v}" for k, v in sorted(x.items())) for x in (card.versions, versions())
+        )
+        hint = "" if there == here else f" (saved with {printable(there)}; here are {here})"
+        raise BundleError(f"its network cannot be built: {reason(error)}{hint}") from error
+
+
+def check_tensors(tensors: Mapping[str, Tensor], plan: Mapping[str, Tensor]) -> None:
+    """Raise unless the weights are those of the network: the same names, shapes and kinds of numbers."""
+    for name in sorted(plan.keys() | tensors.keys()):
+        found, wanted = _described(tensors.get(name)), _described(plan.get(name))
+        if found != wanted:
+            raise BundleError(f"{shown(name)} is {found} in its weights, {wanted} in the network of its card")
+
+
+def check_finite(tensors: Mapping[str, Tensor]) -> None:
+    """Raise if a weight is NaN or infinite: every prediction would be NaN."""
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            count = int((~tensor.isfinite()).sum())
+            raise BundleError(
+                f"{shown(name)} of its weights has NaN or infinite values: {count} of "
+                f"{tensor.numel()}; train again, with a lower learning rate"
+            )
+
+
+def _described(tensor: Tensor | None) -> str:
+    if tensor is None:
+        return "missing"
+    kind = "float" if tensor.dtype in FLOATS.values() else str(tensor.dtype).removeprefix("torch.")
+    return f"{kind} {tuple(tensor.shape)}"
+
+
+def fill(model: PooledClassifier, tensors: dict[str, Tensor], card: Card) -> None:
+    """Copy the saved tensors into a new network, in their dtypes. Copies keep weights shared that were."""
+    for name, own in model.state_dict(keep_vars=True).items():
+        own.data = own.data.to(tensors[name].dtype)
+    for name, buffer in computed_buffers(model):
+        if name in card.buffer_dtypes and buffer.is_floating_point():
+            buffer.data = buffer.data.to(FLOATS[card.buffer_dtypes[name]])
+    model.load_state_dict(tensors)
+
+
+def computed_buffers(model: PooledClassifier) -> list[tuple[str, Tensor]]:
+    """Return the buffers that the network computes when it is built, which are not in its state."""
+    state = model.state_dict().keys()
+    return [(name, buffer) for name, buffer in model.named_buffers() if name not in state]

@@ -12,9 +12,10 @@ from typing import Any, Literal
 
 from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 
-from covpool.errors import UsageError
-from covpool.hub import HUB
+from covpool.errors import BundleError, HubError, UsageError
+from covpool.hub import HUB, HubAddress
 from covpool.models.backbone import make_backbone
+from covpool.models.card import WEIGHTS, check_backbone_options
 from covpool.models.config import HIDDEN, Dim, Features, HeadKind, Join, ModelConfig, Normalize, pool_of
 from covpool.models.intermediates import Layers
 from covpool.models.model import PooledClassifier
@@ -25,6 +26,7 @@ from covpool.nn.pooling import DEFAULT_METHOD
 LOGGER = logging.getLogger("covpool")
 # Options of timm.create_model that say where its weights are. They are not part of the network.
 LOADING = ("cache_dir", "pretrained_cfg", "pretrained_cfg_overlay")
+CONFIG = "config.json"  # of timm's repositories on the Hub
 
 
 def create_model(
@@ -166,9 +168,7 @@ def build_model(
     origin: dict[str, str] = {}
     pretrained = pretrained and checkpoint_path is None
     if config.backbone.startswith(HUB):
-        from covpool.models.hub import timm_backbone
-
-        name, options, settings, address = timm_backbone(config.backbone, weights=pretrained)
+        name, options, settings, address = _timm_backbone(config.backbone, weights=pretrained)
         size = options.pop("img_size", None)
         config = dataclasses.replace(
             config,
@@ -279,3 +279,30 @@ def parameter_groups(
             factor = classifier_factor if id(parameter) in classifier else group.get("lr_scale", 1.0)
             groups.setdefault((lr * factor, group["weight_decay"]), []).append(parameter)
     return [{"params": p, "lr": rate, "weight_decay": decay} for (rate, decay), p in groups.items()]
+
+
+def _timm_backbone(text: str, *, weights: bool) -> tuple[str, dict[str, Any], dict[str, Any], HubAddress]:
+    """Read a repository of timm's ``push_to_hf_hub``.
+
+    Args:
+        text: the address.
+        weights: download the weights too. Only ``model.safetensors`` is read: a pickle could run code.
+
+    Returns:
+        The name of the network, its options, its ``pretrained_cfg``, and the address with its commit.
+    """
+    from timm.models._hub import _parse_model_cfg, load_cfg_from_json
+
+    address = HubAddress.of(text)
+    config = address.file(CONFIG)
+    address = dataclasses.replace(address, revision=config.parent.name)
+    try:
+        settings, name, options = _parse_model_cfg(load_cfg_from_json(config), {})
+        options = {key: options[key] for key in options if key not in ("num_classes", "global_pool")}
+        check_backbone_options(options)
+    except (AttributeError, BundleError, KeyError, TypeError, ValueError) as error:
+        raise HubError(f"{address}: its {CONFIG} does not describe a network of timm: {error}") from None
+    settings = {key: value for key, value in settings.items() if key not in ("url", "hf_hub_id", "file")}
+    if weights:
+        settings["file"] = str(address.file(WEIGHTS))
+    return name, options, settings, address

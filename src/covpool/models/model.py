@@ -323,8 +323,8 @@ def opened(image: str | os.PathLike[str] | Image) -> Image:
     """Return an image in RGB and upright, from a file or from Pillow."""
     from PIL import ImageOps
 
+    from covpool.data.address import read_file
     from covpool.data.decode import decode, to_rgb
-    from covpool.data.image_set import read_file
 
     if isinstance(image, str | os.PathLike):
         return decode(read_file(os.fspath(image)))

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from covpool.errors import UsageError
-from covpool.hub import HUB, Address, explained
-from covpool.models.bundle import read_card, save_model
+from covpool.hub import HUB, HubAddress, explained
+from covpool.models.bundle import read_card
 from covpool.models.card import CARD, WEIGHTS, Card, parse, write_card
 from covpool.models.model import PooledClassifier
+from covpool.models.saving import save_model
 
 LOGGER = logging.getLogger("covpool")
 README = "README.md"
@@ -63,7 +64,7 @@ def push_to_hub(
         HubError: the Hub refuses the model or does not answer.
         UsageError: results of another model, or a public repository where a private one was asked for.
     """
-    address = Address.of(repository)
+    address = HubAddress.of(repository)
     if isinstance(model, PooledClassifier):
         with tempfile.TemporaryDirectory() as folder:
             saved = save_model(model, Path(folder, "bundle"))
@@ -102,7 +103,7 @@ def push_to_hub(
         return str(dataclasses.replace(address, revision=str(commit.oid)))
 
 
-def _is_ours(address: Address) -> bool:
+def _is_ours(address: HubAddress) -> bool:
     """Return whether the model card may be replaced: there is none, or covpool wrote it."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError
@@ -140,7 +141,7 @@ def _without_paths(value: Any) -> Any:
 
 def readme(
     card: Card,
-    address: Address,
+    address: HubAddress,
     *,
     license: str | None = None,
     dataset: str | None = None,

@@ -27,17 +27,16 @@ from covpool.durable import replace_folder, write_file
 from covpool.errors import BundleError, StorageError
 from covpool.models.bundle import (
     MAX_HEADER_BYTES,
-    SHARD,
-    card_of,
-    check_replaceable,
+    check_finite,
+    check_tensors,
     load_model,
     open_file,
+    planned_tensors,
     read_card,
-    save_model,
 )
 from covpool.models.card import CARD, INDEX, Card, parse, read_fields, reason, shown, write_card
 from covpool.models.model import PooledClassifier
-from covpool.models.tensors import check_finite, check_tensors, planned_tensors, tensors_of
+from covpool.models.saving import SHARD, card_of, check_replaceable, save_model, tensors_of
 from covpool.nn.sharded import ShardedLinear
 from covpool.processes import Processes
 from covpool.terminal import human

@@ -22,7 +22,7 @@ from covpool.functional.arguments import (
     did_you_mean,
 )
 from covpool.functional.covariance import normalized_weights, without_outliers
-from covpool.functional.differentiable import at_least_float32
+from covpool.functional.numerics import at_least_float32
 from covpool.nn.pooling import DEFAULT_METHOD, METHODS, Method
 
 ReductionKind = Literal["convolution", "linear"]

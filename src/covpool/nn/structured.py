@@ -17,11 +17,12 @@ from torch import Tensor, nn
 
 from covpool.errors import UsageError
 from covpool.functional.arguments import check_choice, check_floating, check_square, check_steps
-from covpool.functional.differentiable import at_least_float32, autocast_off
 from covpool.functional.newton_schulz import STEPS, newton_schulz, paper_steps
-from covpool.functional.normalization import (
+from covpool.functional.numerics import (
     NORMALIZATIONS,
     Normalization,
+    at_least_float32,
+    autocast_off,
     largest_entry,
     norm_of,
     reciprocal_or_zero,

@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from covpool.device import fastest_precision
 from covpool.errors import UsageError
-from covpool.processes import fastest_precision
 from covpool.train.recipe import Recipe
 from covpool.train.recipe_files import read_recipe
 

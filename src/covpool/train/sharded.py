@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from covpool.data.loader import BadImage, Batch
+from covpool.device import autocast
 from covpool.inference.forward import Forward, Outputs
 from covpool.models.model import PooledClassifier
 from covpool.nn.sharded import Scores, ShardedLinear
-from covpool.processes import Processes, autocast
+from covpool.processes import Processes
 from covpool.train.metrics import TOP, Predictions, gather_predictions
 
 

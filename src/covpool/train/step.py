@@ -18,9 +18,10 @@ from torchvision.transforms import v2
 from covpool.data.image_set import ImageSet, class_counts
 from covpool.data.loader import Batch
 from covpool.data.order import number
+from covpool.device import autocast
 from covpool.models.model import PooledClassifier
 from covpool.nn.sharded import ShardedLinear
-from covpool.processes import Processes, autocast
+from covpool.processes import Processes
 from covpool.train.network import Schedule, make_optimizer, make_parallel
 from covpool.train.recipe import LossOptions, Recipe, ScheduleOptions
 

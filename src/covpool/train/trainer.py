@@ -24,8 +24,9 @@ from covpool.errors import (
     TrainingError,
 )
 from covpool.inference.forward import Forward
-from covpool.models.bundle import check_savable, read_card
+from covpool.models.bundle import read_card
 from covpool.models.card import plain_json
+from covpool.models.saving import check_savable
 from covpool.models.shards import save_together
 from covpool.processes import ALONE, Processes, Signals
 from covpool.train.checkpoint import (

@@ -23,7 +23,7 @@ from covpool.errors import ShardError
 @pytest.fixture(autouse=True)
 def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryFileSystem]:
     """A store of ten files of 100 bytes, which does not keep us waiting."""
-    monkeypatch.setattr("covpool.data.address.PAUSES", (0.0, 0.0))
+    monkeypatch.setattr("covpool.data.retries.pauses_before", lambda retries: (0.0, 0.0))
     memory = fsspec.filesystem("memory")
     for i in range(10):
         memory.pipe_file(f"/cache-test/{i}", bytes([i]) * 100)

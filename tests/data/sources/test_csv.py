@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from covpool.data.requests import trust_rows
+from covpool.data.address import trust_rows
 from covpool.data.sources import layout_of, open_images, splits
 from tests.data.sources.test_folder import content
 from tests.data.trees import plant

@@ -19,7 +19,7 @@ from torchmetrics.classification import (
     MulticlassF1Score,
 )
 
-from covpool.data.requests import trust_rows
+from covpool.data.address import trust_rows
 from covpool.data.sources import open_images
 from covpool.data.transforms import Preprocessing, evaluation_transform
 from covpool.evaluate.accuracy import Evaluation, evaluate

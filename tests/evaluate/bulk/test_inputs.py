@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from covpool.data.address import trust_rows
 from covpool.data.image_set import ImageSet
-from covpool.data.requests import trust_rows
 from covpool.data.shards.index import read_index
 from covpool.data.shards.reader import ShardSet
 from covpool.data.shards.write import index_shards, write_shards

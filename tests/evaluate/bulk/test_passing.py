@@ -12,7 +12,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from covpool.cli.main import main
-from covpool.data.requests import Requests, limited
+from covpool.data.address import Requests, limited
 from covpool.data.sources import open_unlabeled
 from covpool.data.transforms import Preprocessing
 from covpool.errors import BadImageError, ShardError, UnreachableError

@@ -9,7 +9,6 @@ import pytest
 
 from covpool.cli.main import main
 from covpool.data import address
-from covpool.data.requests import Requests
 from tests.data.servers import Server, serving
 from tests.evaluate.bulk.small import Row, picture, read_table, rows_of
 
@@ -20,7 +19,7 @@ COUNT, LATE = 30, 26
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setattr(address, "_failed", 0)
-    monkeypatch.setattr(Requests, "pauses", lambda self: (0.01,) * self.retries)
+    monkeypatch.setattr("covpool.data.address.pauses_before", lambda retries: (0.01,) * retries)
     with serving() as made:
         made.files = {f"/{i}.jpg": picture(i) for i in range(COUNT)}
         yield made

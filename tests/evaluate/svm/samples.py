@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from covpool.evaluate.svm.solvers import Problem
 from covpool.models import create_model
-from covpool.models.bundle import save_model
+from covpool.models.saving import save_model
 from tests.data.pictures import SPARROWS
 
 

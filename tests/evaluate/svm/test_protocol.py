@@ -19,7 +19,8 @@ from covpool.data.sources import open_images
 from covpool.data.transforms import Preprocessing, evaluation_transform
 from covpool.evaluate.svm import Passing, SVMReport, fit_svm
 from covpool.models import PooledClassifier, create_model
-from covpool.models.bundle import load_model, read_card, save_model
+from covpool.models.bundle import load_model, read_card
+from covpool.models.saving import save_model
 from tests.data.pictures import SPARROWS, needs_sparrows
 from tests.evaluate.svm.samples import a_bundle, some_sparrows
 from tests.evaluate.test_lock import hold

@@ -22,7 +22,8 @@ from covpool.evaluate.svm.solvers import solve_streaming
 from covpool.inference import store
 from covpool.inference.content import UNREADABLE, read_content
 from covpool.inference.forward import Pass
-from covpool.models.bundle import load_model, save_model
+from covpool.models.bundle import load_model
+from covpool.models.saving import save_model
 from covpool.processes import Processes
 from tests.data.pictures import needs_sparrows
 from tests.evaluate.svm.samples import a_bundle, a_problem, some_sparrows

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from covpool.models import PooledClassifier
-from covpool.models.bundle import save_model
+from covpool.models.saving import save_model
 from tests.models.bundles.samples import CLASSES, trained
 
 

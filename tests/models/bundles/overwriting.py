@@ -17,7 +17,8 @@ from pathlib import Path
 import torch
 
 from covpool.models import PooledClassifier
-from covpool.models.bundle import load_model, save_model
+from covpool.models.bundle import load_model
+from covpool.models.saving import save_model
 from tests.models.bundles.samples import trained
 
 

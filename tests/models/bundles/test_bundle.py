@@ -17,8 +17,9 @@ from torch import nn
 import covpool
 from covpool.errors import BundleError
 from covpool.models import PooledClassifier
-from covpool.models.bundle import check_savable, load_model, read_card, save_model
+from covpool.models.bundle import load_model, read_card
 from covpool.models.card import plain_json, read_fields
+from covpool.models.saving import check_savable, save_model
 from tests.models.bundles.samples import (
     CLASSES,
     assert_same,

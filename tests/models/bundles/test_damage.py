@@ -16,8 +16,9 @@ import torch
 import covpool
 from covpool.errors import BundleError
 from covpool.models import PooledClassifier
-from covpool.models.bundle import load_model, save_model
+from covpool.models.bundle import load_model
 from covpool.models.card import MAX_BYTES, read_fields
+from covpool.models.saving import save_model
 from tests.models.bundles.samples import CLASSES, assert_not_loaded, assert_refused, edit_card, put_weights
 
 

@@ -18,8 +18,8 @@ import torch
 from covpool.errors import BundleError
 from covpool.models import bundle as bundle_module
 from covpool.models import card as card_module
-from covpool.models import tensors
-from covpool.models.bundle import load_model, save_model
+from covpool.models.bundle import load_model
+from covpool.models.saving import save_model
 from tests.models.bundles.samples import (
     CLASSES,
     assert_not_loaded,
@@ -96,7 +96,6 @@ def _nothing_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("it should have been refused by now")
 
     monkeypatch.setattr(bundle_module, "build_model", refuse)
-    monkeypatch.setattr(tensors, "build_model", refuse)
 
 
 @pytest.mark.usefixtures("_nothing_is_built")
@@ -200,7 +199,7 @@ def test_enormous_networks_are_refused_without_being_built(config: dict[str, Any
 
 
 def test_endless_networks_are_refused(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensors, "MAX_CALLS", 5000)
+    monkeypatch.setattr(bundle_module, "MAX_CALLS", 5000)
     load_model(bundle)
     edit_card(bundle, set_config(head="mlp", hidden=[1] * 10**5))
     start = time.process_time()
@@ -211,7 +210,7 @@ def test_endless_networks_are_refused(bundle: Path, monkeypatch: pytest.MonkeyPa
 def test_computed_buffers_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"backbone_options": {"depth": 1}, "image_size": 56}
     folder = save_model(trained(backbone="eva02_tiny_patch14_224", **options), tmp_path / "model")
-    monkeypatch.setattr(tensors, "MAX_COMPUTED_BYTES", 1000)
+    monkeypatch.setattr(bundle_module, "MAX_COMPUTED_BYTES", 1000)
     assert_not_loaded(folder, "GiB in addition to its weights")
 
 

@@ -14,7 +14,7 @@ from huggingface_hub import constants, file_download
 from huggingface_hub.utils import _http
 
 from covpool.models import PooledClassifier
-from covpool.models.bundle import save_model
+from covpool.models.saving import save_model
 from tests.hub_server import TOKEN, Hub, running
 from tests.models.bundles.samples import CLASSES, trained
 

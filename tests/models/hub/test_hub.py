@@ -18,12 +18,12 @@ from timm.models import save_for_hf
 
 import covpool
 from covpool.errors import BundleError, HubError, UsageError
-from covpool.hub import Address
+from covpool.hub import HubAddress
 from covpool.models import PooledClassifier
-from covpool.models.bundle import load_model, read_card, save_model
+from covpool.models.bundle import download, load_model, pinned, read_card
 from covpool.models.card import INDEX
-from covpool.models.hub import download, pinned
 from covpool.models.push import MARK, push_to_hub
+from covpool.models.saving import save_model
 from tests.hub_server import TOKEN, Hub, Repository
 from tests.models.bundles.samples import CLASSES, assert_same, edit_card, trained
 from tests.pages import DOCS, needs_pages, python_blocks
@@ -97,11 +97,11 @@ def test_private_repositories(hub: Hub, bundle: Path, monkeypatch: pytest.Monkey
 )
 def test_addresses_that_are_none(text: str) -> None:
     with pytest.raises(UsageError, match="is not an address on the Hub: write hf-hub:user/name@revision"):
-        Address.of(text)
+        HubAddress.of(text)
 
 
 def test_a_revision_with_a_slash() -> None:
-    assert Address.of("hf-hub:ann/birds@refs/pr/1").revision == "refs/pr/1"
+    assert HubAddress.of("hf-hub:ann/birds@refs/pr/1").revision == "refs/pr/1"
 
 
 def test_without_a_connection_the_cache_is_used(
@@ -133,7 +133,7 @@ def test_both_files_are_of_one_commit(hub: Hub, pushed: str, bundle: Path) -> No
 
     commit = hub.repositories["ann/birds"].branches["main"]
     hub.fault("HEAD", "model.safetensors", push_meanwhile, times=1)
-    assert Path(download(Address.of(pushed)), "model.safetensors").read_bytes() == weights
+    assert Path(download(HubAddress.of(pushed)), "model.safetensors").read_bytes() == weights
 
 
 def test_a_pinned_bundle_does_not_change(hub: Hub, pushed: str, tmp_path: Path) -> None:

@@ -20,9 +20,10 @@ from typing import Any, Generic, TypeVar, overload
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from covpool.data.address import cannot_go_on, is_passing
-from covpool.data.image_set import MAX_FILE_BYTES, BaseSet, Group, digest_of
+from covpool.data.address import MAX_FILE_BYTES
+from covpool.data.image_set import BaseSet, Group, digest_of
 from covpool.data.order import some_groups
+from covpool.data.retries import cannot_go_on, is_passing
 from covpool.data.shards.index import Contents, ShardIndex, checksum, read_contents, read_index, write_index
 from covpool.data.shards.remote import Place, place
 from covpool.errors import BadImageError

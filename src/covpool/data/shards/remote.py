@@ -17,7 +17,8 @@ from typing import Protocol
 
 import fsspec
 
-from covpool.data.address import Address, open_store, patiently
+from covpool.data.address import Address, open_store
+from covpool.data.retries import patiently
 from covpool.data.shards.index import INDEX, MAX_CONTENTS_BYTES, MAX_INDEX_BYTES, ShardIndex, remedy
 from covpool.durable import open_regular, read_regular
 from covpool.errors import BadImageError, ShardError, UsageError

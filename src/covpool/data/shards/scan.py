@@ -17,8 +17,8 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
+from covpool.data.address import MAX_FILE_BYTES
 from covpool.data.decode import FORMAT_OF
-from covpool.data.image_set import MAX_FILE_BYTES
 from covpool.data.shards.index import Contents, checksum
 from covpool.durable import open_regular
 from covpool.errors import ShardError

@@ -31,7 +31,6 @@ from covpool.data import layouts
 from covpool.data.address import Address
 from covpool.data.decode import FORMAT_OF
 from covpool.data.image_set import ImageFiles, ImageSet, Joined, Names, class_counts
-from covpool.data.remote import FileImages, ImageNames, list_files, subfolders
 from covpool.errors import UnreachableError, UsageError, UsageTypeError
 from covpool.hub import HUB_DATA
 
@@ -77,6 +76,8 @@ class Marks:
         return any(file.is_file() and (not self.endings or self._are_in(file.parent)) for file in found)
 
     def _fill(self, top: Path) -> bool:
+        from covpool.data.sources.files import subfolders
+
         inside = subfolders(top)
         if any(name.lower() not in (*SPLIT_OF, "data") or subfolders(top / name) for name in inside):
             return False
@@ -315,6 +316,8 @@ class Listing:
 
     def unlabeled(self) -> ImageSet:
         """Return all images, in the order of the listing."""
+        from covpool.data.sources.files import FileImages
+
         return FileImages(Address.of(self.root), dict.fromkeys(self.names))
 
     def _names(self, indices: NDArray[np.int64]) -> Names:
@@ -363,24 +366,3 @@ def sort_classes(names: Iterable[str]) -> tuple[str, ...]:
     names = list(names)
     are_whole = all(name.removeprefix("-").isdecimal() and name.isascii() for name in names)
     return tuple(sorted(names, key=int if are_whole else None))
-
-
-ARCHIVES = (".parquet", ".tar")
-
-
-def list_below(address: Address) -> list[str]:
-    """Return the names of the images, tars and Parquet files in a folder and below."""
-    is_image = ImageNames()
-    names = list_files(address, lambda name: is_image(name) or name.lower().endswith(ARCHIVES))
-    is_image.warn(address.url)
-    return names
-
-
-def check_alike(address: Address, names: Sequence[str], extension: str) -> None:
-    """Raise if a folder has other images next to the files with an extension."""
-    found = [name for name in names if name.lower().endswith(extension)]
-    if len(found) < len(names):
-        raise UsageError(
-            f"{address.url} has files that end in {extension}, such as {found[0]}, next to other images: "
-            "name a folder with one kind"
-        )

@@ -18,8 +18,8 @@ import numpy as np
 
 from covpool.data.address import Address
 from covpool.data.image_set import ImageFiles, ImageSet
-from covpool.data.remote import FileImages
 from covpool.data.sources import SPLIT_OF, SPLITS, Listing, Marks, Row, Split, make_listing, sort_classes
+from covpool.data.sources.files import FileImages
 from covpool.errors import UsageError
 
 MARKS = Marks(endings=(".csv", ".tsv"))

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from covpool.data.image_set import BaseSet, digest_of, read_file
+from covpool.data.address import read_file
+from covpool.data.image_set import BaseSet, digest_of
 from covpool.data.sources import SPLIT_OF, Split, sort_classes
 from covpool.data.sources.parquet import LABEL, NO_LABEL, image_columns, image_value
 from covpool.errors import BadImageError, UsageError

@@ -11,35 +11,22 @@ import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from covpool.data.address import Address
-from covpool.data.image_set import ImageFiles, ImageSet
-from covpool.data.remote import FileImages, ImageNames, composed, files_under, is_image, subfolders
-from covpool.data.sources import (
-    SPLIT_OF,
-    Listing,
-    Marks,
-    Row,
-    Split,
-    list_below,
-    make_listing,
-    parquet,
-    shards,
+from covpool.data.image_set import ImageFiles
+from covpool.data.sources import SPLIT_OF, Listing, Marks, Row, Split, make_listing
+from covpool.data.sources.files import (
+    ImageNames,
+    composed,
+    files_under,
+    is_image,
+    open_unlabeled,
+    subfolders,
 )
 from covpool.errors import UsageError
 
+__all__ = ["MARKS", "open_splits", "open_unlabeled"]
+
 LOGGER = logging.getLogger("covpool")
 MARKS = Marks()  # of what no other source recognizes
-
-
-def open_unlabeled(path: str) -> ImageSet:
-    """Open all images below a folder, or the tars or Parquet files below it."""
-    address = Address.of(path)
-    names = list_below(address)  # once: object storage needs a request for every thousand files
-    if any(name.lower().endswith(shards.EXTENSION) for name in names):
-        return shards.open_files(address, names)
-    if any(name.lower().endswith(parquet.EXTENSION) for name in names):
-        return parquet.open_files(address, names)
-    return FileImages(address, names)
 
 
 def open_splits(path: str, cache: str | None = None) -> Mapping[Split, ImageFiles]:

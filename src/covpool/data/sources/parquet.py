@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 
 from covpool.data.address import Address
 from covpool.data.image_set import BaseSet, Group, ImageSet, digest_of
-from covpool.data.sources import SPLIT_OF, SPLITS, Marks, Split, check_alike, list_below, sort_classes
+from covpool.data.sources import SPLIT_OF, SPLITS, Marks, Split, sort_classes
+from covpool.data.sources.files import check_alike, list_below
 from covpool.errors import BadImageError, ShardError, UsageError
 from covpool.hub import HUB_DATA, download_data
 

@@ -14,10 +14,12 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path, PurePosixPath
 
-from covpool.data.address import Address, cannot_go_on, is_passing
-from covpool.data.image_set import MAX_FILE_BYTES, BaseSet, Group, ImageSet
+from covpool.data.address import MAX_FILE_BYTES, Address
+from covpool.data.image_set import BaseSet, Group, ImageSet
+from covpool.data.retries import cannot_go_on, is_passing
 from covpool.data.shards.scan import TarImage, find_images
-from covpool.data.sources import SPLITS, Marks, Split, check_alike, list_below
+from covpool.data.sources import SPLITS, Marks, Split
+from covpool.data.sources.files import check_alike, list_below
 from covpool.durable import open_regular
 from covpool.errors import BadImageError, ShardError, UsageError
 from covpool.terminal import counted

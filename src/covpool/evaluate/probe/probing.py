@@ -41,10 +41,10 @@ from covpool.evaluate.results import mark_folder, prepare_folder
 from covpool.evaluate.svm.classifier import check_every_class
 from covpool.inference.forward import Result
 from covpool.inference.store import CachedFeatures, FeatureStore, check_room
-from covpool.models.bundle import save_model
 from covpool.models.config import ModelConfig
 from covpool.models.create import build_model
 from covpool.models.model import PooledClassifier
+from covpool.models.saving import save_model
 from covpool.processes import joined_processes
 from covpool.terminal import human
 from covpool.train.metrics import Predictions, join_predictions, predictions_of

@@ -38,9 +38,10 @@ from covpool.evaluate.svm.solvers import (
 )
 from covpool.inference.content import Progress, read_content
 from covpool.inference.forward import open_split
-from covpool.models.bundle import check_replaceable, load_model, read_card, save_model
+from covpool.models.bundle import load_model, read_card
 from covpool.models.card import Card
 from covpool.models.model import PooledClassifier
+from covpool.models.saving import check_replaceable, save_model
 from covpool.processes import Processes, joined_processes
 from covpool.terminal import counted, human
 

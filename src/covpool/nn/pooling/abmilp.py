@@ -12,7 +12,7 @@ from covpool.errors import UsageTypeError
 from covpool.functional.arguments import check_whole
 from covpool.functional.attention import attended, attention
 from covpool.functional.covariance import without_outliers
-from covpool.functional.differentiable import at_least_float32, autocast_off
+from covpool.functional.numerics import at_least_float32, autocast_off
 from covpool.nn.pooling.method import Method
 
 

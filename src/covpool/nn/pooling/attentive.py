@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from covpool.functional.arguments import check_whole
 from covpool.functional.attention import attended, attention, by_query, slices
 from covpool.functional.covariance import without_outliers
-from covpool.functional.differentiable import at_least_float32, autocast_off
+from covpool.functional.numerics import at_least_float32, autocast_off
 from covpool.nn.pooling.method import Method
 
 # The start of a learned query: small, so that training starts near average pooling.

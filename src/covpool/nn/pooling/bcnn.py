@@ -9,9 +9,8 @@ from torch import Tensor
 
 from covpool.functional.arguments import check_choice, check_not_negative, check_steps, check_whole
 from covpool.functional.covariance import second_moment, triu_vec, without_outliers
-from covpool.functional.differentiable import at_least_float32
 from covpool.functional.matrix_root import RootBackward, RootForward, RootOptions, matrix_root
-from covpool.functional.normalization import in_units_of_largest, l2_normalized, signed_root
+from covpool.functional.numerics import at_least_float32, in_units_of_largest, l2_normalized, signed_root
 from covpool.nn.pooling.method import Method
 
 

@@ -11,8 +11,13 @@ from torch import Tensor
 
 from covpool.functional.arguments import check_choice, check_whole
 from covpool.functional.covariance import normalized_weights, second_moment, without_outliers
-from covpool.functional.differentiable import at_least_float32, autocast_off
-from covpool.functional.normalization import in_units_of_largest, l2_normalized, signed_root
+from covpool.functional.numerics import (
+    at_least_float32,
+    autocast_off,
+    in_units_of_largest,
+    l2_normalized,
+    signed_root,
+)
 from covpool.nn.pooling.method import Method
 
 Projection = Literal["tensor_sketch", "random_maclaurin"]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from covpool.functional.arguments import check_features, check_positive, check_weights
 from covpool.functional.covariance import as_batch, center, triu_vec, without_outliers
-from covpool.functional.differentiable import autocast_off
+from covpool.functional.numerics import autocast_off
 from covpool.nn.pooling.method import Method
 
 

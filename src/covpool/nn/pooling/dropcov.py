@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from covpool.functional.covariance import covariance, mean, triu_vec
-from covpool.functional.differentiable import autocast_off
-from covpool.functional.normalization import l2_normalized, reciprocal_or_zero
+from covpool.functional.numerics import autocast_off, l2_normalized, reciprocal_or_zero
 from covpool.nn.pooling.method import Method
 
 KERNEL = 3

@@ -16,10 +16,10 @@ from covpool.functional.arguments import (
     check_weights,
 )
 from covpool.functional.covariance import as_batch, mean, second_moment, triu_vec
-from covpool.functional.differentiable import autocast_off
 from covpool.functional.eigen import matrix_power
 from covpool.functional.matrix_sqrt import matrix_sqrt
 from covpool.functional.newton_schulz import STEPS
+from covpool.functional.numerics import autocast_off
 from covpool.nn.pooling.method import Method
 
 Root = Literal["svd", "newton_schulz"]

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from covpool.errors import UsageError
 from covpool.functional.arguments import check_positive
 from covpool.functional.covariance import mean, without_outliers
-from covpool.functional.differentiable import at_least_float32
-from covpool.functional.normalization import reciprocal_or_zero
+from covpool.functional.numerics import at_least_float32, reciprocal_or_zero
 from covpool.nn.pooling.method import Method
 
 # Limits of the exponent: below 1 the gradient is unbounded, and the power of a feature that is 1000 times as

@@ -14,7 +14,7 @@ from covpool.functional.covariance import covariance, triu_vec
 from covpool.functional.isqrt_cov import COMPUTE_DTYPES, SIDES, Side, isqrt_cov
 from covpool.functional.matrix_sqrt import BACKWARDS, Backward
 from covpool.functional.newton_schulz import STEPS, Coefficients, fitted_steps, paper_steps
-from covpool.functional.normalization import COMPENSATIONS, NORMALIZATIONS, Normalization
+from covpool.functional.numerics import COMPENSATIONS, NORMALIZATIONS, Normalization
 from covpool.nn.pooling.method import Method
 
 Iteration = Literal["paper", "fitted"]

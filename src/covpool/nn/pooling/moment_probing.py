@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from covpool.errors import UsageError
 from covpool.functional.arguments import check_whole
 from covpool.functional.covariance import center, without_outliers
-from covpool.functional.differentiable import at_least_float32, autocast_off
-from covpool.functional.normalization import l2_normalized
+from covpool.functional.numerics import at_least_float32, autocast_off, l2_normalized
 from covpool.nn.pooling.method import Method
 
 KERNEL, STRIDE = 3, 2

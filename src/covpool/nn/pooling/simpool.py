@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from covpool.functional.arguments import check_positive
 from covpool.functional.attention import attended, attention
 from covpool.functional.covariance import mean, without_outliers
-from covpool.functional.differentiable import at_least_float32, autocast_off
+from covpool.functional.numerics import at_least_float32, autocast_off
 from covpool.nn.pooling.gem import power_or_zero
 from covpool.nn.pooling.method import Method
 

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from covpool.functional.arguments import check_choice, check_positive
 from covpool.functional.covariance import covariance, triu_vec
-from covpool.functional.differentiable import autocast_off
 from covpool.functional.eigen import (
     Power,
     ScalarFunction,
@@ -19,7 +18,7 @@ from covpool.functional.eigen import (
     matrix_power,
     spectrum,
 )
-from covpool.functional.normalization import largest_entry, reciprocal_or_zero
+from covpool.functional.numerics import autocast_off, largest_entry, reciprocal_or_zero
 from covpool.nn.pooling.method import Method
 
 
