@@ -191,6 +191,7 @@ def test_plain_keeps_its_iterates_and_the_centring_matrix() -> None:
     assert bytes_kept_for_backward(plain_isqrt_cov, FEATURES) == 2 * 4 * (11 * 16 * 16 + 9 * 9 + 1)
 
 
+@pytest.mark.slow
 def test_recompute_keeps_less_than_saved_and_saved_less_than_plain(results: Results) -> None:
     for size in results["sizes"].values():
         kept = {name: found["bytes_kept_per_image"] for name, found in size["contenders"].items()}

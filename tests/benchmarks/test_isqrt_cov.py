@@ -173,6 +173,7 @@ def named_sizes(results: Results) -> Results:
     return results
 
 
+@pytest.mark.slow
 def test_render_needs_nothing_but_the_json(results_file: Path, tmp_path: Path) -> None:
     moved = Path(shutil.copy(results_file, tmp_path / "some.json"))
     table, picture = render(moved)
@@ -208,6 +209,7 @@ def test_table_says_from_how_many_rounds(results: Results) -> None:
     assert row.endswith("| 3 |")
 
 
+@pytest.mark.slow
 def test_plot_shows_losses_below_one(named_sizes: Results, tmp_path: Path) -> None:
     matplotlib_axes = pytest.importorskip("matplotlib.axes")
     bars = []

@@ -78,6 +78,7 @@ def test_speed_that_grows_and_speed_that_does_not(methods_results: Results) -> N
     assert "is -0.4 images a second" in said_of(stuck, "On one process a step")
 
 
+@pytest.mark.slow
 def test_render_needs_nothing_but_the_json(methods_file: Path, tmp_path: Path) -> None:
     moved = Path(shutil.copy(methods_file, tmp_path / "some.json"))
     page, picture = render(moved)

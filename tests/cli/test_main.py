@@ -285,6 +285,7 @@ def test_after_an_interruption(
     assert capsys.readouterr() == ("", f"covpool greet: {sentence}\n")
 
 
+@pytest.mark.slow
 def test_a_missing_package_is_named_with_its_extra() -> None:
     script = """
 import sys

@@ -56,6 +56,7 @@ def test_a_table_and_where_the_best_is(words: list[str], capsys: pytest.CaptureF
     )
 
 
+@pytest.mark.slow
 def test_tuning_of_several_layers_in_one_table(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*words, "--tune", "--trials", "2", "--layers", "last4", "--fusion", "concat"]) == 0
     titles, gap, ours = capsys.readouterr().out.splitlines()[:3]

@@ -263,6 +263,7 @@ def test_a_shard_that_cannot_be_had_stops_with_a_sentence(tmp_path: Path, worker
         next(TrainingLoader(images, order, RANDOM, workers=workers).from_cursor(0))
 
 
+@pytest.mark.slow
 def test_bad_images_in_shards(tmp_path: Path) -> None:
     write_shards(broken({4, 9}), tmp_path / "shards", shard_bytes=6_000)
     images = open_shards(tmp_path / "shards")

@@ -45,6 +45,7 @@ def rows(path: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("birds")
 def test_from_a_folder_to_a_report(capsys: pytest.CaptureFixture[str]) -> None:
     Path("birds/train/photo.nef").write_bytes(b"raw")

@@ -158,6 +158,7 @@ def test_fitted_coefficients_are_those_of_the_program(steps: int) -> None:
     assert found["error"] == pytest.approx(fitted_steps.error(fit, table), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_fits_are_drawn_from_the_results(tmp_path: Path) -> None:
     picture = tmp_path / "made.png"
     fitted_steps.main([str(committed("fitted_steps")[-1]), str(picture)])

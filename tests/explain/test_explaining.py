@@ -97,6 +97,7 @@ def test_bad_images_are_counted(bundle: Path, tmp_path: Path, capsys: pytest.Cap
     }
 
 
+@pytest.mark.slow
 def test_a_picture_beside_the_classes_is_none_of_them(bundle: Path, picture: Path, tmp_path: Path) -> None:
     for name in ("ant", "bee"):
         (tmp_path / "data" / name).mkdir(parents=True)

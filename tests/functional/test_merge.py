@@ -128,6 +128,7 @@ def test_a_stream_has_the_dtype_of_the_operator(dtype: torch.dtype) -> None:
     assert_close(stream.result(), covariance(x))
 
 
+@pytest.mark.slow
 def test_ten_thousand_parts_are_as_exact_as_one() -> None:
     x, stream = torch.randn(2, 40_000) + 100, StreamingCovariance()
     for part in x.split(4, dim=-1):

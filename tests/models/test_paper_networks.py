@@ -91,6 +91,7 @@ def test_resnet50_weight_for_weight() -> None:
     assert_close(logits, resnet_logits(renamed(model.state_dict(), RESNET_NAMES), images))
 
 
+@pytest.mark.slow
 def test_vgg_weight_for_weight() -> None:
     model = small("vgg16_bn", dim=16, hidden=(24, 24))
     images, logits = logits_of(model)

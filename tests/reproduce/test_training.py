@@ -172,6 +172,7 @@ def test_words() -> None:
         seconds_of("8 hours")
 
 
+@pytest.mark.slow
 def test_an_estimate_grows_with_the_work(tiny_imagenet: Path, tmp_path: Path) -> None:
     write_subset(tiny_imagenet, 2, tmp_path / "a.csv")
     small = estimated_seconds(Configuration("alexnet", "gap"), SMALLEST, tmp_path / "a.csv")

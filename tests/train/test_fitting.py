@@ -55,6 +55,7 @@ def test_a_run_leaves_a_folder_that_explains_itself(tmp_path: Path) -> None:
     assert again.summary["metrics"] == run.summary["metrics"]
 
 
+@pytest.mark.slow
 @needs_tiny10
 @pytest.mark.usefixtures("_no_report")
 def test_the_numbers_are_those_of_the_bundle(tmp_path: Path) -> None:

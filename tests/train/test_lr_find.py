@@ -141,6 +141,7 @@ def test_too_few_steps(recipe: Recipe) -> None:
     assert not Path(recipe.out).exists()
 
 
+@pytest.mark.slow
 def test_in_two_stages_the_head_learns_alone(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     learning = []
 

@@ -210,6 +210,7 @@ def test_a_run_is_that_of_the_dense_classifier(tmp_path: Path) -> None:
     assert summaries[1]["metrics"]["top1"] == summaries[0]["metrics"]["top1"]
 
 
+@pytest.mark.slow
 @needs_tiny10
 def test_stopped_on_four_processes_it_resumes_on_two_and_three(tmp_path: Path) -> None:
     # 10 classes: 3, 3, 2 and 2 rows, then 5 and 5, then 4, 3 and 3. An epoch has 4 steps.

@@ -45,6 +45,7 @@ def test_other_settings_want_another_folder(probed: Any, birds: Path, cache: Pat
         probe(str(birds), other, out=probed.folder, cache=cache)
 
 
+@pytest.mark.slow
 def test_a_call_that_came_to_nothing_binds_nobody(birds: Path, cache: Path, tmp_path: Path) -> None:
     """Heads are tried before features are computed, and the folder may have the features in it."""
     wrong = dataclasses.replace(OPTIONS, seeds=1, heads=("gap", "cls"))
@@ -55,6 +56,7 @@ def test_a_call_that_came_to_nothing_binds_nobody(birds: Path, cache: Path, tmp_
     assert probe(str(birds), right, out=tmp_path / "out", cache=tmp_path / "out" / "cache").record["rows"]
 
 
+@pytest.mark.slow
 def test_a_stop_among_features_in_the_same_folder(
     birds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,6 +109,7 @@ def test_an_image_for_each_class_leaves_none_to_choose_by(tmp_path: Path) -> Non
         probe(str(tmp_path / "data"), OPTIONS, out=tmp_path / "out", cache=tmp_path / "cache")
 
 
+@pytest.mark.slow
 def test_more_seeds_may_be_asked_for(birds: Path, cache: Path, tmp_path: Path) -> None:
     one = dataclasses.replace(OPTIONS, seeds=1, heads=("gap",), val_fraction=0.0)
     first = probe(str(birds), one, out=tmp_path, cache=cache)

@@ -22,6 +22,7 @@ from tests.evaluate.probe.small_probing import OPTIONS
 pytestmark = needs_sparrows
 
 
+@pytest.mark.slow
 def test_several_layers_are_cached_once(birds: Path, tmp_path: Path) -> None:
     """With the other features, for both fusions; average pooling stays that of the last layer."""
     cache, counted = tmp_path / "cache", []

@@ -30,6 +30,7 @@ from tests.evaluate.probe.small_probing import OPTIONS
 pytestmark = needs_sparrows
 
 
+@pytest.mark.slow
 def test_every_head_and_seed_has_a_row(probed: Any) -> None:
     assert [(row["head"], row["seed"]) for row in probed.record["rows"]] == [
         (head, seed) for head in ("gap", "isqrt_cov", "isqrt_cov+gap") for seed in (0, 1)
@@ -157,6 +158,7 @@ def test_svms_are_scikit_learns(birds: Path, cache: Path, tmp_path: Path) -> Non
     assert made.record["heads"][0]["svm"]["top1"]["mean"] == made.record["rows"][0]["svm"]["top1"]
 
 
+@pytest.mark.slow
 def test_a_backbone_whose_expansion_is_not_apart(birds: Path, tmp_path: Path) -> None:
     torch.save(timm.create_model("test_nfnet", num_classes=0).state_dict(), tmp_path / "nfnet.pth")
     options = dataclasses.replace(

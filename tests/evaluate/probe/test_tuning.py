@@ -45,6 +45,7 @@ def test_trials_fill_the_range_and_more_add_to_fewer() -> None:
     assert len(set(many)) == 40
 
 
+@pytest.mark.slow
 def test_every_head_has_the_same_trials_and_keeps_its_best(tuned: Any) -> None:
     expected = [tuple(setting) for setting in trial_settings(TUNED)]
     for head in HEADS:

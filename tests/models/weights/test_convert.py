@@ -221,6 +221,7 @@ def test_model_can_be_trained_on(save: Save, vgg: Weights) -> None:
     assert all(p.grad is not None for p in model.parameters())
 
 
+@pytest.mark.slow
 def test_bundle_of_it_gives_the_same(save: Save, vgg: Weights, tmp_path: Path) -> None:
     model = convert_checkpoint(save(vgg))
     loaded = covpool.load_model(covpool.save_model(model, tmp_path / "bundle"))

@@ -117,6 +117,7 @@ def test_the_table_has_every_method() -> None:
     assert {row.exported for row in ROWS} == {"yes"}, "write the test that the failure is still there"
 
 
+@pytest.mark.slow
 @rows("cov")
 def test_compiled_whole_and_dynamic(row: Row) -> None:
     check_trained_compiled(row, "aot_eager")
