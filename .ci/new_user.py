@@ -77,9 +77,9 @@ def fit(species: int) -> str:
 def evaluate() -> str:
     """Measure the accuracy that fit reported."""
     covpool("eval", BUNDLE, "birds")
-    told = read("runs/birds/results.json")["top1"]
+    reported = read("runs/birds/results.json")["top1"]
     found = read("runs/evaluation/results.json")["metrics"]["top1"]
-    assert abs(found - told) < 1.5 / test_images(), (found, told)
+    assert abs(found - reported) < 1.5 / test_images(), (found, reported)
     return f"top-1 {found:.1%} of {test_images()} images"
 
 
@@ -119,13 +119,13 @@ def export() -> str:
 def parity() -> str:
     """Compare ONNX Runtime without covpool on every fifth image."""
     session = onnxruntime.InferenceSession("runs/export/model.onnx")
-    told = {key: json.loads(text) for key, text in session.get_modelmeta().custom_metadata_map.items()}
+    metadata = {key: json.loads(text) for key, text in session.get_modelmeta().custom_metadata_map.items()}
     chosen = predictions()[::5]
     same = 0
     for row in chosen:
-        images = pixels(Path("birds/test", row["id"]), told["preprocessing"])
+        images = pixels(Path("birds/test", row["id"]), metadata["preprocessing"])
         (logits,) = session.run(["logits"], {"images": images})
-        same += told["classes"][logits.argmax()] == row["label1"]
+        same += metadata["classes"][logits.argmax()] == row["label1"]
     # A resize by Pillow is not to the last bit that of torchvision.
     assert same >= 0.9 * len(chosen), f"{same} of {len(chosen)}"
     return f"ONNX Runtime alone agrees on {same} of {len(chosen)} images"
@@ -163,8 +163,8 @@ def main(folder: Path, species: int) -> None:
     steps = {"fit": lambda: fit(species), "predict": predict, **more, "export": export, "parity": parity}
     for name, step in steps.items():
         began = time.monotonic()
-        told = step()
-        print(f"{name:8}{time.monotonic() - began:5.0f} s  {told}", flush=True)
+        outcome = step()
+        print(f"{name:8}{time.monotonic() - began:5.0f} s  {outcome}", flush=True)
 
 
 if __name__ == "__main__":

@@ -78,12 +78,12 @@ def hub() -> None:
 
     save_bundle()
     assert "library_name: covpool" in readme(covpool.models.read_card("bundle"), HubAddress.of("ann/birds"))
-    told = ""
+    message = ""
     try:
         covpool.load_model("hf-hub:ann/birds")
     except HubError as error:
-        told = str(error)
-    assert f"{CARD} is not in the cache" in told, told
+        message = str(error)
+    assert f"{CARD} is not in the cache" in message, message
 
 
 def faiss() -> None:

@@ -192,13 +192,13 @@ def _rows(cases: list[dict[str, Any]]) -> list[str]:
         "| backbone | px | head | d | linear | linear, no flip | SVM | SVM, no flip | seeds | seconds |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    told = set()
+    listed = set()
     for made in cases:
         case = made["case"]
         for head in made["heads"]:
-            if head["head"] == "gap" and (case["backbone"], case["size"]) in told:
+            if head["head"] == "gap" and (case["backbone"], case["size"]) in listed:
                 continue  # it has no d
-            told.add((case["backbone"], case["size"]))
+            listed.add((case["backbone"], case["size"]))
             cells = [case["backbone"], str(case["size"]), head["head"]]
             cells += ["" if head["head"] == "gap" else str(case["dim"])]
             cells += [percent(head[part], key) for part in ("test", "svm") for key in ("top1_flip", "top1")]

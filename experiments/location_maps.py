@@ -118,9 +118,9 @@ def _orders(model: PooledClassifier, image: Tensor, label: int, number: int) -> 
     """Maps of the image's size; the one by chance has as many places as the exact one."""
     height, width = image.shape[1:]
     (exact,) = explain(model, image, [label])
-    chance = torch.rand(exact.places.shape, generator=torch.Generator().manual_seed(number))
+    chance = torch.rand(exact.positions.shape, generator=torch.Generator().manual_seed(number))
     return {
-        EXACT: _laid_over(exact.places, width, height),
+        EXACT: _laid_over(exact.positions, width, height),
         GRAD_CAM: torch.from_numpy(_grad_cam(model, image, label)),
         CENTRE: centre_first(height, width),
         RANDOM: _laid_over(chance, width, height),

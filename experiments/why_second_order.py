@@ -100,9 +100,9 @@ def nearest_species(means: Tensor, labels: Tensor) -> tuple[int, int]:
 def telling_channels(first: Tensor, second: Tensor) -> tuple[int, int]:
     """Two channels whose means say nothing of the species, and whose covariance says most."""
     silent = _t(first.mean(-1), second.mean(-1)).abs() < SILENT
-    told = _t(covariance(first), covariance(second)).abs()
-    told = torch.where(silent[:, None] & silent, told, 0.0).triu(1)
-    one, other = divmod(int(told.argmax()), len(told))
+    statistic = _t(covariance(first), covariance(second)).abs()
+    statistic = torch.where(silent[:, None] & silent, statistic, 0.0).triu(1)
+    one, other = divmod(int(statistic.argmax()), len(statistic))
     return one, other
 
 

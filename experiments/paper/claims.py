@@ -185,13 +185,13 @@ def pooled_spread(results: Results, at: float = 1.0) -> tuple[float | None, int]
 def _judged(
     difference: float, spread: float | None, freedom: int, seeds: tuple[int, int], points: float | None
 ) -> Judgement:
-    told, points_apart = "lower" if difference >= 0 else "higher", f"{abs(difference):.1f}"
+    direction, points_apart = "lower" if difference >= 0 else "higher", f"{abs(difference):.1f}"
     if spread is None or min(seeds) < 2:
-        return Judgement(f"{points_apart} points {told}, one seed", "not resolved here")
+        return Judgement(f"{points_apart} points {direction}, one seed", "not resolved here")
     from scipy.stats import t
 
     error = spread * math.sqrt(sum(1 / count for count in seeds))
-    ours = f"{points_apart} ± {error:.1f} points {told}"
+    ours = f"{points_apart} ± {error:.1f} points {direction}"
     margin = error * float(t.ppf(CONFIDENCE, freedom))
     if abs(difference) <= margin:
         return Judgement(ours, "not resolved here")

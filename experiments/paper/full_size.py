@@ -66,8 +66,8 @@ class FullSize:
 
 ROWS = (
     *(
-        FullSize(f"Figure 2, N={steps}", "alexnet-imagenet", told, {"model.pool_options": {"steps": steps}})
-        for steps, told in (
+        FullSize(f"Figure 2, N={steps}", "alexnet-imagenet", claim, {"model.pool_options": {"steps": steps}})
+        for steps, claim in (
             (1, "1.3 points below Plain-COV"),
             (3, "38.8"),
             (7, "same as N=5"),

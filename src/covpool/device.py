@@ -86,14 +86,14 @@ def device_lines() -> tuple[str, ...]:
 
 def _missing(device: torch.device) -> str:
     """Return what the device lacks, and what covpool does instead."""
-    told = []
+    notes = []
     if not has_float64(device):
-        told.append("no float64: sums in float32")
+        notes.append("no float64: sums in float32")
     if device.type in NO_EIGH:
-        told.append("no eigh: on the CPU")
+        notes.append("no eigh: on the CPU")
     if not torch.amp.is_autocast_available(device.type):
-        told.append("no autocast: float32")
-    return f" ({'; '.join(told)})" if told else ""
+        notes.append("no autocast: float32")
+    return f" ({'; '.join(notes)})" if notes else ""
 
 
 def toolkit_versions() -> dict[str, str | None]:

@@ -103,7 +103,7 @@ def test_the_rest_is_by_gradient_and_called_so(options: dict[str, Any]) -> None:
     # Gradient times features, once more by hand.
     features = model.forward_features(image[None]).detach().requires_grad_()
     model.forward_head(features)[0, 2].backward()
-    torch.testing.assert_close(one.places, (features.grad * features).sum(1)[0].detach())
+    torch.testing.assert_close(one.positions, (features.grad * features).sum(1)[0].detach())
 
 
 @pytest.mark.parametrize("options", [EXACT["isqrt_cov"], EXACT["cov"], EXACT["mpn_cov"]])
@@ -112,13 +112,13 @@ def test_pairs_sum_to_places(options: dict[str, Any]) -> None:
     assert one.pairs is not None
     assert one.pairs.shape == (100, 100)
     torch.testing.assert_close(one.pairs, one.pairs.T, atol=1e-6, rtol=1e-3)
-    torch.testing.assert_close(one.pairs.sum(1), one.places.flatten(), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(one.pairs.sum(1), one.positions.flatten(), atol=1e-5, rtol=1e-4)
 
 
 def test_an_average_of_nothing_joined_is_told_apart() -> None:
     (one,) = explain(made(join="gap"), torch.randn(3, 160, 160), [1])
     assert one.first_order is not None
-    assert one.first_order.shape == one.places.shape
+    assert one.first_order.shape == one.positions.shape
     (alone,) = explain(made(), torch.randn(3, 160, 160), [1])
     assert alone.first_order is None
 
@@ -139,8 +139,8 @@ def test_a_place_that_differs_is_credited(method: type[Method]) -> None:
     x = torch.randn(1, 8, 1).repeat(1, 1, 49)
     x[0, :, 17] += torch.randn(8)
     w = torch.randn(8, 8)
-    places = factors(method(8), x).places(w + w.T)[0].abs()
-    assert places[17] > 0.9 * places.sum()
+    positions = factors(method(8), x).positions(w + w.T)[0].abs()
+    assert positions[17] > 0.9 * positions.sum()
 
 
 def test_training_mode_is_left_as_it_was() -> None:

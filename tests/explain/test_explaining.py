@@ -50,7 +50,7 @@ def test_one_image(bundle: Path, picture: Path, tmp_path: Path, capsys: pytest.C
     assert ("001-one-against.png" in names) == (likeliest != "bee")
     assert "bee" in {row["class"] for row in rows}
     for row in rows:
-        total = np.array(row["places"]).sum() + row["rest"]
+        total = np.array(row["positions"]).sum() + row["rest"]
         assert total == pytest.approx(row["logit"], abs=1e-5)
 
 

@@ -71,11 +71,11 @@ def test_explanations_sum_to_the_logit(fusion: str) -> None:
     image = torch.randn(3, 96, 96)
     for found in explain(model, image, [0, 2]):
         assert found.kind == "exact"
-        total = float(found.places.sum()) + float(found.first_order.sum()) + found.rest
+        total = float(found.positions.sum()) + float(found.first_order.sum()) + found.rest
         assert total == pytest.approx(found.logit, abs=1e-4)
         if fusion == "each":
-            assert found.layers.shape == (4, *found.places.shape)
-            torch.testing.assert_close(found.layers.sum(0), found.places)
+            assert found.layers.shape == (4, *found.positions.shape)
+            torch.testing.assert_close(found.layers.sum(0), found.positions)
         else:
             assert found.layers is None
 

@@ -37,10 +37,10 @@ def test_seeds_make_other_images() -> None:
 
 def test_evidence_and_bias_sum_to_the_logit() -> None:
     network, image = Network("isqrt_cov"), make_images(1, seed=0).images[3]
-    places, bias = evidence(network, image, 3)
+    positions, bias = evidence(network, image, 3)
     with torch.no_grad():
         logits = network(image[None])[0]
-    assert float(places.sum()) + bias == pytest.approx(float(logits[3] - logits.mean()), abs=1e-4)
+    assert float(positions.sum()) + bias == pytest.approx(float(logits[3] - logits.mean()), abs=1e-4)
 
 
 def test_a_small_demo_writes_a_page_that_needs_nothing_else(tmp_path: Path) -> None:

@@ -92,11 +92,11 @@ def run_methods(
         total = step_rounds * sum(batch_sizes)
         with progress("images in steps of training") as log:
             done = 0
-            for told in measured_steps(batch_sizes, step_rounds, seed, setting):
-                done += told.batch
+            for one in measured_steps(batch_sizes, step_rounds, seed, setting):
+                done += one.batch
                 log(done, total)
-                if told.results is not None:
-                    results["training"]["steps"].append(told.results)
+                if one.results is not None:
+                    results["training"]["steps"].append(one.results)
                     write_results(path, results)
     return path
 

@@ -80,13 +80,13 @@ def run(arguments: Arguments) -> Found:
 def text(result: Found) -> str:
     """Return the suggestion, and the path of the curve."""
     if result.suggestion is None:
-        told = (
+        advice = (
             f"no rate up to {result.highest:.2g} stands out: the loss fell by no more than its noise; "
             "a larger --batch-size or more --steps may show one"
         )
     else:
-        told = (
+        advice = (
             f"{result.option} {result.suggestion:.2g}: there the loss fell fastest, of all up to "
             f"{result.highest:.2g}"
         )
-    return f"{told}\ncurve: {result.figure}"
+    return f"{advice}\ncurve: {result.figure}"

@@ -310,8 +310,8 @@ def explained(error: Exception, extra: str) -> tuple[str, int]:
         return WORKER_DIED, 2  # torch raises it wherever the program is when the worker dies
     if isinstance(error, OSError):
         return _of_the_disk(error) if error.strerror else str(error), 2
-    told = f"{type(error).__name__}: {error}"
-    return f"internal error: {told}; please report it, with the traceback above", 1
+    text = f"{type(error).__name__}: {error}"
+    return f"internal error: {text}; please report it, with the traceback above", 1
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
@@ -334,11 +334,11 @@ def _is_memory(error: Exception) -> bool:
 
 
 def _of_the_disk(error: OSError) -> str:
-    told = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)
+    text = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)
     if error.errno == errno.ENOENT and isinstance(error.filename, str | os.PathLike):
-        return told + _named_alike(Path(error.filename))
+        return text + _named_alike(Path(error.filename))
     remedy = REMEDIES.get(error.errno or 0)
-    return f"{told}: {remedy}" if remedy else told
+    return f"{text}: {remedy}" if remedy else text
 
 
 def _named_alike(path: Path) -> str:

@@ -123,9 +123,9 @@ class Parser(SentenceParser):
 
     def sentence(self, message: str) -> str:
         """Return the error message with hyphens, and suggest a similar option for an unknown one."""
-        told = _hyphenated(super().sentence(message))
-        unknown = re.match(r"unrecognized arguments: (--[\w.-]+)", told)
-        return told + did_you_mean(unknown[1], self.options()) if unknown else told
+        sentence = _hyphenated(super().sentence(message))
+        unknown = re.match(r"unrecognized arguments: (--[\w.-]+)", sentence)
+        return sentence + did_you_mean(unknown[1], self.options()) if unknown else sentence
 
     def options(self) -> list[str]:
         """Return all options, as they are printed."""

@@ -65,6 +65,6 @@ def text(result: Result) -> str:
     best = f"best head: {result.best}, in {result.folder}/bundle" if result.best else ""
     left_out = {split: count for split, count in result.record["images_left_out"].items() if count}
     bad = ", ".join(f"{count:,} of {split}" for split, count in left_out.items())
-    told = f"unreadable images: {bad}, left out; 'covpool check' lists them" if bad else ""
-    where = "\n".join(filter(None, [told, best, f"results: {result.folder}/results.json"]))
+    unreadable = f"unreadable images: {bad}, left out; 'covpool check' lists them" if bad else ""
+    where = "\n".join(filter(None, [unreadable, best, f"results: {result.folder}/results.json"]))
     return f"{aligned(table_cells(result.record))}\n\n{where}"

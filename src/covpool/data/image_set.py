@@ -59,13 +59,13 @@ class Names(Sequence[str]):
         """Return the names at some indices."""
         return Names(self[int(index)] for index in indices)
 
-    def _slice(self, places: range) -> Names:
-        if places.step != 1 or not places:
-            return self.take(places)
+    def _slice(self, indices: range) -> Names:
+        if indices.step != 1 or not indices:
+            return self.take(indices)
         part = Names()
-        start = int(self.ends[places.start - 1]) if places.start else 0
-        part.ends = self.ends[places.start : places.stop] - start
-        part.joined = self.joined[start : self.ends[places.stop - 1]]
+        start = int(self.ends[indices.start - 1]) if indices.start else 0
+        part.ends = self.ends[indices.start : indices.stop] - start
+        part.joined = self.joined[start : self.ends[indices.stop - 1]]
         return part
 
     def __repr__(self) -> str:

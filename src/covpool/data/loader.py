@@ -168,10 +168,10 @@ def _is_leaving() -> Any:
 def _outlive(is_leaving: Any, worker: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.excepthook = _report
-    told = iter((False, True))
+    answers = iter((False, True))
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if is_leaving.value or next(told, True):
+        if is_leaving.value or next(answers, True):
             os._exit(0)
 
     signal.signal(signal.SIGTERM, handle)
@@ -300,9 +300,9 @@ class _Steps(Sampler[list[Draw]]):
         if not self.order.repeats:
             return [Draw(epoch, i) for i in self.order.share(ids, self.rank, self.world_size).tolist()]
         # A repeated sample should be augmented differently, so its position in the epoch is part of the seed.
-        places = self.order.share(np.arange(len(ids)), self.rank, self.world_size)
+        indices = self.order.share(np.arange(len(ids)), self.rank, self.world_size)
         first = step * self.order.batch_size
-        return [Draw(epoch, int(ids[place]), first + place) for place in places.tolist()]
+        return [Draw(epoch, int(ids[place]), first + place) for place in indices.tolist()]
 
 
 def _make(

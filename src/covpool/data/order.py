@@ -184,8 +184,8 @@ class BalancedOrder:
         check_step(epoch, step, self.batches(epoch))
         drawn = numbers(2 * self.batch_size, "balanced", self.seed, epoch, step)
         classes = (drawn[: self.batch_size] % np.uint64(len(self._starts))).astype(np.int64)
-        places = drawn[self.batch_size :] % self._counts[classes].astype(np.uint64)
-        return self._by_class[self._starts[classes] + places.astype(np.int64)]
+        indices = drawn[self.batch_size :] % self._counts[classes].astype(np.uint64)
+        return self._by_class[self._starts[classes] + indices.astype(np.int64)]
 
     def share(self, ids: Ids, rank: int, world_size: int) -> Ids:
         """Return a part of the batch."""

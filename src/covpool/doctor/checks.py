@@ -31,13 +31,13 @@ class Finding:
     Attributes:
         name: name of the test.
         state: ``skip`` if a package is missing, or the machine lacks an optional feature.
-        told: a figure, or the error.
+        detail: a figure, or the error.
         remedy: what to do about a failure or a missing package.
     """
 
     name: str
     state: Literal["pass", "fail", "skip"]
-    told: str
+    detail: str
     remedy: str = ""
 
 
@@ -45,12 +45,12 @@ class NotHereError(Exception):
     """An optional package is missing.
 
     Args:
-        told: which one.
+        detail: which one.
         remedy: how to install it.
     """
 
-    def __init__(self, told: str, remedy: str) -> None:
-        super().__init__(told)
+    def __init__(self, detail: str, remedy: str) -> None:
+        super().__init__(detail)
         self.remedy = remedy
 
 
@@ -125,8 +125,8 @@ def value(device: str) -> str:
         errors = {_name(dtype): _error(x, device, expected, dtype) for dtype in dtypes}
     finally:
         torch.set_float32_matmul_precision(before)
-    told = " and ".join(f"by {error:.0e} in {name}" for name, error in errors.items())
-    return f"differs from eigh {told}"
+    detail = " and ".join(f"by {error:.0e} in {name}" for name, error in errors.items())
+    return f"differs from eigh {detail}"
 
 
 def gradient(device: str) -> str:

@@ -90,7 +90,7 @@ def examination_text(found: Examination) -> str:
     width = max(len(finding.name) for finding in found.findings)
     for finding in found.findings:
         remedy = f": {finding.remedy}" if finding.remedy else ""
-        lines.append(f"{finding.state}  {finding.name.ljust(width)}  {finding.told}{remedy}")
+        lines.append(f"{finding.state}  {finding.name.ljust(width)}  {finding.detail}{remedy}")
     return "\n".join([*lines, "", _verdict(found)])
 
 

@@ -40,8 +40,8 @@ NAMES = {
 def results_table(results: Results) -> str:
     """Return one line per metric in percent, with its interval if it has one, and the loss."""
     data = results["data"]
-    told = f"{counted(results['images'], 'image')} of {data['split']}, {counted(data['classes'], 'class')}"
-    lines = [told, "", f"{'':<25} {'%':>6}   95 % interval"]
+    title = f"{counted(results['images'], 'image')} of {data['split']}, {counted(data['classes'], 'class')}"
+    lines = [title, "", f"{'':<25} {'%':>6}   95 % interval"]
     for key, name in NAMES.items():
         if key == "top5" and data["classes"] <= 5:
             continue  # always 100 %

@@ -57,11 +57,11 @@ def draw_classes(rows: Sequence[ClassRow], theme: Theme) -> Figure:
 
 
 def _draw_classes(axes: Axes, rows: Sequence[ClassRow], theme: Theme) -> None:
-    places = range(len(rows))
+    heights = range(len(rows))
     tests = [binomtest(round(row.recall * row.images), row.images) for row in rows]
     ends = [test.proportion_ci(method="wilson") for test in tests]
     axes.hlines(
-        places,
+        heights,
         [100 * end.low for end in ends],
         [100 * end.high for end in ends],
         color=theme.series[0],
@@ -69,9 +69,9 @@ def _draw_classes(axes: Axes, rows: Sequence[ClassRow], theme: Theme) -> None:
         linewidth=4,
     )
     recall = [100 * row.recall for row in rows]
-    axes.plot(recall, places, "o", color=theme.series[0], markersize=5, label="recall, with 95 % interval")
+    axes.plot(recall, heights, "o", color=theme.series[0], markersize=5, label="recall, with 95 % interval")
     precision = [100 * row.precision for row in rows]  # where it is NaN, nothing is drawn
-    axes.plot(precision, places, "D", color=theme.series[1], markersize=4, label="precision")
+    axes.plot(precision, heights, "D", color=theme.series[1], markersize=4, label="precision")
     axes.legend(
         loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False, labelcolor=theme.ink, fontsize=9
     )

@@ -41,13 +41,15 @@ def results_table(results: Results) -> str:
     among = (
         "the others" if gallery is None else f"{counted(gallery['images'], 'image')} of {gallery['split']}"
     )
-    told = f"{counted(results['queries'], 'image')} of {data['split']} searched for their class among {among}"
+    title = (
+        f"{counted(results['queries'], 'image')} of {data['split']} searched for their class among {among}"
+    )
     if without := results["queries_without_match"]:
-        told += f"; {without:,} more have none to find"
+        title += f"; {without:,} more have none to find"
     shares = {f"recall at {k}": share for k, share in metrics["recall"].items()}
     shares |= {"mAP": metrics["map"], "mAP at R": metrics["map_at_r"]}
     lines = [f"{name:<14} {100 * share:6.1f}" for name, share in shares.items() if share is not None]
-    return "\n".join([told, "", f"{'':<14} {'%':>6}", *lines])
+    return "\n".join([title, "", f"{'':<14} {'%':>6}", *lines])
 
 
 PROTOCOL = "retrieval"
@@ -201,12 +203,12 @@ def _search(
     ranks = len(among.ids) - int(itself is not None)
     if max(at) > ranks:
         raise UsageError(f"--at {max(at)} is larger than the number of images to search ({ranks})")
-    places = None if itself is None else torch.from_numpy(itself)
+    own = None if itself is None else torch.from_numpy(itself)
     if engine == "exact":
-        blocks = search_exact(asked.vectors, among.vectors, places)
+        blocks = search_exact(asked.vectors, among.vectors, own)
     else:
         largest = int(np.bincount(among.labels).max())  # no query has more matches
-        blocks = search_faiss(asked.vectors, among.vectors, min(ranks, max(*at, largest, NEAREST)), places)
+        blocks = search_faiss(asked.vectors, among.vectors, min(ranks, max(*at, largest, NEAREST)), own)
     return score(blocks, asked.labels, among.labels, NEAREST, without_itself=itself is not None)
 
 

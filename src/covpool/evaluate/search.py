@@ -79,14 +79,16 @@ def taken_from(gallery: Side, split: str, images: ImageSet) -> tuple[Side, NDArr
     parts = zip(split_names(split), _parts(images), strict=True)
     numbers = np.concatenate([starts[name] + np.arange(len(part)) for name, part in parts])
     known = gallery.embeddings
-    places = np.searchsorted(known.ids, numbers).clip(max=len(known.ids) - 1)
-    usable = known.ids[places] == numbers
+    indices = np.searchsorted(known.ids, numbers).clip(max=len(known.ids) - 1)
+    usable = known.ids[indices] == numbers
     if not usable.any():
         raise UsageError(NOTHING)
-    places = places[usable]
-    vectors = known.vectors[torch.from_numpy(places)]
+    indices = indices[usable]
+    vectors = known.vectors[torch.from_numpy(indices)]
     # Unreadable images are listed for the gallery, so not again here.
-    return Side(split, images, Embeddings(np.flatnonzero(usable), known.labels[places], vectors, ())), places
+    return Side(
+        split, images, Embeddings(np.flatnonzero(usable), known.labels[indices], vectors, ())
+    ), indices
 
 
 def _parts(images: ImageSet) -> tuple[ImageSet, ...]:
@@ -270,8 +272,8 @@ def search_faiss(
     more = int(itself_Q is not None)  # the query itself
     rows = max(1, memory // (BYTES * (k + more)))
     for start in range(0, len(queries_QD), rows):
-        similarity, places = index.search(queries_QD[start : start + rows].numpy(), k + more)
+        similarity, indices = index.search(queries_QD[start : start + rows].numpy(), k + more)
         if itself_Q is not None:
-            similarity[places == itself_Q[start : start + rows, None].numpy()] = -np.inf
-        order = np.lexsort((places, -similarity))[:, :k]
-        yield start, torch.from_numpy(np.take_along_axis(places, order, axis=1))
+            similarity[indices == itself_Q[start : start + rows, None].numpy()] = -np.inf
+        order = np.lexsort((indices, -similarity))[:, :k]
+        yield start, torch.from_numpy(np.take_along_axis(indices, order, axis=1))

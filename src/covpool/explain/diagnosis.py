@@ -179,9 +179,9 @@ def diagnose_images(
     found = diagnose(model, images(), lambda done: progress(done, len(files)))
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
-    told = {**asdict(found), "warnings": warnings(found)}
+    content = {**asdict(found), "warnings": warnings(found)}
     replace_file(
-        out / "diagnosis.json", (json.dumps(plain_json("diagnosis", told), indent=1) + "\n").encode()
+        out / "diagnosis.json", (json.dumps(plain_json("diagnosis", content), indent=1) + "\n").encode()
     )
     replace_file(out / "diagnosis.png", png(draw(found)))
     return found

@@ -60,12 +60,12 @@ class Factors:
         c = torch.bmm(self.l, self.m.mT)
         return (c + c.mT) / 2
 
-    def places(self, w: Tensor) -> Tensor:
+    def positions(self, w: Tensor) -> Tensor:
         """Return the contribution of each position to ⟨W, C⟩, for symmetric W ``(C, C)``: ``(B, n)``."""
         return ((w @ self.m) * self.l).sum(1)
 
     def pairs(self, w: Tensor) -> Tensor:
-        """Return the contribution of each pair, ``(B, n, n)``; its rows sum to :meth:`places`."""
+        """Return the contribution of each pair, ``(B, n, n)``; its rows sum to :meth:`positions`."""
         if self.k is None:
             raise UsageError('pairs of positions need K: compute the factors with side="positions"')
         return torch.bmm(self.m.mT, w @ self.m) * self.k
@@ -125,26 +125,26 @@ Kind = Literal["exact", "gradient"]
 class Evidence:
     """The evidence for a class, by spatial position.
 
-    ``places.sum() + first_order.sum() + rest`` is the logit, up to rounding if ``kind`` is exact.
+    ``positions.sum() + first_order.sum() + rest`` is the logit, up to rounding if ``kind`` is exact.
 
     Attributes:
         label: index of the class.
         logit: logit of the class.
         kind: ``"exact"``, or ``"gradient"``: gradient times features, for methods and heads whose logit is
             not a sum over positions; ``rest`` is then the remainder of the logit.
-        places: ``(h, w)``, contribution of each position through the pooling.
+        positions: ``(h, w)``, contribution of each position through the pooling.
         first_order: ``(h, w)``, contribution of each position through a joined average; ``None`` if nothing
             or the class token is joined.
         rest: contribution of no position: the bias, and a joined class token.
         pairs: ``(n, n)``, contribution of each pair of positions, if requested and the map is exact.
         layers: ``(layers, h, w)``, contribution of each layer and position, if each layer is pooled by itself
-            and the map is exact; they sum to ``places``.
+            and the map is exact; they sum to ``positions``.
     """
 
     label: int
     logit: float
     kind: Kind
-    places: Tensor
+    positions: Tensor
     first_order: Tensor | None
     rest: float
     pairs: Tensor | None = None
@@ -172,7 +172,7 @@ def explain(
         >>> from covpool import create_model
         >>> model = create_model("test_resnet", dim=8, num_classes=3)
         >>> found, = explain(model, torch.randn(3, 160, 160), [2])
-        >>> found.kind, abs(float(found.places.sum()) + found.rest - found.logit) < 1e-3
+        >>> found.kind, abs(float(found.positions.sum()) + found.rest - found.logit) < 1e-3
         ('exact', True)
     """
     was_training = model.training
@@ -325,7 +325,7 @@ def _exact(
             label=int(label),
             logit=float(logits[i]),
             kind="exact",
-            places=maps[i].sum(0).reshape(grid).cpu(),
+            positions=maps[i].sum(0).reshape(grid).cpu(),
             first_order=None if first is None else first[i].cpu(),
             rest=float(head.bias[i] + token[i]),
             pairs=None if both[i] is None else both[i].cpu(),  # type: ignore[union-attr]
@@ -352,7 +352,7 @@ def _second_order(
     weights = head.weights.split([method.out_features for method in methods], dim=1)
     each = [list(zip(found, row, strict=True)) for row in zip(*map(symmetric, weights), strict=True)]
     both = [torch.stack([one.pairs(w)[0] for one, w in row]).sum(0) if pairs else None for row in each]
-    return head, [torch.stack([one.places(w)[0] for one, w in row]) for row in each], both
+    return head, [torch.stack([one.positions(w)[0] for one, w in row]) for row in each], both
 
 
 def _first_order(model: PooledClassifier, features: Tensor, classes: Tensor) -> tuple[Tensor | None, Tensor]:
@@ -385,6 +385,6 @@ def _by_gradient(model: PooledClassifier, features: Tensor, label: int) -> Evide
         (gradient,) = torch.autograd.grad(logit, features)
     product = model.format.positions((gradient * features).detach())
     channel = 1 if model.format.layout == "channels_first" else -1
-    places = product.sum(channel)[0].reshape(grid_of(model, features)).cpu()
-    rest = float(logit.detach()) - float(places.sum())
-    return Evidence(int(label), float(logit.detach()), "gradient", places, None, rest)
+    positions = product.sum(channel)[0].reshape(grid_of(model, features)).cpu()
+    rest = float(logit.detach()) - float(positions.sum())
+    return Evidence(int(label), float(logit.detach()), "gradient", positions, None, rest)

@@ -53,30 +53,30 @@ class Explained:
         """The shortened name of the image."""
         return drawn(PurePosixPath(self.name).stem, "", LETTERS)
 
-    def overlay(self, places: Tensor, largest: float | None = None) -> Image.Image:
+    def overlay(self, positions: Tensor, largest: float | None = None) -> Image.Image:
         """Draw a map over the picture."""
-        return overlay(self.picture, places, largest)
+        return overlay(self.picture, positions, largest)
 
 
 def draw_classes(explained: Explained) -> Figure:
     """Draw the image and a map for each class on one scale, with joined averages in a second row."""
     joined = explained.found[0].first_order is not None
-    figure, places = _panels(1 + len(explained.found), 2 if joined else 1)
+    figure, panels = _panels(1 + len(explained.found), 2 if joined else 1)
     largest = _largest(
-        [one.places for one in explained.found]
+        [one.positions for one in explained.found]
         + [one.first_order for one in explained.found if one.first_order is not None]
     )
     right = "" if explained.label is None else f"is {_named(explained.label)}"
-    _show(places[0][0], explained.picture, explained.title, right)
+    _show(panels[0][0], explained.picture, explained.title, right)
     if joined:
-        places[1][0].set_axis_off()
+        panels[1][0].set_axis_off()
     for column, one in enumerate(explained.found, 1):
-        words = f"{_part(one)} {float(one.places.sum()):+.2f}, rest {one.rest:+.2f}"
+        words = f"{_part(one)} {float(one.positions.sum()):+.2f}, rest {one.rest:+.2f}"
         title = f"{_named(explained.classes[one.label])}: {one.logit:.2f}"
-        _show(places[0][column], explained.overlay(one.places, largest), title, words)
+        _show(panels[0][column], explained.overlay(one.positions, largest), title, words)
         if one.first_order is not None:
             words = f"average {float(one.first_order.sum()):+.2f}"
-            _show(places[1][column], explained.overlay(one.first_order, largest), "", words)
+            _show(panels[1][column], explained.overlay(one.first_order, largest), "", words)
     _legend(figure, explained.found[0].kind)
     return figure
 
@@ -84,12 +84,12 @@ def draw_classes(explained: Explained) -> Figure:
 def draw_against(explained: Explained, this: Evidence, that: Evidence) -> Figure:
     """Draw why one class and not the other: the difference of their maps."""
     difference = contrast(this, that)
-    figure, places = _panels(2, 1)
+    figure, panels = _panels(2, 1)
     names = [_named(explained.classes[one.label]) for one in (this, that)]
-    _show(places[0][0], explained.picture, explained.title, "")
+    _show(panels[0][0], explained.picture, explained.title, "")
     title = f"{names[0]},\nnot {names[1]}"
     words = f"{this.logit:.2f} - {that.logit:.2f} = {this.logit - that.logit:+.2f}"
-    _show(places[0][1], explained.overlay(difference), title, words)
+    _show(panels[0][1], explained.overlay(difference), title, words)
     _legend(figure, this.kind)
     return figure
 
@@ -97,11 +97,11 @@ def draw_against(explained: Explained, this: Evidence, that: Evidence) -> Figure
 def draw_pairs(explained: Explained, one: Evidence) -> Figure:
     """Draw the strongest pairs of positions as lines."""
     assert one.pairs is not None
-    figure, places = _panels(2, 1)
-    _show(places[0][0], explained.picture, explained.title, "")
+    figure, panels = _panels(2, 1)
+    _show(panels[0][0], explained.picture, explained.title, "")
     title = f"{_named(explained.classes[one.label])}: pairs of positions"
-    _show(places[0][1], explained.overlay(one.places), title, "")
-    rows, columns = one.places.shape
+    _show(panels[0][1], explained.overlay(one.positions), title, "")
+    rows, columns = one.positions.shape
     width, height = explained.picture.size
     strongest = strongest_pairs(one)
     largest = max((abs(value) for *_, value in strongest), default=1.0)
@@ -109,7 +109,7 @@ def draw_pairs(explained: Explained, one: Evidence) -> Figure:
         x = [(place % columns + 0.5) * width / columns for place in (p, q)]
         y = [(place // columns + 0.5) * height / rows for place in (p, q)]
         color = [part / 255 for part in (FOR if value > 0 else AGAINST)]
-        places[0][1].plot(x, y, "o-", color=color, linewidth=1 + 3 * abs(value) / largest, markersize=4)
+        panels[0][1].plot(x, y, "o-", color=color, linewidth=1 + 3 * abs(value) / largest, markersize=4)
     _legend(figure, one.kind)
     return figure
 
@@ -117,33 +117,33 @@ def draw_pairs(explained: Explained, one: Evidence) -> Figure:
 def draw_sheet(explained: Sequence[Explained]) -> Figure:
     """Draw many images, each next to the map of its first class."""
     rows = -(-len(explained) // (COLUMNS // 2))
-    figure, places = _panels(COLUMNS, rows)
-    for axes in (axes for row in places for axes in row):
+    figure, panels = _panels(COLUMNS, rows)
+    for axes in (axes for row in panels for axes in row):
         axes.set_axis_off()
     for number, one in enumerate(explained):
         row, pair = divmod(number, COLUMNS // 2)
         first = one.found[0]
         right = "" if one.label is None else f"is {_named(one.label)}"
-        _show(places[row][2 * pair], one.picture, one.title, right)
+        _show(panels[row][2 * pair], one.picture, one.title, right)
         name = one.classes[first.label]
         wrong = one.label is not None and one.label != name
         how = "evidence for" if first.label != one.predicted else "taken for" if wrong else "seen as"
         words = f"{how} {_named(name)}"
-        _show(places[row][2 * pair + 1], one.overlay(first.places), words, f"{first.logit:.2f}")
+        _show(panels[row][2 * pair + 1], one.overlay(first.positions), words, f"{first.logit:.2f}")
     _legend(figure, explained[0].found[0].kind)
     return figure
 
 
-def overlay(picture: Image.Image, places: Tensor, largest: float | None = None) -> Image.Image:
+def overlay(picture: Image.Image, positions: Tensor, largest: float | None = None) -> Image.Image:
     """Draw a map over the gray picture.
 
     Args:
         picture: the preprocessed image.
-        places: ``(h, w)``.
+        positions: ``(h, w)``.
         largest: absolute value with the largest opacity (default: the map's own); the same value for several
             maps makes them comparable.
     """
-    map_hw: NDArray[np.float32] = places.detach().cpu().float().numpy()
+    map_hw: NDArray[np.float32] = positions.detach().cpu().float().numpy()
     largest = float(np.abs(map_hw).max()) if largest is None else largest
     share = resized(map_hw / (largest or 1.0), picture.size).clip(-1, 1)
     gray = np.asarray(picture.convert("L").convert("RGB"), dtype=np.float32)
@@ -155,7 +155,7 @@ def overlay(picture: Image.Image, places: Tensor, largest: float | None = None) 
 
 def contrast(this: Evidence, that: Evidence) -> Tensor:
     """Return the difference of the maps of two classes, including joined averages."""
-    difference = this.places - that.places
+    difference = this.positions - that.positions
     if this.first_order is not None and that.first_order is not None:
         difference = difference + this.first_order - that.first_order
     return difference
@@ -164,7 +164,7 @@ def contrast(this: Evidence, that: Evidence) -> Tensor:
 def strongest_pairs(one: Evidence) -> list[tuple[int, int, float]]:
     """Return pairs of positions and their contributions: the most positive, then the most negative."""
     assert one.pairs is not None
-    rows, columns = one.places.shape
+    rows, columns = one.positions.shape
     n = rows * columns
     y, x = torch.arange(n) // columns, torch.arange(n) % columns
     distance = ((y[:, None] - y) ** 2 + (x[:, None] - x) ** 2).float().sqrt()

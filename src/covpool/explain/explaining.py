@@ -181,7 +181,7 @@ def class_names(model: PooledClassifier) -> tuple[str, ...]:
 
 def gap(one: Evidence) -> float:
     """Return the difference of a map's sum from the logit, relative to its absolute contributions."""
-    parts = [one.places] + ([] if one.first_order is None else [one.first_order])
+    parts = [one.positions] + ([] if one.first_order is None else [one.first_order])
     total = sum(float(part.double().sum()) for part in parts) + one.rest
     size = sum(float(part.double().abs().sum()) for part in parts)
     return abs(total - one.logit) / (size or 1.0)
@@ -206,7 +206,7 @@ def _draw(one: Explained, beginning: Path, rival: int | None, pairs: bool) -> No
 def _numbers(one: Evidence) -> dict[str, object]:
     first = None if one.first_order is None else one.first_order.tolist()
     kept = {"logit": one.logit, "kind": one.kind, "rest": one.rest, "gap": gap(one)}
-    return {**kept, "places": one.places.tolist(), "first_order": first}
+    return {**kept, "positions": one.positions.tolist(), "first_order": first}
 
 
 def _number(names: tuple[str, ...], name: str) -> int:

@@ -59,8 +59,8 @@ class TableWriter:
         """Write all rows of a unit at once, and return the entry of the manifest."""
         file = self.file(unit)
         old = self.place.read(file) if unit.only else None
-        places = [number - unit.start for number in unit.only]
-        data, unreachable = write_table(parts, self.format, old, places)
+        indices = [number - unit.start for number in unit.only]
+        data, unreachable = write_table(parts, self.format, old, indices)
         self.place.write(file, data)
         return Part.of(file, data, unreachable)
 
@@ -146,10 +146,10 @@ def _check_same(earlier: Mapping[str, Any], now: Mapping[str, Any], out: str) ->
     before, after = _flat(earlier), _flat(now)
     different = [name for name in after if name != "data" and before.get(name) != after[name]]
     if different:
-        told = ", ".join(_told(name, before.get(name), after[name]) for name in different)
+        changes = ", ".join(_change(name, before.get(name), after[name]) for name in different)
         raise OtherJobError(
-            f"{out} holds rows of another job ({told}): use the same settings to resume it, or give another "
-            "folder by --out"
+            f"{out} holds rows of another job ({changes}): use the same settings to resume it, or give "
+            "another folder by --out"
         )
 
 
@@ -159,7 +159,7 @@ def _flat(job: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _told(name: str, before: object, now: object) -> str:
+def _change(name: str, before: object, now: object) -> str:
     hashes = {"bundle": "another bundle", "input": "images of other names, sizes or dates"}
     return hashes.get(name) or f"{name} was {before}, is {now}"
 

@@ -37,11 +37,11 @@ def run_ray(work: Work, running: Running, progress: Progress) -> int:
     """
     total, done, bad = sum(map(len, work.units)), 0, 0
     with _cluster(running.ray_address), _quiet():
-        for told in _dataset(work, running).iter_rows():
-            if told["failure"]:
-                raise DataError(told["failure"])
-            work.add(Part(**json.loads(told["part"])))
-            done, bad = done + int(told["images"]), bad + int(told["bad"])
+        for row in _dataset(work, running).iter_rows():
+            if row["failure"]:
+                raise DataError(row["failure"])
+            work.add(Part(**json.loads(row["part"])))
+            done, bad = done + int(row["images"]), bad + int(row["bad"])
             progress(done, total)
     return bad
 
@@ -113,13 +113,13 @@ class _Actor:
                 part = self.writer(unit, parts)
         except (OSError, ShardError) as error:
             failure = str(error)
-        told = {
+        row = {
             "images": len(unit),
             "bad": sum(map(bad_rows, parts)),
             "failure": failure,
             "part": "" if part is None else json.dumps(part._asdict()),
         }
-        return {name: np.array([value]) for name, value in told.items()}
+        return {name: np.array([value]) for name, value in row.items()}
 
     def _rows(self, unit: Unit, columns: Batch) -> list[Columns]:
         parts = []

@@ -89,8 +89,8 @@ class Classes:
 
     def columns(self, logits_BK: Tensor) -> Columns:
         """Return names and probabilities of the top classes."""
-        scores, places = logits_BK.softmax(dim=1).topk(self.top, dim=1)
-        labels = self.names[places.cpu().numpy()]
+        scores, indices = logits_BK.softmax(dim=1).topk(self.top, dim=1)
+        labels = self.names[indices.cpu().numpy()]
         values = scores.cpu().numpy()
         return self._named(labels, values)
 
@@ -145,7 +145,7 @@ def is_unreachable(error: str) -> bool:
 
 
 def write_table(
-    parts: Sequence[Columns], kind: Format, old: bytes | None = None, places: Sequence[int] = ()
+    parts: Sequence[Columns], kind: Format, old: bytes | None = None, indices: Sequence[int] = ()
 ) -> tuple[bytes, int]:
     """Return a file with the rows of some batches; a row with an error has only its id besides.
 
@@ -153,7 +153,7 @@ def write_table(
         parts: the columns of each batch.
         kind: the format of the file.
         old: a file of the same columns, some of whose rows are replaced.
-        places: the rows that are replaced, in order.
+        indices: the rows that are replaced, in order.
 
     Returns:
         The bytes of the file, and the number of its rows whose URL gave no answer.
@@ -165,7 +165,7 @@ def write_table(
     if old is not None:
         before = _read_table(old, kind)
         order = np.arange(len(before))
-        order[list(places)] = len(before) + np.arange(len(table))
+        order[list(indices)] = len(before) + np.arange(len(table))
         table = pa.concat_tables([before, table.cast(before.schema)]).combine_chunks().take(order)
     stream = pa.BufferOutputStream()
     if kind == "csv":

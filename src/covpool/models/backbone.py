@@ -260,8 +260,8 @@ class Probe:
             except TypeError as error:
                 raise _unknown_option(name, options, error) from error
             except Exception as error:  # timm's networks raise many kinds for invalid options
-                told = f" with {dict(options)}" if options else ""
-                raise UnsupportedBackboneError(f"timm cannot build {name}{told}: {error}") from error
+                given = f" with {dict(options)}" if options else ""
+                raise UnsupportedBackboneError(f"timm cannot build {name}{given}: {error}") from error
         if any(isinstance(part, CovPool) for part in self.network.children()):
             raise UnsupportedBackboneError(f"{name} has its own pooling: use timm.create_model({name!r})")
         size = options.get("img_size") or self.network.pretrained_cfg["input_size"][-1]

@@ -187,8 +187,8 @@ class PooledClassifier(nn.Module):
                 batch = [self.transform(opened(one)) for one in pictures[first : first + AT_ONCE]]
                 with torch.inference_mode():
                     logits = self(torch.stack(batch).to(like))
-                scores, places = logits.float().softmax(dim=1).topk(min(top, self.num_classes), dim=1)
-                for row in zip(scores.tolist(), places.tolist(), strict=True):
+                scores, indices = logits.float().softmax(dim=1).topk(min(top, self.num_classes), dim=1)
+                for row in zip(scores.tolist(), indices.tolist(), strict=True):
                     found.append([Prediction(names[k], score) for score, k in zip(*row, strict=True)])
         finally:
             for module, mode in modes.items():

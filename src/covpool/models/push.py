@@ -228,8 +228,8 @@ def _table_of_metrics(
 ) -> list[str]:
     if results is None:
         numbers = {key: card.metrics[key] for key in METRICS if isinstance(card.metrics.get(key), float)}
-        told = ", ".join(f"{METRICS[key][0]} {value:.4f}" for key, value in numbers.items())
-        return [f"## Metrics\n\nReported by training, on its validation images: {told or 'none'}.\n"]
+        listed = ", ".join(f"{METRICS[key][0]} {value:.4f}" for key, value in numbers.items())
+        return [f"## Metrics\n\nReported by training, on its validation images: {listed or 'none'}.\n"]
     level, split = results["bootstrap"]["level"], results["data"]["split"]
     return [
         f"## Metrics\n\nMeasured by `covpool eval` on {results['images']:,} images of the split {split}, "

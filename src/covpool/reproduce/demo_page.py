@@ -72,15 +72,15 @@ def evidence(network: Network, image: Tensor, label: int) -> tuple[Tensor, float
         features = network.filters(image[None] - 0.5)
         weight, bias = network.classifier.weight, network.classifier.bias
         weights = symmetric(weight[label : label + 1] - weight.mean(0))[0]
-        places = factors(method, features.flatten(2)).places(weights)[0]
-        return places.reshape(features.shape[2:]), float(bias[label] - bias.mean())
+        positions = factors(method, features.flatten(2)).positions(weights)[0]
+        return positions.reshape(features.shape[2:]), float(bias[label] - bias.mean())
 
 
 def _look(network: Network, test: Textures, label: int) -> dict[str, str]:
     """Return an image of a class next to its map."""
     image = test.images[test.labels == label][-1]
-    places, _ = evidence(network, image, label)
-    map_ = overlay(_enlarged(image), places)
+    positions, _ = evidence(network, image, label)
+    map_ = overlay(_enlarged(image), positions)
     return {"name": CLASSES[label], "picture": _uri(image), "map": jpeg_uri(map_)}
 
 

@@ -191,10 +191,10 @@ def _take(file: BinaryIO, sample: _Sample, ending: str, member: tarfile.TarInfo)
             if text.isdigit() and len(text) < 20 and int(text) < MAX_CLASSES:
                 sample.label = int(text)
         else:
-            sample.name, sample.class_name = _told(data)
+            sample.name, sample.class_name = _read_json(data)
 
 
-def _told(data: bytes) -> tuple[str | None, str | None]:
+def _read_json(data: bytes) -> tuple[str | None, str | None]:
     """Return the names of the image and its class, each ``None`` if the JSON lacks it."""
     try:
         fields = json.loads(data)

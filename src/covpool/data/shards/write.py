@@ -37,7 +37,7 @@ def index_shards(
     """
     shards: list[list[Shard]] = []
     left_out: list[int] = []
-    told: dict[int, str] = {}
+    class_names: dict[int, str] = {}
     highest = -1
     tars = [_tars(folder) for folder in folders]
     for folder, names in zip(folders, tars, strict=True):
@@ -46,12 +46,12 @@ def index_shards(
         for name in names:
             shard, scan = index_tar(folder / name)
             shards[-1].append(shard)
-            told.update(scan.classes)
+            class_names.update(scan.classes)
             highest = max(highest, int(scan.contents.labels.max(initial=-1)))
             left_out[-1] += scan.left_out
             progress(sum(map(len, shards)), sum(map(len, tars)))
     if classes is None:
-        classes = [told.get(label, str(label)) for label in range(highest + 1)]
+        classes = [class_names.get(label, str(label)) for label in range(highest + 1)]
     elif len(classes) <= highest:
         raise ShardError(f"there are {len(classes)} class names, but labels up to {highest}")
     found = zip(shards, left_out, strict=True)
@@ -169,12 +169,12 @@ def _sample(images: ImageSet, i: int, position: int) -> dict[str, str | bytes]:
     """Return a sample for webdataset. All values are bytes, so webdataset encodes nothing."""
     name, label = images.name(i), images.label(i)
     extension = PurePosixPath(name).suffix[1:].lower()
-    told = json.dumps({"name": name, "class": images.classes[label]})
+    description = json.dumps({"name": name, "class": images.classes[label]})
     return {
         "__key__": f"{position:09d}",
         extension if extension in IMAGE_FIELDS else "img": images.read(i),
         "cls": str(label).encode(),
-        "json": told.encode(),
+        "json": description.encode(),
     }
 
 

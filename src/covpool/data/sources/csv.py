@@ -37,8 +37,8 @@ def open_splits(path: str, cache: str | None = None) -> Mapping[Split, ImageFile
         listing = make_listing(Path(path).parent, (), _rows(path, lines, numbers))
     classes = sort_classes(numbers)
     place = {name: i for i, name in enumerate(classes)}
-    places = np.array([place[name] for name in numbers], dtype=np.int32)
-    return Listing(listing.root, classes, listing.names, places[listing.labels], listing.split_of).sets()
+    indices = np.array([place[name] for name in numbers], dtype=np.int32)
+    return Listing(listing.root, classes, listing.names, indices[listing.labels], listing.split_of).sets()
 
 
 def open_unlabeled(path: str) -> ImageSet:

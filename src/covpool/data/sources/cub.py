@@ -33,15 +33,15 @@ def _read(path: str) -> Listing:
     )
 
 
-def _rows(root: Path, places: dict[str, int]) -> Iterator[Row]:
+def _rows(root: Path, numbers: dict[str, int]) -> Iterator[Row]:
     labels, is_train = _lines(root / LABELS), _lines(root / SPLIT)
     for number, name in _lines(root / IMAGES).items():
-        label, told = labels.get(number), is_train.get(number)
-        if label not in places:
+        label, mark = labels.get(number), is_train.get(number)
+        if label not in numbers:
             raise UsageError(f"{root / LABELS} has no class of {CLASSES} for image {number}, {name}")
-        if told not in ("0", "1"):
+        if mark not in ("0", "1"):
             raise UsageError(f"{root / SPLIT} has neither 0 nor 1 for image {number}, {name}")
-        yield Row("train" if told == "1" else "test", places[label], f"images/{name}")
+        yield Row("train" if mark == "1" else "test", numbers[label], f"images/{name}")
 
 
 def _lines(path: Path) -> dict[str, str]:

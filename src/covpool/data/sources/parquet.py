@@ -97,10 +97,10 @@ def open_splits(path: str, cache: str | None = None) -> Mapping[Split, ImageSet]
     labels: dict[Split, list[Numbers]] = {}
     for name in names:
         labels.setdefault(_split(name), []).append(found.read(root, name))
-    classes, places = found.ordered()
+    classes, indices = found.ordered()
     sets: dict[Split, ImageSet] = {}
     for split in (split for split in SPLITS if split in labels):
-        numbers = places[np.concatenate(labels[split])]
+        numbers = indices[np.concatenate(labels[split])]
         missing = int((numbers == NO_LABEL).sum())
         if missing == len(numbers):
             LOGGER.warning("%s: the split %s is left out, as it has no labels", path, split)
@@ -183,9 +183,9 @@ class ParquetImages(BaseSet):
         """Return a set of a few row groups, chosen by the seed, with at least ``count`` rows."""
         from covpool.data.order import some_groups  # here, because the import of torch takes a while
 
-        places = some_groups(self.group_sizes(), count, seed)
-        groups = [self.row_groups[place] for place in places]
-        ends = [self._ends[place] for place in places]
+        indices = some_groups(self.group_sizes(), count, seed)
+        groups = [self.row_groups[place] for place in indices]
+        ends = [self._ends[place] for place in indices]
         rows = [np.arange(end - group.rows, end) for end, group in zip(ends, groups, strict=True)]
         labels = None if self.labels is None else self.labels[np.concatenate(rows)]
         return ParquetImages(self.root, self.files, self.classes, labels, groups)

@@ -246,7 +246,7 @@ def _solve(
         return "LinearSVC", solve_in_memory(problem)
     log(f"{what}, streamed from disk: LinearSVC would need {human(size, 'B')} of memory")
 
-    def told(done: int, violation: float) -> None:
+    def report_pass(done: int, violation: float) -> None:
         log(f"pass {done}: the largest violation is {violation:.1e}")
 
-    return "streaming", solve_streaming(problem, folder, passes=told)
+    return "streaming", solve_streaming(problem, folder, passes=report_pass)

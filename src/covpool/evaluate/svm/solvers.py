@@ -79,9 +79,9 @@ class Problem:
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def signs(self, places: NDArray[np.int64] | slice) -> NDArray[np.float32]:
+    def signs(self, indices: NDArray[np.int64] | slice) -> NDArray[np.float32]:
         """Return 1 for a sample's own class and -1 for the others, ``(samples, classes)``."""
-        own = self.labels[places, None] == np.arange(self.classes)
+        own = self.labels[indices, None] == np.arange(self.classes)
         return np.where(own, np.float32(1), np.float32(-1))
 
 
@@ -109,11 +109,11 @@ class LinearScores:
         return scores
 
     def of_samples(
-        self, problem: Problem, places: NDArray[np.int64]
+        self, problem: Problem, indices: NDArray[np.int64]
     ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
         """Yield indices and scores of some samples, a chunk at a time."""
-        for first in range(0, len(places), CHUNK):
-            some = places[first : first + CHUNK]
+        for first in range(0, len(indices), CHUNK):
+            some = indices[first : first + CHUNK]
             yield some, self.of(problem.rows.read(problem.numbers[some]))
 
 
@@ -231,10 +231,10 @@ def _one_pass(
     """Update weights and alphas in place; return the largest violation."""
     order, worst = random.permutation(len(problem)), 0.0
     for first in range(0, len(order), BLOCK):
-        places = np.sort(order[first : first + BLOCK])  # sequential reads are fastest on disk
-        features = problem.rows.read(problem.numbers[places])
+        indices = np.sort(order[first : first + BLOCK])  # sequential reads are fastest on disk
+        features = problem.rows.read(problem.numbers[indices])
         x = np.concatenate([features, np.ones((len(features), 1), dtype=np.float32)], axis=1)
-        signs, alpha = problem.signs(places), alphas.read(places)
+        signs, alpha = problem.signs(indices), alphas.read(indices)
         before = alpha.copy()
         with np.errstate(invalid="ignore", over="ignore"):  # reported below
             scores = x @ weights.T
@@ -245,7 +245,7 @@ def _one_pass(
             )
         worst = max(worst, float(np.where(alpha > 0, np.abs(gradient), -gradient).max()))
         _descend(alpha, scores, signs, x @ x.T, problem.c, random)
-        alphas.write(places, alpha)
+        alphas.write(indices, alpha)
         weights += ((alpha - before) * signs).T @ x
     return worst
 

@@ -65,8 +65,8 @@ class Method(nn.Module):
 
     def extra_repr(self) -> str:
         """Return every option and the length of the vector."""
-        told = [f"{name}={getattr(self.options, name)!r}" for name in self.option_names()]
-        return ", ".join([*told, f"out_features={self.out_features}"])
+        shown = [f"{name}={getattr(self.options, name)!r}" for name in self.option_names()]
+        return ", ".join([*shown, f"out_features={self.out_features}"])
 
 
 class Gap(Method):

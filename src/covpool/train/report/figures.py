@@ -265,10 +265,10 @@ def draw_worst(tiles: Sequence[Tile], theme: Theme) -> Figure:
     if not tiles:
         return _no_errors(theme)
     figure = new_figure(theme, 2.1 * columns, 2.75 * rows)
-    places = figure.subplots(rows, columns, squeeze=False).ravel()
-    for axes in places:
+    panels = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axes in panels:
         axes.set_axis_off()
-    for axes, tile in zip(places, tiles, strict=False):
+    for axes, tile in zip(panels, tiles, strict=False):
         _draw_tile(axes, tile, theme)
     return figure
 

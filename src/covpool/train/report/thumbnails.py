@@ -95,7 +95,7 @@ def looks(predictions: Predictions, images: ImageSet, model: PooledClassifier) -
         except (BadImageError, OSError, KeyError):  # the image is gone
             continue
         map_ = one.found[0]
-        uris = [jpeg_uri(_small(picture)) for picture in (one.picture, one.overlay(map_.places))]
+        uris = [jpeg_uri(_small(picture)) for picture in (one.picture, one.overlay(map_.positions))]
         classes = predictions.classes
         sure = float(predictions.confidence[place])
         found.append(Look(name, classes[label], classes[predicted], sure, map_.kind, *uris))
