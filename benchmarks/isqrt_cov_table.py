@@ -134,7 +134,7 @@ def summary(results: Results) -> str:
         "the paper's equations, written out",
         "`eigh` and its gradient",
         "`svd` and its gradient",
-        "our time divided by that of its matrix products alone (1 is the best possible)",
+        "covpool's time divided by the time of the matrix products alone (1 is the best possible)",
         *(title for name, title in FITTED.items() if name in results["arguments"]["contenders"]),
     ]
     return (

@@ -246,13 +246,14 @@ def tables(results: dict[str, Any]) -> str:
     lines += [
         "",
         f"{timed['processes']} processes of one thread, {timed['features']:,} features, {timed['images']} "
-        f"images per step, medians of {len(timed['seconds']['dense'])} rounds in turns. Ratios are within "
-        f"rounds, with their range. Other programs ran meanwhile: the load was {results['load']:.0f}.",
+        f"images per step, medians of {len(timed['seconds']['dense'])} rounds in turns. Each ratio is "
+        "computed within one round; its smallest and largest value are in brackets. Other programs ran "
+        f"meanwhile: the load was {results['load']:.0f}.",
         "",
         f"A classifier of {largest['classes']:,} classes × {largest['features']:,} features trains on "
-        f"{largest['processes']} processes of this machine: {largest['held'] / 1e9:.2f} GB each, at most "
-        f"{largest['peak'] / 1e9:.2f} GB in use, loss {first:.2f} to {last:.2f} in {len(largest['losses'])} "
-        f"steps. Dense copies would take {copies / 1e9:.1f} GB, and the machine has "
+        f"{largest['processes']} processes of this machine. Each holds {largest['held'] / 1e9:.2f} GB of it "
+        f"and uses at most {largest['peak'] / 1e9:.2f} GB. In {len(largest['losses'])} steps the loss falls "
+        f"from {first:.2f} to {last:.2f}. Dense copies would take {copies / 1e9:.1f} GB, and the machine has "
         f"{results['memory'] / 1e9:.1f} GB.",
     ]
     return "\n".join(lines)

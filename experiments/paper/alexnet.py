@@ -60,9 +60,10 @@ TABLE3 = Comparison(
         "average pooling more capacity. B-CNN, improved B-CNN, compact bilinear pooling and DeepO2P use "
         "separate learning rates here, each the best of a few tried with the first seed. Improved B-CNN "
         "also uses a root that is less steep near zero. With the common settings they learn little in so "
-        "few epochs, as their second rows show. All other methods use the paper's learning rate, which may"
-        " explain the error of Cholesky. Pow-TMLR is twice MPN-COV plus a constant. Its matrix is the "
-        "same, so its gain here comes from the course of training."
+        "few epochs, as their second rows in the linked table show. All other methods use the paper's "
+        "learning rate, which may explain the error of Cholesky in that table. Pow-TMLR is twice MPN-COV "
+        "plus a constant. It has the same information, so its lower error comes from the course of "
+        "training."
     ),
     claims=(
         lower_error("iSQRT-COV is better than average pooling", TRACE, "gap", 41.8 - 38.45),

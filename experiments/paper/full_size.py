@@ -107,8 +107,8 @@ def full_size_lines() -> list[str]:
         "",
         f"- Hours = {IMAGES:,} images × epochs / (images/s) / 3600.",
         "- images/s is the smaller of two rates. The GPUs compute "
-        f"{GPUS} × {PEAK / 1e12:.0f} TFLOP/s × {SHARE:.0%} / FLOP per image. The peak is for "
-        "bfloat16, and the share is typical of convolutional networks. "
+        f"{GPUS} × {PEAK / 1e12:.0f} TFLOP/s × {SHARE:.0%} / FLOP per image. This is the "
+        "bfloat16 peak of an A100 and a share of it that is typical of convolutional networks. "
         f"{GPUS * WORKERS} cores decode {DECODED} images/s each.",
         "- `covpool plan` counts the FLOP of forward and backward passes. Eigendecompositions take longer "
         "on a GPU than their FLOP suggest.",

@@ -44,7 +44,7 @@ test images). This size can show the sign of a difference, but not its size on I
 pip install 'covpool[eval]'
 covpool reproduce figure2 --data tiny-imagenet-200          # one experiment; rerun the command to resume
 covpool reproduce all --data tiny-imagenet-200 --budget 8h  # all, with as many seeds as the budget allows
-covpool reproduce figure2 --data tiny-imagenet-200 --add    # add seeds to results without their training runs
+covpool reproduce figure2 --data tiny-imagenet-200 --add    # add seeds to results whose run folders are gone
 ```
 
 Table 7 is measured from a checkout, with the commands in [experiments](../experiments/README.md). `python
@@ -52,26 +52,29 @@ Table 7 is measured from a checkout, with the commands in [experiments](../exper
 
 ## How to read the verdicts
 
-- *Agrees*: resolved, with the paper's sign. If the paper gives a size, ours is within the same margin.
+- *Agrees*: the difference is resolved (see below) and has the paper's sign. If the paper gives a size, ours
+  differs from it by less than the margin of the same test.
 - *Agrees in sign*: resolved, with the paper's sign and another size.
-- *Does not agree*: resolved, with the opposite sign.
+- *Does not agree*: resolved, with the opposite sign; or another value, for claims without a sign.
 - *Not resolved here*: the difference is within seed noise, there is only one seed, or a seed failed.
 - *Beyond the paper*: the paper does not report this number.
 
-Errors are top-1 errors of the last epoch. Differences have a standard error (±) from the spread over
-seeds, pooled over the rows of the experiment that learned. A difference is resolved if it exceeds
-Student's t at {confidence:.0%}, one-sided. A failed run counts as chance.
+Errors are top-1 errors of the last epoch. The standard error (±) of a difference comes from the spread over
+seeds, pooled over all settings of the experiment whose networks learned. A difference is resolved if it
+exceeds its standard error times the one-sided {confidence:.0%} quantile of Student's t. The error of a failed
+run is that of random guessing.
 
 Ratios of times are medians with quartiles in brackets. A ratio is resolved if both quartiles are on one
 side of 1. Times and memory within 10 % count as equal. Accuracies of Table 7 are compared by Welch's test
 over their seeds.
 
-The ± does not include the choice of test images, which adds about one point between two runs. A verdict
+The ± does not include the choice of test images. That would add a standard error of about one point to the
+difference of two runs. A verdict
 therefore holds for these test images. With this many claims at {confidence:.0%} each, a few are resolved
 by chance.
 
-Runs use bfloat16 on CPUs with bfloat16 products and float32 on other CPUs. Each table gives the number of
-runs in each.
+Runs use bfloat16 on CPUs with bfloat16 products and float32 on other CPUs. The linked
+tables give the number of runs in each precision.
 {precision}
 """
 COUNTED: dict[Verdict, str] = {

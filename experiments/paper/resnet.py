@@ -45,7 +45,9 @@ def _tuning(lr: float) -> tuple[Claim, Claim]:
     """Another learning rate does not replace compensation."""
     row = f"none, rate ×{lr:g}"
     helps = lower_error(
-        f"Without compensation, the usual learning rate is as good as one {lr:g} times as high", NONE, row
+        f"Without compensation, the usual learning rate is as good as one {lr:g} times as high",
+        NONE,
+        row,
     )
     return (
         replace(helps, paper="tuning helps little"),
@@ -92,8 +94,8 @@ def draw_figure4(results: Results, figure: Figure) -> None:
 FIGURE4 = Comparison(
     experiment=experiments.FIGURE4,
     at_full_size=(
-        "An epoch has 5,000 steps instead of a few hundred. Convergence there is a matter of epochs, here of "
-        "steps."
+        "An epoch has 5,000 steps instead of a few hundred. On ImageNet, networks differ in their "
+        "convergence for several epochs; here only for some steps within an epoch."
     ),
     claims=(
         lower_error(

@@ -223,11 +223,12 @@ def test_the_page_on_numerics_has_the_numbers_of_spectra() -> None:
         f"{part['images']} photographs at {part['image_size']} pixels",
         f"from {before['condition']:.1e} to {root['condition']:.0f} and",
         f"effective rank from {before['effective_rank']:.1f} to {root['effective_rank']:.1f}.",
-        f"{1.5**5:.1f} times a small one",
-        f"{100 * low['eigenvalues']:.0f} %, which hold {100 * low['trace']:.0f} % of the trace",
+        f"{1.5**5:.1f}·λ for a small eigenvalue",
+        f"For {100 * low['eigenvalues']:.0f} % of the nonzero eigenvalues",
+        f"Together these eigenvalues hold {100 * low['trace']:.0f} % of the trace",
         f"condition number of {five['condition']:.1e} and an effective rank of {five['effective_rank']:.0f}.",
         f"{part['zeros']:.0f} of {part['channels']} eigenvalues",
-        f"DeepO2P makes it −{abs(zero['deep_o2p']):.1f} and Pow-TMLR −{abs(zero['power_tmlr']):.0f}",
+        f"DeepO2P maps it to −{abs(zero['deep_o2p']):.1f} and Pow-TMLR to −{abs(zero['power_tmlr']):.0f}",
     )
     sentences = tuple(sentence.replace("e+0", "e") for sentence in sentences)
     words = words_of("numerics.md")
