@@ -42,6 +42,7 @@ def test_one_image(bundle: Path, picture: Path, tmp_path: Path, capsys: pytest.C
     said = capsys.readouterr().out
     assert "1 image explained" in said
     assert "maps are exact: sums and logits differ by" in said
+    assert f"figure: {tmp_path / 'out' / '001-one.png'}\n" in said
     names = {path.name for path in (tmp_path / "out").iterdir()}
     rows = json.loads((tmp_path / "out" / "maps.json").read_text())
     assert rows[0]["logit"] == max(row["logit"] for row in rows)
@@ -65,11 +66,12 @@ def test_backbone_runs_once(bundle: Path, picture: Path) -> None:
 
 
 @needs_sparrows
-def test_a_folder(bundle: Path, tmp_path: Path) -> None:
+def test_a_folder(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", str(bundle), str(SPARROWS), "--out", str(tmp_path / "o"), "--limit", "4"]) == 0
     names = sorted(path.name for path in (tmp_path / "o").iterdir())
     assert len(names) == 4 + 2
     assert names[-1] == "sheet.png"
+    assert f"figure: {tmp_path / 'o' / 'sheet.png'}\n" in capsys.readouterr().out
     images = {row["image"] for row in json.loads((tmp_path / "o" / "maps.json").read_text())}
     assert len({Path(name).parent for name in images}) == 4  # spread over the classes
 

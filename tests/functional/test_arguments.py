@@ -191,11 +191,19 @@ def test_weights_that_are_neither_mask_nor_numbers(f: Operator, dtype: torch.dty
 
 
 @of_features
-@pytest.mark.parametrize("shape", [(4,), (2, 3), (2, 1, 4), (1, 4), (2, 3, 4), ()])
-def test_weights_of_another_shape(f: Operator, shape: tuple[int, ...]) -> None:
-    with refuses(
-        ValueError, "weights must be (2, 4)", "x (2, 3, 4)", f"got shape {shape}", "weights.expand(...)"
-    ):
+@pytest.mark.parametrize(
+    ("shape", "advice"),
+    [
+        ((4,), ": use weights.expand(...)"),
+        ((1, 4), ": use weights.expand(...)"),
+        ((2, 1, 4), ": use weights.squeeze(1)"),
+        ((2, 3), ""),
+        ((2, 3, 4), ""),
+        ((), ""),
+    ],
+)
+def test_weights_of_another_shape(f: Operator, shape: tuple[int, ...], advice: str) -> None:
+    with refuses(ValueError, "weights must be (2, 4)", "x (2, 3, 4)", f"got shape {shape}{advice}"):
         f(X, weights=torch.ones(shape))
 
 

@@ -65,7 +65,7 @@ def text_of_explain(result: "Explanation") -> str:
         )
     else:
         lines.append("maps are by gradient, an approximation: this pooling or head has no exact maps")
-    return "\n".join([*lines, f"figures and maps.json: {result.folder}"])
+    return "\n".join([*lines, f"figure: {result.figure}", f"all figures and maps.json: {result.folder}"])
 
 
 @dataclass(frozen=True)

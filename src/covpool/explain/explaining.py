@@ -43,6 +43,7 @@ class Explanation:
 
     Attributes:
         folder: folder of the files.
+        figure: the figure to look at first: all images on a sheet, or the only one.
         images: number of explained images.
         bad: number of unreadable images.
         kind: ``exact``, or ``gradient``.
@@ -50,6 +51,7 @@ class Explanation:
     """
 
     folder: Path
+    figure: Path
     images: int
     bad: int
     kind: str
@@ -104,16 +106,17 @@ def explain_images(
             bad += 1
             continue
         made.append(one)
-        _draw(one, out / f"{number:03d}-{_short(Path(name).stem)}", rival, pairs)
+        figure = _draw(one, out / f"{number:03d}-{_short(Path(name).stem)}", rival, pairs)
         rows += [{"image": name, "class": names[found.label], **_numbers(found)} for found in one.found]
     if not made:
         found = "none of its images is readable" if bad else "it contains no image"
         raise UsageError(f"{data} cannot be explained: {found}. Run covpool check to see why.")
     if len(made) > 1:
-        replace_file(out / "sheet.png", png(draw_sheet(made)))
+        figure = out / "sheet.png"
+        replace_file(figure, png(draw_sheet(made)))
     replace_file(out / "maps.json", (json.dumps(rows, indent=1) + "\n").encode())
     gap = max(float(row["gap"]) for row in rows)  # type: ignore[arg-type]
-    return Explanation(out, len(made), bad, made[0].found[0].kind, gap)
+    return Explanation(out, figure, len(made), bad, made[0].found[0].kind, gap)
 
 
 def explained(
@@ -192,8 +195,10 @@ def _short(name: str) -> str:
     return os.fsencode(name)[:100].decode("utf-8", "ignore")
 
 
-def _draw(one: Explained, beginning: Path, rival: int | None, pairs: bool) -> None:
-    replace_file(beginning.with_name(f"{beginning.name}.png"), png(draw_classes(one)))
+def _draw(one: Explained, beginning: Path, rival: int | None, pairs: bool) -> Path:
+    """Draw an image's figures; return the first."""
+    classes = beginning.with_name(f"{beginning.name}.png")
+    replace_file(classes, png(draw_classes(one)))
     by_class = {found.label: found for found in one.found}
     first = one.found[0]
     if rival is not None and rival != one.predicted:
@@ -201,6 +206,7 @@ def _draw(one: Explained, beginning: Path, rival: int | None, pairs: bool) -> No
         replace_file(beginning.with_name(f"{beginning.name}-against.png"), png(figure))
     if pairs and first.pairs is not None:
         replace_file(beginning.with_name(f"{beginning.name}-pairs.png"), png(draw_pairs(one, first)))
+    return classes
 
 
 def _numbers(one: Evidence) -> dict[str, object]:

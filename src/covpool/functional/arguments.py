@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -151,12 +151,22 @@ def check_weights(weights: Tensor, x: Tensor) -> None:
     if tuple(weights.shape) != expected:
         raise UsageError(
             f"weights must be {expected}, one number for each position of x {tuple(x.shape)}; "
-            f"got shape {tuple(weights.shape)}: use weights.expand(...) if one mask serves the whole batch"
+            f"got shape {tuple(weights.shape)}{weights_advice(weights, [expected])}"
         )
     if weights.device != x.device:
         raise UsageError(f"weights is on {weights.device} but x is on {x.device}: move one of them")
     if weights.is_floating_point() and _has_negative(weights):
         raise UsageError("weights must not be negative: pass weights.clamp(min=0), or a boolean mask")
+
+
+def weights_advice(weights: Tensor, accepted: Sequence[tuple[int, ...]]) -> str:
+    """Return how to bring weights of another shape to an accepted one, after a colon; empty if unknown."""
+    shape = tuple(weights.shape)
+    if len(shape) > 1 and shape[1] == 1 and (shape[0], *shape[2:]) in accepted:
+        return ": use weights.squeeze(1)"
+    if any(shape in (one[1:], (1, *one[1:])) for one in accepted):
+        return ": use weights.expand(...) to share one mask across the batch"
+    return ""
 
 
 def _has_negative(weights: Tensor) -> bool:

@@ -20,6 +20,7 @@ from covpool.functional.arguments import (
     check_weights,
     check_whole,
     did_you_mean,
+    weights_advice,
 )
 from covpool.functional.covariance import normalized_weights, without_outliers
 from covpool.functional.numerics import at_least_float32
@@ -203,8 +204,8 @@ def flat_weights(weights: Tensor, x: Tensor) -> Tensor:
     if tuple(weights.shape) not in accepted:
         shapes = " or ".join(str(shape) for shape in dict.fromkeys(accepted))
         raise UsageError(
-            f"weights must be {shapes}, one value per position; got shape {tuple(weights.shape)}: "
-            "use weights.expand(...) to share one mask across the batch"
+            f"weights must be {shapes}, one value per position; got shape "
+            f"{tuple(weights.shape)}{weights_advice(weights, accepted)}"
         )
     return weights.flatten(1)
 
