@@ -17,8 +17,9 @@ from tests.data.pictures import SPARROWS, TINY10
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "tutorials"
-# The images of each; one makes its own signals.
+# The images of each; some make their own images or signals.
 IMAGES = {
+    "0_the_idea": None,
     "1_the_layer": TINY10,
     "2_fine_tune": SPARROWS,
     "3_probe_a_vit": TINY10,
