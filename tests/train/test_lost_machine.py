@@ -5,10 +5,12 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -122,3 +124,107 @@ def test_a_short_cut_changes_nothing(machines: list[str], tmp_path: Path) -> Non
                 process.kill()
                 process.join()
     assert hashes(tmp_path / "cut" / "run", 36) == hashes(tmp_path / "whole" / "run", 36)
+
+
+# Under torchrun, with a classifier that is divided over the machines.
+WORDS = (
+    f"train {TINY10} --model test_vit --model.dim 8 --limit 125 --batch-size 25 --epochs 4 --workers 0 "
+    "--loop.shard-classes true --deterministic true --checkpoint-steps 1 --loop.timeout 0.5"
+).split()
+RENDEZVOUS = "keep_alive_interval=2,keep_alive_max_attempt=3,read_timeout=20,join_timeout=120"
+
+
+class Node:
+    """torchrun on a machine, with one process."""
+
+    def __init__(self, machines: list[str], number: int, run: Path) -> None:
+        self.log = run.with_name(f"{run.name}-{number}-{time.monotonic_ns()}.log")
+        torchrun = ["torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", "--rdzv-id", run.name]
+        torchrun += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{FIRST}:29501", "--rdzv-conf", RENDEZVOUS]
+        torchrun += ["--local-addr", (FIRST, SECOND)[number]]
+        command = ["ip", "netns", "exec", machines[number], sys.executable, "-m", *torchrun]
+        environment = {**os.environ, "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
+        with self.log.open("wb") as file:
+            self.process = subprocess.Popen(
+                [*command, "-m", "covpool", *WORDS, "--out", str(run)],
+                env=environment,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def kill(self) -> None:
+        """Pull the plug: torchrun and its process die at once."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def code(self, seconds: float) -> int:
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(self.log.read_text()[-3000:]) from None
+
+
+def checkpoints(run: Path) -> int:
+    """The last step of which there is a checkpoint."""
+    found = (run / "checkpoints").glob("*") if (run / "checkpoints").exists() else ()
+    return max((int("".join(filter(str.isdigit, path.name)) or 0) for path in found), default=0)
+
+
+def wait_for_checkpoint(run: Path, step: int, nodes: list[Node]) -> None:
+    give_up = time.monotonic() + 240
+    while checkpoints(run) < step:
+        assert time.monotonic() < give_up, nodes[0].log.read_text()[-3000:]
+        time.sleep(0.1)
+
+
+def weights(run: Path) -> dict[str, bytes]:
+    files = sorted((run / "bundle").glob("*.safetensors"))
+    assert len(files) == 3  # the backbone, and the rows of each machine
+    return {path.name: path.read_bytes() for path in files}
+
+
+def test_two_nodes_of_torchrun_survive_a_cut_and_a_killed_node(machines: list[str], tmp_path: Path) -> None:
+    started: list[Node] = []
+
+    def launch(run: Path) -> list[Node]:
+        nodes = [Node(machines, number, run) for number in range(2)]
+        started.extend(nodes)
+        return nodes
+
+    try:
+        whole = tmp_path / "whole"
+        assert [node.code(400) for node in launch(whole)] == [0, 0]
+
+        # The link is down for ten seconds in the middle of an epoch.
+        cut = tmp_path / "cut"
+        nodes = launch(cut)
+        wait_for_checkpoint(cut, 3, nodes)
+        assert ip("-n", machines[1], "link", "set", "eth0", "down")
+        time.sleep(10)
+        before = checkpoints(cut)
+        assert ip("-n", machines[1], "link", "set", "eth0", "up")
+        healed = time.monotonic()
+        wait_for_checkpoint(cut, before + 1, nodes)
+        print(f"after a cut of 10 s, training continues within {time.monotonic() - healed:.0f} s")
+        assert [node.code(400) for node in nodes] == [0, 0]
+        assert weights(cut) == weights(whole)
+
+        # A machine dies. The other one notices, both are started again, and nothing is lost.
+        killed = tmp_path / "killed"
+        nodes = launch(killed)
+        wait_for_checkpoint(killed, 7, nodes)
+        nodes[1].kill()
+        died = time.monotonic()
+        assert nodes[0].code(180) != 0
+        print(f"the death of a node ends the other after {time.monotonic() - died:.0f} s")
+        reached = checkpoints(killed)
+        assert reached >= 7
+        nodes = launch(killed)
+        assert [node.code(400) for node in nodes] == [0, 0]
+        assert f"step {reached}" in "".join(node.log.read_text() for node in nodes)
+        assert weights(killed) == weights(whole)
+    finally:
+        for node in started:
+            node.kill()

@@ -15,7 +15,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from covpool.errors import CovpoolError, KeepResolutionError, UnsupportedBackboneError, UsageTypeError
+from covpool.errors import (
+    CovpoolError,
+    KeepResolutionError,
+    UnsupportedBackboneError,
+    UsageError,
+    UsageTypeError,
+)
 from covpool.models.config import Features, ModelConfig
 from covpool.models.intermediates import LAST, Layers, layer_maps
 from covpool.models.surgery import (
@@ -94,7 +100,7 @@ def make_backbone(
     """
     options = dict(options or {})
     if "img_size" in options:
-        raise UnsupportedBackboneError("img_size is not an option here: pass image_size= to create_model")
+        raise UsageError("img_size is not an option here: pass image_size= to create_model")
     surgery = _plan_once(name, keep, features, with_expansion, image_size, layers, options)
     if surgery.why_strided:
         log.info("the last stage of %s stays as it is: %s", name, surgery.why_strided)
