@@ -106,9 +106,11 @@ class Flaky(BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
-        self.wfile.write(data[: len(data) // 2] if 0.10 < chance < 0.12 and len(data) > 9000 else data)
+        self.wfile.write(data[: len(data) // 2] if 0.10 < chance < 0.12 else data)
 
-    do_HEAD = do_GET
+    def do_HEAD(self) -> None:
+        """Answer."""
+        self.do_GET()
 
     def log_message(self, *_: object) -> None:
         """Print nothing."""
