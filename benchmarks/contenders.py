@@ -82,7 +82,7 @@ def _prepare_compiled(problem: Problem) -> Prepared:
     return prepared_pool(compiled, problem)
 
 
-OURS = Contender("ours", "isqrt_cov, as it is called by default", _prepare, same_iteration=True)
+OURS = Contender("ours", "isqrt_cov with the steps of the paper", _prepare, same_iteration=True)
 RECOMPUTE = Contender(
     "recompute",
     'isqrt_cov(backward="recompute")',

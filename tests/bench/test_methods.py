@@ -201,6 +201,9 @@ def test_an_entry_is_the_layer_with_its_options() -> None:
     x = torch.randn(2, 6, 9)
     assert torch.equal(layer(x), METHODS["isqrt_cov"](6, steps=3)(x))
     assert layer.training
+    # Rows without an iteration are the paper's.
+    assert torch.equal(Entry(REFERENCE, {}).layer(6)(x), METHODS["isqrt_cov"](6, steps=5)(x))
+    assert not torch.equal(Entry(REFERENCE, {"iteration": "fitted"}).layer(6)(x), layer(x))
 
 
 FEATURES = torch.randn(2, 16, 9)

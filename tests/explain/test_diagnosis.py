@@ -35,7 +35,7 @@ def received(model: PooledClassifier, image: Tensor) -> Tensor:
 
 
 def test_numbers_by_hand() -> None:
-    model, (image,) = made(), images(1)
+    model, (image,) = made(pool_options={"iteration": "paper"}), images(1)
     found = diagnose(model, [image])
     a = covariance(received(model, image).double())
     values = torch.linalg.eigvalsh(a).flip(0)
@@ -47,6 +47,7 @@ def test_numbers_by_hand() -> None:
     assert found.condition == pytest.approx(float(lively[0] / lively[-1]), rel=1e-3)
     assert found.rank == len(lively)
     y = (values / values.sum()).diag()
+    assert len(found.residuals) == 5
     for step, residual in enumerate(found.residuals, 1):
         root, z = y, torch.eye(16, dtype=y.dtype)
         for _ in range(step):

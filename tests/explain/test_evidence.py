@@ -26,7 +26,7 @@ EXACT: dict[str, dict[str, Any]] = {
     "isqrt_cov": {},
     "frobenius": {"pool_options": {"normalization": "frobenius"}},
     "one step": {"pool_options": {"steps": 1}},
-    "fitted": {"pool_options": {"steps": 3, "iteration": "fitted"}},
+    "paper": {"pool_options": {"iteration": "paper"}},
     "no compensation": {"pool_options": {"compensation": "none"}},
     "batchnorm": {"pool_options": {"compensation": "batchnorm"}},
     "cov": {"pool": "cov"},

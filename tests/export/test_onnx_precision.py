@@ -11,6 +11,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from covpool.export.graph import backbone_nodes
 from covpool.export.onnx_precision import quantized_nodes, round_weights, scales, to_float16, to_int8
+from covpool.functional.newton_schulz import FITTED_STEPS
 from tests.export.conftest import Prepared
 
 
@@ -99,7 +100,7 @@ def test_convolutions_of_the_backbone_are_quantised_by_channel(
 def test_no_product_of_the_root_is_quantised(prepared: Prepared, quantized: ModelProto) -> None:
     inside, made = backbone_nodes(prepared.model), producers(quantized)
     products = [node for op_type in ("MatMul", "Gemm") for node in named(quantized, op_type)]
-    assert len(products) >= 12  # the root at five steps, and the classifier
+    assert len(products) >= 3 * FITTED_STEPS - 3 + 2  # the root, the covariance and the classifier
     for node in products:
         assert node.name not in inside
         assert all(made[name].op_type != "DequantizeLinear" for name in node.input if name in made)

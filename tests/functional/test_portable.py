@@ -13,7 +13,6 @@ from torch.utils.checkpoint import checkpoint
 
 from covpool.functional import (
     covariance,
-    fitted_steps,
     inverse_matrix_sqrt,
     isqrt_cov,
     matrix_sqrt,
@@ -55,11 +54,11 @@ OPERATORS: dict[str, Function] = {
     ),
     "inverse_matrix_sqrt": of_products(inverse_matrix_sqrt, steps=3),
     "isqrt_cov, channels": partial(isqrt_cov, side="channels"),
-    "isqrt_cov, positions": partial(isqrt_cov, side="positions"),
+    "isqrt_cov, positions": partial(isqrt_cov, side="positions", steps=5),
     "isqrt_cov, positions, frobenius, recompute": partial(
         isqrt_cov, side="positions", normalization="frobenius", backward="recompute"
     ),
-    "isqrt_cov, positions, fitted": partial(isqrt_cov, side="positions", steps=fitted_steps(3)),
+    "isqrt_cov, positions, fitted": partial(isqrt_cov, side="positions"),
     "isqrt_cov, one step, not compensated": partial(isqrt_cov, steps=1, compensation="none"),
 }
 SIDES = ("channels", "positions")

@@ -12,6 +12,7 @@ from torch import nn
 
 import covpool
 from covpool.errors import KeepResolutionError, UnsupportedBackboneError
+from covpool.functional.newton_schulz import FITTED_STEPS
 from covpool.models import ModelConfig, build_model
 from covpool.nn.pooling import METHODS
 from tests.models.small_models import IMAGES, on_meta, small
@@ -184,14 +185,18 @@ class TestMistakes:
 
     def test_a_dtype_goes_into_json_by_its_name(self) -> None:
         config = ModelConfig("resnet10t", pool_options={"compute_dtype": torch.bfloat16})
-        assert ModelConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+        assert ModelConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config.with_iteration()
 
     def test_a_config_without_iteration_means_the_papers(self) -> None:
         old = ModelConfig.from_dict({"backbone": "resnet10t", "pool_options": {"steps": 3}})
-        assert "iteration" not in old.pool_options
+        assert old.pool_options == {"iteration": "paper", "steps": 3}
         assert METHODS[old.pool](8, **old.pool_options).options.coefficients == ((1.5, -0.5),) * 3
-        new = ModelConfig("resnet10t", pool_options={"steps": 3, "iteration": "fitted"})
-        assert ModelConfig.from_dict(json.loads(json.dumps(new.to_dict()))) == new
+        for options in ({"iteration": "fitted", "steps": FITTED_STEPS}, {"iteration": "fitted"}, {}):
+            new = ModelConfig("resnet10t", pool_options=options)
+            read = ModelConfig.from_dict(json.loads(json.dumps(new.to_dict())))
+            assert read.pool_options == {"iteration": "fitted", "steps": FITTED_STEPS}
+        other = {"backbone": "resnet10t", "pool": "mpn_cov", "pool_options": {"power": 0.7}}
+        assert ModelConfig.from_dict(other).pool_options == {"power": 0.7}
 
     def test_config_with_an_unknown_name(self) -> None:
         with pytest.raises(ValueError, match=r"^a model has no dims; it has backbone, backbone_options, dim"):

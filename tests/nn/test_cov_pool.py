@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from covpool.functional import fitted_steps, isqrt_cov, triu_vec
+from covpool.functional.newton_schulz import FITTED_STEPS, paper_steps
 from covpool.nn import CovPool, methods
 from covpool.nn.pooling import METHODS
 from tests.functional.tolerances import assert_close
@@ -58,13 +59,36 @@ def test_options_reach_the_function(options: dict[str, object]) -> None:
     assert torch.equal(CovPool(C, dim=None, **options)(x), expected)
 
 
+@pytest.mark.parametrize(
+    ("options", "iteration", "steps"),
+    [
+        ({}, "fitted", FITTED_STEPS),
+        ({"iteration": "fitted"}, "fitted", FITTED_STEPS),
+        ({"iteration": "fitted", "steps": 4}, "fitted", 4),
+        ({"iteration": "paper"}, "paper", 5),
+        ({"iteration": "paper", "steps": 7}, "paper", 7),
+        ({"steps": 5}, "paper", 5),
+        ({"steps": 3}, "paper", 3),
+    ],
+    ids=str,
+)
+def test_choice_of_the_iteration(options: dict[str, object], iteration: str, steps: int) -> None:
+    """Fitted by default, the paper's by one word, and both named in the options of the layer."""
+    pool, x = CovPool(C, dim=None, **options), torch.randn(B, C, 3, 5)
+    assert (pool.pooling.options.iteration, pool.pooling.options.steps) == (iteration, steps)
+    coefficients = fitted_steps(steps) if iteration == "fitted" else paper_steps(steps)
+    assert torch.equal(pool(x), triu_vec(isqrt_cov(x.flatten(2), steps=coefficients)))
+    assert f"steps={steps}, " in repr(pool)
+    assert f"iteration={iteration!r}" in repr(pool)
+
+
 @pytest.mark.parametrize("steps", [3, 4])
 def test_fitted_iteration(steps: int) -> None:
     """Its own coefficients, near the paper's five steps."""
     x = torch.randn(B, C, 3, 5)
     fitted = CovPool(C, dim=None, iteration="fitted", steps=steps)(x)
     assert torch.equal(fitted, triu_vec(isqrt_cov(x.flatten(2), steps=fitted_steps(steps))))
-    five = CovPool(C, dim=None)(x)
+    five = CovPool(C, dim=None, iteration="paper")(x)
     assert (fitted - five).norm() < 0.022 * five.norm()
     assert not torch.equal(fitted, five)
 
@@ -138,7 +162,11 @@ def test_gradients_reach_batchnorm_in_place_of_compensation() -> None:
         ({"backward": "lean"}, ValueError, "^backward must be one of 'saved', 'recompute'"),
         ({"compute_dtype": torch.float64}, ValueError, "^compute_dtype must be one of None, torch.bfloat16"),
         ({"iteration": "fit"}, ValueError, "^iteration must be one of 'paper', 'fitted'"),
-        ({"iteration": "fitted"}, ValueError, "^steps must be 3 or 4 for fitted coefficients; got 5"),
+        (
+            {"iteration": "fitted", "steps": 5},
+            ValueError,
+            "^steps must be 3 or 4 for fitted coefficients; got 5",
+        ),
         ({"dim": 0}, ValueError, "^dim must be at least 1"),
         ({"dim": "256"}, TypeError, "^dim must be an int, or None for no reduction; got str"),
         ({"in_channels": 0}, ValueError, "^in_channels must be at least 1"),

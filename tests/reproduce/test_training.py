@@ -123,6 +123,7 @@ def test_networks_are_of_the_papers_form() -> None:
     alexnet = built(Configuration("alexnet", "isqrt_cov"))
     assert alexnet.forward_features(torch.randn(2, 3, 64, 64)).shape == (2, 64, 7, 7)
     assert alexnet.pool.reduction is None
+    assert alexnet.config.pool_options == {"iteration": "paper", "steps": 5}
     for network in ("resnet10", "resnet18", "resnet26"):
         resnet = built(Configuration(network, "isqrt_cov"))
         # The last stage keeps the resolution of the one before it, and 1x1 convolutions reduce its channels.

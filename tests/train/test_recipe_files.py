@@ -232,7 +232,7 @@ def test_a_huge_file_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("key", "value"), [("data.cache", "/scratch"), ("data.path", "moved"), ("out", "x")])
 def test_what_does_not_change_the_result_may_change(tmp_path: Path, key: str, value: str) -> None:
     write_recipe(read_recipe(), tmp_path / "recipe.yaml")
-    recipe = read_recipe(None, {key: value})
+    recipe = read_recipe(None, {key: value, "model.pool_options": {"iteration": "paper", "steps": 5}})
     assert as_begun(tmp_path / "recipe.yaml", recipe) == recipe
 
 
@@ -250,6 +250,32 @@ def test_what_changes_the_result_may_not(tmp_path: Path) -> None:
         as_begun(tmp_path / "recipe.yaml", read_recipe(None, {"seed": 1}))
 
 
+@pytest.mark.parametrize(
+    ("before", "now", "resumed"),
+    [
+        ({}, {}, {"iteration": "paper", "steps": 5}),  # from before the fitted steps
+        ({"steps": 3}, {"steps": 3}, {"iteration": "paper", "steps": 3}),
+        ({}, {"steps": 5}, {"iteration": "paper", "steps": 5}),
+        ({}, {"iteration": "fitted"}, None),
+        ({"side": "channels"}, {"side": "channels"}, {"side": "channels", "iteration": "paper", "steps": 5}),
+        ({"iteration": "fitted", "steps": 4}, {}, {"iteration": "fitted", "steps": 4}),
+        ({"iteration": "fitted", "steps": 3}, {"steps": 3}, None),
+        ({"iteration": "fitted", "steps": 3}, {"iteration": "paper"}, None),
+    ],
+    ids=str,
+)
+def test_a_run_keeps_its_iteration(
+    before: dict[str, Any], now: dict[str, Any], resumed: dict[str, Any] | None, tmp_path: Path
+) -> None:
+    write_recipe(read_recipe(None, {"model.pool_options": before}), tmp_path / "recipe.yaml")
+    recipe = read_recipe(None, {"model.pool_options": now})
+    if resumed is None:
+        with pytest.raises(ValueError, match=r"was started with --model.pool-options"):
+            as_begun(tmp_path / "recipe.yaml", recipe)
+    else:
+        assert as_begun(tmp_path / "recipe.yaml", recipe).model.pool_options == resumed
+
+
 @pytest.mark.parametrize("name", ["efficientnet_lite0", "tf_efficientnet_lite0"])
 def test_a_run_with_the_weights_of_a_package_resumes(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -258,7 +284,7 @@ def test_a_run_with_the_weights_of_a_package_resumes(
     recipe = read_recipe(None, {"model.backbone": name, "weights.pretrained": True})
     resolved = dataclasses.replace(recipe, model=pretrained_config(recipe.model))
     write_recipe(resolved, tmp_path / "recipe.yaml")
-    assert as_begun(tmp_path / "recipe.yaml", recipe) == resolved
+    assert as_begun(tmp_path / "recipe.yaml", recipe).model.backbone == resolved.model.backbone
     monkeypatch.setattr("covpool.models.weights.Package.file", lambda self: None)
     with pytest.raises(ValueError, match=r"was started with --model"):
         as_begun(tmp_path / "recipe.yaml", recipe)

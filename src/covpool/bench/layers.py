@@ -148,6 +148,11 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
 REFERENCE = "isqrt_cov"
 
 
+def paper_options(method: str) -> dict[str, Any]:
+    """Return the options by which a method is the paper's: ``isqrt_cov`` with its 5 steps."""
+    return {"iteration": "paper"} if method == "isqrt_cov" else {}
+
+
 @dataclass(frozen=True)
 class Entry:
     """A method with options: a row of the table."""
@@ -167,7 +172,8 @@ class Entry:
 
     def layer(self, channels: int) -> Method:
         """Return a new layer in training mode."""
-        layer: Method = METHODS[self.method](channels, **self.options).train()
+        options = {**paper_options(self.method), **self.options}
+        layer: Method = METHODS[self.method](channels, **options).train()
         return layer
 
 

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.multiprocessing.spawn import ProcessContext, spawn
 
-from covpool.bench.layers import REFERENCE
+from covpool.bench.layers import REFERENCE, paper_options
 from covpool.bench.timing import (
     Round,
     Spread,
@@ -128,6 +128,7 @@ class _Trained:
         self.model = create_model(
             "alexnet",
             pool=pool,
+            pool_options=paper_options(pool),
             dim=None,
             head="mlp",
             hidden=setting.hidden,

@@ -23,10 +23,11 @@ from covpool.durable import replace_file
 from covpool.errors import BadImageError, UsageError
 from covpool.evaluate.figures import Found, draw_neighbours
 from covpool.explain.explaining import some_images
-from covpool.inference.bulk import JOB, bundle_digest
+from covpool.inference.bulk import JOB
 from covpool.inference.options import Embed
 from covpool.inference.tasks import Vectors
 from covpool.models.bundle import load_model, read_card
+from covpool.models.card import bundle_digest
 
 # Photographs to search for in one call.
 MOST = 24

@@ -93,7 +93,7 @@ def factors(method: Method, x: Tensor, side: Side = "auto") -> Factors:
 def _iterated(m: Tensor, s: Tensor, method: IsqrtCov, side: Side) -> Factors:
     options = method.options
     if side == "auto":
-        side = cheaper_side(m.shape[1], m.shape[2], options.steps)
+        side = cheaper_side(m.shape[1], m.shape[2], len(options.coefficients))
     compensation: Compensation = "matched" if options.compensation == "matched" else "none"
     if side == "positions":
         kernel = positions_kernel(m, s, options.coefficients, options.normalization, compensation)

@@ -26,10 +26,10 @@ from covpool.functional.arguments import check_choice, check_features, check_wei
 from covpool.functional.covariance import as_batch, center
 from covpool.functional.matrix_sqrt import BACKWARDS, Backward
 from covpool.functional.newton_schulz import (
-    STEPS,
     Coefficients,
     Iterates,
     accumulate,
+    fitted_steps,
     newton_schulz,
     newton_schulz_backward,
     newton_schulz_jvp,
@@ -55,12 +55,13 @@ from covpool.functional.numerics import (
 Side = Literal["auto", "channels", "positions"]
 SIDES = ("auto", "channels", "positions")
 COMPUTE_DTYPES = (None, torch.bfloat16, torch.float16)
+DEFAULT_STEPS = fitted_steps()
 
 
 def isqrt_cov(
     x: Tensor,
     *,
-    steps: int | Coefficients = STEPS,
+    steps: int | Coefficients = DEFAULT_STEPS,
     normalization: Normalization = "trace",
     compensation: Compensation = "matched",
     weights: Tensor | None = None,
@@ -71,14 +72,15 @@ def isqrt_cov(
     r"""Square root of the covariance of features by Newton-Schulz iteration (iSQRT-COV).
 
     This is the paper's meta-layer, :math:`C = \sqrt t \, Y_K(\Sigma/t)` with
-    :math:`\Sigma = X \bar I X^T`: :func:`matrix_sqrt` of :func:`covariance`. It runs on the smaller of the
-    C×C covariance and the n×n Gram matrix, to the same result.
+    :math:`\Sigma = X \bar I X^T`: :func:`matrix_sqrt` of :func:`covariance`, with the same ``steps``. It runs
+    on the smaller of the C×C covariance and the n×n Gram matrix, to the same result. By default it uses
+    fitted steps, with almost the result of the paper's 5; ``steps=5`` is the paper's iteration.
 
     Args:
         x: features ``(..., C, n)``: channels, then positions.
-        steps: K, the number of iterations (the paper's N), or ``(a, b)`` of each, as
+        steps: K, the number of the paper's iterations (its N), or ``(a, b)`` of each iteration, as
             :func:`fitted_steps` returns them; at most 15 in float32 and 40 in float64, see
-            :func:`matrix_sqrt`.
+            :func:`matrix_sqrt`. The default is ``fitted_steps()``.
         normalization: ``"trace"`` or ``"frobenius"``.
         compensation: ``"matched"`` (the paper's √t) or ``"none"``.
         weights: ``(..., n)``, boolean or non-negative, divided by their sum. Positions of weight zero may

@@ -41,8 +41,10 @@ from torch import Tensor
 from covpool.errors import UsageError
 from covpool.functional.numerics import buffers
 
-# The number of iterations that the paper recommends, and the default everywhere.
+# The number of iterations that the paper recommends, and the default of the matrix functions.
 STEPS = 5
+# The number of fitted iterations that covariance pooling uses by default.
+FITTED_STEPS = 3
 # (a_k, b_k) of every step.
 Coefficients = tuple[tuple[float, float], ...]
 
@@ -52,11 +54,12 @@ def paper_steps(steps: int) -> Coefficients:
     return ((1.5, -0.5),) * steps
 
 
-def fitted_steps(steps: int) -> Coefficients:
+def fitted_steps(steps: int = FITTED_STEPS) -> Coefficients:
     """Return coefficients with which 3 or 4 steps give almost the result of 5 steps of Eqn. (2).
 
     The largest relative error on any eigenvalue is 2.1 % with 3 steps and 0.031 % with 4
-    (``experiments/fitted_steps.py``). Pass the coefficients as ``steps`` of :func:`isqrt_cov`.
+    (``experiments/fitted_steps.py``). Pass the coefficients as ``steps`` of :func:`isqrt_cov`, whose default
+    is ``fitted_steps()``.
 
     Example:
         >>> len(fitted_steps(3))

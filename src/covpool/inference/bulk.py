@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import logging
 import time
@@ -33,7 +32,7 @@ from covpool.inference.work import (
     run_local,
 )
 from covpool.models.bundle import pinned, read_card
-from covpool.models.card import Card
+from covpool.models.card import Card, bundle_digest
 from covpool.terminal import counted, duration, printable
 
 LOGGER = logging.getLogger("covpool")
@@ -71,12 +70,6 @@ OLD_JOB = "job.json"
 # The largest number of images whose classes are also printed.
 SHOWN = 20
 FORMAT, VERSION = "covpool bulk", 1
-
-
-def bundle_digest(card: Card) -> str:
-    """Return a hash of everything in a bundle that rows depend on."""
-    parts = [asdict(card.config), card.classes, card.preprocessing, card.sha256]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 def describe_job(card: Card, task: Task, files: Files, images: ImageSet, units: list[Unit]) -> dict[str, Any]:

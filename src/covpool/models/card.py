@@ -9,7 +9,7 @@ import platform
 import re
 import reprlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import timm
@@ -237,6 +237,19 @@ def card_hash(fields: Mapping[str, Any]) -> str:
     hashed = {name: value for name, value in fields.items() if name != "hash"}
     text = json.dumps(hashed, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def bundle_digest(card: Card) -> str:
+    """Return a hash of everything in a bundle that its outputs depend on."""
+    config = asdict(card.config)
+    # Outputs exist with the digests of earlier versions, which did not have these names.
+    if config["pool_options"].get("iteration") == "paper":
+        del config["pool_options"]["iteration"]
+    for name in ("layers", "fusion"):
+        if config[name] == getattr(ModelConfig, name):
+            del config[name]
+    parts = [config, card.classes, card.preprocessing, card.sha256]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 def _check_format(fields: Mapping[str, Any]) -> None:

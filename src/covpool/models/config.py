@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -14,6 +16,7 @@ from covpool.models.intermediates import LAST, LAYERS, Layers
 from covpool.nn import methods
 from covpool.nn.fusion import FUSIONS, Fusion
 from covpool.nn.pooling import DEFAULT_METHOD, METHODS
+from covpool.nn.pooling.isqrt_cov import IsqrtCovOptions
 
 Dim = int | Literal["auto"] | None
 Features = Literal["stage", "head"]
@@ -164,14 +167,35 @@ class ModelConfig:
         """Whether ``dim="auto"`` adds a reduction: second-order methods that do not project the channels."""
         return self.is_second_order and not METHODS[self.pool].reduces
 
+    def with_iteration(self, otherwise: Mapping[str, Any] = MappingProxyType({})) -> ModelConfig:
+        """Return the configuration with ``iteration`` and ``steps`` of ``isqrt_cov`` in its pool options.
+
+        A saved model names both, so that a new default of covpool does not change it.
+
+        Args:
+            otherwise: pool options to take both from if those of the configuration have neither.
+        """
+        if self.pool != "isqrt_cov":
+            return self
+        source = self.pool_options if self.pool_options.keys() & {"iteration", "steps"} else otherwise
+        chosen = IsqrtCovOptions(iteration=source.get("iteration"), steps=source.get("steps"))
+        options = {**self.pool_options, "iteration": chosen.iteration, "steps": chosen.steps}
+        return dataclasses.replace(self, pool_options=options)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the configuration for JSON."""
-        return {**dataclasses.asdict(self), "hidden": list(self.hidden)}
+        return {**dataclasses.asdict(self.with_iteration()), "hidden": list(self.hidden)}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> ModelConfig:
-        """Undo :meth:`to_dict`; an unknown name raises an error."""
+        """Undo :meth:`to_dict`; an unknown name raises an error.
+
+        Before the fitted steps, files did not name an iteration. They mean the paper's.
+        """
         known = {f.name for f in dataclasses.fields(cls)}
         if unknown := sorted(values.keys() - known):
             raise UsageError(f"a model has no {', '.join(unknown)}; it has {', '.join(sorted(known))}")
-        return cls(**values)
+        config = cls(**values)
+        if config.pool != "isqrt_cov" or "iteration" in config.pool_options:
+            return config
+        return dataclasses.replace(config, pool_options={"iteration": "paper", **config.pool_options})

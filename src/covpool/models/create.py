@@ -92,7 +92,8 @@ def create_model(
             each of the two parts by its own norm.
         image_size: image size (pixels), ``None`` for the backbone's default. Transformers are built for it.
         freeze: ``"backbone"`` trains only the pooling and the classifier.
-        pool_options: options of the method, such as ``{"steps": 3}``, and of :class:`covpool.nn.CovPool`.
+        pool_options: options of the method, such as ``{"iteration": "paper"}``, and of
+            :class:`covpool.nn.CovPool`.
         backbone_options: options of ``timm.create_model`` as a dict, such as ``{"drop_path_rate": 0.1}``.
         preprocessing: ``mean``, ``std``, ``interpolation``, ``crop_pct`` and ``crop_mode`` that differ from
             those of the backbone.

@@ -66,7 +66,7 @@ class PooledClassifier(nn.Module):
         self.format = backbone.format
         channels = backbone.format.channels
         self.config = dataclasses.replace(
-            config, dim=_dim(config, channels), keep_resolution=backbone.kept_resolution
+            config.with_iteration(), dim=_dim(config, channels), keep_resolution=backbone.kept_resolution
         )
         _check_class_token(self.config, self.format)
         self.pool = _pool(self.config, self.format)
@@ -275,7 +275,7 @@ class PooledClassifier(nn.Module):
     def _reset_pool(self, pool: str) -> None:
         """Replace the pooling and all layers after it. Options of the former method do not apply."""
         before = self.config
-        config = dataclasses.replace(before, pool=pool, pool_options={}, dim="auto")
+        config = dataclasses.replace(before, pool=pool, pool_options={}, dim="auto").with_iteration()
         dim = before.dim if before.reduces and config.reduces else _dim(config, self.format.channels)
         config = dataclasses.replace(config, dim=dim)
         _check_class_token(config, self.format)

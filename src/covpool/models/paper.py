@@ -54,4 +54,6 @@ def _create(
         )
     network["backbone_options"] = {**(backbone_options or {}), **options.pop("backbone_options", {})}
     settings = {"dim": DIM, "keep_resolution": True, "preprocessing": PREPROCESSING, **network, **options}
+    if options.get("global_pool", options.get("pool", "isqrt_cov")) == "isqrt_cov":
+        settings["pool_options"] = {"iteration": "paper", **options.get("pool_options", {})}
     return create_model(backbone, **settings)

@@ -53,7 +53,8 @@ class CovPool(nn.Module):
         device: of the parameters and buffers.
         dtype: of the parameters and floating-point buffers.
         **method_options: options of the method; for ``"isqrt_cov"`` those of
-            :func:`covpool.functional.isqrt_cov` and ``compensation="batchnorm"``.
+            :func:`covpool.functional.isqrt_cov`, ``compensation="batchnorm"`` and ``iteration``. Its default
+            iteration is ``"fitted"``, with almost the paper's result; ``iteration="paper"`` is the paper's.
 
     Shapes:
         - x: maps ``(B, C, H, W)`` or ``(B, C, T, H, W)``; tokens ``(B, n, C)`` or maps ``(B, H, W, C)`` with

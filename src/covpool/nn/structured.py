@@ -7,8 +7,8 @@ r"""The paper's meta-layer in its three structured layers (section 3.2), each a 
     >>> torch.allclose(c, matrix_sqrt(covariance(x)), atol=1e-6)
     True
 
-They are for looking inside and for ablations; :func:`covpool.functional.isqrt_cov` is the same
-function in one piece, with a leaner gradient. Shapes: matrices ``(..., m, m)``, t ``(..., 1, 1)``.
+They are for looking inside and for ablations; :func:`covpool.functional.isqrt_cov` with ``steps=5`` is
+the same function in one piece, with a leaner gradient. Shapes: matrices ``(..., m, m)``, t ``(..., 1, 1)``.
 """
 
 from __future__ import annotations

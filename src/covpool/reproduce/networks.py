@@ -136,6 +136,7 @@ class Configuration:
         """Return the recipe of the run."""
         first_order = {} if self.pool != "gap" else {"model.dim": None}
         dim = {} if self.dim is None else {"model.dim": self.dim}
+        paper = {"iteration": "paper"} if self.pool == "isqrt_cov" else {}
         return read_recipe(
             None,
             settings(self.network, scale.epochs(self.network))
@@ -145,7 +146,7 @@ class Configuration:
                 "data.path": str(data),
                 "data.limit": scale.limit,
                 "model.pool": self.pool,
-                "model.pool_options": dict(self.options),
+                "model.pool_options": {**paper, **self.options},
                 "optimizer.lr": LR * self.lr,
                 "optimizer.classifier_factor": self.classifier,
                 "loop.precision": self.precision or fastest_precision(),

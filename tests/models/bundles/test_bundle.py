@@ -16,13 +16,16 @@ from torch import nn
 
 import covpool
 from covpool.errors import BundleError
+from covpool.functional.newton_schulz import FITTED_STEPS
 from covpool.models import PooledClassifier
 from covpool.models.bundle import load_model, read_card
-from covpool.models.card import plain_json, read_fields
+from covpool.models.card import bundle_digest, plain_json, read_fields
 from covpool.models.saving import check_savable, save_model
 from tests.models.bundles.samples import (
     CLASSES,
+    TINY,
     assert_same,
+    bits,
     edit_card,
     edit_weights,
     images,
@@ -121,6 +124,8 @@ def test_a_card_of_an_early_version_is_read() -> None:
         {"lr": 0.1},
     )
     assert (card.preprocessing["input_size"], card.bytes) == ((3, 160, 160), 394860)
+    # Embeddings that the version of this card wrote still belong to the bundle.
+    assert bundle_digest(card) == "03d53bc2c003f6cd4e95ad02415251a148eb70f40c90d7339813ef6a50582be6"
 
 
 def test_a_bundle_whose_tokens_bypassed_a_batchnorm_is_loaded(bundle: Path, model: PooledClassifier) -> None:
@@ -135,6 +140,36 @@ def test_a_bundle_whose_tokens_bypassed_a_batchnorm_is_loaded(bundle: Path, mode
     edit_weights(bundle, edit)
     edit_card(bundle, lambda fields: fields["config"].update(pool_options={"reduction": "auto"}))
     assert_same(load_model(bundle), model)
+
+
+@pytest.mark.parametrize("old", [{}, {"steps": 3}], ids=str)
+def test_a_bundle_from_before_the_fitted_steps_gives_the_same_bits(
+    tmp_path: Path, old: dict[str, int]
+) -> None:
+    """Its card names no iteration, and means the paper's."""
+    model = trained(**TINY, pool_options={"iteration": "paper", **old})
+    x = images(model)
+    save_model(model, tmp_path)
+    edit_card(tmp_path, lambda fields: fields["config"].update(pool_options=old))
+    loaded = load_model(tmp_path)
+    assert loaded.config.pool_options == {"iteration": "paper", "steps": 5, **old}
+    with torch.no_grad():
+        assert torch.equal(bits(loaded(x)), bits(model(x)))
+        fitted = trained(**TINY)
+        fitted.load_state_dict(model.state_dict())
+        assert not torch.equal(fitted(x), model(x))
+
+
+def test_a_bundle_names_its_iteration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another default does not change it."""
+    model = trained(**TINY)
+    x = images(model)
+    save_model(model, tmp_path)
+    fields = json.loads((tmp_path / "covpool.json").read_text("utf-8"))
+    assert fields["config"]["pool_options"] == {"iteration": "fitted", "steps": FITTED_STEPS}
+    monkeypatch.setattr("covpool.nn.pooling.isqrt_cov.FITTED_STEPS", 7 - FITTED_STEPS)
+    with torch.no_grad():
+        assert torch.equal(bits(load_model(tmp_path)(x)), bits(model(x)))
 
 
 def test_loading_draws_no_random_numbers(saved: Path) -> None:

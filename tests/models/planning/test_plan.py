@@ -17,6 +17,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from covpool.functional.newton_schulz import FITTED_STEPS
 from covpool.models import ModelConfig, PooledClassifier, build_model
 from covpool.models.footprint import MISCOUNTED, STATES, Footprint, measure, state_of
 from covpool.models.plan import COLUMNS, HeadChoice, Plan, advice, head_choices, plan, plan_text, recommend
@@ -165,10 +166,11 @@ def test_flops_of_the_head_by_hand(resnet: Plan) -> None:
 def test_flops_of_the_pooling_by_hand(resnet: Plan) -> None:
     batch, channels, d, n = 256, 512, 256, 14 * 14
     reduction = 2 * channels * d * n
-    # On the positions' side: 12 products of n×n forward and 16 backward, 3 and 4 with the features besides.
+    # On the positions' side: 3K - 3 products of n×n forward and 4K - 4 backward, 3 and 4 with the features.
+    forward, backward = 3 * FITTED_STEPS - 3, 4 * FITTED_STEPS - 4
     square, thin, wide = 2 * n**3, 2 * n * n * d, 2 * n * d * d
-    assert resnet.pooling.forward_flops == batch * (reduction + 12 * square + 2 * thin + wide)
-    assert resnet.pooling.backward_flops == batch * (2 * reduction + 16 * square + 3 * thin + wide)
+    assert resnet.pooling.forward_flops == batch * (reduction + forward * square + 2 * thin + wide)
+    assert resnet.pooling.backward_flops == batch * (2 * reduction + backward * square + 3 * thin + wide)
 
 
 @pytest.mark.parametrize("kind", [nn.Conv2d, nn.ConvTranspose2d])

@@ -102,7 +102,7 @@ def test_released_resnet50_of_a_thousand_classes(save: Save) -> None:
     model = convert_checkpoint(save(weights))
     assert sum(p.numel() for p in model.parameters()) == 56_929_832
     assert (model.config.backbone, model.config.dim, model.config.num_classes) == ("resnet50", 256, 1000)
-    assert model.config.pool_options == {"steps": 5}
+    assert model.config.pool_options == {"iteration": "paper", "steps": 5}
     x = images()
     assert_close(logits_of(model, x), resnet_logits(double(weights), x))
 

@@ -13,7 +13,7 @@ from covpool.functional.arguments import check_choice, check_steps
 from covpool.functional.covariance import covariance, triu_vec
 from covpool.functional.isqrt_cov import COMPUTE_DTYPES, SIDES, Side, isqrt_cov
 from covpool.functional.matrix_sqrt import BACKWARDS, Backward
-from covpool.functional.newton_schulz import STEPS, Coefficients, fitted_steps, paper_steps
+from covpool.functional.newton_schulz import FITTED_STEPS, STEPS, Coefficients, fitted_steps, paper_steps
 from covpool.functional.numerics import COMPENSATIONS, NORMALIZATIONS, Normalization
 from covpool.nn.pooling.method import Method
 
@@ -25,26 +25,38 @@ ITERATIONS = ("paper", "fitted")
 class IsqrtCovOptions:
     """The options of :func:`covpool.functional.isqrt_cov`, with one more compensation.
 
+    The default is the fitted iteration; ``iteration="paper"`` is the paper's, with 5 steps. ``None`` becomes
+    the chosen value.
+
     Attributes:
-        steps: K, the number of iterations; at most 15 for float32 features, and 40 for float64.
+        steps: K, the number of iterations; at most 15 for float32 features, and 40 for float64. ``None``: 5
+            for ``"paper"``, the default of :func:`covpool.functional.fitted_steps` for ``"fitted"``.
         iteration: ``"paper"``, or ``"fitted"`` for the coefficients of
             :func:`covpool.functional.fitted_steps`: 3 or 4 steps with almost the result of the paper's 5.
+            ``None``: ``"paper"`` if ``steps`` is given, else ``"fitted"``.
         compensation: ``"matched"`` (the paper's), ``"none"``, or ``"batchnorm"``: a BatchNorm on the vector
             in place of the compensation, as in the paper's Table 4.
     """
 
-    steps: int = STEPS
+    steps: int | None = None
     normalization: Normalization = "trace"
     compensation: Literal["matched", "none", "batchnorm"] = "matched"
     side: Side = "auto"
     backward: Backward = "saved"
     compute_dtype: torch.dtype | None = None
-    iteration: Iteration = "paper"
+    iteration: Iteration | None = None
 
     def __post_init__(self) -> None:
+        iteration, steps = self.iteration, self.steps
+        if iteration is None:
+            iteration = "fitted" if steps is None else "paper"
+        check_choice("iteration", iteration, ITERATIONS)
+        if steps is None:
+            steps = FITTED_STEPS if iteration == "fitted" else STEPS
         check_choice("compute_dtype", self.compute_dtype, COMPUTE_DTYPES)
-        check_steps(self.steps, self.compute_dtype or torch.float64)
-        check_choice("iteration", self.iteration, ITERATIONS)
+        check_steps(steps, self.compute_dtype or torch.float64)
+        object.__setattr__(self, "iteration", iteration)
+        object.__setattr__(self, "steps", steps)
         _ = self.coefficients  # raises if there are none for this number of steps
         check_choice("normalization", self.normalization, NORMALIZATIONS)
         check_choice("compensation", self.compensation, (*COMPENSATIONS, "batchnorm"))
@@ -54,6 +66,7 @@ class IsqrtCovOptions:
     @property
     def coefficients(self) -> Coefficients:
         """``(a, b)`` of every step."""
+        assert self.steps is not None  # __post_init__ sets it
         return (fitted_steps if self.iteration == "fitted" else paper_steps)(self.steps)
 
 
@@ -63,7 +76,7 @@ class IsqrtCov(Method):
     P. Li, J. Xie, Q. Wang, Z. Gao, "Towards Faster Training of Global Covariance Pooling Networks by
     Iterative Matrix Square Root Normalization", CVPR 2018. See :func:`covpool.functional.isqrt_cov` for the
     equations. Cost in addition to the covariance, in products of matrices of the smaller side: 12 forward and
-    16 backward at 5 steps, 6 and 8 at 3. Zero eigenvalues stay zero.
+    16 backward at the paper's 5 steps, 9 and 12 at 4, 6 and 8 at 3. Zero eigenvalues stay zero.
     """
 
     summary: ClassVar[str] = "matrix square root of the covariance by Newton-Schulz iteration (iSQRT-COV)"
