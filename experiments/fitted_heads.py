@@ -50,7 +50,7 @@ class Heads:
 
     def __init__(self, data: Path, cache: Path) -> None:
         sets = open_splits(data)
-        epochs = 10 if len(sets["train"]) > MANY else ProbeOptions(BACKBONE).epochs
+        epochs = 10 if len(sets["train"]) > MANY else ProbeOptions.epochs
         self.options = ProbeOptions(BACKBONE, heads=("isqrt_cov",), pretrained=True, epochs=epochs)
         self.config = ModelConfig(BACKBONE, num_classes=len(sets["train"].classes))
         network = build_model(frozen_config(self.config), pretrained=True)
