@@ -5,7 +5,7 @@ from __future__ import annotations
 from matplotlib.figure import Figure
 
 from covpool.reproduce import experiments
-from covpool.reproduce.experiments import EXACT, FROBENIUS, OBSERVED, PLAIN, STEPS, TRACE
+from covpool.reproduce.experiments import EXACT, FITTED, FROBENIUS, OBSERVED, PLAIN, STEPS, TRACE
 from experiments.paper.claims import (
     Claim,
     Comparison,
@@ -24,6 +24,7 @@ def draw_figure2(results: Results, figure: Figure) -> None:
     points(axes, results, {f"N={steps}": steps for steps in STEPS}, "iSQRT-COV", line=True)
     level(axes, results, PLAIN, 1)
     level(axes, results, EXACT, 2)
+    level(axes, results, FITTED, 3)
     axes.set_xticks(list(STEPS))
     axes.legend(frameon=False, fontsize=9)
 

@@ -209,6 +209,15 @@ def test_spectra_of_maps_are_in_the_unit_of_their_trace() -> None:
         assert large["bins"]["zero"][label] == 0.0
 
 
+def test_the_page_on_numerics_has_the_accuracy_of_fitted_steps() -> None:
+    (file,) = (ROOT / "results").glob("*/fitted_heads--*.md")
+    measured = set(file.read_text(encoding="utf-8").splitlines())
+    page = (ROOT / "docs" / "numerics.md").read_text(encoding="utf-8").splitlines()
+    shown = [line for line in page if line.startswith("| cub |")]
+    assert len(shown) == 4
+    assert set(shown) <= measured
+
+
 def test_spectra_are_drawn_from_the_results(tmp_path: Path) -> None:
     file = committed("spectra")[-1]
     spectra.main([str(file), str(tmp_path / "made.png")])

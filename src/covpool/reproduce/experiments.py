@@ -55,6 +55,7 @@ class Experiment:
 
 STEPS = range(1, 10)
 PLAIN, EXACT = "Plain-COV", "MPN-COV (EIG)"
+FITTED = "3 fitted steps"
 
 
 def isqrt_cov(steps: int) -> Configuration:
@@ -69,6 +70,7 @@ FIGURE2 = Experiment(
     rows=(
         Row(PLAIN, Configuration("alexnet", "cov")),
         *(Row(f"N={steps}", isqrt_cov(steps)) for steps in STEPS),
+        Row(FITTED, Configuration("alexnet", "isqrt_cov", {"iteration": "fitted", "steps": 3})),
         Row(EXACT, Configuration("alexnet", "mpn_cov")),
     ),
 )
