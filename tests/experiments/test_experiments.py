@@ -216,6 +216,10 @@ def test_the_page_on_numerics_has_the_accuracy_of_fitted_steps() -> None:
     shown = [line for line in page if line.startswith("| cub |")]
     assert len(shown) == 4
     assert set(shown) <= measured
+    (file,) = (ROOT / "results").glob("*/figure2--*.md")
+    rows = dict(re.findall(r"^\| (3 fitted steps|N=5) \| ([^|]+) \|", file.read_text(encoding="utf-8"), re.M))
+    fitted, five = rows["3 fitted steps"], rows["N=5"]
+    assert f"has an error of {fitted} %, where 5 paper steps have {five} %" in " ".join(page)
 
 
 def test_spectra_are_drawn_from_the_results(tmp_path: Path) -> None:
