@@ -1,7 +1,8 @@
 """The pictures of reports and of the terminal in docs/images: ``.ci/screenshots.py FOLDER covpool``.
 
-FOLDER is what ``.ci/new_user.py`` left, ``covpool`` the path of the command. Needs Chromium, and the packages
-pillow, pyte and rich. The terminal is a real one, on which the command runs.
+FOLDER has the images in ``birds``, and in ``runs/birds-train`` the run of docs/training.md that is shown.
+``covpool`` is the path of the command. Needs Chromium, and the packages pillow, pyte and rich. The
+terminal is a real one, on which the command runs.
 """
 
 import os
@@ -101,6 +102,6 @@ def draw_terminal(folder: Path, command: str) -> None:
 
 if __name__ == "__main__":
     of, command = Path(sys.argv[1]), sys.argv[2]
-    photograph(of / "runs/birds/report.html", 930, "comparison.png")
-    photograph(of / "runs/birds/isqrt_cov/report.html", 975, "report.png")
+    photograph(of / "runs/birds-train/report.html", 930, "comparison.png")
+    photograph(of / "runs/birds-train/isqrt_cov/report.html", 975, "report.png")
     draw_terminal(of, str(Path(command).absolute()))

@@ -232,11 +232,11 @@ def test_summary_goes_between_the_marks_and_nowhere_else(results_file: Path, tmp
     page = tmp_path / "page.md"
     page.write_text("above\n<!-- benchmark:begin -->\nold\n<!-- benchmark:end -->\nbelow\n", encoding="utf-8")
     text = summary_into(page, results_file).read_text(encoding="utf-8")
-    assert text.startswith("above\n<!-- benchmark:begin -->\n`isqrt_cov` with its gradient")
+    assert text.startswith("above\n<!-- benchmark:begin -->\n`isqrt_cov` with its default 3 fitted steps")
     assert text.endswith("<!-- benchmark:end -->\nbelow\n")
     assert "old" not in text
     assert "| tiny (16×9, batch 2) |" in text
-    assert "speed of 3 fitted steps over 5" in text
+    assert "covpool with the paper's 5 steps" in text
 
 
 def test_a_page_without_marks_is_refused(results_file: Path, tmp_path: Path) -> None:
