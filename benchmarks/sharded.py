@@ -1,7 +1,7 @@
 """Benchmark the sharded classifier against a dense one under DistributedDataParallel.
 
     python -m benchmarks.sharded                      # measures, and writes JSON and tables under results/
-    python -m benchmarks.sharded --page FILE.json     # writes the tables of docs/scale_out.md
+    python -m benchmarks.sharded --page FILE.json     # writes the tables and the figure of docs/scale_out.md
 
 It measures three things, on random features and with SGD with momentum:
 
@@ -30,9 +30,11 @@ import torch._dynamo  # optimizers import it, which takes seconds: here once, be
 import torch.distributed as dist
 import torch.multiprocessing
 import torch.nn.functional as F
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from covpool.drawing import LIGHT, dress, new_figure, png
 from covpool.durable import replace_file
 from covpool.nn.sharded import ShardedLinear
 from covpool.provenance.origin import new_results, results_path
@@ -45,6 +47,7 @@ TRAFFIC = {"classes": CLASSES, "processes": (1, 2, 4), "features": 512, "images"
 TIMES = {"classes": CLASSES, "processes": 2, "features": 2_080, "images": 64, "rounds": 3}
 LARGEST = {"classes": 75_000, "processes": 4, "features": 8_256, "images": 32, "steps": 4}
 PAGE = Path(__file__).parents[1] / "docs" / "scale_out.md"
+FIGURE = PAGE.parent / "images" / "sharded.png"
 # Classes, features, GPUs and images per step of classifiers that are only computed.
 PLANNED = ((1_000_000, 8_256, 64, 4_096), (1_000_000, 512, 64, 4_096), (10_000, 32_896, 8, 1_024))
 # Of an A100 in bfloat16, by its data sheet, and of a network; as elsewhere on the page.
@@ -283,6 +286,34 @@ def arithmetic() -> str:
     return "\n".join(lines)
 
 
+def draw(results: dict[str, Any]) -> Figure:
+    """Draw the bytes that a process holds and sends, against the number of classes."""
+    figure = new_figure(LIGHT, 9.0, 3.2)
+    for axes, name, title in zip(
+        figure.subplots(1, 2),
+        ("held", "sent"),
+        ("held by a process", "sent by a process per step"),
+        strict=True,
+    ):
+        dress(axes, LIGHT)
+        for kind, color in zip(KINDS, reversed(LIGHT.series), strict=True):
+            for processes, style in ((2, "--"), (4, "-")):
+                rows = [
+                    row for row in results["traffic"] if (row["kind"], row["processes"]) == (kind, processes)
+                ]
+                axes.plot(
+                    [row["classes"] for row in rows],
+                    [row[name] / 1e6 for row in rows],
+                    f"o{style}",
+                    color=color,
+                    label=f"{kind}, {processes} processes",
+                )
+        axes.set(xscale="log", yscale="log", xlabel="classes", ylabel="MB")
+        axes.set_title(title, loc="left", fontsize=10, color=LIGHT.ink)
+    axes.legend(frameon=False, fontsize=8)
+    return figure
+
+
 def page(text: str, results: dict[str, Any]) -> str:
     """Return the page with new tables between its marks."""
     for name, table in (("sharded", tables(results)), ("planned", arithmetic())):
@@ -305,6 +336,7 @@ def main(words: Sequence[str] | None = None) -> None:
     if arguments.page:
         results = json.loads(Path(arguments.page).read_text())
         replace_file(PAGE, page(PAGE.read_text(encoding="utf-8"), results).encode())
+        replace_file(FIGURE, png(draw(results), dpi=120))
         return
     results = measure(TRAFFIC, TIMES, LARGEST)
     path = results_path(arguments.out, "sharded", results)

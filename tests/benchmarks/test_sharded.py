@@ -40,6 +40,10 @@ def test_the_page_has_the_results() -> None:
     assert sharded.page(text, results) == text, (
         f"python -m benchmarks.sharded --page {RESULTS} writes the page"
     )
+    drawn = {line.get_label(): line.get_ydata() for line in sharded.draw(results).axes[1].get_lines()}
+    assert len(drawn) == 4
+    assert drawn["sharded, 4 processes"][-1] < drawn["dense, 4 processes"][-1] / 1000
+    assert sharded.FIGURE.stat().st_size > 10_000
     for row in results["traffic"]:
         expected = sharded.formulas(row)
         assert row["held"] == expected["held"]
