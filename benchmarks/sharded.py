@@ -250,8 +250,8 @@ def tables(results: dict[str, Any]) -> str:
         "",
         f"{timed['processes']} processes of one thread, {timed['features']:,} features, {timed['images']} "
         f"images per step, medians of {len(timed['seconds']['dense'])} rounds in turns. Each ratio is "
-        "computed within one round; its smallest and largest value are in brackets. Other programs ran "
-        f"meanwhile: the load was {results['load']:.0f}.",
+        "computed within one round; its smallest and largest value are in brackets. The load "
+        f"average of the machine was {results['load']:.0f}, of which these processes are 2.",
         "",
         f"A classifier of {largest['classes']:,} classes × {largest['features']:,} features trains on "
         f"{largest['processes']} processes of this machine. Each holds {largest['held'] / 1e9:.2f} GB of it "
