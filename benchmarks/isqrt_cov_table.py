@@ -144,10 +144,7 @@ def summary(results: Results) -> str:
 
 def _origin(results: Results) -> str:
     arguments = results["arguments"]
-    return (
-        f"{source_words(results)}, {arguments['dtype']}, {arguments['steps']} steps, seed {results['seed']}, "
-        f"{results['date'][:10]}."
-    )
+    return f"{source_words(results)}, {arguments['dtype']}, seed {results['seed']}, {results['date'][:10]}."
 
 
 def _targets(results: Results) -> str:

@@ -68,11 +68,11 @@ def test_the_speeds_of_the_benchmarks_are_measured() -> None:
     assert len(rows) == 5
     (titles,) = (line.split("|")[2:-1] for line in measured.splitlines() if line.startswith("| size"))
     names = ["ours", "fitted 3", "plain", "eigh", "svd"]
-    places = [next(k for k, title in enumerate(titles) if name in title) for name in names]
+    columns = [next(k for k, title in enumerate(titles) if name in title) for name in names]
     for size, *shown in ([cell.strip() for cell in row.split("|")[1:-1]] for row in rows):
         (line,) = (line for line in measured.splitlines() if line.startswith(f"| {size} "))
         medians = [cell.split()[0] for cell in line.split("|")[2:-1]]
-        assert [medians[place] for place in places] == shown
+        assert [medians[column] for column in columns] == shown
     (file,) = RESULTS.glob("methods--*.md")
     layers = re.findall(
         r"^\| (`[^`]+`) \| ([\d.]+) \| ([\d.]+) \|$", read(DOCS / "benchmarks.md"), re.MULTILINE

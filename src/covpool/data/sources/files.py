@@ -32,12 +32,16 @@ def open_splits(path: str, cache: str | None = None) -> Mapping[Split, ImageSet]
 
 
 def open_unlabeled(path: str) -> ImageSet:
-    """Open an image, or all images below a folder, or the tars or Parquet files below it."""
+    """Open one image."""
+    address = Address.of(path)
+    return FileImages(address.parent, [address.name])
+
+
+def open_folder(path: str) -> ImageSet:
+    """Open all images below a folder, or the tars or Parquet files below it."""
     from covpool.data.sources import parquet, shards
 
     address = Address.of(path)
-    if not address.is_folder():
-        return FileImages(address.parent, [address.name])
     names = list_below(address)  # once: object storage needs a request for every thousand files
     if any(name.lower().endswith(shards.EXTENSION) for name in names):
         return shards.open_files(address, names)

@@ -18,9 +18,9 @@ from covpool.data.sources.files import (
     composed,
     files_under,
     is_image,
-    open_unlabeled,
     subfolders,
 )
+from covpool.data.sources.files import open_folder as open_unlabeled
 from covpool.errors import UsageError
 
 __all__ = ["MARKS", "open_splits", "open_unlabeled"]
