@@ -62,9 +62,9 @@ TABLE3 = Comparison(
         "separate learning rates here, each the best of a few tried with the first seed. Improved B-CNN "
         "also uses a root that is less steep near zero. With the common settings they learn little in so "
         "few epochs, as their second rows in the linked table show. All other methods use the paper's "
-        "learning rate, which may explain the error of Cholesky in that table. Pow-TMLR is twice MPN-COV "
-        "plus a constant. It has the same information, so its lower error comes from the course of "
-        "training."
+        "learning rate. This may explain the error of Cholesky in the linked table. That table also has the "
+        "method Pow-TMLR. Its output is twice that of MPN-COV plus a constant, so it has the same "
+        "information. Its error is lower because the larger output changes how training proceeds."
     ),
     claims=(
         lower_error("iSQRT-COV is better than average pooling", TRACE, "gap", 41.8 - 38.45),

@@ -38,7 +38,8 @@ This page compares {claims} claims: {counted}.
 
 The paper trains on ImageNet with GPUs. The networks here have the same form with fewer channels and train
 in minutes on a CPU, on {classes} classes of Tiny-ImageNet ({train:,} training images of 64 pixels, {val:,}
-test images). This size can show the sign of a difference, but not its size on ImageNet.
+test images). Such small
+networks can show the sign of a difference, but not how large it is on ImageNet.
 
 ```sh
 pip install 'covpool[eval]'
@@ -52,15 +53,15 @@ Table 7 is measured from a checkout, with the commands in [experiments](../exper
 
 ## How to read the verdicts
 
-- *Agrees*: the difference is resolved (see below) and has the paper's sign. If the paper gives a size, ours
-  differs from it by less than the margin of the same test.
+- *Agrees*: the difference is resolved (see below) and has the paper's sign. If the paper states how large the
+  difference is, our value is not resolved from it by the same test.
 - *Agrees in sign*: resolved, with the paper's sign and another size.
 - *Does not agree*: resolved, with the opposite sign; or another value, for claims without a sign.
 - *Not resolved here*: the difference is within seed noise, there is only one seed, or a seed failed.
 - *Beyond the paper*: the paper does not report this number.
 
 Errors are top-1 errors of the last epoch. The standard error (±) of a difference comes from the spread over
-seeds, pooled over all settings of the experiment whose networks learned. A difference is resolved if it
+seeds. It is pooled over all settings of the experiment, except those in which the network did not learn. A difference is resolved if it
 exceeds its standard error times the one-sided {confidence:.0%} quantile of Student's t. The error of a failed
 run is that of random guessing.
 
@@ -73,7 +74,7 @@ difference of two runs. A verdict
 therefore holds for these test images. With this many claims at {confidence:.0%} each, a few are resolved
 by chance.
 
-Runs use bfloat16 on CPUs with bfloat16 products and float32 on other CPUs. The linked
+Runs use bfloat16 if the CPU has instructions for it, and float32 otherwise. The linked
 tables give the number of runs in each precision.
 {precision}
 """

@@ -94,8 +94,8 @@ def draw_figure4(results: Results, figure: Figure) -> None:
 FIGURE4 = Comparison(
     experiment=experiments.FIGURE4,
     at_full_size=(
-        "An epoch has 5,000 steps instead of a few hundred. On ImageNet, networks differ in their "
-        "convergence for several epochs; here only for some steps within an epoch."
+        "An epoch of ImageNet has 5,000 steps, one here a few hundred. How many epochs a lead lasts on "
+        "ImageNet cannot be seen here."
     ),
     claims=(
         lower_error(
