@@ -107,8 +107,9 @@ def full_size_lines() -> list[str]:
         "",
         f"- Hours = {IMAGES:,} images × epochs / (images/s) / 3600.",
         "- images/s is the smaller of two rates: what the GPUs compute, and what the CPU cores decode.",
-        f"- The GPUs compute {GPUS} × {PEAK / 1e12:.0f} TFLOP/s × {SHARE:.0%} / FLOP per image. The bfloat16 "
-        f"peak of an A100 is {PEAK / 1e12:.0f} TFLOP/s, and {SHARE:.0%} is typical of convolutional networks.",
+        f"- The GPUs compute {GPUS} × {PEAK / 1e12:.0f} TFLOP/s × {SHARE:.0%} / FLOP per image. The "
+        f"bfloat16 peak of an A100 is {PEAK / 1e12:.0f} TFLOP/s, and {SHARE:.0%} is typical of convolutional "
+        "networks.",
         f"- {GPUS * WORKERS} cores decode {DECODED} images/s each.",
         "- `covpool plan` counts the FLOP of forward and backward passes. Eigendecompositions take longer "
         "on a GPU than their FLOP suggest.",
