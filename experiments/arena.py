@@ -108,8 +108,8 @@ class Case:
         )
 
     def work(self, head: str) -> float:
-        """Return the training of a cell in positions seen: trials, and two trainings per seed."""
-        runs = TRIALS + 2 * self.seeds_of(head)
+        """Return the training of a cell in positions seen: trials and seeds."""
+        runs = TRIALS + self.seeds_of(head)
         return float(runs * self.epochs * TRAINED[self.data] * self.size**2)
 
 
@@ -236,7 +236,7 @@ def not_run(entries: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     speeds: dict[str, float] = {}
     for case in CASES:
         for one in entries.get(case.name, {"heads": []})["heads"]:
-            runs = TRIALS + 2 * case.seeds_of(one["head"])
+            runs = TRIALS + case.seeds_of(one["head"])
             speeds[one["head"]] = one["seconds"] * runs / case.work(one["head"])
     return [
         {

@@ -62,8 +62,8 @@ Table 7 is measured from a checkout, with the commands in [experiments](../exper
 
 Errors are top-1 errors of the last epoch. The standard error (±) of a difference comes from the spread over
 seeds. It is pooled over all settings of the experiment, except those in which the network did not learn. A
-difference is resolved if it exceeds its standard error times the one-sided {confidence:.0%} quantile of Student's t. The error of a failed
-run is that of random guessing.
+difference is resolved if it exceeds its standard error times the one-sided {confidence:.0%} quantile of
+Student's t. The error of a failed run is that of random guessing.
 
 Ratios of times are medians with quartiles in brackets. A ratio is resolved if both quartiles are on one
 side of 1. Times and memory within 10 % count as equal. Accuracies of Table 7 are compared by Welch's test

@@ -36,7 +36,7 @@ from covpool.evaluate.probe.features import (
 )
 from covpool.evaluate.probe.options import ProbeOptions, arrays_of, head_config
 from covpool.evaluate.probe.record import PROTOCOL, ProbeFolder, new_record, summarised
-from covpool.evaluate.probe.tuning import best_setting, trial_settings
+from covpool.evaluate.probe.tuning import best_trial, trial_settings
 from covpool.evaluate.results import mark_folder, prepare_folder
 from covpool.evaluate.svm.classifier import check_every_class
 from covpool.inference.forward import Result
@@ -123,7 +123,9 @@ class Probing:
     ) -> None:
         self.options, self.device, self.max_cache = options, device, max_cache
         self.log, self.progress = log, progress
-        self.tuned: dict[str, ProbeOptions] = {}  # by head
+        # By head: its options after tuning, and the accuracies of its best trial.
+        self.tuned: dict[str, ProbeOptions] = {}
+        self.held_out: dict[str, dict[str, float]] = {}
         self.doing = ""
         self.sets: dict[str, ImageSet] = {
             str(name): found for name, found in open_splits(data, layout).items()
@@ -253,7 +255,9 @@ class Probing:
             done.append({"head": head, **setting._asdict(), "val": shares, "seconds": seconds})
             record["trials"].append(done[-1])
             self.folder.write(record)
-        self.tuned[head] = dataclasses.replace(self.options, **best_setting(done)._asdict())
+        best = best_trial(done)
+        self.tuned[head] = dataclasses.replace(self.options, lr=best["lr"], drop_rate=best["drop_rate"])
+        self.held_out[head] = best["val"]
 
     def _row(
         self, head: str, seed: int, commit: str | None, features: dict[str, CachedFeatures]
@@ -269,7 +273,10 @@ class Probing:
         if val is None and test is None:
             row["val"], predictions = self._cross_validated(head, seed, train)
         elif val is None and self.options.val_fraction:
-            row["val"] = self._validated(head, seed)[1]
+            if not self.options.tune:
+                row["val"] = self._validated(head, seed)[1]
+            elif seed == 0:  # the best trial has the same seed
+                row["val"] = self.held_out[head]
         row["choosing_seconds"], started = round(time.monotonic() - started, 1), time.monotonic()
         model = self._trained(head, seed, train, train.usable)
         row["seconds"] = round(time.monotonic() - started, 1)

@@ -38,16 +38,15 @@ def trial_settings(options: ProbeOptions) -> list[Setting]:
     return found
 
 
-def best_setting(trials: Iterable[dict[str, Any]]) -> Setting:
-    """Return the setting of the highest accuracy on held-out images; of equal ones, the first.
+def best_trial(trials: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Return the trial with the highest accuracy on held-out images; of equal ones, the first.
 
     Args:
         trials: results of :func:`trial_settings` of one head.
 
     Example:
         >>> low, high = {"top1": 0.5, "top1_flip": 0.5}, {"top1": 0.6, "top1_flip": 0.5}
-        >>> best_setting([dict(lr=1.0, drop_rate=0.0, val=low), dict(lr=2.0, drop_rate=0.1, val=high)])
-        Setting(lr=2.0, drop_rate=0.1)
+        >>> best_trial([dict(lr=1.0, val=low), dict(lr=2.0, val=high)])["lr"]
+        2.0
     """
-    best = max(trials, key=lambda trial: (trial["val"]["top1_flip"], trial["val"]["top1"]))
-    return Setting(best["lr"], best["drop_rate"])
+    return max(trials, key=lambda trial: (trial["val"]["top1_flip"], trial["val"]["top1"]))
