@@ -32,6 +32,8 @@ from covpool.evaluate.probe.record import ProbeFolder, difference, paired_differ
 from covpool.nn import methods
 from covpool.terminal import NamedProgress, duration
 from experiments.fine_grained import OWN, PACKAGES, TITLES, weights_file
+from experiments.paper.claims import frozen_verdict
+from experiments.paper.page import COMPARISONS
 
 TRIALS = 8
 DIM = 128
@@ -43,16 +45,22 @@ LAYERED = tuple(
 )
 # All methods, the joined head, and several layers.
 CONTEST = (*methods(), "isqrt_cov+gap", *LAYERED)
-# The paper's iteration. The default of isqrt_cov is another one.
-STEPS = {steps: f"isqrt_cov@steps={steps}" for steps in range(1, 10)}
-PAPER = STEPS[5]
-FROBENIUS = f"{PAPER}@normalization=frobenius"
-UNCOMPENSATED, BATCHNORM = (f"{PAPER}@compensation={other}" for other in ("none", "batchnorm"))
-WIDTHS = {dim: f"{PAPER}@dim={dim}" for dim in (32, 64, 256)}
-# Heads that use the learning rate and the dropout of PAPER.
-AS_PAPER = (*(head for head in STEPS.values() if head != PAPER), FROBENIUS)
-PAPER_METHODS = ("gap", "cov", "mpn_cov", "bcnn", "deep_o2p", "improved_bcnn", "g2denet", PAPER)
-OF_CLAIMS = (*PAPER_METHODS, *AS_PAPER, UNCOMPENSATED, BATCHNORM, *WIDTHS.values())
+# The paper's iteration; the default of isqrt_cov is another one.
+PAPER = "isqrt_cov@steps=5"
+# The paper's claims that heads on frozen features can test: experiment, claim, better head and other head.
+CLAIMS = tuple(
+    (one.experiment.title.partition(":")[0], claim.text, *pair)
+    for one in COMPARISONS
+    for claim in one.claims
+    if (pair := one.frozen(claim))
+)
+OF_CLAIMS = tuple(dict.fromkeys(head for *_, better, other in CLAIMS for head in (better, other)))
+# Heads that use the learning rate and the dropout of PAPER: other steps, another normalization.
+AS_PAPER = tuple(
+    head
+    for head in OF_CLAIMS
+    if head != PAPER and head.startswith("isqrt_cov@") and "dim=" not in head and "compensation" not in head
+)
 CLAIM_SEEDS = 10
 # Images to train on, of sets that are not on this machine.
 TRAINED = {"sparrows": 629, "cub": 5994, "cars": 8137, "flowers": 6552}
@@ -142,40 +150,6 @@ CASES = tuple(
 )
 
 
-@dataclass(frozen=True)
-class Claim:
-    """A sentence of the paper: the accuracy of one head is above that of another."""
-
-    source: str
-    text: str
-    higher: str
-    lower: str
-
-
-CLAIMS = (
-    Claim("Figure 2", "N = 1 is better than no root", STEPS[1], "cov"),
-    Claim("Figure 2", "N = 5 is better than no root", PAPER, "cov"),
-    Claim("Figure 2", "N = 5 is better than N = 1", PAPER, STEPS[1]),
-    Claim("Figure 2", "the exact root is better than N = 3", "mpn_cov", STEPS[3]),
-    Claim("Figure 2", "N = 5 is better than the exact root", PAPER, "mpn_cov"),
-    Claim("Figure 2", "N = 7 is better than the exact root", STEPS[7], "mpn_cov"),
-    Claim("Figure 2", "N = 7 is better than N = 8", STEPS[7], STEPS[8]),
-    Claim("Figure 2", "N = 7 is better than N = 9", STEPS[7], STEPS[9]),
-    *(
-        Claim("Table 3", f"iSQRT-COV is better than {other}", PAPER, other)
-        for other in ("gap", "mpn_cov", "g2denet", "bcnn", "improved_bcnn", "deep_o2p")
-    ),
-    Claim("Table 3", "MPN-COV is better than improved B-CNN", "mpn_cov", "improved_bcnn"),
-    Claim("Table 3", "normalization by the trace is better than by the Frobenius norm", PAPER, FROBENIUS),
-    Claim("Table 4", "compensation is better than none", PAPER, UNCOMPENSATED),
-    Claim("Table 4", "compensation is better than BatchNorm", PAPER, BATCHNORM),
-    Claim("Table 6", "d = 32 is better than average pooling", WIDTHS[32], "gap"),
-    Claim("Table 6", "d = 64 is better than d = 32", WIDTHS[64], WIDTHS[32]),
-    Claim("Table 6", "d = 128 is better than d = 64", PAPER, WIDTHS[64]),
-    Claim("Table 6", "d = 256 is better than d = 128", WIDTHS[256], PAPER),
-)
-
-
 def run(case: Case, head: str, sets: Path, runs: Path) -> None:
     """Tune and train a cell, unless it is done."""
     with NamedProgress() as progress:
@@ -230,24 +204,16 @@ def entry(case: Case, sets: Path, runs: Path) -> dict[str, Any] | None:
             for head, record in records.items()
         ],
         "claims": [
-            {**vars(claim), "difference": found, "verdict": verdict(found)}
-            for claim in (CLAIMS if case.claims else ())
-            for found in [over(claim.higher, claim.lower)]
+            {
+                "source": source,
+                "text": text,
+                "better": better,
+                "other": other,
+                "difference": over(better, other),
+            }
+            for source, text, better, other in (CLAIMS if case.claims else ())
         ],
     }
-
-
-def verdict(found: dict[str, float] | None) -> str:
-    """Return what a paired difference says of a claim that it is positive."""
-    if found is None:
-        return "not run here"
-    return (
-        "agrees in sign"
-        if found["low"] > 0
-        else "does not agree"
-        if found["high"] < 0
-        else "not resolved here"
-    )
 
 
 def not_run(entries: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
@@ -297,7 +263,8 @@ def table(results: dict[str, Any]) -> str:
         if made["claims"]:
             lines += ["", "| claim of the paper | source | difference | verdict |", "|---|---|---|---|"]
             lines += [
-                f"| {one['text']} | {one['source']} | {difference(one['difference'])} | {one['verdict']} |"
+                f"| {one['text']} | {one['source']} | {difference(one['difference'])} "
+                f"| {frozen_verdict([one['difference']])} |"
                 for one in made["claims"]
             ]
     missing = results["not_run"]

@@ -46,6 +46,7 @@ FIGURE2 = Comparison(
         lower_error("Seven steps are better than nine", "N=7", "N=9"),
     ),
     draw=draw_figure2,
+    heads={f"N={steps}": f"isqrt_cov@steps={steps}" for steps in STEPS} | {PLAIN: "cov", EXACT: "mpn_cov"},
 )
 
 
@@ -95,6 +96,8 @@ TABLE3 = Comparison(
         less_time("A step takes more time than with average pooling", "gap", TRACE, 2.55 / 1.32),
     ),
     draw=draw_table3,
+    heads={name: name for name in ("gap", "mpn_cov", "g2denet", "bcnn", "improved_bcnn", "deep_o2p")}
+    | {TRACE: "isqrt_cov@steps=5", FROBENIUS: "isqrt_cov@steps=5@normalization=frobenius"},
 )
 
 

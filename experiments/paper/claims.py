@@ -11,8 +11,8 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -48,11 +48,13 @@ class Claim:
         text: the sentence, in our words.
         paper: its number, in words.
         judge: what the results say of it.
+        rows: labels of the row with the lower error, and of the other, if it compares final errors.
     """
 
     text: str
     paper: str
     judge: Callable[[Results], Judgement]
+    rows: tuple[str, str] | None = None
 
 
 def lower_error(text: str, lower: str, higher: str, points: float | None = None, *, at: float = 1.0) -> Claim:
@@ -78,7 +80,8 @@ def lower_error(text: str, lower: str, higher: str, points: float | None = None,
         spread, freedom = pooled_spread(results, at)
         return _judged(difference, spread, freedom, (len(ours), len(others)), points)
 
-    return Claim(text, "lower" if points is None else f"{points:g} points lower", judge)
+    words = "lower" if points is None else f"{points:g} points lower"
+    return Claim(text, words, judge, (lower, higher) if at == 1 else None)
 
 
 def fails_to_learn(text: str, label: str, paper: str) -> Claim:
@@ -125,6 +128,17 @@ def same_time(text: str, one: str, other: str, ratio: float) -> Claim:
         return Judgement(f"{middle:.2f} times [{low:.2f}, {high:.2f}]", verdict)
 
     return Claim(text, f"{ratio:.2f} times", judge)
+
+
+def frozen_verdict(differences: Iterable[dict[str, float] | None]) -> Verdict:
+    """Return what paired differences of accuracy, one per data set, say of a claim that they are positive."""
+    found = [one for one in differences if one is not None]
+    if not found:
+        return "not run here"
+    above, below = (any(one["low"] > 0 for one in found), any(one["high"] < 0 for one in found))
+    if above == below:
+        return "not resolved here"
+    return "agrees in sign" if above else "does not agree"
 
 
 def not_run(text: str, paper: str, why: str) -> Claim:
@@ -210,12 +224,21 @@ class Comparison:
         at_full_size: what would change there.
         claims: what the paper says about its rows, with a number or a sign.
         draw: the figure, from the results.
+        heads: heads on frozen features that stand for rows, by label.
     """
 
     experiment: Experiment
     at_full_size: str
     claims: tuple[Claim, ...]
     draw: Callable[[Results, Figure], None]
+    heads: Mapping[str, str] = field(default_factory=dict)
+
+    def frozen(self, claim: Claim) -> tuple[str, str] | None:
+        """Return the heads that test a claim on frozen features: the better one, and the other."""
+        if claim.rows is None or not set(claim.rows) <= self.heads.keys():
+            return None
+        better, other = (self.heads[label] for label in claim.rows)
+        return better, other
 
 
 @dataclass(frozen=True)

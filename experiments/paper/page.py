@@ -8,17 +8,29 @@ import re
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from covpool.drawing import png
 from covpool.durable import replace_file
+from covpool.evaluate.probe.record import difference
 from covpool.provenance.machine import release
 from covpool.provenance.origin import check_schema, results_file
 from covpool.reproduce.experiments import EXPERIMENTS, Experiment
 from covpool.reproduce.networks import MINIATURE, Scale
 from covpool.reproduce.record import PACKAGE, SCHEMA, empty_results, held_runs, table
 from experiments.paper.alexnet import APPROXIMATION, FIGURE2, TABLE3
-from experiments.paper.claims import CONFIDENCE, Claim, Comparison, Judgement, Measurement, Results, Verdict
+from experiments.paper.claims import (
+    CONFIDENCE,
+    Claim,
+    Comparison,
+    Judgement,
+    Measurement,
+    Results,
+    Verdict,
+    frozen_verdict,
+)
 from experiments.paper.figures import empty_figure
 from experiments.paper.full_size import full_size_lines
 from experiments.paper.measured import TABLE2, TABLE7
@@ -27,12 +39,13 @@ from experiments.paper.resnet import FIGURE4, TABLE4, TABLE5, TABLE6
 # In the order of the paper.
 ALL = (FIGURE2, TABLE2, TABLE3, TABLE4, FIGURE4, TABLE5, TABLE6, APPROXIMATION, TABLE7)
 COMPARISONS = [one for one in ALL if isinstance(one, Comparison)]
+SETS = {"cub": "CUB", "cars": "Cars"}
 
 HEAD = """# The paper's claims, and our measurements
 
 See which claims of the paper hold in our measurements, and run the experiments yourself.
 
-This page compares {claims} claims: {counted}.
+This page compares {claims} claims: {counted}.{by_frozen}
 
 {summary}
 
@@ -77,6 +90,16 @@ by chance.
 Runs use bfloat16 if the CPU has instructions for it, and float32 otherwise. The linked
 tables give the number of runs in each precision.
 {precision}
+{frozen}
+"""
+FROZEN = """
+Some claims have a second test. Heads are trained on a frozen EfficientNet-Lite0 with 224 pixels, on data sets
+with thousands of test images, and compared image by image. The difference is that of accuracy in percentage
+points, with a 95 % interval over test images; each image counts with its mean over seeds. If this interval
+excludes zero, this test is the stronger one, and the claim is counted by it. The counted verdict is in bold.
+If the two data sets disagree, the claim is not resolved. Differences on frozen features say nothing about
+their size on ImageNet, so the best verdict is *agrees in sign*.
+[All heads]({link}/{stem}.md) are in the results of `python -m experiments.arena`.
 """
 COUNTED: dict[Verdict, str] = {
     "agrees": "agree",
@@ -106,34 +129,76 @@ def page(folder: Path, link: str) -> str:
     return "\n".join([claims_page(folder, link), "## At full size", "", *full_size_lines()]) + "\n"
 
 
+@dataclass(frozen=True)
+class Judged:
+    """A claim with its verdicts.
+
+    Attributes:
+        claim: the claim.
+        found: its test as in the paper: networks trained from scratch, or times.
+        frozen: its test by heads on frozen features, in words, and the verdict; ``None`` if there is none.
+    """
+
+    claim: Claim
+    found: Judgement
+    frozen: Judgement | None = None
+
+    @property
+    def by_frozen(self) -> bool:
+        """Whether the test on frozen features counts. It is the stronger one if it is resolved."""
+        return self.frozen is not None and self.frozen.verdict in RESOLVED
+
+    @property
+    def counted(self) -> Judgement:
+        """The stronger test."""
+        return self.frozen if self.frozen is not None and self.by_frozen else self.found
+
+
 def claims_page(folder: Path, link: str) -> str:
     """Return the page without the part on training at full size, whose FLOPs take a while to count."""
-    parts, verdicts, sections = [], Counter[str](), []
+    parts, sections = [], []
+    arena = results_file(folder, "arena")
+    cases = [] if arena is None else json.loads(arena.read_bytes())["cases"]
     for one in ALL:
         found, paths = _found(one, folder)
-        judged = [(claim, claim.judge(found)) for claim in one.claims]
-        verdicts.update(judgement.verdict for _, judgement in judged)
+        judged = [Judged(claim, claim.judge(found), _frozen(one, claim, cases)) for claim in one.claims]
         described = one.experiment if isinstance(one, Comparison) else one
         sections.append((described.title, judged))
         parts += [f"## {described.title}", "", f"The paper: {described.paper}.", "", *claim_lines(judged), ""]
         parts += _files(paths, link)
         parts += [f"At full size: {one.at_full_size}", ""]
-    head = _head(verdicts, summary_lines(sections), folder.parent)
+    frozen = "" if arena is None else FROZEN.format(link=link, stem=arena.stem)
+    head = _head(sections, frozen, folder.parent)
     return "\n".join([*head, *parts])
 
 
-def summary_lines(sections: Sequence[tuple[str, Sequence[tuple[Claim, Judgement]]]]) -> list[str]:
+def _frozen(one: Comparison | Measurement, claim: Claim, cases: list[dict[str, Any]]) -> Judgement | None:
+    """Test a claim on frozen features, on every data set that has results."""
+    pair = one.frozen(claim) if isinstance(one, Comparison) else None
+    if pair is None:
+        return None
+    found = {
+        case["case"].partition("-")[0]: tested["difference"]
+        for case in cases
+        for tested in case["claims"]
+        if (tested["better"], tested["other"]) == pair and tested["difference"] is not None
+    }
+    words = "; ".join(f"{SETS[name]} {difference(one)}" for name, one in found.items())
+    return Judgement(words, frozen_verdict(found.values()))
+
+
+def summary_lines(sections: Sequence[tuple[str, Sequence[Judged]]]) -> list[str]:
     """Return a table with the verdicts and the first resolved claim of every section."""
     lines = [
         f"| experiment | {' | '.join(COLUMNS)} | first resolved claim |",
         "|---" * (len(COLUMNS) + 2) + "|",
     ]
     for title, judged in sections:
-        counts = Counter(found.verdict for _, found in judged)
+        counts = Counter(one.counted.verdict for one in judged)
         resolved = (
-            f"{claim.text}: {found.ours} ({found.verdict})"
-            for claim, found in judged
-            if found.verdict in RESOLVED
+            f"{one.claim.text}: {one.counted.ours} ({one.counted.verdict})"
+            for one in judged
+            if one.counted.verdict in RESOLVED
         )
         cells = [
             f"[{title.partition(':')[0]}](#{_anchor(title)})",
@@ -157,11 +222,24 @@ def _found(one: Comparison | Measurement, folder: Path) -> tuple[Results, list[P
     return json.loads(path.read_text(encoding="utf-8")), [path]
 
 
-def claim_lines(judged: Sequence[tuple[Claim, Judgement]]) -> list[str]:
-    """A table of the paper's claims, ours and the verdicts."""
-    lines = ["| claim | the paper | here | verdict |", "|---|---|---|---|"]
-    for claim, found in judged:
-        lines.append(f"| {claim.text} | {claim.paper} | {found.ours} | {found.verdict} |")
+def claim_lines(judged: Sequence[Judged]) -> list[str]:
+    """Return a table of the claims and their verdicts, with the test on frozen features if there is one."""
+    frozen = any(one.frozen is not None and one.frozen.ours for one in judged)
+    titles = ["claim", "the paper", "here", "verdict"]
+    if frozen:
+        titles = [*titles[:2], "from scratch", "verdict", "frozen features", "verdict"]
+    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    for one in judged:
+        cells = [one.claim.text, one.claim.paper, one.found.ours]
+        if not frozen:
+            cells.append(one.found.verdict)
+        else:
+            second = one.frozen or Judgement("", "not run here")
+            own, other = one.found.verdict, second.verdict if second.ours else ""
+            cells += (
+                [own, second.ours, f"**{other}**"] if one.by_frozen else [f"**{own}**", second.ours, other]
+            )
+        lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 
@@ -174,15 +252,24 @@ def _files(paths: Sequence[Path], link: str) -> list[str]:
     return lines
 
 
-def _head(verdicts: Counter[str], summary: list[str], out: Path) -> list[str]:
+def _head(sections: Sequence[tuple[str, Sequence[Judged]]], frozen: str, out: Path) -> list[str]:
     classes = MINIATURE.classes
     precision = precision_sentence(precision_differences(EXPERIMENTS.values(), out, MINIATURE))
+    every = [one for _, judged in sections for one in judged]
+    verdicts = Counter(one.counted.verdict for one in every)
+    by_frozen = sum(one.by_frozen for one in every)
     counted = ", ".join(f"{verdicts[verdict]} {words}" for verdict, words in COUNTED.items())
-    total = verdicts.total()
     numbers = {"classes": classes, "train": 500 * classes, "val": 50 * classes, "confidence": CONFIDENCE}
-    words = {"claims": total, "counted": counted, "summary": "\n".join(summary), "precision": precision}
+    words = {
+        "claims": len(every),
+        "counted": counted,
+        "by_frozen": f" {by_frozen} are counted by a test on frozen features." if by_frozen else "",
+        "frozen": frozen,
+        "summary": "\n".join(summary_lines(sections)),
+        "precision": precision,
+    }
     made = HEAD.format(**words, **numbers)
-    return [*made.splitlines(), ""]
+    return [*made.rstrip().splitlines(), ""]
 
 
 def precision_differences(experiments: Iterable[Experiment], out: Path, scale: Scale) -> list[float]:
@@ -213,7 +300,7 @@ def render(one: Comparison, path: Path) -> list[Path]:
     """Write the table with the claims (``.md``) and the figure (``.png``) of a results JSON."""
     results = json.loads(path.read_text(encoding="utf-8"))
     check_schema(results, PACKAGE, SCHEMA)
-    judged = [(claim, claim.judge(results)) for claim in one.claims]
+    judged = [Judged(claim, claim.judge(results)) for claim in one.claims]
     lines = [table(one.experiment, results), "", *claim_lines(judged), ""]
     made = {
         path.with_suffix(".md"): "\n".join(lines).encode(),

@@ -77,6 +77,11 @@ TABLE4 = Comparison(
         lower_error("Compensation is better than BatchNorm", MATCHED, BATCHNORM, 0.98),
     ),
     draw=draw_table4,
+    heads={
+        MATCHED: "isqrt_cov@steps=5",
+        NONE: "isqrt_cov@steps=5@compensation=none",
+        BATCHNORM: "isqrt_cov@steps=5@compensation=batchnorm",
+    },
 )
 
 
@@ -208,4 +213,10 @@ TABLE6 = Comparison(
         ),
     ),
     draw=draw_table6,
+    heads={
+        FIRST: "gap",
+        "d=32": "isqrt_cov@steps=5@dim=32",
+        "d=64": "isqrt_cov@steps=5@dim=64",
+        "d=128": "isqrt_cov@steps=5",
+    },
 )

@@ -10,7 +10,10 @@ import timm
 import torch
 
 from experiments import arena
+from experiments.paper.claims import frozen_verdict
 from tests.data.pictures import SPARROWS, needs_sparrows
+
+ONE_STEP = "isqrt_cov@steps=1"
 
 
 def test_cells_have_names_and_seeds() -> None:
@@ -25,19 +28,28 @@ def test_cells_have_names_and_seeds() -> None:
 
 
 def test_every_claim_compares_heads_that_run() -> None:
-    for claim in arena.CLAIMS:
-        assert {claim.higher, claim.lower} <= set(arena.OF_CLAIMS)
-        assert claim.higher != claim.lower
+    assert len(arena.CLAIMS) == 27
+    assert arena.PAPER in arena.OF_CLAIMS
+    others = [f"isqrt_cov@steps={steps}" for steps in (1, 3, 7, 8, 9)]
+    assert list(arena.AS_PAPER) == [*others, "isqrt_cov@steps=5@normalization=frobenius"]
+    for *_, better, other in arena.CLAIMS:
+        assert better != other
 
 
-def test_verdicts_follow_the_interval() -> None:
-    assert arena.verdict(None) == "not run here"
-    for low, high, expected in (
-        (0.001, 0.02, "agrees in sign"),
-        (-0.02, -0.001, "does not agree"),
-        (-0.01, 0.02, "not resolved here"),
+def test_verdicts_follow_the_intervals() -> None:
+    above, below, neither = (
+        {"mean": (low + high) / 2, "low": low, "high": high}
+        for low, high in ((0.001, 0.02), (-0.02, -0.001), (-0.01, 0.02))
+    )
+    for found, expected in (
+        ([None], "not run here"),
+        ([above], "agrees in sign"),
+        ([above, neither], "agrees in sign"),
+        ([below, neither, None], "does not agree"),
+        ([above, below], "not resolved here"),
+        ([neither], "not resolved here"),
     ):
-        assert arena.verdict({"mean": (low + high) / 2, "low": low, "high": high}) == expected
+        assert frozen_verdict(found) == expected
 
 
 @pytest.mark.slow
@@ -61,21 +73,25 @@ def test_cells_run_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)  # which takes half a minute
     monkeypatch.setattr(arena, "fastest_precision", lambda: "float32")
     arguments = (str(tmp_path / "sets"), str(tmp_path / "runs"), str(tmp_path / "arena"))
-    for head in ("gap", arena.PAPER, arena.STEPS[1], "cov", "abmilp"):
+    for head in ("gap", arena.PAPER, ONE_STEP, "cov", "abmilp"):
         arena.main(*arguments, f"{case.name}:{head}")
     results = json.loads((tmp_path / "arena.json").read_bytes())
     (made,) = results["cases"]
     seeds = {one["head"]: one["seeds"] for one in made["heads"]}
-    assert seeds == {"gap": 2, arena.PAPER: 2, arena.STEPS[1]: 2, "cov": 2, "abmilp": 1}
+    assert seeds == {"gap": 2, arena.PAPER: 2, ONE_STEP: 2, "cov": 2, "abmilp": 1}
     assert made["best_attentive"] == "abmilp"
     heads = {one["head"]: one for one in made["heads"]}
     assert [head for head, one in heads.items() if one["over_gap"] is None] == ["gap"]
     assert [head for head, one in heads.items() if one["over_attentive"] is None] == ["abmilp"]
-    assert (len(heads["gap"]["trials"]), heads[arena.STEPS[1]]["trials"]) == (2, [])
-    assert heads[arena.STEPS[1]]["arguments"]["lr"] == heads[arena.PAPER]["lr"]
-    told = [claim["verdict"] for claim in made["claims"] if {claim["higher"], claim["lower"]} <= seeds.keys()]
-    assert len(told) == 4
-    assert "not run here" not in told
+    assert (len(heads["gap"]["trials"]), heads[ONE_STEP]["trials"]) == (2, [])
+    assert heads[ONE_STEP]["arguments"]["lr"] == heads[arena.PAPER]["lr"]
+    tested = [one for one in made["claims"] if one["difference"] is not None]
+    assert [(one["better"], one["other"]) for one in tested] == [
+        (ONE_STEP, "cov"),
+        (arena.PAPER, "cov"),
+        (arena.PAPER, ONE_STEP),
+        (arena.PAPER, "gap"),
+    ]
     assert len(results["not_run"]) == len(case.heads) - 5
     table = (tmp_path / "arena.md").read_text("utf-8")
     assert table == f"{arena.table(results)}\n"

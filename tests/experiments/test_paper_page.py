@@ -109,4 +109,4 @@ def test_the_page_of_no_results_says_so(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     (file,) = write(tmp_path / "results", tmp_path / "docs" / "results.md")
     assert " claims: 0 agree, " in file.read_text()
-    assert "| agrees |" not in file.read_text()
+    assert "| agrees |\n" not in file.read_text()
