@@ -1,0 +1,125 @@
+"""Choose the learning rate of the classifier for training from scratch, on ten classes of Tiny-ImageNet.
+
+    python -m experiments.classifier_rate DATA RUNS results/VERSION/classifier_rate--MACHINE--cpu
+
+A larger scale of the pooled vector acts on SGD like a higher learning rate of the classifier: a factor s on
+the vector is a factor of s² on the rate. So only the rate is varied, with SGD and with the recipe ``modern``
+(AdamW), for covariance and average pooling. A tenth of the training images is held out to choose the factor.
+The images of ``val`` are the test. Rerun the command to resume; results are written after each run.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+from covpool.durable import replace_file
+from covpool.train.fitting import fit
+from covpool.train.recipe_files import read_recipe
+from experiments.tiny10 import NETWORK, SEEDS, TRAINING
+
+FACTORS = (1, 4, 16, 64)
+POOLINGS: dict[str, dict[str, Any]] = {
+    "isqrt_cov": {"model.pool": "isqrt_cov", "model.dim": 64},
+    "gap": {"model.pool": "gap"},
+}
+SHARED = {
+    "schedule.epochs": 15,
+    "loop.channels_last": True,
+    "validation.patience": None,
+    "data.workers": 0,
+    "data.val_fraction": 0.1,
+}
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "SGD": TRAINING | {"loop.precision": "float32"} | SHARED,
+    "modern": SHARED,
+}
+
+
+def folder_of_splits(data: Path, runs: Path) -> Path:
+    """Return a folder in which ``val`` of the data is the test."""
+    folder = runs / "data"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, split in (("train", "train"), ("test", "val")):
+        if not (folder / name).exists():
+            (folder / name).symlink_to((data / split).resolve())
+    return folder
+
+
+def run(data: Path, runs: Path, optimizer: str, pooling: str, factor: int, seed: int) -> dict[str, Any]:
+    """Train a network, unless it is done; return its accuracies on held-out and on test images."""
+    folder = runs / f"{optimizer}-{pooling}-{factor}-{seed}"
+    own = {"data.path": str(data), "seed": seed, "out": str(folder), "optimizer.classifier_factor": factor}
+    changes = {**NETWORK, **OPTIMIZERS[optimizer], **POOLINGS[pooling], **own}
+    summary = fit(read_recipe("modern", changes)).summary
+    kept = {key: summary[key] for key in ("seed", "seconds", "source", "versions", "machine")}
+    held_out, test = summary["last_epoch"]["top1"], summary["metrics"]["top1"]
+    return {"optimizer": optimizer, "pooling": pooling, "factor": factor, **kept} | {
+        "held_out": held_out,
+        "test": test,
+    }
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """For a person, as Markdown."""
+    lines = [
+        "Top-1 accuracy in percent, mean ± standard deviation over seeds. The factor with the best accuracy",
+        "on held-out training images is in bold.",
+        "",
+        "| optimizer | pooling | factor of the classifier's learning rate | seeds | held out | test |",
+        "|---|---|---|---|---|---|",
+    ]
+    for optimizer in OPTIMIZERS:
+        for pooling in POOLINGS:
+            found = {
+                factor: [row for row in rows if _key(row)[:3] == (optimizer, pooling, factor)]
+                for factor in FACTORS
+            }
+            found = {factor: some for factor, some in found.items() if some}
+            means = {factor: statistics.mean(r["held_out"] for r in some) for factor, some in found.items()}
+            for factor, some in found.items():
+                name = f"**{factor}**" if factor == max(means, key=lambda one: means[one]) else str(factor)
+                cells = [
+                    optimizer,
+                    pooling,
+                    name,
+                    str(len(some)),
+                    _cell(some, "held_out"),
+                    _cell(some, "test"),
+                ]
+                lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _key(row: dict[str, Any]) -> tuple[str, str, int, int]:
+    return row["optimizer"], row["pooling"], row["factor"], row["seed"]
+
+
+def _cell(rows: list[dict[str, Any]], name: str) -> str:
+    values = [100 * row[name] for row in rows]
+    return f"{statistics.mean(values):.1f}" + (
+        f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+    )
+
+
+def main(data: str, runs: str, results: str) -> None:
+    """Train the networks that are missing, and write the results after each."""
+    file = Path(results).with_suffix(".json")
+    rows: list[dict[str, Any]] = json.loads(file.read_bytes())["rows"] if file.exists() else []
+    folder = folder_of_splits(Path(data), Path(runs))
+    for seed in SEEDS:
+        for pooling in POOLINGS:
+            for optimizer in OPTIMIZERS:
+                for factor in FACTORS:
+                    if (optimizer, pooling, factor, seed) not in map(_key, rows):
+                        rows.append(run(folder, Path(runs), optimizer, pooling, factor, seed))
+                        made = {"experiment": "classifier_rate", "network": NETWORK, "rows": rows}
+                        replace_file(file, (json.dumps(made, indent=1) + "\n").encode())
+                        replace_file(file.with_suffix(".md"), f"{table(rows)}\n".encode())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
