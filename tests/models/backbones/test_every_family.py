@@ -12,8 +12,8 @@ import torch
 import covpool
 from covpool.errors import UnsupportedBackboneError
 
-# Features of several scales at once, of the class token alone, or found by reading numbers on the way.
-UNSUPPORTED = {"crossvit", "efficientvim", "gemma4_vit", "pit"}
+# Their features have several scales at once, or consist of the class token alone.
+UNSUPPORTED = {"crossvit", "efficientvim", "pit"}
 SMALL = r"tiny|nano|pico|atto|femto|xxs|small|_s\d|_b0|_m0|_t\d|18|_xs|_s$"
 
 
