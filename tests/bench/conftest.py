@@ -1,4 +1,4 @@
-"""A real run of the layers at a size that takes no time, made once."""
+"""Results of one real benchmark of the layers at a tiny size, shared by the tests."""
 
 from __future__ import annotations
 

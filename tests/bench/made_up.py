@@ -1,4 +1,4 @@
-"""Results that nobody measured, to see what is said of them."""
+"""Made-up benchmark results, to test the reports."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from covpool.provenance.origin import Results
 
 
 def timing(ratio: float, spread: float = 0.05, seconds: float = 0.016) -> dict[str, Any]:
-    """So many times the reference, which takes a millisecond an image in a batch of 16."""
+    """Return a timing of ``ratio`` times the reference (by default 1 ms per image, batch size 16)."""
     return {
         "seconds": {"median": seconds * ratio, "q1": seconds * ratio * 0.9, "q3": seconds * ratio * 1.1},
         "ratio": {"median": ratio, "q1": ratio * (1 - spread), "q3": ratio * (1 + spread)},
@@ -26,7 +26,7 @@ def layer(ratio: float, spread: float = 0.05) -> dict[str, Any]:
 
 
 def size(ratios: dict[str, float], eigh: float = 1.5, spread: float = 0.05) -> dict[str, Any]:
-    """Layers by their times over ``isqrt_cov``, which is there at 1."""
+    """Return one size from the time of each layer relative to ``isqrt_cov``, which is added as 1.0."""
     return {
         "channels": 256,
         "positions": 169,
@@ -37,7 +37,7 @@ def size(ratios: dict[str, float], eigh: float = 1.5, spread: float = 0.05) -> d
 
 
 def steps(batch: int, isqrt_cov: float, mpn_cov: float, two_over_one: float = 1.5) -> dict[str, Any]:
-    """Steps of so many seconds on one process."""
+    """Return training steps; ``isqrt_cov`` and ``mpn_cov`` are seconds per step on one process."""
     found: dict[str, Any] = {"batch": batch}
     for count, speed in (("one", 1.0), ("two", two_over_one)):
         found[count] = {
@@ -51,7 +51,7 @@ def steps(batch: int, isqrt_cov: float, mpn_cov: float, two_over_one: float = 1.
 def results_of(
     base: Results, layers: dict[str, Any] | None = None, trained: list[dict[str, Any]] | None = None
 ) -> Results:
-    """Of such sizes and steps, from where ``base`` comes."""
+    """Return ``base`` with other layers and training steps."""
     network = {"network": "alexnet", "image_size": 224, "classes": 1000, "hidden": [8]}
     training = None if trained is None else {**network, "threads_per_process": 1, "steps": trained}
     return {**base, "layers": layers or {}, "training": training}

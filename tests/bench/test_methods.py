@@ -1,4 +1,4 @@
-"""The benchmark of the pooling methods: which it measures, and what it writes."""
+"""The benchmark of the pooling methods: the methods it measures and the results it writes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_memory_is_what_autograd_keeps(methods_results: Results) -> None:
     kept = {label: found["bytes_kept_per_image"] for label, found in size["entries"].items()}
     assert kept["gap"] == 0
     assert kept["isqrt_cov steps=3"] < kept["isqrt_cov"]
-    # U of 16×16 and the eigenvalues.
+    # The 16×16 eigenvectors and the 16 eigenvalues.
     assert size["decompositions"]["eigh"]["bytes_kept_per_image"] == 4 * (16 * 16 + 16)
 
 
@@ -78,26 +78,26 @@ def test_parameters_of_a_layer_have_their_gradient_and_are_not_counted_as_kept(
     monkeypatch.setitem(METHODS, "weighted", lambda channels: made.append(Weighted(channels)) or made[-1])
     entries = [Entry("isqrt_cov", {}), Entry("weighted", {})]
     found = measure_layers(Problem(TINY), entries, QUICK)["entries"]["weighted"]
-    assert found["bytes_kept_per_image"] == 4 * TINY.channels  # the means; not the weights
+    assert found["bytes_kept_per_image"] == 4 * TINY.channels  # the means, without the weights
     assert made[0].gradients > 0
 
 
 def test_progress_is_told_of_every_round(tmp_path: Path) -> None:
-    told: list[tuple[str, int, int]] = []
+    reports: list[tuple[str, int, int]] = []
 
     class Listener:
         def __init__(self, what: str) -> None:
             self.what = what
 
         def __enter__(self) -> Any:
-            return lambda done, total: told.append((self.what, done, total))
+            return lambda done, total: reports.append((self.what, done, total))
 
         def __exit__(self, *error: object) -> None:
             pass
 
     arguments: dict[str, Any] = {"sections": ["layers"], "methods": ["gap"], "sizes": [TINY]}
     run_methods(tmp_path, **arguments, schedule=QUICK, progress=Listener)
-    assert told == [
+    assert reports == [
         ("rounds of layers at tiny, value", 1, 2),
         ("rounds of layers at tiny, value", 2, 2),
         ("rounds of layers at tiny, value and gradient", 1, 2),
@@ -106,7 +106,7 @@ def test_progress_is_told_of_every_round(tmp_path: Path) -> None:
 
 
 def test_ratios_of_steps_are_taken_within_rounds() -> None:
-    """Noise that all of a round shares leaves no trace in them."""
+    """Noise shared by all samples of a round cancels in the ratios."""
     rounds = [
         {
             "isqrt_cov on 1": 2.0 * noise,
@@ -201,7 +201,7 @@ def test_an_entry_is_the_layer_with_its_options() -> None:
     x = torch.randn(2, 6, 9)
     assert torch.equal(layer(x), METHODS["isqrt_cov"](6, steps=3)(x))
     assert layer.training
-    # Rows without an iteration are the paper's.
+    # Without the option ``iteration``, an entry uses the paper's iteration.
     assert torch.equal(Entry(REFERENCE, {}).layer(6)(x), METHODS["isqrt_cov"](6, steps=5)(x))
     assert not torch.equal(Entry(REFERENCE, {"iteration": "fitted"}).layer(6)(x), layer(x))
 

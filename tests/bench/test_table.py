@@ -1,4 +1,4 @@
-"""The report of results, of some that nobody measured."""
+"""The report tables, made from made-up results."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def test_a_slow_contender_sits_out_evenly() -> None:
 
 
 def test_ratio_is_taken_within_rounds() -> None:
-    """Noise that all of a round shares leaves no trace in the ratio."""
+    """Noise shared by all samples of a round cancels in the ratio."""
     noise = iter(range(1, 100))
     level: dict[str, float] = {"now": 1.0}
 
@@ -51,7 +51,7 @@ def test_calls_are_as_many_as_the_schedule_says() -> None:
     runs = {name: (lambda name=name: calls.update([name])) for name in ("ours", "rival")}
     schedule = Schedule(rounds=4, warmup=2, sample_seconds=0.0)
     timings = time_interleaved(runs, reference="ours", schedule=schedule, seed=0)
-    # Two of warm-up, then in each round one that is not timed and one that is.
+    # Two warm-up calls, then one untimed and one timed call per round.
     assert calls == {"ours": 10, "rival": 10}
     assert timings["ours"].ratio == Spread(1.0, 1.0, 1.0, 4)
     assert timings["rival"].seconds.count == 4

@@ -1,4 +1,4 @@
-"""A real run at sizes that take no time, made once for all tests that read results."""
+"""Results of one real run at tiny sizes, shared by the tests that read results."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from covpool.bench import Schedule, Size
 from covpool.provenance.origin import Results
 from tests.bench.conftest import methods_file, methods_results  # noqa: F401
 
-# One on each side: fewer positions than channels, and more.
+# One size with fewer positions than channels, and one with more.
 TINY_SIZES = (Size("tiny", 16, 9, batch=2), Size("wide", 8, 20, batch=3))
 QUICK = Schedule(rounds=3, warmup=1, sample_seconds=0.0)
 EAGER = tuple(name for name in CONTENDERS if name != "compiled")

@@ -1,4 +1,4 @@
-"""Every contender computes what it stands for, with the products it claims."""
+"""Every contender computes the correct values, with the expected number of matrix products."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WIDE = Problem(Size("wide", 4, 60, batch=2))
 
 
 def exact_roots(problem: Problem) -> torch.Tensor:
-    """The roots of the covariances by scipy, ``(B, C, C)``."""
+    """Return the square roots of the covariance matrices by scipy, ``(B, C, C)``."""
     roots = []
     for x in problem.features.double():
         centred = x - x.mean(-1, keepdim=True)
@@ -91,7 +91,7 @@ def layout(product) -> list[tuple]:
 
 
 def sharing(products) -> list[int]:
-    """Which factors are the same tensor, numbered by first appearance."""
+    """Return the number of the tensor behind each factor, in order of first appearance."""
     seen: dict[int, int] = {}
     factors = [factor for product in products for factor in (product.left, product.right)]
     return [seen.setdefault(factor.memory, len(seen)) for factor in factors]
@@ -103,11 +103,11 @@ def test_bare_engine_does_not_use_one_hot_buffer() -> None:
 
 
 def test_bare_engine_reads_the_iterates_where_the_gradient_reads_them_again() -> None:
-    """Counted by hand for five steps on the positions side.
+    """The expected buffers were counted by hand, for five steps on the positions side.
 
-    Value: M, A, T₀, one place for T₁..T₄, Y₁..Y₄, Z₂..Z₄, the kernel and M·kernel. Gradient: besides
-    those, the symmetric gradient, its product with M, that again with Mᵀ, Z₁ made anew, and the
-    work space of the iteration.
+    The value uses M, A, T₀, one buffer for T₁..T₄, Y₁..Y₄, Z₂..Z₄, the kernel and M·kernel. The gradient
+    adds the symmetric gradient, its product with M, that product times Mᵀ, a recomputed Z₁, and the
+    workspace of the iteration.
     """
     problem = Problem(Size("hand", 16, 9, batch=2))
     assert cheaper_side(16, 9, 5) == "positions"
@@ -187,7 +187,7 @@ def test_nothing_is_kept_without_grad() -> None:
 
 
 def test_plain_keeps_its_iterates_and_the_centring_matrix() -> None:
-    # Sigma, A, five Y and four Z of C×C; the n×n centring matrix; the trace.
+    # Sigma, A, five Y and four Z of C×C; the n×n centering matrix; the trace.
     assert bytes_kept_for_backward(plain_isqrt_cov, FEATURES) == 2 * 4 * (11 * 16 * 16 + 9 * 9 + 1)
 
 

@@ -50,7 +50,7 @@ def test_file_is_named_after_release_suite_machine_and_device(results_file: Path
     assert results_file.parent.name == release(results["versions"]["covpool"])
     suite_name, machine, device = results_file.stem.split("--")
     assert (suite_name, device) == ("isqrt_cov", "cpu")
-    assert machine.endswith("-1c")  # the tests' process is held to one thread
+    assert machine.endswith("-1c")  # the test process uses one thread
 
 
 def test_results_hold_every_size_and_contender(results: Results) -> None:
@@ -94,7 +94,7 @@ def test_broken_results_are_not_written(results: Results, tmp_path: Path) -> Non
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch, results: Results) -> list[str]:
-    """Names of the sizes that are measured from here on; the measuring itself is replaced."""
+    """Return the names of the sizes that are measured; the measurement itself is replaced."""
     names: list[str] = []
 
     def measure(problem, contenders, schedule, progress):
@@ -161,7 +161,7 @@ def test_committed_results_follow_the_schema() -> None:
 
 @pytest.fixture
 def named_sizes(results: Results) -> Results:
-    """Results at the sizes that have targets: twice as fast as everything, a whisker of five per cent."""
+    """Results at the sizes that have targets: twice as fast as each contender, quartiles at ±5 %."""
     sizes = {}
     for name, size in SIZES.items():
         found = copy.deepcopy(results["sizes"]["tiny"])
@@ -247,7 +247,7 @@ def test_a_page_without_marks_is_refused(results_file: Path, tmp_path: Path) -> 
 
 
 def test_the_front_page_shows_the_committed_results(tmp_path: Path) -> None:
-    """No figure in the README is typed in: rendering the committed results again changes nothing."""
+    """Every figure in the README comes from the committed results: rendering them changes nothing."""
     root = Path(__file__).parents[2]
     committed = sorted(root.glob("results/*/isqrt_cov--*--cpu.json"))
     if not committed:

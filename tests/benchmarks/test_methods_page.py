@@ -1,4 +1,4 @@
-"""What is said and drawn, of results that were measured and of some that were not."""
+"""The page and the plot of the methods benchmark, from measured and from made-up results."""
 
 from __future__ import annotations
 

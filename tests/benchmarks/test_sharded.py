@@ -1,4 +1,4 @@
-"""The bytes of the sharded classifier: what processes hold and send is what the formulas say."""
+"""The sharded classifier: the bytes that processes hold and send match the formulas."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_bytes_held_and_sent_are_those_of_the_formulas(processes: int) -> None:
     for kind, one in found.items():
         expected = sharded.formulas({"processes": processes, **sizes, "kind": kind})
         assert one["held"] == expected["held"]
-        # A message has a header of some bytes, and the number of images is sent too.
+        # Each message has a short header, and the number of images is sent too.
         assert expected["sent"] <= one["sent"] * 1.001
         assert one["sent"] <= expected["sent"] * 1.01 + 2500 * processes
 

@@ -19,7 +19,7 @@ from covpool.provenance.origin import Results
 
 ROOT = Path(__file__).parents[2]
 ROUNDS = 15
-# How far beside a target the median of a run of this length falls by noise alone. Memory has no noise.
+# The median of a run of this length can miss a target by this much through noise. Memory has no noise.
 MARGIN = 0.05
 THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -34,7 +34,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """A run in a process of its own, with all cores: the tests' process is held to one thread."""
+    """Results of a run in a separate process, on all cores; the test process is limited to one thread."""
     out = tmp_path_factory.mktemp("speed")
     command = [sys.executable, "-m", "benchmarks.isqrt_cov", "--rounds", str(ROUNDS)]
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""What the loop costs; the figures are printed, and the targets are those of a quiet machine."""
+"""The cost of the training loop. The figures are printed; the targets assume an idle machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``covpool bench``: measure, mistakes and options."""
+"""``covpool bench``: output, error messages and options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``covpool check``: its table, its CSV, its exit codes, and that it is safe to interrupt."""
+"""``covpool check``: table, CSV, exit codes and safe interruption."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.data.trees import digests, plant, write
 
 @pytest.fixture
 def messy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A collection with a truncated image, a copy of another, and a comma in a name."""
+    """A dataset with a truncated image, a duplicate in another split, and a comma in a file name."""
     plant(tmp_path / "set", *(f"{s}/{c}/{i}.jpg" for s in ("train", "test") for c in "ab" for i in (1, 2)))
     write(tmp_path / "set/train/a/x, y.jpg", jpeg(RED)[:-9])
     write(tmp_path / "set/test/b/3.jpg", (tmp_path / "set/train/b/1.jpg").read_bytes())
@@ -158,8 +158,8 @@ def test_ctrl_c(messy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 
     monkeypatch.setattr(collection, "look", slowly)
     monkeypatch.setattr(collection, "IMAGES_AT_ONCE", 1)
-    threads = set(threading.enumerate())  # a store that another test asked may keep one
-    # A shell starts what runs in the background with Ctrl-C ignored, this test too.
+    threads = set(threading.enumerate())  # object storage used by another test may keep one
+    # A shell starts background jobs with Ctrl-C ignored. This test may run in such a job.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         assert main(["check", str(messy), "--workers", "1"]) == 130

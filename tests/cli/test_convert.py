@@ -1,4 +1,4 @@
-"""``covpool convert``: from a checkpoint of the paper's authors to a bundle."""
+"""``covpool convert``: convert a checkpoint of the paper's authors into a bundle."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     path = tmp_path_factory.mktemp("convert") / "vgg.pth.tar"
     torch.save({"state_dict": vgg_weights(classes=3, dim=16, hidden=8)}, path)
     yield path
-    path.unlink()  # pytest would keep its megabytes
+    path.unlink()  # pytest would keep this large file
 
 
 @pytest.mark.slow

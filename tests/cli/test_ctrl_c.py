@@ -1,4 +1,4 @@
-"""Ctrl-C, to a real process: it leaves with 130, says the command that goes on, and that command does."""
+"""Ctrl-C in a real process: it exits with 130 and prints a command that resumes the work."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GOES_ON = "stopped, and the work so far is saved; to resume: "
 
 
 def interrupted(words: str, sign: str) -> tuple[str, str]:
-    """Return what a process printed that got Ctrl-C as soon as a file was there, and its errors."""
+    """Return the output and the errors of a process that gets Ctrl-C once a file matches ``sign``."""
     log = Path("log")
     process = command(*words.split()[1:], log=log)
     send_when(process, lambda: list(Path().glob(sign)), log, signal.SIGINT)
@@ -30,7 +30,7 @@ def interrupted(words: str, sign: str) -> tuple[str, str]:
 
 
 def command_told(err: str) -> list[str]:
-    """The words of the command that goes on, after the name of the program."""
+    """Return the arguments of the printed resume command."""
     _, _, command = err.splitlines()[-1].partition(GOES_ON)
     program, *words = shlex.split(command)
     assert program == "covpool"
@@ -48,9 +48,9 @@ def test_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     words = command_told(err)
     assert words == typed.split()[1:]
     assert main(words) == 0
-    told = capsys.readouterr()
-    assert "resuming from epoch" in told.err
-    assert "after 2 epochs" in told.out
+    captured = capsys.readouterr()
+    assert "resuming from epoch" in captured.err
+    assert "after 2 epochs" in captured.out
 
 
 @pytest.mark.slow

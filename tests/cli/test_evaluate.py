@@ -1,4 +1,4 @@
-"""``covpool eval`` and ``covpool retrieve``: tables, JSON and mistakes."""
+"""``covpool eval`` and ``covpool retrieve``: tables, JSON and error messages."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_eval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     assert again["results"]["metrics"] == results["metrics"]
     assert again["results"]["intervals"] == results["intervals"]
     bad.unlink()
-    assert main(["eval", "bundle", "birds/test", "--workers", "0"]) == 0  # a folder of classes, not split
+    assert main(["eval", "bundle", "birds/test", "--workers", "0"]) == 0  # a folder of classes without splits
     assert capsys.readouterr().out.startswith("17 images of train, 6 classes\n")
 
 

@@ -1,4 +1,4 @@
-"""The example under the help of every verb, pasted as it is into a folder with birds and a bundle."""
+"""The example in each verb's help, run unchanged in a folder with birds and a bundle."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.models.weights.paper_networks import vgg_weights
 from tests.reproduce.conftest import write_tiny_imagenet
 
 SIDE = 72
-# What is there after the example, for a person to look at.
+# A file that each example leaves for the user.
 LEFT = {
     "demo": "runs/demo/report.html",
     "check": "runs/problems.csv",
@@ -40,11 +40,11 @@ LEFT = {
     "export": "runs/birds/exported/results.json",
     "convert": "runs/paper/bundle/covpool.json",
 }
-# They print what they have to say, or tell themselves where it is.
+# These verbs print their results, or where the results are.
 PRINTED = {"plan", "doctor", "bench", "reproduce"}
-# It needs a server, which its own tests have.
+# ``push`` needs a server; its own tests start one.
 ELSEWHERE = {"push"}
-# They train, compile or trace; tests of their own guard them too.
+# These verbs train, compile or trace. Each has its own tests too.
 SLOW = {"bench", "demo", "diagnose", "doctor", "eval", "explain", "export", "fit", "lr-find", "probe"}
 SLOW |= {"reproduce", "retrieve", "svm", "train"}
 # The weights of the default backbone may not be installed.
@@ -69,7 +69,7 @@ def birds(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def _here(birds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder as the examples find it: images, a bundle, weights and a checkpoint of others."""
+    """Change to a folder with the images and the bundle that the examples use."""
     (tmp_path / "birds").symlink_to(birds)
     (tmp_path / "photos").symlink_to(birds / "test" / CLASSES[0])
     a_bundle(tmp_path / "runs/birds/bundle")
@@ -77,14 +77,14 @@ def _here(birds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def provide(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What only one verb needs."""
-    if verb == "fit":  # it writes runs/birds itself
+    """Create the files that only some verbs need."""
+    if verb == "fit":  # fit writes runs/birds itself
         shutil.rmtree("runs/birds")
     if verb in ("fit", "probe"):
         torch.save(timm.create_model("lcnet_050", num_classes=0).state_dict(), "lcnet_050.pth")
     if verb == "convert":
         torch.save({"state_dict": vgg_weights(classes=3, dim=16, hidden=8)}, "vgg.pth.tar")
-    if verb == "reproduce":  # in the smallest form: at its own size it trains for minutes
+    if verb == "reproduce":  # at the smallest scale, because the full one trains for minutes
         write_tiny_imagenet(Path("tiny-imagenet-200"))
         monkeypatch.setattr("covpool.reproduce.runner.run_all", partial(run_all, scale=SMALLEST))
 
@@ -98,7 +98,7 @@ def test_every_verb_has_an_example_of_one_line() -> None:
 
 @needs_sparrows
 @pytest.mark.usefixtures("_here")
-@pytest.mark.filterwarnings("ignore::UserWarning")  # of torch.onnx, which a person sees as well
+@pytest.mark.filterwarnings("ignore::UserWarning")  # from torch.onnx; users see them too
 @pytest.mark.parametrize(
     "verb",
     [

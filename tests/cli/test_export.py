@@ -1,4 +1,4 @@
-"""``covpool export``: its table, its JSON, its mistakes."""
+"""``covpool export``: table, JSON and error messages."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def test_as_a_person_runs_it(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert main([*words, "--free-size", "false", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["results"] == json.loads((out / "results.json").read_text())
-    told = text(Exported(**found)).splitlines()
-    assert told[0] == f"12 images of the test split, {len(CLASSES)} classes"
-    assert told[2].split() == ["same", "class", "largest", "difference", "MB", "p50,", "ms", "p99,", "ms"]
-    assert told[3].split()[:3] == ["model.pt2", "100.00", "%"]
-    assert told[4].startswith("torch eager")
-    assert told[6] == "the files accept any number of images, of 64 pixels"
-    assert told[7].endswith("p50 and p99: one image per call, 1 thread")
-    assert told[-1] == f"files and results: {out}"
+    lines = text(Exported(**found)).splitlines()
+    assert lines[0] == f"12 images of the test split, {len(CLASSES)} classes"
+    assert lines[2].split() == ["same", "class", "largest", "difference", "MB", "p50,", "ms", "p99,", "ms"]
+    assert lines[3].split()[:3] == ["model.pt2", "100.00", "%"]
+    assert lines[4].startswith("torch eager")
+    assert lines[6] == "the files accept any number of images, of 64 pixels"
+    assert lines[7].endswith("p50 and p99: one image per call, 1 thread")
+    assert lines[-1] == f"files and results: {out}"
 
 
 @pytest.mark.slow
@@ -43,7 +43,7 @@ def test_as_a_person_runs_it(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def test_a_refusal_is_a_sentence_and_leaves_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The graph is traced with other weights than the bundle has."""
+    """The exported graph has different weights from the bundle."""
     original = exporting.trace_model
 
     def broken(job: Job) -> Traced:

@@ -30,7 +30,7 @@ assert not {"torch", "jsonargparse", "PIL", "timm"} & sys.modules.keys()
 """
     started = time.monotonic()
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
-    assert time.monotonic() - started < 2  # of all verbs together
+    assert time.monotonic() - started < 2  # seconds, for all verbs together
 
 
 @pytest.mark.parametrize("verb", ["train", "lr-find"])

@@ -1,4 +1,4 @@
-"""``covpool lr-find``: the command line, around a search that is tested elsewhere."""
+"""The command line of ``covpool lr-find``; the search itself is tested elsewhere."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.cli.test_train import FROZEN
 
 @pytest.fixture
 def searches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Recipe, int]]:
-    """What was searched for, without doing it; the seed 1 finds nothing."""
+    """Record the requested searches without running them; seed 1 finds no learning rate."""
     asked: list[tuple[Recipe, int]] = []
 
     def find_lr(recipe: Recipe, steps: int) -> Sweep:

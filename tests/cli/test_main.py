@@ -37,7 +37,7 @@ class Greeting:
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, run: Any) -> None:
-    """Put a verb of our own into the table."""
+    """Add a verb ``greet`` to the table."""
     file = SimpleNamespace(
         Arguments=Greeting,
         EXAMPLE="covpool greet Li",
@@ -242,8 +242,8 @@ def test_a_bug_shows_its_traceback(
     assert not out
     assert first == "Traceback (most recent call last):"
     assert any(line.endswith("in run") for line in between)
-    told = f"{type(error).__name__}: {error}"
-    assert last == f"covpool greet: internal error: {told}; please report it, with the traceback above"
+    message = f"{type(error).__name__}: {error}"
+    assert last == f"covpool greet: internal error: {message}; please report it, with the traceback above"
 
 
 @pytest.mark.parametrize("as_json", [False, True])
@@ -326,7 +326,7 @@ def test_a_process_with_a_mistake() -> None:
 
 
 def test_a_reader_that_has_seen_enough() -> None:
-    # As `covpool plan | head`, with a verb that is quick.
+    # Like `covpool plan | head`, with a faster verb.
     script = """
 import sys
 from covpool.cli import convert, main

@@ -1,4 +1,4 @@
-"""What the command line asks of the C library, seen from outside: pages that the kernel had to find."""
+"""The malloc settings of the command line, measured by the page faults of a process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has the setting")
 
-# 64 MB are 16,384 pages of 4 KB; where huge pages are the rule, 32 of 2 MB.
+# 64 MB are 16,384 pages of 4 KB, or 32 huge pages of 2 MB.
 FAULTS = """
 import resource
 import torch
@@ -33,23 +33,23 @@ for _ in range(20):
     use()
 print(faults() - before)
 """
-KEPT = 20  # faults that have nothing to do with it
+KEPT = 20  # page faults from other causes
 
 
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands make their default folders in the current one."""
+    """Run in a temporary folder: commands create their default folders in the current one."""
     monkeypatch.chdir(tmp_path)
 
 
 def faults_after(code: str, environment: Mapping[str, str] | None = None) -> float:
-    """Of using 64 MB twenty times, after some code in the same process."""
+    """Return the page faults of using 64 MB twenty times, after ``code`` in the same process."""
     return result_of(code + FAULTS, environment)
 
 
 def result_of(code: str, environment: Mapping[str, str] | None = None) -> float:
-    """The number that a process prints last."""
-    # Neither the caller's settings of malloc nor those of the test's own process.
+    """Return the last number that a process prints."""
+    # Without the malloc settings of the caller and of the test process.
     source = os.environ.get("PYTHONPATH", "")
     clean = {"PATH": "", "PYTHONPATH": source, "OMP_NUM_THREADS": "1", **(environment or {})}
     done = subprocess.run(
@@ -64,7 +64,7 @@ def result_of(code: str, environment: Mapping[str, str] | None = None) -> float:
 
 
 def shell(*words: str) -> str:
-    """The code of a command line."""
+    """Return Python code that runs a covpool command."""
     return f"""
 import sys
 from covpool.cli.main import main

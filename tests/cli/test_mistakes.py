@@ -1,4 +1,4 @@
-"""What people get wrong, and the sentence that each mistake is answered with: never a traceback."""
+"""Common mistakes of users: each gives a one-line error message, never a traceback."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FEW = "--model test_resnet --image-size 64 --batch-size 4 --epochs 1 --workers 0
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with images of three birds, a run's bundle, and what people take for either."""
+    """A folder with images of three birds, the bundle of a run, and files mistaken for these."""
     place = tmp_path_factory.mktemp("mistakes")
     picture = encode(photo((48, 40)), "JPEG")
     for split, bird, number in ((s, b, n) for s in ("train", "test") for b in SPECIES for n in range(4)):
@@ -54,13 +54,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def complaint(command: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """The one line that a mistake is answered with, after what the run says before it fails."""
+    """Return the error message: the last line that the failing command prints."""
     verb = command.split()[0]
     assert main(command.split()) == 2
-    told = capsys.readouterr()
-    assert not told.out
-    *_, last = told.err.splitlines()
-    assert "Traceback" not in told.err
+    captured = capsys.readouterr()
+    assert not captured.out
+    *_, last = captured.err.splitlines()
+    assert "Traceback" not in captured.err
     return last.removeprefix(f"covpool {verb}: ")
 
 
@@ -206,9 +206,9 @@ def test_no_gpu(
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize("verb", ["explain", "diagnose"])
 def test_no_gpu_for_the_bundle(verb: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told = complaint(f"{verb} {place}/runs/birds/bundle {place}/birds --device cuda", capsys)
-    assert "cuda" in told
-    assert "here: " in told
+    message = complaint(f"{verb} {place}/runs/birds/bundle {place}/birds --device cuda", capsys)
+    assert "cuda" in message
+    assert "here: " in message
 
 
 def test_another_recipe_in_the_same_folder(
@@ -223,16 +223,18 @@ def test_another_recipe_in_the_same_folder(
 
 
 def test_a_file_where_a_folder_should_go(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told = complaint(f"diagnose {place}/runs/birds/bundle {place}/birds --out {place}/model.pt/out", capsys)
+    message = complaint(
+        f"diagnose {place}/runs/birds/bundle {place}/birds --out {place}/model.pt/out", capsys
+    )
     assert (
-        told
+        message
         == f"{place}/model.pt/out: Not a directory: a file is where a folder should be; use another folder"
     )
 
 
 @pytest.fixture(params=["ro", "size=4k"])
 def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, Path]]:
-    """A real file system that cannot be written to, or has little room."""
+    """A real file system that is read-only or has little space."""
     mount = ["mount", "-t", "tmpfs", "-o", request.param, "tmpfs", str(tmp_path)]
     if subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("this user may not mount a file system")
@@ -246,12 +248,14 @@ def test_a_disk_that_takes_nothing(
     disk: tuple[str, Path], place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kind, folder = disk
-    told = complaint(f"embed {place}/runs/birds/bundle {place}/birds --workers 0 --out {folder}/out", capsys)
-    assert told.startswith(f"{folder}/out")
+    message = complaint(
+        f"embed {place}/runs/birds/bundle {place}/birds --workers 0 --out {folder}/out", capsys
+    )
+    assert message.startswith(f"{folder}/out")
     if kind == "ro":
-        assert told.endswith(": Read-only file system: use another folder")
+        assert message.endswith(": Read-only file system: use another folder")
     else:
-        assert told.endswith(": No space left on device: free some space, and rerun the command")
+        assert message.endswith(": No space left on device: free some space, and rerun the command")
 
 
 @pytest.mark.parametrize("words", ["check BIRDS", "check --help", "--help", "--version"])
@@ -263,7 +267,7 @@ def test_a_full_disk_where_the_output_goes(
     words: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    full = open("/dev/full", "w")  # noqa: SIM115  # to close it is to write what it could not
+    full = open("/dev/full", "w")  # noqa: SIM115  # closing it writes the buffered output and fails
     monkeypatch.setattr(sys, "stdout", full)
     code = main(words.replace("BIRDS", f"{place}/birds").split())
     monkeypatch.undo()
@@ -300,7 +304,7 @@ def test_a_package_that_is_not_there(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(sys.modules, package, None)  # as import has it for what is not there
+    monkeypatch.setitem(sys.modules, package, None)  # import then fails as for a missing package
     monkeypatch.delitem(sys.modules, "covpool.inference.ray_engine", raising=False)
     monkeypatch.chdir(tmp_path)
     command = command.replace("BUNDLE", f"{place}/runs/birds/bundle").replace("BIRDS", f"{place}/birds")
@@ -311,12 +315,12 @@ def test_an_address_that_nobody_answers_at(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with socket.socket() as taken:  # bound and not listening: whoever connects is refused
+    with socket.socket() as taken:  # bound but not listening: connections are refused
         taken.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{taken.getsockname()[1]}/birds.tar"
-        told = complaint(f"predict {place}/runs/birds/bundle {address} --workers 0", capsys)
-    assert told.startswith(address)
-    assert ("cannot be reached" if find_spec("aiohttp") else "to be installed") in told
+        message = complaint(f"predict {place}/runs/birds/bundle {address} --workers 0", capsys)
+    assert message.startswith(address)
+    assert ("cannot be reached" if find_spec("aiohttp") else "to be installed") in message
 
 
 MEMORY = """
@@ -333,12 +337,12 @@ sys.exit(main(sys.argv[1:]))
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="Linux tells there what a process takes")
 def test_not_enough_memory(place: Path, tmp_path: Path) -> None:
-    # Weights from the 4,095 numbers of a covariance to 20,000 hidden ones take 328 MB.
+    # The weights from 4,095 covariance values to 20,000 hidden units take 328 MB.
     network = "--model test_resnet --model.head mlp --model.hidden [20000] --dim 90"
     command = f"train --data {place}/birds {network} --batch-size 4 --device cpu --out {tmp_path}/run".split()
     run = subprocess.run(
         [sys.executable, "-c", MEMORY, *command],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},  # every thread takes addresses for its stack
+        env={**os.environ, "OMP_NUM_THREADS": "1"},  # each thread reserves address space for its stack
         capture_output=True,
         text=True,
         timeout=300,
@@ -356,15 +360,15 @@ def test_a_file_cannot_control_the_terminal(
     monkeypatch.chdir(tmp_path)
     for text in ('"\\e]0;owned\\a": 1\n', 'schedule: {epochs: "\\e[2J"}\n', '"\\u202eabc": 1\n'):
         Path("recipe.yaml").write_text(text, "utf-8")
-        told = complaint("train birds --recipe recipe.yaml", capsys)
-        assert told.startswith(("recipe.yaml: a recipe has no ?", "recipe.yaml: schedule.epochs takes"))
-        assert told.isprintable()
+        message = complaint("train birds --recipe recipe.yaml", capsys)
+        assert message.startswith(("recipe.yaml: a recipe has no ?", "recipe.yaml: schedule.epochs takes"))
+        assert message.isprintable()
 
 
 def test_a_killed_process_of_the_data(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the system does where the memory is full."""
+    """The operating system kills processes like this when memory is full."""
     own = os.getpid()
 
     def read(self: ImageFiles, i: int) -> bytes:
@@ -374,8 +378,8 @@ def test_a_killed_process_of_the_data(
 
     monkeypatch.setattr(ImageFiles, "read", read)
     few = FEW.replace("--workers 0", "--workers 1")
-    told = complaint(f"train {place}/birds {few} --val-fraction 0 --out {tmp_path}/run", capsys)
-    assert told == (
+    message = complaint(f"train {place}/birds {few} --val-fraction 0 --out {tmp_path}/run", capsys)
+    assert message == (
         "a process that reads images was killed, perhaps because the memory was full: use fewer --workers, "
         "and rerun the command"
     )
@@ -383,6 +387,6 @@ def test_a_killed_process_of_the_data(
 
 def test_debug_shows_where(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", str(place / "nowhere"), "--debug"]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith("Traceback")
-    assert "\nFileNotFoundError: " in told
+    errors = capsys.readouterr().err
+    assert errors.startswith("Traceback")
+    assert "\nFileNotFoundError: " in errors

@@ -1,4 +1,4 @@
-"""The options of every verb but those with a parser of their own."""
+"""The options of every verb except those with their own parser."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from covpool.cli.main import VERBS, verb_file
 from covpool.cli.parser import Parser, make_parser
 
-# Every option of every verb: to take one away is to break somebody's script.
+# Every option of every verb: removing one breaks users' scripts.
 SHARED = ["--debug", "--help", "--json"]
 WITHOUT_IMAGES = ("convert", "demo", "plan", "push")
 
@@ -188,7 +188,7 @@ def parser_of(verb: str) -> Parser:
 
 
 def test_every_verb_has_a_line() -> None:
-    # The options of the others have tests of their own.
+    # The options of the other verbs are tested elsewhere.
     assert VERBS.keys() == OPTIONS.keys() | {"bench", "doctor", "lr-find", "train"}
     assert all(verb.summary and "\n" not in verb.summary for verb in VERBS.values())
 

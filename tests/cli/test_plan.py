@@ -1,4 +1,4 @@
-"""``covpool plan``: its options are those of the library, and so are its errors."""
+"""``covpool plan``: its options and errors match those of the library."""
 
 from __future__ import annotations
 

@@ -60,13 +60,13 @@ def test_one_photograph_as_json(capsys: pytest.CaptureFixture[str]) -> None:
 def test_another_photograph_goes_into_another_folder(
     verb: str, folder: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each command finds its own folder again when it is repeated."""
+    """A repeated command uses the folder of its first run."""
     folders = {"00001": folder, "00002": f"{folder}-2", "00010": f"{folder}-3"}
     for name in [*folders, *folders]:
         assert main([verb, "bundle", f"photos/{name}.jpg", "--workers", "0", "--json"]) == 0
-        told = json.loads(capsys.readouterr().out)
-        assert (told["out"], told["images"]) == (folders[name], 1)
-    assert told["new_images"] == 0
+        result = json.loads(capsys.readouterr().out)
+        assert (result["out"], result["images"]) == (folders[name], 1)
+    assert result["new_images"] == 0
     assert sorted(map(str, Path("runs").iterdir())) == list(folders.values())
 
 
@@ -74,7 +74,7 @@ def test_another_photograph_goes_into_another_folder(
 def test_other_programs_read_the_folder() -> None:
     assert main(["predict", "bundle", "photos", "--workers", "0", "--format", "parquet"]) == 0
     assert (Path("runs/predictions") / "_job.json").exists()
-    assert pq.read_table("runs/predictions").num_rows == 12  # as pandas does
+    assert pq.read_table("runs/predictions").num_rows == 12  # pandas reads it in the same way
 
 
 @pytest.mark.usefixtures("_here")
@@ -84,7 +84,7 @@ def test_a_job_of_an_earlier_version_is_resumed(capsys: pytest.CaptureFixture[st
     folder = Path("runs/predictions")
     (folder / "_job.json").rename(folder / "job.json")
     (folder / "0000001.parquet").unlink()
-    assert main(command) == 0  # in the format of the rows that are there
+    assert main(command) == 0  # in the format of the existing rows
     assert "12 rows in 3 files, 5 rows of them new" in capsys.readouterr().out
 
 
@@ -92,8 +92,8 @@ def test_a_job_of_an_earlier_version_is_resumed(capsys: pytest.CaptureFixture[st
 def test_vectors_and_json(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["embed", "bundle", "photos", "--workers", "0", "--project", "4", "--dtype", "float16", "--json"]
     assert main(words) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["out"], told["images"], told["bad_images"]) == ("runs/embeddings", 12, 1)
+    result = json.loads(capsys.readouterr().out)
+    assert (result["out"], result["images"], result["bad_images"]) == ("runs/embeddings", 12, 1)
     kind = pq.read_schema("runs/embeddings/0000000.parquet").field("vector").type
     assert str(kind) == "fixed_size_list<element: halffloat>[4]"
 
@@ -113,6 +113,6 @@ def test_mistakes(capsys: pytest.CaptureFixture[str], words: list[str], sentence
     if "cuda" in words and __import__("torch").cuda.is_available():
         pytest.skip("there is a GPU")
     assert main(["predict", *words]) == 2
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1
-    assert sentence in told
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    assert sentence in message

@@ -14,7 +14,7 @@ from tests.data.trees import plant
 
 @pytest.fixture
 def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A command line in a folder with images and weights."""
+    """Return a probe command, in a folder with images and weights."""
     monkeypatch.chdir(tmp_path)
     names = [
         f"{split}/{bird}/{i}.jpg" for split in ("train", "test") for bird in ("jay", "tit") for i in "abcde"
@@ -39,9 +39,9 @@ def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_a_table_and_where_the_best_is(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 0
-    told = capsys.readouterr()
-    assert told.err == "features take 38.4 kB in runs/features: 96×2×2 values per image and flip\n"
-    printed = told.out.splitlines()
+    captured = capsys.readouterr()
+    assert captured.err == "features take 38.4 kB in runs/features: 96×2×2 values per image and flip\n"
+    printed = captured.out.splitlines()
     titles = ["head", "seeds", "set aside", "set aside, flip", "test", "test, flip", "over gap", "seconds"]
     assert re.split("  +", printed[0]) == titles
     assert [line.split()[0] for line in printed[1:3]] == ["gap", "isqrt_cov"]
@@ -80,6 +80,6 @@ def test_mistakes_are_told_in_a_sentence(
     words: list[str], more: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*words, *more]) == 2
-    told = capsys.readouterr().err
-    assert sentence in told
-    assert len(told.splitlines()) == 1
+    message = capsys.readouterr().err
+    assert sentence in message
+    assert len(message.splitlines()) == 1

@@ -1,4 +1,4 @@
-"""``covpool push``, and the commands that take an address in place of a bundle."""
+"""``covpool push``, and the commands that accept an ``hf-hub:`` address as a bundle."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_predictions_are_those_of_the_bundle(hub: Hub, pushed: str, bundle: Path
         (file,) = out.glob("*.csv")
         rows.append(file.read_bytes())
     assert rows[0] == rows[1] == rows[2]
-    # A job continues with the same model from elsewhere.
+    # A job resumes with the same model from another location.
     assert (
         main(["predict", str(bundle), str(photos), "--format", "csv", "--out", str(photos.parent / "1")]) == 0
     )
@@ -93,13 +93,13 @@ def test_other_commands_take_an_address(hub: Hub, pushed: str, photos: Path) -> 
     assert recipe["weights"]["bundle"] == pushed
     assert recipe["data"]["path"] == "photos"
     results = json.loads((out / "eval" / "results.json").read_bytes())
-    assert main(["push", f"{out}/svm", "ann/svm", "--results", f"{out}/eval"]) == 2  # of another model
+    assert main(["push", f"{out}/svm", "ann/svm", "--results", f"{out}/eval"]) == 2  # another model
     assert results["arguments"]["bundle"] == pushed
 
 
 @pytest.mark.slow
 def test_a_push_and_a_load_by_other_processes(bundle: Path, tmp_path: Path) -> None:
-    """With the variables of a user, in place of patches: bits of the logits are equal."""
+    """The processes use environment variables, without patches; the logits are bit-identical."""
     code = (
         "import sys, torch, covpool\n"
         "model = covpool.load_model(sys.argv[1])\n"

@@ -1,4 +1,4 @@
-"""``covpool shard``: a folder into shards, and an index for tars that are there."""
+"""``covpool shard``: convert a folder into shards, and index existing tars."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_shards_with_a_val_can_be_trained_on(data: Path) -> None:
 
 
 def test_stopped_it_leaves_nothing(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second split is cut short: without it, the first would pass for a whole collection."""
+    """The second split is interrupted; the first one alone would look like a complete dataset."""
     output, folders = data.parent / "shards", []
 
     def cut_short(images: ImageSet, folder: Path, **options: object) -> ShardIndex:

@@ -1,4 +1,4 @@
-"""``covpool svm``: its table, its JSON, its mistakes."""
+"""``covpool svm``: table, JSON and error messages."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def test_as_a_person_runs_it(
     bundle, data = str(a_bundle(tmp_path / "net")), str(some_sparrows(tmp_path / "data"))
     out = "runs/svm"
     assert main(["svm", bundle, data]) == 0
-    told = capsys.readouterr()
-    first, own, svm, images, _, solved, saved = told.out.splitlines()
+    captured = capsys.readouterr()
+    first, own, svm, images, _, solved, saved = captured.out.splitlines()
     assert first.split() == ["top-1,", "%", "image", "image", "and", "flip"]
     assert own.startswith("own classifier")
     assert images == "on 18 test images; 0 unreadable"
     assert solved.startswith("3 SVMs on 36 rows of 36 values, with LinearSVC in ")
     assert saved == f"saved in {out}; you can delete the cached features in {out}.features"
-    assert told.err.splitlines()[0] == f"features take 5.18 kB in {out}.features"
+    assert captured.err.splitlines()[0] == f"features take 5.18 kB in {out}.features"
     assert load_model(out).config.normalize == "l2"
     assert main(["svm", bundle, data, "--json"]) == 0
     accuracy = json.loads(capsys.readouterr().out)["accuracy"]
@@ -72,10 +72,10 @@ def test_two_processes_are_refused() -> None:
         )
         for rank in "01"
     ]
-    told = [process.communicate(timeout=300)[1] for process in both]
+    errors = [process.communicate(timeout=300)[1] for process in both]
     sentence = "covpool svm: covpool svm uses one process: start it without torchrun"
-    assert told[0].splitlines()[-1] == sentence
-    assert "covpool svm" not in told[1], "the first tells it for both"
+    assert errors[0].splitlines()[-1] == sentence
+    assert "covpool svm" not in errors[1], "the first tells it for both"
     assert [process.returncode for process in both] == [2, 2]
 
 

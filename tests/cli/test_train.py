@@ -1,4 +1,4 @@
-"""``covpool train``: the command line, around a loop that is tested elsewhere."""
+"""The command line of ``covpool train``; the training loop is tested elsewhere."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from covpool.errors import Interrupted
 from covpool.train.recipe import Recipe
 from covpool.train.recipe_files import SHORT, options, read_recipe, recipe_names, recipe_text
 
-# Every option: to take one away is to break somebody's script, and every one more has to be explained.
+# Every option: removing one breaks users' scripts, and each new one must be documented.
 FROZEN = """
 --accumulate --augmentation.colour --augmentation.crop --augmentation.flip --augmentation.ratio
 --augmentation.scale --augmentation.shorter-side --augmentation.strength --balance --batch-size --bundle
@@ -52,7 +52,7 @@ def words(options: str) -> list[str]:
 
 @pytest.fixture
 def fits(monkeypatch: pytest.MonkeyPatch) -> list[Recipe]:
-    """The recipes that reached the loop, which here does nothing."""
+    """Return the recipes that reach the training loop, which is replaced by a stub."""
     recipes: list[Recipe] = []
 
     def fit(recipe: Recipe) -> Any:

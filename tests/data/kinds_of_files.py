@@ -1,4 +1,4 @@
-"""A picture in every kind of file."""
+"""One image in every file format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A set of images in memory, small enough to be made anew in every test."""
+"""A dataset in memory, small enough to create in every test."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from covpool.data.image_set import BaseSet
 
 @dataclass(frozen=True)
 class MemoryImages(BaseSet):
-    """Bytes by name, with labels."""
+    """Encoded images with names and labels."""
 
     classes: tuple[str, ...]
     labels: NDArray[np.int64]
@@ -33,7 +33,7 @@ class MemoryImages(BaseSet):
 
 
 def encoded(number: int, side: int = 24, kind: str = "PNG") -> bytes:
-    """A picture whose first pixel tells its number."""
+    """Return an image whose first pixel encodes its number."""
     pixels = np.random.default_rng(number).integers(0, 256, (side, side + number % 5, 3), dtype=np.uint8)
     pixels[0, 0] = number % 256, number // 256 % 256, 7
     stream = io.BytesIO()
@@ -42,7 +42,7 @@ def encoded(number: int, side: int = 24, kind: str = "PNG") -> bytes:
 
 
 def memory_images(count: int = 20, classes: int = 3, side: int = 24) -> MemoryImages:
-    """So many pictures, the classes one after the other as in a folder."""
+    """Return ``count`` images, sorted by class as in a folder."""
     labels = np.arange(count) * classes // count
     names = [f"{'abcdefgh'[label]}/{i:03d}.png" for i, label in enumerate(labels)]
     files = [encoded(i, side) for i in range(count)]

@@ -1,4 +1,4 @@
-"""A source as a contributor would add it: a folder with ``images.npy`` and ``labels.npy``."""
+"""An example of a contributed source: a folder with ``images.npy`` and ``labels.npy``."""
 
 from __future__ import annotations
 

@@ -15,13 +15,13 @@ IMAGE = pa.struct({"bytes": pa.binary(), "path": pa.string()})
 
 
 def huggingface(classes: Sequence[str]) -> dict[bytes, bytes]:
-    """The metadata of a data set with a ClassLabel."""
+    """Return the metadata of a dataset with a ClassLabel."""
     features = {"image": {"_type": "Image"}, "label": {"names": list(classes), "_type": "ClassLabel"}}
     return {b"huggingface": json.dumps({"info": {"features": features}}).encode()}
 
 
 def write_parquet(images: MemoryImages, path: Path, rows: int = 4, texts: bool = False) -> Path:
-    """Write all images, with numbers and the names of classes, or with texts, as labels."""
+    """Write all images. Labels are integers with class names, or strings if ``texts``."""
     path.parent.mkdir(parents=True, exist_ok=True)
     paths = (name.rpartition("/")[2] for name in images.names)
     cells = [{"bytes": data, "path": path} for data, path in zip(images.files, paths, strict=True)]

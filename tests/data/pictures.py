@@ -1,4 +1,4 @@
-"""Files of images, made in memory."""
+"""Image files, created in memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SPARROWS, TINY10 = SHARED / "sparrows", SHARED / "tiny10"
 needs_sparrows = pytest.mark.skipif(not SPARROWS.is_dir(), reason="the sparrows are not beside the project")
 needs_tiny10 = pytest.mark.skipif(not TINY10.is_dir(), reason="tiny10 is not beside the project")
 
-# Four corners that tell which way up a picture is, and how its colours came through.
+# The colors of the four corners show the orientation of an image and errors in its colors.
 RED, GREEN, BLUE, WHITE, BLACK = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255), (0, 0, 0)
 
 
@@ -32,7 +32,7 @@ def jpeg(colour: tuple[int, int, int], size: tuple[int, int] = (8, 8)) -> bytes:
 
 
 def corners() -> Image.Image:
-    """24×16: red and green above, blue and white below."""
+    """Return a 24×16 image: red and green above, blue and white below."""
     image = Image.new("RGB", (24, 16), RED)
     image.paste(GREEN, (12, 0, 24, 8))
     image.paste(BLUE, (0, 8, 12, 16))
@@ -41,10 +41,10 @@ def corners() -> Image.Image:
 
 
 def seen(image: Image.Image) -> list[tuple[int, ...]]:
-    """The colours in the middle of the four quarters, row by row."""
+    """Return the colors in the middle of the four quadrants, row by row."""
     width, height = image.size
-    places = [(x * width // 4, y * height // 4) for y in (1, 3) for x in (1, 3)]
-    return [tuple(np.asarray(image)[y, x].tolist()) for x, y in places]
+    positions = [(x * width // 4, y * height // 4) for y in (1, 3) for x in (1, 3)]
+    return [tuple(np.asarray(image)[y, x].tolist()) for x, y in positions]
 
 
 def assert_seen(image: Image.Image, expected: list[tuple[int, int, int]], tolerance: int = 0) -> None:
@@ -53,7 +53,7 @@ def assert_seen(image: Image.Image, expected: list[tuple[int, int, int]], tolera
 
 
 def photo(size: tuple[int, int] = (61, 47)) -> Image.Image:
-    """Smooth and with some texture, as photographs are."""
+    """Return a smooth image with some texture, like a photograph."""
     x, y = np.meshgrid(np.arange(size[0]), np.arange(size[1]))
     noise = np.random.default_rng(0).normal(0, 12, (size[1], size[0], 3))
     waves = np.stack([np.sin(x / 9), np.cos(y / 7), np.sin((x + y) / 11)], axis=-1)
@@ -61,7 +61,7 @@ def photo(size: tuple[int, int] = (61, 47)) -> Image.Image:
 
 
 def icc_profile(name: str, gamma: float, primaries: tuple[tuple[float, ...], ...] = ()) -> bytes:
-    """A colour profile: of RGB if there are three primaries (in XYZ, under D50), else of grey."""
+    """Return a color profile: RGB if there are three primaries (XYZ under D50), otherwise gray."""
 
     def xyz(x: float, y: float, z: float) -> bytes:
         return b"XYZ \0\0\0\0" + struct.pack(">3i", *(round(65536 * v) for v in (x, y, z)))

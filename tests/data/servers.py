@@ -1,4 +1,4 @@
-"""Web servers on loopback that misbehave."""
+"""A web server on localhost that misbehaves."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ ZEROS = bytes(1 << 16)
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """Serves some files, and answers other paths badly.
+    """Serve some files, and send bad answers for other paths.
 
     Attributes:
-        files: the bytes by path.
-        asked: how often each path was asked for.
-        sent: bytes of endless answers.
+        files: the content of each path.
+        asked: the number of requests for each path.
+        sent: the number of bytes sent in endless answers.
         is_down: whether all answers are 503.
-        absent: the status of a file that is not there.
+        absent: the status code for missing files.
     """
 
     daemon_threads = True
@@ -38,7 +38,7 @@ class Server(http.server.ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_port}"
 
     def handle_error(self, *arguments: object) -> None:
-        """A client that hangs up is no error."""
+        """Ignore clients that close the connection."""
 
 
 class Handler(http.server.BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""What a row of a table may name, and how long and how large an answer may be."""
+"""The files and URLs that a table row may name, and limits on the time and size of an answer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 
 def rows(folder: Path, kind: str, *names: str) -> ImageSet:
-    """Images that a CSV or a Parquet file lists."""
+    """Return the images listed in a CSV or Parquet file."""
     folder.mkdir(exist_ok=True)
     path = folder / f"list.{kind}"
     if kind == "csv":
@@ -58,7 +58,7 @@ def test_a_row_runs_no_code_and_sends_no_request(tmp_path: Path, server: Server,
         "sftp://127.0.0.1/x",
         "data://x",
     )
-    with trust_rows():  # not even then
+    with trust_rows():  # trusted rows may not do this either
         images = rows(tmp_path, kind, *names)
     for i in range(len(names)):
         with pytest.raises(UnreachableError, match=r"a row may not name a (chain|URL)"):
@@ -127,7 +127,7 @@ def test_rows_do_not_reach_private_networks(tmp_path: Path, server: Server) -> N
 
 
 def test_redirects_do_not_reach_private_networks(tmp_path: Path, server: Server) -> None:
-    """The command line names the first server, and that one sends us to another."""
+    """The command line names the first server, which redirects to another one."""
     with serving() as other:
         other.files["/good.jpg"] = b"other"
         targets = [f"http://{host}:{other.server_port}/good.jpg" for host in ("127.0.0.1", "localhost")]
@@ -146,7 +146,7 @@ def test_redirects_do_not_reach_private_networks(tmp_path: Path, server: Server)
 
 
 def test_bodies_have_a_limit(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also after decompression."""
+    """The limit also applies after decompression."""
     monkeypatch.setattr("covpool.data.http.MAX_BODY_BYTES", 1 << 20)
     folder = Address.of(f"{server.url}/list.csv").parent
     for name in ("endless", "gzip"):

@@ -1,4 +1,4 @@
-"""Every kind of problem is found, named and explained, and nothing is touched."""
+"""Every kind of problem is found, named and explained, and no file is changed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def details(report: Report, problem: str) -> list[str]:
 
 @pytest.fixture
 def messy(tmp_path: Path) -> Path:
-    """A collection with each problem once, and good images besides."""
+    """A dataset with every kind of problem except too large files, and some good images."""
     root = plant(
         tmp_path / "set", *(f"{s}/{c}/{i}.jpg" for s in ("train", "test") for c in "ab" for i in (1, 2))
     )
@@ -152,7 +152,7 @@ def test_equal_pixels_in_other_bytes(tmp_path: Path) -> None:
     write(tmp_path / "train/a/3.png", encode(image, "PNG", exif=exif, compress_level=1))
     write(tmp_path / "train/a/4.png", encode(image, "PNG", exif=exif, compress_level=1))
     write(tmp_path / "test/a/5.webp", encode(image, "WEBP", lossless=True))
-    # Almost the same: one pixel, between those that are compared first, and another shape.
+    # Almost equal: one pixel differs, outside the samples compared first, or the shape differs.
     other = image.copy()
     other.putpixel((1, 0), (0, 0, 0))
     write(tmp_path / "train/a/6.png", encode(other, "PNG"))
@@ -168,7 +168,7 @@ def test_equal_pixels_in_other_bytes(tmp_path: Path) -> None:
 
 
 def test_the_few_pixels_compared_first_do_not_decide(tmp_path: Path) -> None:
-    """Otherwise the test above shows nothing."""
+    """The test above relies on this."""
     image = photo()
     other = image.copy()
     other.putpixel((1, 0), (0, 0, 0))
@@ -245,7 +245,7 @@ def test_shards(tmp_path: Path) -> None:
 
 
 class OneReader:
-    """A set that notices when it is read by two threads at once."""
+    """A dataset that records how many threads read it at once."""
 
     classes = ("a",)
 
@@ -295,7 +295,7 @@ def test_mistakes(tmp_path: Path) -> None:
 
 
 def test_warnings_of_pillow_are_not_passed_on(tmp_path: Path) -> None:
-    # A tag says that it has more bytes than there are.
+    # A tag claims more bytes than there are.
     exif = bytearray(b"Exif\0\0II*\0\x08\0\0\0\x01\0\x0f\x01\x02\0\xff\xff\0\0\x1a\0\0\0\0\0\0\0")
     data = encode(photo(), "JPEG", exif=bytes(exif))
     with pytest.warns(UserWarning, match="larger than file|Truncated File|orrupt EXIF"):
@@ -313,15 +313,15 @@ def test_an_error_in_a_thread_is_raised_and_the_rest_is_not_looked_at(
     def fail(images: object, i: int, lock: object) -> object:
         looked.append(i)
         if len(looked) > 1:
-            time.sleep(0.5)  # meanwhile the error of the first is met
+            time.sleep(0.5)  # meanwhile the error of the first image is raised
         raise MemoryError
 
     monkeypatch.setattr(collection, "look", fail)
     monkeypatch.setattr(collection, "IMAGES_AT_ONCE", 1)
-    before = set(threading.enumerate())  # a store that another test asked may keep a thread
+    before = set(threading.enumerate())  # object storage used by another test may keep one
     with pytest.raises(MemoryError):
         check(messy, workers=1)
-    assert len(looked) <= 2  # and not the third, which was waiting
+    assert len(looked) <= 2  # the third image was waiting and is not read
     assert set(threading.enumerate()) <= before
 
 

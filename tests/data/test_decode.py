@@ -1,4 +1,4 @@
-"""Every kind of file comes out as the colours a person sees, upright and whole."""
+"""Every file format is decoded to the colors that a person sees, upright and complete."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ from tests.data.pictures import (
 )
 
 COLOURS = [RED, GREEN, BLUE, WHITE]
-# Pillow's own weights of red, green and blue.
+# Gray values by Pillow's weights of red, green and blue.
 GREYS = [(v, v, v) for v in (76, 150, 29, 255)]
 
 
 def grey16(big: bool = False) -> Image.Image:
-    """The corners in grey of 16 bits."""
+    """Return the corners in 16-bit gray."""
     values = np.asarray(corners().convert("L")).astype(np.uint16) * 257
     return Image.fromarray(values.astype(">u2" if big else "<u2"))
 
@@ -112,14 +112,14 @@ def test_two_colours() -> None:
 def test_tiff_whose_white_is_zero() -> None:
     white_is_zero = TiffImagePlugin.ImageFileDirectory_v2()
     white_is_zero[262] = 0
-    # Pillow turns 8 bits when it writes them, and back when it reads them; 16 bits it leaves alone.
+    # Pillow inverts 8-bit values when it writes and when it reads them. It does not invert 16-bit values.
     assert_seen(decode(encode(corners().convert("L"), "TIFF", tiffinfo=white_is_zero)), GREYS)
     negative = [(255 - r, 255 - g, 255 - b) for r, g, b in GREYS]
     assert_seen(decode(encode(grey16(), "TIFF", tiffinfo=white_is_zero)), negative)
 
 
 def test_colours_of_16_bits_lose_the_lower_8() -> None:
-    # Pillow cannot write them. Four pixels of PNG by hand: filter 0, then 6 bytes each.
+    # Pillow cannot write them. This is a PNG of two pixels by hand: filter 0, then 6 bytes per pixel.
     def chunk(kind: bytes, content: bytes) -> bytes:
         crc = zlib.crc32(kind + content)
         return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", crc)
@@ -139,7 +139,7 @@ def test_colours_of_16_bits_lose_the_lower_8() -> None:
 def test_transparency_is_over_white(image_format: str) -> None:
     image = corners().convert("RGBA")
     alpha = Image.new("L", image.size, 255)
-    alpha.paste(0, (0, 0, 12, 8))  # the red corner is not seen at all, the green one by half
+    alpha.paste(0, (0, 0, 12, 8))  # the red corner is transparent, the green one half transparent
     alpha.paste(128, (12, 0, 24, 8))
     image.putalpha(alpha)
     options = {"lossless": True, "exact": True} if image_format == "WEBP" else {}
@@ -173,7 +173,7 @@ def test_transparent_colours_and_palettes() -> None:
 @pytest.mark.parametrize("orientation", range(10))
 @pytest.mark.parametrize("image_format", ["JPEG", "PNG", "WEBP", "TIFF"])
 def test_upright(image_format: str, orientation: int) -> None:
-    # What a camera stores that was held as the number says, so that the corners are seen.
+    # The image that a camera in this orientation stores; upright, it shows the corners.
     method = decoding.UPRIGHT.get(orientation)
     turned_back = {Image.Transpose.ROTATE_90: 4, Image.Transpose.ROTATE_270: 2}
     stored = corners() if method is None else corners().transpose(turned_back.get(method, method))
@@ -195,7 +195,7 @@ def test_broken_orientation_is_ignored() -> None:
     assert decode(data).size == (16, 24)
     broken = data.replace(exif.tobytes()[6:14], b"nonsense")
     assert broken != data
-    # Another checksum would have Pillow refuse it; without one to fail, the metadata is all that is wrong.
+    # Update the checksum, or Pillow would refuse the file. Then only the metadata is wrong.
     start = broken.index(b"eXIf")
     length = int.from_bytes(broken[start - 4 : start], "big")
     crc = zlib.crc32(broken[start : start + 4 + length]).to_bytes(4, "big")
@@ -204,7 +204,7 @@ def test_broken_orientation_is_ignored() -> None:
 
 
 def test_colour_profiles() -> None:
-    # The greenest green of Adobe RGB is greener than sRGB can be; a dull orange is livelier than its numbers.
+    # The same values are a more saturated orange in Adobe RGB than in sRGB.
     image = Image.new("RGB", (8, 8), (200, 100, 50))
     for image_format, tolerance in (("PNG", 1), ("TIFF", 1), ("JPEG", 4)):
         data = encode(image, image_format, icc_profile=ADOBE_RGB)

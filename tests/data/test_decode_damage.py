@@ -1,4 +1,4 @@
-"""Files that are damaged, cut short, too large or of another kind: an error, never half a picture."""
+"""Damaged, truncated, too large or unsupported files raise an error; decoding never returns half an image."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.data.pictures import SPARROWS, corners, encode, needs_sparrows
 
 @contextmanager
 def loading_truncated(value: bool = True) -> Iterator[None]:
-    """Pillow as it is after a library told it to load what it can."""
+    """Set the option of Pillow to load truncated images, as other libraries do."""
     before = ImageFile.LOAD_TRUNCATED_IMAGES
     ImageFile.LOAD_TRUNCATED_IMAGES = value
     try:
@@ -52,7 +52,7 @@ def test_no_part_of_a_picture(name: str, loads_truncated: bool) -> None:
         with loading_truncated(loads_truncated):
             part = attempt(data[:length])
         assert isinstance(part, BadImageError) or part.tobytes() == whole, f"{length} of {len(data)} bytes"
-        # So little that it is no image yet is another matter.
+        # Very short parts are not recognized as images, so they have other reasons.
         if isinstance(part, BadImageError) and length >= 100:
             reasons.append(part.reason)
     assert set(reasons) == {"truncated"}
@@ -61,7 +61,7 @@ def test_no_part_of_a_picture(name: str, loads_truncated: bool) -> None:
 
 def test_damage_is_not_truncation() -> None:
     data = FILES["progressive"]
-    table = data.rindex(b"\xff\xc4")  # of codes, for the last pass over the picture
+    table = data.rindex(b"\xff\xc4")  # the Huffman table of the last scan
     damaged = data[: table + 4] + b"\xff" + data[table + 5 :]
     for loads_truncated in (False, True):
         with (
@@ -78,8 +78,8 @@ def test_damage_is_not_truncation() -> None:
 def test_no_part_of_a_photograph(share: float, loads_truncated: bool) -> None:
     data = min((SPARROWS / "train").rglob("*.jpg")).read_bytes()
     cut = data[: int(share * len(data))]
-    # Of a file that was allocated and never written to its end, the last bytes are zeros. The very last code
-    # of a JPEG may be one of zeros, too, so those are left out here.
+    # A file that was allocated but not completely written ends in zeros. The last code of a JPEG may be zeros
+    # too, so at least 1 % is zeros here.
     filled = cut[: int(0.99 * len(data))].ljust(len(data), b"\0")
     for truncated in (cut, filled):
         with loading_truncated(loads_truncated), pytest.raises(BadImageError):
@@ -124,7 +124,7 @@ def test_bombs(times: float, warned: str, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_pillows_limit_is_as_it_was() -> None:
-    # 20,000 × 20,000 pixels of one colour are 49 kB of PNG.
+    # A PNG of 20,000 × 20,000 pixels in one color takes 49 kB.
     side = 20_000
     header = encode(Image.new("1", (1, 1)), "PNG")
     bomb = bytearray(header)
@@ -175,7 +175,7 @@ def test_other_readers_of_pillow_never_run(tmp_path: Path) -> None:
     for data in (icon, encode(corners(), "TGA"), b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n"):
         with pytest.raises(BadImageError, match="it is "):
             decode(data)
-    # In a fresh process, since saving has imported more: the others are not even imported.
+    # Use a new process, because saving imports more readers. Other readers are not even imported.
     (tmp_path / "image.webp").write_bytes(encode(corners(), "WEBP"))
     script = """
 import sys

@@ -1,4 +1,4 @@
-"""Fingerprints and stamps have the values of earlier versions: runs and jobs are resumed by them."""
+"""Fingerprints and stamps keep the values of earlier versions, because runs and jobs resume by them."""
 
 from __future__ import annotations
 

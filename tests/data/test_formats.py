@@ -1,4 +1,4 @@
-"""Every picture in a folder is accounted for: read, or named with its format and what to do."""
+"""Every image in a folder is either read, or reported with its format and a remedy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.forked import finish, fork
 
 @pytest.fixture
 def mixed(tmp_path: Path) -> Path:
-    """Photographs of two classes, and some that are not read. Their content does not matter."""
+    """Photographs of two classes, and files in unsupported formats with arbitrary content."""
     for number in range(8):
         write(tmp_path / f"birds/{('jay', 'tit')[number % 2]}/{number}.jpg", encode(photo((40, 30)), "JPEG"))
     for name in ("jay/a.NEF", "jay/b.nef", "tit/c.cr3", "tit/d.jxl", "tit/notes.txt"):

@@ -1,4 +1,4 @@
-"""Loaders: the same batches to the bit, whatever the workers, the start and the number of processes."""
+"""Loaders: bit-identical batches for any number of workers and processes, and from any start."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.data.memory_images import MemoryImages, memory_images
 from tests.data.parquet_files import write_parquet
 from tests.data.pictures import SPARROWS, jpeg, needs_sparrows
 
-# Three workers on a machine of two cores are what is tested.
+# The tests use three workers, even on a machine with two cores.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 SMALL = Preprocessing(16)
@@ -38,7 +38,7 @@ Make = Callable[[], tuple[ImageSet, Order]]
 
 @pytest.fixture(params=["folder", "shards", "parquet", "balanced"])
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
-    """A set and its order, anew at each call, as in a new process."""
+    """Return a function that creates a dataset and its order, as in a new process."""
     if request.param == "folder":
         return lambda: (memory_images(COUNT), FolderOrder(COUNT, BATCH, seed=3))
     if request.param == "balanced":
@@ -63,7 +63,7 @@ def loader(make: Make, **options: Any) -> TrainingLoader:
 
 
 def epochs(loader: TrainingLoader, cursor: int = 0, end: int = 2 * STEPS) -> Iterator[Batch]:
-    """The loop of a training."""
+    """Yield the batches of a training loop."""
     while cursor < end:
         for batch in itertools.islice(loader.from_cursor(cursor), end - cursor):
             yield batch
@@ -95,7 +95,7 @@ def test_where_it_starts_changes_nothing(make: Make) -> None:
     expected = list(epochs(loader(make)))
     for cursor in range(2 * STEPS):
         assert_same(epochs(loader(make), cursor), expected[cursor:])
-    # Also with workers that have begun with something else and were left in the middle of it.
+    # The same holds for workers that were stopped in the middle of other batches.
     used = loader(make, workers=2)
     next(used.from_cursor(2))
     assert_same(epochs(used, 1), expected[1:])
@@ -103,7 +103,7 @@ def test_where_it_starts_changes_nothing(make: Make) -> None:
 
 
 def by_step(make: Make, world_size: int, cursor: int, end: int) -> list[list[tuple[int, int, bytes]]]:
-    """What all processes together see in each step."""
+    """Return the samples of each step, over all processes."""
     ranks = [
         epochs(loader(make, rank=rank, world_size=world_size), cursor, end) for rank in range(world_size)
     ]
@@ -201,7 +201,7 @@ def test_evaluation_can_be_run_again() -> None:
 
 
 def broken(numbers: Iterable[int], count: int = COUNT) -> MemoryImages:
-    """A set in which some images are no images."""
+    """Return a dataset in which some images are unreadable."""
     images = memory_images(count)
     files = [b"no image" if i in set(numbers) else data for i, data in enumerate(images.files)]
     return MemoryImages(images.classes, images.labels, images.names, files)
@@ -229,7 +229,7 @@ def test_a_bad_image_costs_one_sample() -> None:
 
 
 def test_the_label_is_that_of_the_replacement() -> None:
-    # Every class has a colour; all images of the first but one are bad.
+    # The first pixel encodes the number of an image. Only one image of the first class is readable.
     images = broken(range(1, 10), 30)
     for batch in TrainingLoader(images, FolderOrder(30, 10, 0), _first_pixel).from_cursor(0):
         numbers = batch.images[:, 0].long().tolist()
@@ -294,7 +294,7 @@ def test_a_replacement_is_of_the_same_shard_if_it_can_be(tmp_path: Path) -> None
 
 
 class Unreadable(MemoryImages):
-    """A set whose files cannot all be opened."""
+    """A dataset in which one file cannot be opened."""
 
     def read(self, i: int) -> bytes:
         if i == 3:

@@ -1,4 +1,4 @@
-"""Names kept as bytes are the names that were given."""
+"""Names stored as bytes equal the given names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from covpool.data.image_set import Names
 
-# Whatever a file may be called: also bytes that are no UTF-8, as Python hands them out.
+# All possible file names, including bytes that are not UTF-8, as Python represents them.
 FILE_NAMES = st.lists(st.binary(max_size=12).map(lambda data: data.decode("utf-8", "surrogateescape")))
 
 

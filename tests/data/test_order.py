@@ -19,7 +19,7 @@ def flat(order: Order, epoch: int) -> list[int]:
 
 @st.composite
 def orders(draw: st.DrawFn, *, repeats: bool = True) -> tuple[Order, int]:
-    """An order, and the number of its samples."""
+    """Draw an order and its number of samples."""
     kind = draw(st.sampled_from(["folder", "shards", "balanced"] if repeats else ["folder", "shards"]))
     seed = draw(st.integers(0, 2**40))
     if kind == "shards":
@@ -33,7 +33,7 @@ def orders(draw: st.DrawFn, *, repeats: bool = True) -> tuple[Order, int]:
     return BalancedOrder(draw(st.lists(st.integers(0, 4), min_size=n, max_size=n)), batch_size, seed), n
 
 
-# To change one of these is to change the order of every run that is resumed.
+# Changing one of these values would change the order of every resumed run.
 def test_orders_are_pinned() -> None:
     assert flat(FolderOrder(10, 3, seed=0), 0) == [6, 2, 7, 8, 4, 1, 5, 0, 3]
     assert flat(FolderOrder(10, 3, seed=0), 1) == [6, 7, 0, 2, 8, 3, 9, 1, 5]
@@ -109,7 +109,7 @@ def test_evaluation_sees_every_sample_once(n: int, batch_size: int, world_size: 
         ids = order.batch(0, step)
         shares = [order.share(ids, rank, world_size).tolist() for rank in range(world_size)]
         seen += [share for share in shares if share]
-    # The batches of one process, whose own shares are all of them.
+    # The same batches as with one process.
     assert seen == [alone.batch(0, step).tolist() for step in range(alone.batches(0))]
     assert list(itertools.chain.from_iterable(seen)) == list(range(n))
 

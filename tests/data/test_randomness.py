@@ -1,4 +1,4 @@
-"""Random numbers by key: the generator is the published one, and keys mean what they meant yesterday."""
+"""Random numbers by key: the generator is the published one, and the numbers of a key never change."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from covpool.data.order import number, numbers, permutation, torch_seeded
 
 
 def test_numpys_philox_is_the_published_one() -> None:
-    # The first of the known answers of its authors (Random123, philox4x64-10): counter and key zero. numpy
-    # counts up before it draws, so its counter starts one before that.
+    # The first known answer of its authors (Random123, philox4x64-10), for counter and key zero. numpy
+    # increments the counter before it draws, so the counter starts one lower.
     drawn = np.random.Philox(key=0, counter=2**256 - 1).random_raw(4)
     assert [int(value) for value in drawn] == [
         0x16554D9ECA36314C,
@@ -25,7 +25,7 @@ def test_numpys_philox_is_the_published_one() -> None:
     ]
 
 
-# To change one of these is to change the order of every run that is resumed.
+# Changing one of these values would change the order of every resumed run.
 def test_numbers_of_a_key_are_pinned() -> None:
     assert number("order", 0, 0) == 0x4C2F16B624B0BB93
     assert number("order", -3, 2**70, size=128) == 0xFD9A7A46CE39CBC816AE6D0094281CEE

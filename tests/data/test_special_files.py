@@ -1,4 +1,4 @@
-"""Pipes and devices among the files: they would never end."""
+"""Pipes and devices among the files: reading them would never end."""
 
 from __future__ import annotations
 
@@ -78,9 +78,9 @@ def test_among_images(tmp_path: Path, kind: str) -> None:
         (folder / name).write_bytes(jpeg((200, 100, 50)))
     (folder.parent / "list.csv").write_text("path,label\nwren/1.jpg,wren\nwren/2.jpg,wren\nwren/3.jpg,wren\n")
     put(kind, folder / "3.jpg")
-    put(kind, folder / "notes")  # check looks into files without an extension
+    put(kind, folder / "notes")  # check opens files without an extension
     report = check(tmp_path / "set", "folder", workers=1)
-    assert report.counts.get("unreadable", 0) == kind.startswith("link")  # others are not listed
+    assert report.counts.get("unreadable", 0) == kind.startswith("link")  # other kinds are not listed
     for images in (open_unlabeled(tmp_path / "set" / "list.csv"), open_images(tmp_path / "set" / "list.csv")):
         with pytest.raises(OSError, match="not a regular file"):
             images.read(2)

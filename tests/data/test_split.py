@@ -1,4 +1,4 @@
-"""Images set aside, by class and by seed."""
+"""Images set aside for validation, by class and by seed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.data.pictures import SPARROWS, needs_sparrows
 
 
 def make(counts: list[int], order: int = 0) -> ImageFiles:
-    """So many images of each class, in one order or another."""
+    """Return ``counts`` images per class, shuffled with the seed ``order``."""
     rows = [(f"{label}/{i}.jpg", label) for label, count in enumerate(counts) for i in range(count)]
     rows = [rows[i] for i in np.random.default_rng(order).permutation(len(rows))]
     labels = np.array([label for _, label in rows], dtype=np.int32)
@@ -46,7 +46,7 @@ def test_every_class_in_proportion(counts: list[int], fraction: float, seed: int
         share = class_counts(aside)[label]
         assert share <= max(count - 1, 0)
         assert abs(share - min(fraction * count, max(count - 1, 0))) < 1
-    # As many as asked for, unless classes would be left empty.
+    # The requested number, unless a class would be left empty.
     if all(fraction * count <= count - 1 for count in counts):
         assert len(aside) == round(fraction * sum(counts))
     for part in (left, aside):
@@ -60,7 +60,7 @@ def test_it_depends_on_names_and_seed_alone() -> None:
     chosen = names(split_off(make(counts), 0.2, seed=3)[1])
     assert names(split_off(make(counts, order=1), 0.2, seed=3)[1]) == chosen
     assert names(split_off(make(counts), 0.2, seed=4)[1]) != chosen
-    # On every machine and for good: these are part of what a seed means.
+    # A seed must give these names on every machine and in every version.
     assert sorted(chosen)[:4] == ["0/15.jpg", "0/19.jpg", "0/2.jpg", "0/3.jpg"]
 
 

@@ -1,4 +1,4 @@
-"""Transforms: timm's pixels at test time, a pure function of a key in training."""
+"""Transforms: the pixels of timm in evaluation, a pure function of a key in training."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from covpool.data.transforms import (
 
 
 def picture(width: int, height: int, seed: int = 0) -> Image.Image:
-    """Smooth colours with noise, so that every pixel tells where it came from."""
+    """Return smooth colors with noise, so that every pixel identifies its position."""
     noise = np.random.default_rng(seed).normal(0, 20, (height, width, 3))
     y, x = np.mgrid[:height, :width]
     ramps = np.stack([255 * x / width, 255 * y / height, 255 * (x + y) / (width + height)], axis=-1)
     return Image.fromarray(np.clip(ramps + noise, 0, 255).astype(np.uint8))
 
 
-# One step of a pixel, of 255, is more than 0.01: the pixels are the same, and so are the numbers but for the
+# One step of a pixel (1 of 255) is more than 0.01, so the pixels must be equal. The values may differ by the
 # rounding of 1 / 255.
 ROUNDING = {"rtol": 0, "atol": 1e-6}
 
@@ -148,12 +148,12 @@ def test_lighting_shifts_along_the_components_of_imagenets_colours() -> None:
     values = torch.rand(3, 5, 4)
     shifts = torch.stack([Lighting(0.1)(values) - values for _ in range(4000)])
     assert (shifts - shifts[:, :, :1, :1]).abs().max() < 1e-6
-    # The columns are a basis, to the four digits that are published.
+    # The columns are an orthonormal basis, to the four published digits.
     vectors = torch.tensor(EIGENVECTORS)
     torch.testing.assert_close(vectors.T @ vectors, torch.eye(3), rtol=0, atol=1e-3)
     along = shifts[:, :, 0, 0] @ vectors
     torch.testing.assert_close(along.std(0), 0.1 * torch.tensor(EIGENVALUES), rtol=0.05, atol=0)
-    # The first is brightness: nearly the same for red, green and blue.
+    # The first component is brightness: nearly the same for red, green and blue.
     assert torch.tensor(EIGENVECTORS)[:, 0].std() < 0.01
 
 

@@ -1,4 +1,4 @@
-"""Workers outlive a signal, but not the main process."""
+"""Workers survive signals, and end with the main process."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_worker_outlives_signals(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_worker_ends_with_the_main_process() -> None:
-    # What a script leaves behind is still there when Python ends its workers.
+    # The iterator still exists when Python exits and ends its workers.
     script = "from tests.data.test_workers import read_batches\nleft = read_batches()\n"
     result = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True, timeout=120
@@ -54,7 +54,7 @@ def test_a_worker_ends_with_the_main_process() -> None:
     assert (result.stdout, result.stderr) == ("", "")
 
 
-# The main process asks for something that a worker holds, as it does for a tensor, and is gone.
+# The main process asks a worker for a resource, as it does for a tensor, and disconnects.
 GONE = """
 import socket, time
 from multiprocessing.resource_sharer import _resource_sharer

@@ -1,4 +1,4 @@
-"""Folders of images, made for a test."""
+"""Folders of images, created for a test."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from tests.data.pictures import jpeg
 
 
 def colour(text: str) -> tuple[int, int, int]:
-    """Another colour for another text."""
+    """Return a color that depends on the text."""
     red, green, blue = hashlib.sha256(text.encode()).digest()[:3]
     return red, green, blue
 
 
 def plant(root: Path, *names: str) -> Path:
-    """Put files under a folder: images, each of its own colour, and texts."""
+    """Write files under a folder: images, each in its own color, and text files."""
     for name in names:
         write(root / name, jpeg(colour(name)) if Path(name).suffix in (".jpg", ".JPG", ".jpeg") else b"text")
     return root
@@ -28,7 +28,7 @@ def write(path: Path, data: bytes) -> None:
 
 
 def digests(root: Path) -> Mapping[str, tuple[str, int, int, int]]:
-    """What every file and folder under a folder holds, its permissions, and when any of it was changed."""
+    """Return the content, permissions and change times of every file and folder under ``root``."""
     found = {}
     for path in [root, *sorted(root.rglob("*"))]:
         status = path.lstat()

@@ -1,4 +1,4 @@
-"""The device of these tests, and a summary of what was measured on it."""
+"""The device of these tests, and a summary of the measurements on it."""
 
 from __future__ import annotations
 
@@ -33,5 +33,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         return
     terminalreporter.section("covpool on this device: paste it into an issue")
     terminalreporter.line(f"torch {torch.__version__}, {', '.join(device_lines())}")
-    for name, told in measured.items():
-        terminalreporter.line(f"{name:<34} {told}")
+    for name, value in measured.items():
+        terminalreporter.line(f"{name:<34} {value}")

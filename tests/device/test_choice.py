@@ -1,4 +1,4 @@
-"""Which device is used, with an accelerator that is only pretended."""
+"""The choice of the device, with a simulated accelerator."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ KINDS = ("cuda", "mps", "xpu")
 
 @pytest.fixture(params=KINDS)
 def pretended(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Two accelerators of a kind, which answer questions and compute nothing."""
+    """Two simulated accelerators of one kind, which have properties but cannot compute."""
     kind: str = request.param
     calls: list[Any] = []
 
@@ -183,7 +183,7 @@ def test_time_without_events_waits_for_the_device(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_device_without_eigh_uses_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The decomposition of a fake device fails; that of its copy on the CPU does not."""
+    """The simulated device has no ``eigh``, so a copy on the CPU is decomposed."""
     asked: list[str] = []
     real = torch.Tensor.cpu
     monkeypatch.setattr(eigen, "NO_EIGH", ("cpu",))

@@ -1,7 +1,7 @@
-"""Every operator on a device, against float64 on the CPU: ``pytest tests/device --device cuda``.
+"""Compare every operator on a device with float64 on the CPU: ``pytest tests/device --device cuda``.
 
-It runs on the CPU by default, so that it cannot rot. On an accelerator it takes minutes, and ends with a
-summary to paste into an issue.
+By default the tests run on the CPU, so that they keep working. On an accelerator they take minutes, and end
+with a summary to paste into an issue.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OPTIONS: dict[str, dict[str, Any]] = {"cbp": {"features": 20}, "moment_probing":
 
 
 def features() -> Tensor:
-    """Two images of 6 channels and 40 positions, of full rank and moderate condition."""
+    """Return two images of 6 channels and 40 positions, with full rank and a moderate condition number."""
     generator = torch.Generator().manual_seed(0)
     mix = torch.eye(6) + 0.3 * torch.rand(6, 6, generator=generator)
     return (mix @ torch.randn(2, 6, 40, generator=generator)).double()
@@ -71,9 +71,9 @@ def dtypes(device: torch.device) -> list[torch.dtype]:
 
 
 def test_every_public_operator_is_here() -> None:
-    told = " ".join(OPERATORS)
+    tested = " ".join(OPERATORS)
     values = {"Moments", "StreamingCovariance", "fitted_steps", "moments", "triu_unvec", "triu_vec"}
-    assert {name for name in functional.__all__ if name not in told} <= values
+    assert {name for name in functional.__all__ if name not in tested} <= values
 
 
 @pytest.mark.parametrize("name", OPERATORS)
@@ -100,7 +100,7 @@ def test_every_method_of_the_layer(
 
 
 def test_autocast(device: torch.device, record: Callable[[str, str], None]) -> None:
-    """The products run in float32 at least, whatever autocast says."""
+    """The products run in float32 or better, even under autocast."""
     pool = CovPool(6, dim=None).to(device)
     x = features().float().reshape(2, 6, 5, 8).to(device)
     with autocast(device, "bfloat16"):
@@ -134,7 +134,7 @@ def test_training_lowers_the_loss(device: torch.device) -> None:
 
 
 def test_time_and_memory(device: torch.device, record: Callable[[str, str], None]) -> None:
-    """One forward and backward pass at the paper's size on an accelerator, small on the CPU."""
+    """Run forward and backward passes, at the paper's size on an accelerator and small on the CPU."""
     images, channels, positions = (2, 32, 49) if device.type == "cpu" else (64, 256, 196)
     x = torch.randn(images, channels, positions, device=device, requires_grad=True)
 
@@ -145,13 +145,13 @@ def test_time_and_memory(device: torch.device, record: Callable[[str, str], None
         step()
         torch.accelerator.reset_peak_memory_stats()
     seconds = timed(step, 3, device.type) / 3
-    told = f"{1e3 * seconds:.1f} ms for {images} images of {channels}×{positions}"
+    line = f"{1e3 * seconds:.1f} ms for {images} images of {channels}×{positions}"
     if device.type != "cpu":
         peak = torch.accelerator.max_memory_allocated()
-        told += f", {peak / 2**20:.0f} MiB at most"
-        # The features, their gradient, and the saved iterates of 5 steps: far below this.
+        line += f", {peak / 2**20:.0f} MiB at most"
+        # The features, their gradient and the saved iterates of 5 steps need far less.
         assert peak < 40 * x.nbytes
-    record("isqrt_cov, forward and backward", told)
+    record("isqrt_cov, forward and backward", line)
     assert seconds > 0
 
 

@@ -1,4 +1,4 @@
-"""The examination of a machine: what is told of one that is well, and of one that is not."""
+"""``covpool doctor``: the report of a working machine, and of one with problems."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from covpool.doctor.examination import Trial, _finding, examination_text
 
 @pytest.fixture
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the compiler, which takes longer than all the rest."""
+    """Skip the compiler, which takes longer than all other checks."""
     monkeypatch.setattr(checks, "compiled", lambda device: "works")
 
 
 @pytest.mark.usefixtures("_quick")
 def test_this_machine_is_well(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert {"python", "covpool", "torch"} <= told["versions"].keys()
-    assert told["machine"]["threads"] == torch.get_num_threads()
-    assert [finding["state"] for finding in told["findings"]] == ["pass"] * 8
+    report = json.loads(capsys.readouterr().out)
+    assert {"python", "covpool", "torch"} <= report["versions"].keys()
+    assert report["machine"]["threads"] == torch.get_num_threads()
+    assert [finding["state"] for finding in report["findings"]] == ["pass"] * 8
 
 
 @pytest.mark.usefixtures("_quick")
@@ -124,7 +124,7 @@ def test_text() -> None:
 
 @pytest.mark.slow
 def test_with_torch_alone() -> None:
-    # What verbs and packages import first of their extras is not there.
+    # Block the packages that verbs import first from their extras.
     script = """
 import sys
 class Blocker:

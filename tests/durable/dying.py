@@ -1,7 +1,7 @@
-"""A process that replaces a file or a folder, and dies (or fails) just before its n-th call of the system.
+"""Replace a file or a folder in a process that is killed (or fails) just before its n-th system call.
 
-``python tests/durable/dying.py MODULE WHAT HOW N PATH TEXT``. It loads the module by its file, for importing
-the package would take seconds and torch.
+``python tests/durable/dying.py MODULE WHAT HOW N PATH TEXT``. It loads the module from its file, because
+importing the package would import torch and take seconds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def load(path: str) -> ModuleType:
 
 
 def arrange_death(how: str, number: int) -> list[int]:
-    """How many calls are left until then."""
+    """Kill or fail at the given system call; return a list with the number of calls left."""
     left = [number]
 
     def watched(call: Any) -> Any:
@@ -56,7 +56,7 @@ def replace(replacing: ModuleType, what: str, path: str, text: str) -> None:
 
 
 def read(replacing: ModuleType, what: str, path: str) -> str:
-    """The text; raise unless it is whole."""
+    """Return the text; raise an error if it is incomplete."""
     return Path(path).read_text() if what == "file" else str(replacing.read_folder(path, read_both))
 
 

@@ -1,4 +1,4 @@
-"""Whatever happens to a process that replaces a file or a folder, the old or the new one is there, whole."""
+"""Replacing a file or folder leaves the old or the new one complete, even if the process is killed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run(what: str, how: str, number: int, path: Path) -> subprocess.CompletedPro
         str(path),
         NEW,
     ]
-    # Without site-packages a process starts faster, and finds covpool by this alone.
+    # A process starts faster without site-packages (-S); PYTHONPATH is then the only path to covpool.
     environment = {**os.environ, "PYTHONPATH": str(Path(covpool.__file__).parents[1])}
     return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
 
@@ -50,7 +50,7 @@ def test_death_before_any_call_of_the_system_loses_nothing(what: str, tmp_path: 
         dying.replace(replacing, what, str(path), OLD)
         ended = run(what, "kill", number, path)
         found.append(dying.read(replacing, what, str(path)))
-        # The next one succeeds, and clears away what the dead one left.
+        # The next replacement succeeds, and removes the files that the killed process left.
         dying.replace(replacing, what, str(path), "next")
         assert dying.read(replacing, what, str(path)) == "next"
         assert names(parent) == ["it"]
@@ -58,7 +58,7 @@ def test_death_before_any_call_of_the_system_loses_nothing(what: str, tmp_path: 
             break
         assert ended.returncode == -signal.SIGKILL, ended.stderr
     assert 4 < number < 99
-    # First the old one, then the new one, and both were seen.
+    # Early kills leave the old content, later ones the new content, and both occur.
     assert found == sorted(found, reverse=True)
     assert {found[0], found[-1]} == {OLD, NEW}
 
@@ -179,7 +179,7 @@ def test_writers_and_readers_at_once_do_not_disturb_each_other(what: str, tmp_pa
         except BaseException as error:
             errors.append(error)
 
-    # The locks belong to open files, not to processes: threads stand in for them.
+    # Locks belong to open files, not to processes, so threads can stand in for processes.
     writers = [threading.Thread(target=write, args=(text,)) for text in ("1", "2")]
     for writer in writers:
         writer.start()

@@ -1,4 +1,4 @@
-"""Some sparrows, and a bundle that has learned nothing about them."""
+"""Some photographs of sparrows, and a bundle with random weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CLASSES += ("128.Seaside_Sparrow", "132.White_crowned_Sparrow")
 
 
 def some_sparrows(folder: Path, train: int = 3, test: int = 9) -> Path:
-    """So many photographs of each of six species."""
+    """Copy the given numbers of photographs of each of six species."""
     for split, count in {"train": train, "test": test}.items():
         for name in CLASSES:
             (folder / split / name).mkdir(parents=True)
@@ -26,7 +26,7 @@ def some_sparrows(folder: Path, train: int = 3, test: int = 9) -> Path:
 
 
 def draw_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave the figures of evaluation and retrieval empty: they take most of the time."""
+    """Leave the figures of evaluation and retrieval empty, because drawing takes most of the time."""
     figures = "covpool.evaluate.figures."
     monkeypatch.setattr(f"{figures}chosen_queries", lambda scores: [])
     for name in ("draw_classes", "draw_confusion", "draw_neighbours", "draw_reliability"):
@@ -35,7 +35,7 @@ def draw_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def a_bundle(folder: Path, classes: tuple[str, ...] = CLASSES) -> Path:
-    """A small network with random weights, whose classifier is not as timid as a new one is."""
+    """Save a small network with random weights, whose classifier is scaled up for confident predictions."""
     torch.manual_seed(0)
     model = create_model("test_resnet", dim=8, num_classes=len(classes), image_size=64)
     with torch.no_grad():

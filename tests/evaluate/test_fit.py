@@ -1,4 +1,4 @@
-"""``covpool fit`` on real photographs: the comparison, cross-validation, fine-tuning, kills."""
+"""``covpool fit`` on real photographs: the comparison, cross-validation, fine-tuning and kills."""
 
 from __future__ import annotations
 
@@ -50,17 +50,17 @@ def rows(path: str) -> list[dict[str, str]]:
 def test_from_a_folder_to_a_report(capsys: pytest.CaptureFixture[str]) -> None:
     Path("birds/train/photo.nef").write_bytes(b"raw")
     assert main(["fit", "birds", *SMALL]) == 0
-    told = capsys.readouterr()
-    lines = told.err.splitlines()
+    captured = capsys.readouterr()
+    lines = captured.err.splitlines()
     assert "1/3 check the images" in lines
     assert any("1 not read; see runs/birds/problems.csv" in line for line in lines)
     assert "2/3 compare gap and isqrt_cov on frozen test_efficientnet" in lines
     assert "    accuracy is measured on 30 images: its 95 % interval is up to ±18 points" in lines
-    table = told.out.splitlines()
+    table = captured.out.splitlines()
     assert [line.split()[0] for line in table[:3]] == ["head", "gap", "isqrt_cov"]
-    assert "covpool predict runs/birds/bundle PHOTO.jpg" in told.out
+    assert "covpool predict runs/birds/bundle PHOTO.jpg" in captured.out
     again = " ".join(["covpool fit birds --out runs/birds", *MODEL, "--seeds 2 --finetune"])
-    assert again in told.out
+    assert again in captured.out
 
     results = json.loads(Path("runs/birds/results.json").read_bytes())
     best = results["best"]
@@ -100,10 +100,10 @@ def test_the_folder_has_the_name_of_the_data(
 @pytest.mark.usefixtures("birds")
 def test_without_a_test_split_every_image_is_predicted_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fit", "birds/train", *SMALL, "--out", "runs/folds", "--seeds", "1"]) == 0
-    told = capsys.readouterr()
-    said = told.err.index("no test images: 5-fold cross-validation")
-    assert said < told.err.index("features take")  # before the work
-    assert "(cross-validation)" in told.out
+    captured = capsys.readouterr()
+    position = captured.err.index("no test images: 5-fold cross-validation")
+    assert position < captured.err.index("features take")  # before the work starts
+    assert "(cross-validation)" in captured.out
     results = json.loads(Path("runs/folds/results.json").read_bytes())
     predictions = rows(f"runs/folds/probe/predictions/{results['best']}-0.csv")
     assert len({row["name"] for row in predictions}) == len(predictions) == 30
@@ -115,8 +115,8 @@ def test_without_a_test_split_every_image_is_predicted_once(capsys: pytest.Captu
 def test_fine_tuning_starts_from_the_best_head(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fit", "birds", *SMALL]) == 0
     assert main(["fit", "birds", *SMALL, "--finetune", "--epochs", "1"]) == 0
-    told = capsys.readouterr()
-    assert "3/4 fine-tune test_efficientnet from" in told.err
+    captured = capsys.readouterr()
+    assert "3/4 fine-tune test_efficientnet from" in captured.err
     tuned = json.loads(Path("runs/birds/results.json").read_bytes())["finetuned"]
     start, end = load_model("runs/birds/start"), load_model("runs/birds/finetune/bundle")
     moved, size = (

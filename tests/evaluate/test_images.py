@@ -30,7 +30,7 @@ def test_the_images_of_a_split(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("known", [("jay", "tit", "wren"), ("wren", "jay"), ("tit", "wren", "jay")])
 def test_labels_are_the_models(tmp_path: Path, known: tuple[str, ...]) -> None:
-    """Though a class has no images here, or the order is another."""
+    """This holds even if a class has no images here, or if the order differs."""
     images = open_split(a_model(*known), a_folder(tmp_path, "jay", "wren"), "test")
     assert images.classes == known
     assert [known[int(label)] for label in np.asarray(images.labels)] == ["jay", "wren"]

@@ -1,4 +1,4 @@
-"""One process at a time, and none for ever."""
+"""A lock is held by one process at a time, and ends with this process."""
 
 from __future__ import annotations
 
@@ -29,6 +29,6 @@ def test_a_lock_keeps_others_out_until_its_process_dies(tmp_path: Path) -> None:
         pass
     other.kill()
     other.join()
-    for _ in range(2):  # and when it is let go
+    for _ in range(2):  # also after it is released
         with held(tmp_path / "new"):
             pass

@@ -31,7 +31,7 @@ def test_a_folder_is_new_or_of_the_same_protocol(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_known_though_its_writing_was_stopped(tmp_path: Path) -> None:
-    """And earlier results do not stay beside files that are not theirs."""
+    """Earlier results are removed, because they do not belong to the new files."""
     (tmp_path / "results.json").write_text('{"protocol": "accuracy"}')
     begin_results(tmp_path, "accuracy")
     (tmp_path / "predictions.csv").write_text("new")

@@ -1,4 +1,4 @@
-"""Clients of the server: many at once, broken ones, oversize ones and slow ones."""
+"""Clients of the server: many at once, broken requests, oversize requests and slow clients."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def jpeg(side: int = 300, seed: int = 0) -> bytes:
 
 
 def bomb() -> bytes:
-    """Ten thousand pixels by ten thousand, in a few kilobytes."""
+    """Return an image of 10,000 × 10,000 pixels in a few kilobytes."""
     stream = io.BytesIO()
     Image.new("1", (10_000, 10_000)).save(stream, "PNG")
     return stream.getvalue()
@@ -40,7 +40,7 @@ MALFORMED = {
 
 @dataclass(frozen=True)
 class Load:
-    """What many clients saw: answers by status, seconds of those that were answered, and in all."""
+    """The results of many clients: answers by status, seconds per answer, and total seconds."""
 
     statuses: Counter[int]
     seconds: tuple[float, ...]
@@ -56,7 +56,7 @@ class Load:
 
 
 async def load(url: str, seconds: float, clients: int = 8) -> Load:
-    """As many requests as can be, of images of several sizes."""
+    """Send as many requests as possible, with images of several sizes."""
     bodies = [jpeg(side, side) for side in (200, 300, 640)]
     statuses: Counter[int] = Counter()
     taken: list[float] = []
@@ -75,7 +75,7 @@ async def load(url: str, seconds: float, clients: int = 8) -> Load:
 
 
 async def drip(url: str) -> int:
-    """A client that sends a byte now and then; the status it is left with, or 0 if the line is cut."""
+    """Send a byte every half second; return the status, or 0 if the connection is closed."""
 
     async def bytes_slowly():  # type: ignore[no-untyped-def]
         for byte in jpeg()[:28]:  # for fourteen seconds

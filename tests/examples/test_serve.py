@@ -1,4 +1,4 @@
-"""The example of a server, as a process of its own, under load."""
+"""The example server, in a separate process and under load."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Server:
                 time.sleep(0.1)
 
     def resident(self) -> int:
-        """Bytes of memory."""
+        """Return the resident memory in bytes."""
         pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
 
@@ -102,7 +102,7 @@ def test_its_answers_are_those_of_the_bundle(server: Server, bundle: Path) -> No
 
 
 def test_its_pixels_are_those_that_were_compared() -> None:
-    """Grey of 16 bits, and what is transparent."""
+    """The images are 16-bit gray, and gray with transparency."""
     spec = importlib.util.spec_from_file_location("serve", SERVER)
     assert spec is not None
     assert spec.loader is not None
@@ -145,7 +145,7 @@ def test_slow_clients_do_not_hold_up_the_others(server: Server) -> None:
 
 @pytest.mark.slow
 def test_large_images_do_not_hold_up_the_others_or_fill_the_memory(server: Server) -> None:
-    """Forty of 40 million pixels, each in some kilobytes."""
+    """Send 40 images of 40 million pixels, each of some kilobytes."""
     body = encode(Image.new("P", (8000, 5000)), "PNG", transparency=0)
     peak = Path(f"/proc/{server.process.pid}/status")
     before = server.resident()
@@ -173,7 +173,7 @@ def test_large_images_do_not_hold_up_the_others_or_fill_the_memory(server: Serve
 
 
 def settled(server: Server) -> int:
-    """Its memory once all its threads, and batches of every size, have been there; a leak never settles."""
+    """Return the memory once all threads and batch sizes have been used; with a leak it never settles."""
     memory = 0
     for _ in range(20):
         before, memory = memory, server.resident()

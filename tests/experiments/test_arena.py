@@ -1,4 +1,4 @@
-"""The arena in a small form: cells one by one, resumed, and a table of what ran and what did not."""
+"""A small arena: cells run one by one and resume, and a table lists the cells that ran and the others."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_cells_run_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(arena, "TRIALS", 2)
     monkeypatch.setattr(arena, "CLAIM_SEEDS", 2)
     monkeypatch.setattr(arena.Case, "epochs", 1)
-    monkeypatch.setattr(torch, "compile", lambda function, **_: function)  # which takes half a minute
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)  # compiling takes half a minute
     monkeypatch.setattr(arena, "fastest_precision", lambda: "float32")
     arguments = (str(tmp_path / "sets"), str(tmp_path / "runs"), str(tmp_path / "arena"))
     for head in ("gap", arena.PAPER, ONE_STEP, "cov", "abmilp"):

@@ -1,4 +1,4 @@
-"""Each experiment runs in a small form, and its committed results give the committed tables and pages."""
+"""Each experiment runs at a small size, and its committed results give the committed tables and pages."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_the_formulas_of_bulk_by_hand() -> None:
     gpu = "10.0 GFLOPs, 3,120 images/s, fed by 31 cores | 89 GPU-hours"
     assert f"resnet50 224 on an A100, estimate | {gpu}" in rows
     assert "GET, one per image | 1,000,000,000 | 5,500/s | 50.5 hours" in rows
-    # 1e9 · 1e5 / 256e6 shards, of 2560 images, so of 3 files each
+    # 1e9 · 1e5 / 256e6 shards of 2560 images, so 3 files each
     assert "GET, shards of 256 MB and their indexes | 781,250 | 5,500/s | 2.4 minutes" in rows
     assert "PUT, files of 1024 rows or fewer | 1,171,875 | 3,500/s | 5.6 minutes" in rows
 
@@ -147,7 +147,7 @@ def test_bulk_measures(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("steps", [3, 4])
 def test_fitted_coefficients_are_those_of_the_program(steps: int) -> None:
-    """A fit that starts nearby returns to the table of the library, and to the committed results."""
+    """A fit that starts nearby converges to the table of the library and to the committed results."""
     fit = fitted_steps.Fit("5 paper steps", steps, 1e-5)
     table = covpool.functional.fitted_steps(steps)
     start = [0.99 * c for c in fitted_steps.shape(table)]
@@ -184,7 +184,7 @@ def test_half_precision_measures_every_dtype() -> None:
 
 
 def test_spectra_of_a_known_spectrum_are_those_committed(tmp_path: Path) -> None:
-    """Condition numbers depend on what counts as zero: a layer or a bound that changes must show here."""
+    """Condition numbers depend on the threshold for zero, so a changed layer or bound must fail here."""
     drawn = {curve.method for curve in spectra.CURVES}
     assert sorted([*drawn, *spectra.EXACT_ROOTS, *spectra.NOT_OF_EIGENVALUES]) == sorted(METHODS)
     results = spectra.run(tmp_path / "none", tmp_path)
@@ -255,13 +255,13 @@ EACH, PLACES = 40, 30
 
 
 def made_up(seed: int) -> why_second_order.Features:
-    """Three species, four channels: two differ by the covariance of 1 and 3, the third by its mean."""
+    """Return three species in four channels: two differ in the covariance of 1 and 3, one in its mean."""
     generator = torch.Generator().manual_seed(seed)
     maps = torch.randn(3 * EACH, 4, PLACES, generator=generator)
     labels = torch.arange(3).repeat_interleave(EACH)
     maps[labels == 0, 3] += maps[labels == 0, 1]
     maps[labels == 1, 3] -= maps[labels == 1, 1]
-    for label in range(2):  # as equal as means can be
+    for label in range(2):  # make the means equal
         maps[labels == label] -= maps[labels == label].mean((0, 2), keepdim=True)
     maps[labels == 2] += 2
     names = tuple(f"{i}.jpg" for i in range(len(maps)))

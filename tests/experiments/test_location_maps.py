@@ -18,7 +18,7 @@ def test_every_order_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     torch.manual_seed(0)
     model = create_model("test_resnet", dim=8, num_classes=3)
     save_model(model, tmp_path / "bundle")
-    flat = torch.zeros(160, 160).numpy()  # Grad-CAM's package is not among ours
+    flat = torch.zeros(160, 160).numpy()  # the package grad-cam is not a dependency
     monkeypatch.setattr(location_maps, "_grad_cam", lambda model, image, label: flat)
     results = location_maps.run(tmp_path / "bundle", SPARROWS, 3)
     assert len(results["rows"]) == 3
@@ -36,7 +36,7 @@ def test_wins_are_counted() -> None:
 
 
 def classify(images: Tensor) -> Tensor:
-    """Sure of class 1 by the contrast of one corner alone."""
+    """Predict class 1 from the contrast of one corner alone."""
     corner = images[:, :, :16, :16].std((1, 2, 3))
     return torch.stack([torch.zeros_like(corner), 20 * corner - 10], 1)
 
@@ -53,7 +53,7 @@ def test_the_right_order_is_the_best() -> None:
 
 
 def test_all_or_nothing() -> None:
-    """At the ends the curves do not depend on the order; a constant classifier gives its constant."""
+    """The ends of the curves do not depend on the order. A constant classifier gives its constant."""
     image = torch.randn(3, 32, 32)
     found = areas(lambda x: torch.zeros(len(x), 4), image, 2, {"any": torch.rand(32, 32)})
     assert found["any"].deletion == pytest.approx(0.25)

@@ -82,8 +82,8 @@ def test_a_failed_run_guesses() -> None:
 def test_nothing_is_said_of_a_row_of_which_some_failed() -> None:
     found = results(a=[50.0, 51.0, 50.5], b=[49.0, 49.2, 40.0])
     found["runs"][-1] |= {"failed": "the loss was not finite", "epochs": []}
-    told = lower_error("", "a", "b").judge(found)
-    assert (told.ours, told.verdict) == ("1 of 3 seeds of b failed", "not resolved here")
+    finding = lower_error("", "a", "b").judge(found)
+    assert (finding.ours, finding.verdict) == ("1 of 3 seeds of b failed", "not resolved here")
     for run in found["runs"][3:]:
         run |= {"failed": "the loss was not finite", "epochs": []}
     assert verdict(lower_error("", "a", "b"), found) == "agrees"

@@ -1,4 +1,4 @@
-"""The committed results are what the code makes of them."""
+"""The committed pages and figures match the output of the code."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_experiments_follow_their_schema_and_can_be_drawn(one: Comparison, tmp_p
         assert table_of_runs(json.loads(file.read_bytes())) == file.with_suffix(".csv").read_bytes()
         for made in render(one, copy):  # checks the schema
             committed = file.with_suffix(made.suffix)
-            if made.suffix == ".png":  # matplotlib's versions differ in a pixel here and there
+            if made.suffix == ".png":  # versions of matplotlib differ in single pixels
                 with Image.open(made) as new, Image.open(committed) as old:
                     assert new.size == old.size
             else:
@@ -98,7 +98,7 @@ def test_every_recipe_for_imagenet_is_there() -> None:
 
 def test_arithmetic() -> None:
     row = resnet()
-    # 12.9 GFLOP forward by docs/scale.md, and twice that backward.
+    # 12.9 GFLOP forward (docs/scale.md), and twice as much backward.
     assert row.gigaflops == pytest.approx(3 * 12.86, rel=0.02)
     rate = 8 * 312e12 * 0.1 / (row.gigaflops * 1e9)
     assert row.hours() == pytest.approx(IMAGES * 60 / rate / 3600)

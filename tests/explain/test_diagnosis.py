@@ -42,7 +42,7 @@ def test_numbers_by_hand() -> None:
     assert (found.images, found.channels, found.positions, found.method) == (1, 16, 100, "isqrt_cov")
     assert found.spectrum == pytest.approx((values / values.sum()).tolist(), rel=1e-4)
     assert found.effective_rank == pytest.approx(summed_up(values)["effective_rank"], rel=1e-4)
-    # A channel of this network is constant, so there is a zero among them.
+    # One channel of this network is constant, so one eigenvalue is zero.
     lively = values[values > 1e-12 * values[0]]
     assert found.condition == pytest.approx(float(lively[0] / lively[-1]), rel=1e-3)
     assert found.rank == len(lively)
@@ -148,8 +148,8 @@ def test_words(healthy: Diagnosis) -> None:
     }
     wide = dataclasses.replace(healthy, channels=256)
     for sentence, (name, value) in cases.items():
-        (said,) = warnings(dataclasses.replace(wide, **{name: value}))
-        assert said.startswith(sentence)
+        (message,) = warnings(dataclasses.replace(wide, **{name: value}))
+        assert message.startswith(sentence)
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -162,9 +162,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     (tmp_path / "images" / "bad.png").write_bytes(b"\x89PNG and no more")
     words = [str(tmp_path / "bundle"), str(tmp_path / "images"), "--out", str(tmp_path / "out")]
     assert main(["diagnose", *words]) == 0
-    said = capsys.readouterr().out
-    assert "isqrt_cov, 8 channels, 100 positions" in said
-    assert "on 3 images" in said
+    output = capsys.readouterr().out
+    assert "isqrt_cov, 8 channels, 100 positions" in output
+    assert "on 3 images" in output
     found = json.loads((tmp_path / "out" / "diagnosis.json").read_text())
     assert found["images"] == 3
     assert len(found["spectrum"]) == 8

@@ -1,4 +1,4 @@
-"""A map sums to the logit: of every method and head that it is exact for, from either side."""
+"""Exact maps sum to the logit, for every supported method and head, and from either side."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ BY_GRADIENT: dict[str, dict[str, Any]] = {
 
 
 def made(backbone: str = "test_resnet", **options: Any) -> PooledClassifier:
-    """With numbers everywhere that a new network has zeros or ones."""
+    """Return a network with random values where a new one has zeros or ones."""
     torch.manual_seed(0)
     model = create_model(backbone, **{"dim": 16, "num_classes": 5, **options})
     for module in model.modules():
@@ -100,7 +100,7 @@ def test_the_rest_is_by_gradient_and_called_so(options: dict[str, Any]) -> None:
     (one,) = explain(model, image, [2])
     assert one.kind == "gradient"
     assert one.pairs is None
-    # Gradient times features, once more by hand.
+    # Gradient times features, computed by hand.
     features = model.forward_features(image[None]).detach().requires_grad_()
     model.forward_head(features)[0, 2].backward()
     torch.testing.assert_close(one.positions, (features.grad * features).sum(1)[0].detach())
@@ -134,7 +134,7 @@ def test_a_class_token_has_no_place() -> None:
 
 @pytest.mark.parametrize("method", [Cov, IsqrtCov, MpnCov])
 def test_a_place_that_differs_is_credited(method: type[Method]) -> None:
-    """Features that are the same everywhere but in one place."""
+    """The features are the same everywhere except at one position."""
     torch.manual_seed(0)
     x = torch.randn(1, 8, 1).repeat(1, 1, 49)
     x[0, :, 17] += torch.randn(8)

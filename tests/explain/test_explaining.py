@@ -39,16 +39,16 @@ def picture(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_one_image(bundle: Path, picture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["explain", str(bundle), str(picture), "--out", str(tmp_path / "out"), "--against", "bee"]
     assert main([*words, "--pairs", "true", "--top", "2"]) == 0
-    said = capsys.readouterr().out
-    assert "1 image explained" in said
-    assert "maps are exact: sums and logits differ by" in said
-    assert f"figure: {tmp_path / 'out' / '001-one.png'}\n" in said
+    output = capsys.readouterr().out
+    assert "1 image explained" in output
+    assert "maps are exact: sums and logits differ by" in output
+    assert f"figure: {tmp_path / 'out' / '001-one.png'}\n" in output
     names = {path.name for path in (tmp_path / "out").iterdir()}
     rows = json.loads((tmp_path / "out" / "maps.json").read_text())
     assert rows[0]["logit"] == max(row["logit"] for row in rows)
-    likeliest = rows[0]["class"]
+    predicted = rows[0]["class"]
     assert {"001-one.png", "001-one-pairs.png", "maps.json"} <= names
-    assert ("001-one-against.png" in names) == (likeliest != "bee")
+    assert ("001-one-against.png" in names) == (predicted != "bee")
     assert "bee" in {row["class"] for row in rows}
     for row in rows:
         total = np.array(row["positions"]).sum() + row["rest"]
@@ -84,7 +84,7 @@ def test_a_class_that_is_not_there(bundle: Path, picture: Path, capsys: pytest.C
 
 
 def test_bad_images_are_counted(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """In a folder without classes, too."""
+    """This also works in a folder without classes."""
     images = tmp_path / "images"
     images.mkdir()
     for name in ("red", "blue"):
@@ -111,14 +111,14 @@ def test_a_picture_beside_the_classes_is_none_of_them(bundle: Path, picture: Pat
 
 
 def test_odd_files(bundle: Path, picture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A name as long as a file system takes it, and a line, which would grow to gigabytes."""
+    """The longest possible file name, and an image of one row, which would be resized to gigabytes."""
     data = tmp_path / "data"
     data.mkdir()
     shutil.copy(picture, data / f"{'鳥' * 80}.png")
     Image.new("RGB", (20000, 1)).save(data / "line.png")
     assert main(["explain", str(bundle), str(data), "--out", str(tmp_path / "out"), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["folder"], told["images"], told["bad"]) == (str(tmp_path / "out"), 1, 1)
+    result = json.loads(capsys.readouterr().out)
+    assert (result["folder"], result["images"], result["bad"]) == (str(tmp_path / "out"), 1, 1)
     assert [path.name for path in (tmp_path / "out").glob("*.png")] == [f"002-{'鳥' * 33}.png"]
 
 
@@ -144,7 +144,7 @@ def test_strongest_pairs() -> None:
     pairs = torch.zeros(9, 9)
     pairs[0, 8] = pairs[8, 0] = 2.0
     pairs[0, 2] = pairs[2, 0] = -3.0
-    pairs[0, 1] = pairs[1, 0] = 9.0  # neighbours
+    pairs[0, 1] = pairs[1, 0] = 9.0  # adjacent positions
     one = Evidence(0, 0.0, "exact", torch.zeros(3, 3), None, 0.0, pairs)
     assert strongest_pairs(one) == [(0, 8, 4.0), (0, 2, -6.0)]
 

@@ -14,7 +14,7 @@ from covpool.models import load_model, save_model
 from tests.data.pictures import SPARROWS
 from tests.evaluate.birds import a_bundle, some_sparrows
 
-# With one size of images: tracing and converting take a third of the time.
+# With a fixed image size, tracing and converting take a third of the time.
 OPTIONS = ExportOptions(formats=tuple(TARGETS), rounds=4, calibration=6, batch_size=4, free_size=False)
 RECIPE = {"protocol": "by hand", "epochs": 3}
 

@@ -1,4 +1,4 @@
-"""The whole of an export: its files, its figures, and when it is refused."""
+"""A complete export: its files, its figures, and when it is refused."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def relative(found: np.ndarray, expected: np.ndarray) -> float:
 
 
 def changed(model: ModelProto, factor: float) -> ModelProto:
-    """With other weights in the classifier."""
+    """Return a copy in which the weights of the classifier are scaled."""
     broken = ModelProto()
     broken.CopyFrom(model)
     (name,) = {node.input[1] for node in broken.graph.node if node.op_type == "Gemm"}
@@ -77,7 +77,7 @@ def test_schema_is_a_schema() -> None:
 def test_figures_by_hand(
     name: str, exported: ExportReport, runners: dict[str, Runner], bundle: Path, birds: Path
 ) -> None:
-    """Images read one by one, with evaluation's own transform, and the file run by itself."""
+    """Read the images one by one with the transform of evaluation, and run the exported file directly."""
     model = load_model(bundle)
     preprocessing = Preprocessing.of(model.pretrained_cfg)
     images = open_images(birds, "test")
@@ -87,11 +87,11 @@ def test_figures_by_hand(
     run = runners[name]
     pixels = [pixels_transform(preprocessing)(one).permute(1, 2, 0).numpy() for one in pictures]
     found = np.concatenate([run(one[None]) for one in pixels])
-    told = exported.parity[name]
-    assert told.images == len(pictures) == 12
-    assert told.agreeing == (found.argmax(1) == logits.argmax(1)).sum()
-    assert told.absolute == pytest.approx(np.abs(found - logits).max(), rel=0.05, abs=1e-5)
-    assert told.relative == pytest.approx(told.absolute / np.abs(logits).max(), rel=1e-5)
+    parity = exported.parity[name]
+    assert parity.images == len(pictures) == 12
+    assert parity.agreeing == (found.argmax(1) == logits.argmax(1)).sum()
+    assert parity.absolute == pytest.approx(np.abs(found - logits).max(), rel=0.05, abs=1e-5)
+    assert parity.relative == pytest.approx(parity.absolute / np.abs(logits).max(), rel=1e-5)
 
 
 def test_lower_precision_is_smaller_and_further(exported: ExportReport) -> None:
@@ -225,7 +225,7 @@ def test_a_file_that_takes_one_size_alone_is_found_out(
 
 @pytest.mark.slow
 def test_svms_on_both_orders(birds: Path, tmp_path: Path) -> None:
-    """A bundle of ``covpool svm``, with the average joined, and with the normalisation left to the caller."""
+    """Export a bundle of ``covpool svm`` with ``join="gap"``; the caller normalizes the images."""
     torch.manual_seed(1)
     network = create_model("test_resnet", dim=4, num_classes=6, image_size=64, join="gap")
     save_model(network, tmp_path / "net", classes=CLASSES)
@@ -233,11 +233,11 @@ def test_svms_on_both_orders(birds: Path, tmp_path: Path) -> None:
     options = dataclasses.replace(ALONE, preprocessing="beside")
     report = export_model(tmp_path / "svm", tmp_path / "new", data=birds, options=options)
     assert report.parity["onnx"].relative < 1e-4
-    told = read_metadata(tmp_path / "new" / "model.onnx")
-    assert told["recipe"]["protocol"] == "svm"
-    assert told["config"]["normalize"] == "l2"
-    assert told["preprocessing"]["in_graph"] is False
-    assert told["input"] == {"name": "images", "type": "float32", "shape": [None, 3, 64, 64]}
+    metadata = read_metadata(tmp_path / "new" / "model.onnx")
+    assert metadata["recipe"]["protocol"] == "svm"
+    assert metadata["config"]["normalize"] == "l2"
+    assert metadata["preprocessing"]["in_graph"] is False
+    assert metadata["input"] == {"name": "images", "type": "float32", "shape": [None, 3, 64, 64]}
     assert TARGETS["onnx"].load(tmp_path / "new" / "model.onnx")(
         np.zeros((3, 3, 64, 64), np.float32)
     ).shape == (3, 6)

@@ -26,7 +26,7 @@ from tests.data.pictures import photo
 from tests.export.conftest import Prepared
 from tests.functional.tolerances import assert_close
 
-# A network of each family, and the side of its images.
+# A network of each family, and its image size in pixels.
 NETWORKS = {
     "regnetx_002": 96,
     "densenet121": 64,
@@ -71,7 +71,7 @@ def test_which_backbones_may_take_any_size(backbone: str, free: bool) -> None:
     assert may_have_free_size(model) is free
 
 
-# Fewer and more channels than the example has positions.
+# Fewer and more channels than positions in the example.
 @pytest.mark.parametrize("dim", [pytest.param(16, marks=pytest.mark.slow), 64])
 def test_a_free_size_is_free_of_the_side_that_is_cheaper(dim: int) -> None:
     model = covpool.create_model("test_resnet", dim=dim, num_classes=3, image_size=96).eval()
@@ -95,7 +95,7 @@ def test_logits_are_torchs(backbone: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = covpool.create_model(backbone, dim=16, num_classes=7, image_size=size)
     model.train()
-    with torch.no_grad():  # statistics of BatchNorm that are not those it begins with
+    with torch.no_grad():  # change the initial statistics of BatchNorm
         for _ in range(3):
             model(2 * torch.randn(8, 3, size, size) + 1)
     graph = ExportGraph(model.eval(), Preprocessing(size=size))

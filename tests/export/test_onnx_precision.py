@@ -16,12 +16,12 @@ from tests.export.conftest import Prepared
 
 
 def producers(model: ModelProto) -> dict[str, NodeProto]:
-    """The node that each value comes from."""
+    """Return the node that produces each value."""
     return {output: node for node in model.graph.node for output in node.output}
 
 
 def types(model: ModelProto) -> dict[str, int]:
-    """The type of each value, by a check that also refuses a broken graph."""
+    """Return the type of each value; the check also refuses a broken graph."""
     onnx.checker.check_model(model, full_check=True)
     graph = onnx.shape_inference.infer_shapes(model, strict_mode=True).graph
     values = [*graph.value_info, *graph.input, *graph.output]
@@ -38,7 +38,7 @@ def test_the_backbone_is_half_and_the_rest_is_not(prepared: Prepared) -> None:
     before = ModelProto()
     before.CopyFrom(prepared.model)
     half = to_float16(prepared.model)
-    assert prepared.model == before  # which others are made from
+    assert prepared.model == before  # the input stays unchanged
     found = types(half)
     floats = {TensorProto.FLOAT16, TensorProto.FLOAT}
     for node in half.graph.node:
@@ -161,7 +161,7 @@ def output(model: onnx.ModelProto, images: NDArray[np.float32], **options: objec
 def test_errors_cancel(
     shape: tuple[int, ...], attributes: dict[str, object], options: dict[str, object]
 ) -> None:
-    """On smooth images of like channels the outputs are nearer than those of weights rounded one by one."""
+    """On smooth images with similar channels, errors are smaller than with weights rounded one by one."""
     random = np.random.default_rng(0)
     weight = random.normal(size=shape).astype(np.float32)
     smooth = np.cumsum(np.cumsum(random.normal(size=(6, 1, 24, 24)), axis=2), axis=3) / 24
@@ -182,7 +182,7 @@ def test_errors_cancel(
 
 
 def test_the_products_are_of_what_the_filters_see() -> None:
-    """Filters that see nothing but zeros, and channels of zeros, round as usual."""
+    """Filters that see only zeros, and channels of zeros, are rounded as usual."""
     weight = np.random.default_rng(0).normal(size=(3, 2, 3, 3)).astype(np.float32)
     weight[1] = 0
     rounded, steps = round_weights(convolution(weight), {"layer"}, [np.zeros((2, 2, 5, 5), np.float32)])

@@ -81,13 +81,13 @@ def test_every_round_calls_everyone_in_shuffled_order() -> None:
 
         return run
 
-    told: list[tuple[int, int]] = []
+    reports: list[tuple[int, int]] = []
     runners = {name: named(name) for name in "abc"}
-    found = measure_latency(runners, IMAGES, 20, progress=lambda *count: told.append(count))  # type: ignore[arg-type]
+    found = measure_latency(runners, IMAGES, 20, progress=lambda *count: reports.append(count))  # type: ignore[arg-type]
     assert gc.isenabled()
-    assert told == [(done, 20) for done in range(1, 21)]
+    assert reports == [(done, 20) for done in range(1, 21)]
     timed = called[3 * WARMUP :]
-    assert timed[::2] == timed[1::2]  # an untimed call comes before each
+    assert timed[::2] == timed[1::2]  # an untimed call comes before each timed one
     rounds = [tuple(timed[start : start + 6 : 2]) for start in range(0, len(timed), 6)]
     assert len(rounds) == 20
     assert all(sorted(names) == ["a", "b", "c"] for names in rounds)

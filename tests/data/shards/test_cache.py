@@ -1,4 +1,4 @@
-"""The cache of a store's files: whole, downloaded once on a machine, within a limit, safe for readers."""
+"""The cache of remote files: complete, downloaded once per machine, limited in size, safe for readers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from covpool.errors import ShardError
 
 @pytest.fixture(autouse=True)
 def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryFileSystem]:
-    """A store of ten files of 100 bytes, which does not keep us waiting."""
+    """Object storage with ten files of 100 bytes, without pauses between retries."""
     monkeypatch.setattr("covpool.data.retries.pauses_before", lambda retries: (0.0, 0.0))
     memory = fsspec.filesystem("memory")
     for i in range(10):
@@ -62,7 +62,7 @@ def test_a_file_is_downloaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert [get(cache, 3) for _ in range(3)] == [bytes([3]) * 100] * 3
     assert get(FileCache(tmp_path / "new" / "cache", 1000), 3) == bytes([3]) * 100
     assert downloads == ["/cache-test/3"]
-    # What is at the same place but another version is another file.
+    # Another version at the same URL is another file.
     os.close(cache.open(url(3), "v2", 100))
     assert len(downloads) == 2
 
@@ -101,7 +101,7 @@ def test_a_file_that_comes_while_we_look_is_not_downloaded_again(
     def hold(path: Path, flags: int, lock: int) -> int | None:
         if path.suffix == cache_module.PART:
             monkeypatch.setattr(cache_module, "_hold", real)
-            get(FileCache(tmp_path, 1000), 0)  # as another process that is a little quicker
+            get(FileCache(tmp_path, 1000), 0)  # like another, slightly faster process
         return real(path, flags, lock)
 
     monkeypatch.setattr(cache_module, "_hold", hold)
@@ -113,7 +113,7 @@ def test_a_file_that_comes_while_we_look_is_not_downloaded_again(
 def test_a_file_in_use_stays(tmp_path: Path) -> None:
     cache = FileCache(tmp_path, 250)
     held = [cache.open(url(i), "v1", 100) for i in (0, 1, 2)]
-    # More than the limit, since all are in use.
+    # The total exceeds the limit, because all files are in use.
     assert files(tmp_path) == [bytes([i]) * 100 for i in (0, 1, 2)]
     os.close(held[1])
     get(cache, 3)
@@ -192,7 +192,7 @@ def test_a_cache_that_is_tidied_up(tmp_path: Path) -> None:
     get(cache, 0)
     shutil.rmtree(tmp_path / "cache")
     assert get(cache, 0) == bytes([0]) * 100
-    # What cannot be used is no bad image: the run should stop.
+    # An unusable cache is not an unreadable image: the run should stop.
     shutil.rmtree(tmp_path / "cache")
     (tmp_path / "cache").write_bytes(b"")
     with pytest.raises(ShardError, match=r"^the cache in .* cannot be used: "):
@@ -214,7 +214,7 @@ def test_a_package_that_is_missing(tmp_path: Path) -> None:
 
 
 def _work(folder: Path, source: Path, log: Path, barrier: Any, number: int) -> None:
-    """Open all files in an order of our own, again and again, and note every download."""
+    """Open all files repeatedly, starting at file ``number``, and log every download."""
     from fsspec.implementations.local import LocalFileSystem
 
     real = LocalFileSystem.get_file
@@ -254,7 +254,7 @@ def test_processes_share_a_cache(tmp_path: Path, first: int, limited: bool) -> N
     downloads = log.read_text().split()
     if limited:
         assert len(downloads) > 5
-        # What was in use at the end could not be removed; now nothing is.
+        # Files in use at the end could not be removed. Now no file is in use.
         get(FileCache(folder, 350), 9)
         assert sum(map(len, files(folder))) == 300
     else:
@@ -285,7 +285,7 @@ def test_waiting_for_another_download_does_not_wait_for_its_reader(tmp_path: Pat
         go.set()
         for thread in threads:
             thread.join(10)
-    # All three hold it at once.
+    # All three threads hold the file at once.
     assert len(opened) == 3
     for descriptor in opened:
         os.close(descriptor)

@@ -1,4 +1,4 @@
-"""The format of the index: plain JSON, refused with a sentence where it is not what it should be."""
+"""The index format: plain JSON; an invalid index is refused with an error message."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_contents_that_are_not_ours(folder: Path, change: Callable[[Any], object
         ShardError, match=r"^00000\.tar\.json is not the file that index\.json was made with; "
     ):
         open_shards(folder).read(0)
-    # As if made together with it.
+    # Update the digest in the index, so that the contents themselves are checked.
     known = changed((folder / "index.json").read_bytes(), set_first_shard(contents=digest(data)))
     (folder / "index.json").write_bytes(known)
     with pytest.raises(ShardError, match=rf"^00000\.tar\.json {sentence}"):
@@ -157,7 +157,7 @@ def test_a_checksum_tells_flipped_bits_and_swapped_blocks(data: bytes, drawn: st
 
 
 def test_an_index_that_does_not_tell_what_it_leaves_out_leaves_out_nothing(folder: Path) -> None:
-    """As they were written once."""
+    """Earlier versions wrote such indexes."""
     fields = json.loads((folder / "index.json").read_bytes())
     del fields["left_out"]
     assert read_index(json.dumps(fields).encode()).left_out == 0

@@ -1,4 +1,4 @@
-"""An index for tars that are on a disk: the one made while writing, and one for the tars of others."""
+"""Indexes for existing tars: the index written with the tars, and one for tars of other programs."""
 
 from __future__ import annotations
 

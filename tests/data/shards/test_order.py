@@ -41,7 +41,7 @@ def test_a_process_needs_few_shards(counts: list[int], world_size: int, data: st
     order = ShardOrder(counts, data.draw(st.integers(1, sum(counts))), seed=0)
     ids = order.batch(0, 0)
     needed = [set(shard_of(order.share(ids, rank, world_size), counts)) for rank in range(world_size)]
-    # Each shard is needed by one process, but for those that lie across the border of two.
+    # Each shard is needed by one process, except shards divided between two processes.
     assert sum(map(len, needed)) <= len(set(shard_of(ids, counts))) + world_size - 1
 
 
@@ -54,7 +54,7 @@ def test_samples_of_a_window_are_mixed() -> None:
 
 
 def test_no_array_is_longer_than_a_window() -> None:
-    # A hundred million samples: one array of them would take 800 MB; a window has 1.3.
+    # 100 million samples: an array of all would take 800 MB, an array of one window takes 1.3 MB.
     order = ShardOrder([10_000] * 10_000, 1024, seed=0, window=16)
     tracemalloc.start()
     try:

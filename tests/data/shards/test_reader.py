@@ -1,4 +1,4 @@
-"""Reading shards: in place from a disk, through the cache from a store, in forked or spawned processes."""
+"""Reading shards from disk, from object storage through the cache, and in forked or spawned processes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def memory_url(folder: Path) -> Iterator[str]:
 
 
 class Handler(http.server.SimpleHTTPRequestHandler):
-    """Serves a folder, and remembers what was asked for."""
+    """Serve a folder, and record the requested paths."""
 
     asked: list[str]
 
@@ -108,7 +108,7 @@ def test_a_store_is_downloaded_shard_by_shard(memory_url: str, folder: Path, tmp
     assert everything(found) == everything(open_shards(folder))
     assert found.read(0) == first
     assert len(list((tmp_path / "cache").iterdir())) == 2 * len(found.index.shards)
-    # What was downloaded is not asked for again, even if the store is gone but for its index.
+    # Downloaded files are not requested again, even if the storage has only its index left.
     for shard in found.index.shards:
         fsspec.filesystem("memory").rm(f"/bucket/train/{shard.name}")
     assert everything(open_shards(memory_url, cache=tmp_path / "cache")) == everything(found)
@@ -119,7 +119,7 @@ def test_the_cache_stays_within_its_limit(memory_url: str, folder: Path, tmp_pat
     found = open_shards(memory_url, cache=tmp_path / "cache", cache_bytes=3 * largest)
     for i in range(len(found)):
         found.read(i)
-        found._tars._shrink(1)  # as if few were kept open
+        found._tars._shrink(1)  # as if only a few were kept open
         found._contents._shrink(0)
         assert sum(path.stat().st_size for path in (tmp_path / "cache").iterdir()) <= 3 * largest + 5000
     with pytest.raises(ShardError, match="does not fit the cache of 1,000"):
@@ -190,7 +190,7 @@ def test_from_a_web_server_by_several_processes(
 ) -> None:
     url, asked = http_url
     found = open_shards(url, cache=tmp_path / "cache")
-    found.read(0)  # so that there is something to inherit
+    found.read(0)  # so that the processes inherit an open file
     context = multiprocessing.get_context(method)
     results = context.SimpleQueue()
     processes = [context.Process(target=_read, args=(found, results)) for _ in range(2)]
@@ -218,7 +218,7 @@ def test_nothing_stays_open_without_the_set(folder: Path) -> None:
 
 
 def test_swapped_blocks_are_noticed(folder: Path) -> None:
-    """A sum of the words would not."""
+    """A plain sum of the words would not notice them."""
     images = open_shards(folder)
     contents = read_contents((folder / "00000.tar.json").read_bytes(), images.index.shards[0], 3)
     tar, start = folder / "00000.tar", int(contents.offsets[0])

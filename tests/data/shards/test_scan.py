@@ -1,4 +1,4 @@
-"""Tars of others: what is taken from them, and that nothing in one is written, run or believed."""
+"""Tars of other programs: the samples found in them. Nothing in a tar is extracted, run or trusted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.data.memory_images import encoded
 
 
 class Tar:
-    """A tar, member by member."""
+    """A tar file, written member by member."""
 
     def __init__(self, path: Path, format: int = tarfile.PAX_FORMAT) -> None:
         self.path = path
@@ -83,7 +83,7 @@ def test_a_repeated_name_is_another_sample(tmp_path: Path) -> None:
 
 
 class Mark:
-    """Leaves a file behind when it is unpickled."""
+    """An object that creates a folder when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -125,7 +125,7 @@ def test_a_sparse_file_is_no_image(tmp_path: Path) -> None:
 
 
 def header(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
-    """A header that claims a size."""
+    """Return a header that claims the given size."""
     member = tarfile.TarInfo(name)
     member.size, member.type = size, kind
     return member.tobuf(tarfile.GNU_FORMAT)

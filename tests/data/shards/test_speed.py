@@ -17,7 +17,7 @@ from tests.data.pictures import SPARROWS, TINY10, needs_sparrows, needs_tiny10
 
 
 def seconds(images: ImageSet, order: Order, step: int) -> float:
-    """Of this process, so that others on the machine do not count."""
+    """Return the CPU seconds of this process, so that other processes do not count."""
     start = time.process_time()
     for i in order.batch(0, step).tolist():
         images.read(i)

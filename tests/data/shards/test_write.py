@@ -1,4 +1,4 @@
-"""Writing shards: WebDataset's format, the bytes unchanged, and the same index as one made afterwards."""
+"""Writing shards: WebDataset format, unchanged image bytes, and the same index as one made later."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert labels.tolist() != sorted(labels.tolist()), "classes are still one after the other"
 
 
-@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # its reader leaves tars open
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # WebDataset leaves tars open
 def test_webdataset_reads_them(tmp_path: Path) -> None:
     images = memory_images(12)
     write_shards(images, tmp_path / "shards", shard_bytes=5_000)
@@ -51,9 +51,9 @@ def test_webdataset_reads_them(tmp_path: Path) -> None:
     samples = list(webdataset.WebDataset(urls, shardshuffle=False, empty_check=False))
     found = {}
     for sample in samples:
-        told = json.loads(sample["json"])
-        found[told["name"]] = (int(sample["cls"]), sample["png"])
-        assert told["class"] == images.classes[int(sample["cls"])]
+        metadata = json.loads(sample["json"])
+        found[metadata["name"]] = (int(sample["cls"]), sample["png"])
+        assert metadata["class"] == images.classes[int(sample["cls"])]
     assert found == by_name(images)
     assert len(samples) == 12
     gc.collect()
@@ -105,9 +105,9 @@ def test_a_percent_sign_in_the_path(tmp_path: Path) -> None:
 
 
 def test_progress(tmp_path: Path) -> None:
-    told: list[tuple[int, int]] = []
-    write_shards(memory_images(4), tmp_path / "shards", progress=lambda *numbers: told.append(numbers))
-    assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    calls: list[tuple[int, int]] = []
+    write_shards(memory_images(4), tmp_path / "shards", progress=lambda *numbers: calls.append(numbers))
+    assert calls == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="the system does not list open files")

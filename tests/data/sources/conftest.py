@@ -1,4 +1,4 @@
-"""The server that stands for the Hugging Face Hub."""
+"""A local server in place of the Hugging Face Hub."""
 
 from tests.models.hub.conftest import hub
 

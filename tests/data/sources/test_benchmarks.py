@@ -1,4 +1,4 @@
-"""The fine-grained benchmarks, in small copies of what their authors ship."""
+"""The fine-grained benchmarks, as small copies of the files that their authors publish."""
 
 from __future__ import annotations
 

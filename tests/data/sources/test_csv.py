@@ -29,7 +29,7 @@ def test_paths_and_labels(folder: Path) -> None:
         folder, f"path,label\n2.jpg,wren\n1.jpg,jay\n../elsewhere/4.jpg,jay\n{folder}/set/a b/3.jpg,wren\n"
     )
     assert layout_of(path) == "csv"
-    with trust_rows():  # one is in another folder
+    with trust_rows():  # one file is in another folder
         assert splits(path) == ("train",)
         images = open_images(path)
     assert images.classes == ("jay", "wren")

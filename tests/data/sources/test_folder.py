@@ -20,7 +20,7 @@ from tests.data.trees import plant, write
 
 
 def content(images: ImageSet) -> list[tuple[str, str]]:
-    """Names and classes."""
+    """Return the names and classes of the images."""
     return [(images.name(i), images.classes[int(images.labels[i])]) for i in range(len(images))]
 
 
@@ -111,7 +111,7 @@ def test_tiny10() -> None:
 
 @pytest.fixture
 def scrambled(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """From now on the file system lists names backwards."""
+    """Return a function that makes the file system list names in reverse order."""
 
     class Backwards:
         def __init__(self, path: Any) -> None:
@@ -139,7 +139,7 @@ def test_the_order_is_not_the_file_systems(tmp_path: Path, scrambled: Callable[[
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems store names as they please")
 def test_accents_stored_apart(tmp_path: Path) -> None:
-    # "é" by macOS is e and an accent; it must sort, and be called, as "é" by others.
+    # macOS stores "é" as e and an accent. It must be sorted and named like "é" on other systems.
     plant(tmp_path, "train/fe\u0301e/1.jpg", "train/fz/1.jpg", "test/f\u00e9e/1.jpg")
     assert open_images(tmp_path).classes == ("fz", "f\u00e9e")
     assert content(open_images(tmp_path, "test")) == [("test/f\u00e9e/1.jpg", "f\u00e9e")]

@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face Hub: by address, as ImageNet-1k's files, and as objects of ``datasets``."""
+"""Datasets of the Hugging Face Hub: by URL, as ImageNet-1k files, and as objects of ``datasets``."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def png(color: tuple[int, int, int]) -> bytes:
 
 @pytest.fixture
 def imagenet(tmp_path: Path) -> Path:
-    """A few rows to the schema of ILSVRC/imagenet-1k: 100 rows a group, no labels in test."""
+    """A few rows in the schema of ILSVRC/imagenet-1k: 100 rows per group, no labels in test."""
     names = [f"class {i}, Latina {i}" for i in range(1000)]
     chance = random.Random(0)
     for split, number, rows in (("train", 3, 120), ("validation", 2, 20), ("test", 1, 10)):
@@ -167,7 +167,7 @@ class Dataset:
 
 
 def made(module: Any, labels: list[Any], names: list[str] | None) -> Any:
-    """A stand-in, or the real one."""
+    """Return a stand-in, or a real dataset if ``module`` is given."""
     cells = [{"bytes": data, "path": None} for data in IMAGES.files[: len(labels)]]
     if module is None:
         return Dataset(pa.table({"image": pa.array(cells, IMAGE), "label": labels}), names)

@@ -1,4 +1,4 @@
-"""Labeled Parquet files: classes, splits, reading by row group. test_loader.py has the order."""
+"""Labeled Parquet files: classes, splits, reading by row group. The order is tested in test_loader.py."""
 
 from __future__ import annotations
 

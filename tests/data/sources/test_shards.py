@@ -1,4 +1,4 @@
-"""Shards as a source of images: which splits there are, on a disk and in a store."""
+"""Shards as a source of images: their splits, on disk and in object storage."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def url(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The same in a store, whose failures are not waited for."""
+    """The same shards in object storage, with retries that do not pause."""
     monkeypatch.setattr("covpool.data.retries.pauses_before", lambda retries: (0.0,))
     memory = fsspec.filesystem("memory")
     memory.put(str(folder), "/bucket/birds", recursive=True)
@@ -99,13 +99,13 @@ def test_a_store_that_does_not_tell(
     if is_absent:
         assert counts(open_splits(url, cache=tmp_path)) == {"train": 30, "test": 9}
         return
-    # A split must not be lost because a connection was.
+    # A lost connection must not remove a split.
     with pytest.raises(ShardError, match=r"/val/index\.json cannot be read: reset by peer$"):
         open_splits(url, cache=tmp_path)
 
 
 class _Server(http.server.SimpleHTTPRequestHandler):
-    """Serves a folder, and says of what it lacks what a public bucket says that nobody may list."""
+    """Serve a folder, and answer 403 for missing files, like a public bucket that nobody may list."""
 
     def send_error(self, code: int, *arguments: Any, **options: Any) -> None:
         super().send_error(403 if code == 404 else code, *arguments, **options)

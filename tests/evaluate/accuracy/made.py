@@ -1,4 +1,4 @@
-"""Predictions of logits that a test makes up."""
+"""Predictions from made-up logits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from covpool.train.metrics import Predictions, predict
 
 
 def made_logits(n: int, classes: int, seed: int = 0, skill: float = 2.0) -> tuple[Tensor, Tensor]:
-    """Logits and labels; the classes are of different sizes, and some are easier than others."""
+    """Return logits and labels; the classes have different sizes, and some are easier than others."""
     generator = torch.Generator().manual_seed(seed)
     sizes = torch.arange(1, classes + 1).double()
     labels = torch.multinomial(sizes, n, replacement=True, generator=generator)
@@ -23,7 +23,7 @@ def made_logits(n: int, classes: int, seed: int = 0, skill: float = 2.0) -> tupl
 
 
 def predictions_of(logits: Tensor, labels: Tensor) -> Predictions:
-    """By the code that a network's logits take."""
+    """Return predictions, made by the same code as for the logits of a network."""
     batch = Batch(logits, labels, torch.arange(len(labels)), ())
     alone = Processes(0, 1, torch.device("cpu"))
     found = predict(Forward(nn.Identity(), device=alone.device).run([batch]), alone)

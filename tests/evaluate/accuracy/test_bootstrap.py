@@ -28,7 +28,7 @@ def all_metrics(predictions: Predictions) -> dict[str, float]:
 
 @pytest.mark.parametrize("n", [1, 40, 700])
 def test_a_resample_is_measured_as_a_set_is(n: int) -> None:
-    """Also one that lacks classes."""
+    """This includes resamples without some of the classes."""
     predictions = predictions_of(*made_logits(n, K))
     random = np.random.default_rng(3)
     drawn = random.integers(n, size=(6, n))
@@ -78,7 +78,7 @@ def test_the_seed_decides(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
-    """Of 300 sets of one population."""
+    """Count how often the interval contains the true value, for 300 samples of one population."""
     truth = all_metrics(predictions_of(*made_logits(200_000, K, seed=99)))
     names = ("top1", "macro_f1", "balanced_accuracy")
     held = dict.fromkeys(names, 0)

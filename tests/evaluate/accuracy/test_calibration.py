@@ -14,7 +14,7 @@ from tests.evaluate.accuracy.made import made_logits, predictions_of
 @pytest.mark.parametrize("skill", [0.5, 2.0, 6.0])
 def test_errors_are_those_of_torchmetrics(skill: float) -> None:
     logits, labels = made_logits(3000, 7, skill=skill)
-    logits = logits / 2  # or float32 would round some confidences to 1, for which torchmetrics has a bin more
+    logits = logits / 2  # or float32 rounds some confidences to 1, for which torchmetrics has another bin
     found = calibrate(predictions_of(logits, labels))
     for norm, value in (("l1", found.expected_error), ("max", found.maximum_error)):
         theirs = MulticlassCalibrationError(7, n_bins=BINS, norm=norm)(logits.softmax(1), labels)  # type: ignore[arg-type]

@@ -38,7 +38,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 
 def torchrun(*words: str) -> None:
-    """By two processes, which need gloo."""
+    """Run a covpool command in two processes, which need gloo."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     run = subprocess.run(
         [*command, "-m", "covpool", *words],
@@ -52,7 +52,7 @@ def torchrun(*words: str) -> None:
 
 @pytest.fixture(scope="module")
 def seen() -> list[tuple[int, int]]:
-    """The progress that ``whole`` told."""
+    """The progress that ``whole`` reports."""
     return []
 
 
@@ -60,7 +60,7 @@ def seen() -> list[tuple[int, int]]:
 def whole(
     bundle: Path, birds: Path, seen: list[tuple[int, int]], tmp_path_factory: pytest.TempPathFactory
 ) -> Evaluation:
-    """Of all test images, for several tests."""
+    """The evaluation of all test images, shared by several tests."""
     out = tmp_path_factory.mktemp("whole") / "out"
     return evaluate(
         bundle, birds, out, workers=0, batch_size=7, progress=lambda *so_far: seen.append(so_far), seed=5
@@ -74,13 +74,13 @@ def test_the_same_call_mends_what_a_full_disk_left(bundle: Path, birds: Path, tm
 
     before = evaluate(bundle, birds, tmp_path / "out", workers=0)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (16_000, limits[1]))  # less than a figure takes
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16_000, limits[1]))  # less than the size of a figure
     try:
         with pytest.raises(OSError, match="File too large"):
             evaluate(bundle, birds, tmp_path / "out", views="flip", workers=0)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert not (tmp_path / "out/results.json").exists()  # of other predictions than are there
+    assert not (tmp_path / "out/results.json").exists()  # it would not match the predictions
     after = evaluate(bundle, birds, tmp_path / "out", workers=0)
     assert after.results["metrics"] == before.results["metrics"]
     assert {path.name for path in after.folder.iterdir()} == FILES
@@ -150,7 +150,7 @@ def test_bad_images_are_left_out_and_listed(bundle: Path, birds: Path, tmp_path:
 def test_a_table_without_some_of_the_classes(
     bundle: Path, birds: Path, whole: Evaluation, tmp_path: Path
 ) -> None:
-    """Each image is measured as it is among all the others."""
+    """Each image has the same prediction as in the complete test set."""
     some = {
         f"test/{name}/{file.name}": name
         for name in CLASSES[3:1:-1]

@@ -22,8 +22,9 @@ def forward(views: Views) -> Forward:
 
 
 def test_ten_crops_are_those_of_torchvision() -> None:
-    picture = photo((48, 40))  # of even margins, so that the mirrored centre is the centre mirrored
-    transform = pickle.loads(pickle.dumps(ten_crop_transform(PREPROCESSING)))  # for workers
+    # The margins are even, so that the center crop of the flip is the flip of the center crop.
+    picture = photo((48, 40))
+    transform = pickle.loads(pickle.dumps(ten_crop_transform(PREPROCESSING)))  # as for workers
     crops = transform(picture)
     resized = functional.resize(picture, 40, functional.InterpolationMode.BICUBIC)
     expected = [
@@ -31,9 +32,9 @@ def test_ten_crops_are_those_of_torchvision() -> None:
         for part in functional.ten_crop(resized, 32)
     ]
     torch.testing.assert_close(crops, torch.stack(expected))
-    centre = evaluation_transform(PREPROCESSING)(picture)
-    torch.testing.assert_close(crops[4], centre)
-    torch.testing.assert_close(crops[9], centre.flip(-1))
+    center = evaluation_transform(PREPROCESSING)(picture)
+    torch.testing.assert_close(crops[4], center)
+    torch.testing.assert_close(crops[9], center.flip(-1))
 
 
 @pytest.mark.parametrize("views", ["one", "flip", "ten-crop"])
@@ -54,13 +55,13 @@ def test_every_view_has_its_logits(views: Views) -> None:
 
 def test_mirrored_images_get_the_same_logits_by_both_views() -> None:
     images, both, one = torch.randn(2, 3, 32, 32), forward("flip"), forward("one")
-    mean, mirrored = (both(batch)["logits"].mean(dim=0) for batch in (images, images.flip(-1)))
-    torch.testing.assert_close(mean, mirrored)
+    mean, flipped = (both(batch)["logits"].mean(dim=0) for batch in (images, images.flip(-1)))
+    torch.testing.assert_close(mean, flipped)
     assert not torch.allclose(one(images)["logits"], one(images.flip(-1))["logits"])
 
 
 def test_pixels_give_the_bits_of_floats() -> None:
-    """Workers send pixels in uint8, which are normalized a batch at a time."""
+    """Workers send pixels in uint8, which are normalized per batch."""
     run, pictures = forward("one"), [photo((61, 47 + i)) for i in range(3)]
     pixels = torch.stack([run.transform()(picture) for picture in pictures])
     floats = torch.stack([evaluation_transform(PREPROCESSING)(picture) for picture in pictures])

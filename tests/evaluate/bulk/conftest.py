@@ -13,7 +13,7 @@ from tests.evaluate.bulk.small import CLASSES
 
 @pytest.fixture(scope="session")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A network that tells six classes apart, by chance, in images of 64 pixels."""
+    """A network with random weights for six classes and images of 64 pixels."""
     torch.manual_seed(0)
     model = create_model("test_resnet", dim=8, num_classes=len(CLASSES), image_size=64)
     return save_model(model, tmp_path_factory.mktemp("bundle") / "bundle", classes=CLASSES)

@@ -1,4 +1,4 @@
-"""Small images, and rows read back."""
+"""Small images, and functions to read rows back."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Row = dict[str, Any]
 
 @cache
 def picture(number: int) -> bytes:
-    """A JPEG of some colours, a little larger than the network's images."""
+    """Return a JPEG in random colors, slightly larger than the image size of the network."""
     chance = np.random.default_rng(number)
     coarse = Image.fromarray(chance.integers(0, 256, (6, 7, 3), dtype=np.uint8))
     return encode(coarse.resize((84, 72)), "JPEG", quality=85)
@@ -33,7 +33,7 @@ def broken(number: int) -> bytes:
 
 
 def pictures(count: int, bad_every: int = 7) -> dict[str, bytes]:
-    """Files by name, some of them broken, some in folders."""
+    """Return files by name; some are broken, and some are in folders."""
     return {
         f"{'more/' if i % 3 == 0 else ''}{i:05d}.jpg": broken(i) if i % bad_every == 5 else picture(i)
         for i in range(count)
@@ -49,7 +49,7 @@ def write_folder(folder: Path, files: Mapping[str, bytes]) -> Path:
 
 
 def write_links(folder: Path, count: int, different: int = 500) -> Path:
-    """Many files of few different pictures, which take the room of few, one in fifty of them broken."""
+    """Write many hard links to a few images, which take little disk space; one in fifty is broken."""
     originals = write_folder(folder.with_name("originals"), {str(i): picture(i) for i in range(different)})
     for i in range(0, different, 50):
         (originals / str(i)).write_bytes(broken(i))
@@ -60,7 +60,7 @@ def write_links(folder: Path, count: int, different: int = 500) -> Path:
 
 
 def rows_of(out: Path) -> list[Row]:
-    """All rows, in the order of the files' names."""
+    """Return all rows, in the order of the file names."""
     files = sorted(path for path in out.iterdir() if path.suffix in (".parquet", ".csv"))
     return [row for file in files for row in read_table(file).to_pylist()]
 
@@ -78,5 +78,5 @@ def ids(rows: Sequence[Row]) -> list[str]:
 
 
 def hidden(folder: Path) -> list[str]:
-    """What is left of writing."""
+    """Return the names of leftover temporary files."""
     return [path.name for path in folder.iterdir() if "saving" in path.name]

@@ -1,4 +1,4 @@
-"""Every kind of input gives the same images, by number."""
+"""Every kind of input gives the same images, accessed by number."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def a_parquet(root: Path) -> Path:
 
 
 def parquets(root: Path) -> Path:
-    """As Hugging Face writes images, in two files, one in a folder."""
+    """Write images as Hugging Face does, in two files, one of them in a folder."""
     kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
     rows = [{"bytes": data, "path": name} for name, data in FILES.items()]
     (root / "hub/data").mkdir(parents=True)
@@ -81,7 +81,7 @@ def indexed(root: Path) -> Path:
 
 
 def foreign_tars(root: Path) -> Path:
-    """As others have them, without labels."""
+    """Write tars without labels, as other programs do."""
     (root / "tars").mkdir()
     for k in range(3):
         some = {name.replace("/", "_"): FILES[name] for name in NAMES[10 * k : 10 * (k + 1)]}
@@ -97,13 +97,13 @@ def contents(images: ImageSet) -> dict[str, bytes]:
 
 
 def base(name: str) -> str:
-    """An id without what the kind of input puts around a name."""
+    """Return an id without the parts that depend on the kind of input."""
     return name.removeprefix("images/").rpartition("/")[2].removeprefix("more_").removesuffix(".jpg")
 
 
 def same(images: ImageSet) -> bool:
     found = contents(images)
-    if "a.parquet#0" in found:  # of bytes without an id, the rows' numbers are told
+    if "a.parquet#0" in found:  # rows of bytes without an id are named by their numbers
         return list(found.values()) == BYTES
     return {base(name): data for name, data in found.items()} == {
         base(name): data for name, data in FILES.items()
@@ -127,7 +127,7 @@ def test_other_images_under_the_same_names_are_told_apart(
 ) -> None:
     (tmp_path / "one").mkdir()
     before = open_unlabeled(make(tmp_path / "one"))
-    others = [data[::-1] for data in BYTES]  # of the same sizes, in an order of their own
+    others = [data[::-1] for data in BYTES]  # the same sizes, in another order below
     monkeypatch.setattr("tests.evaluate.bulk.test_inputs.BYTES", [*others[1:], others[0]])
     monkeypatch.setattr(
         "tests.evaluate.bulk.test_inputs.FILES", dict(zip(NAMES, [*others[1:], others[0]], strict=True))
@@ -140,13 +140,13 @@ def test_other_images_under_the_same_names_are_told_apart(
 
 @pytest.mark.parametrize("table", ["csv", "parquet"])
 def test_the_same_paths_from_another_folder_are_other_images(tmp_path: Path, table: str) -> None:
-    told = []
+    stamps = []
     for day in ("monday", "tuesday"):
         write_folder(tmp_path / day, {"a.jpg": picture(len(day))})
         (tmp_path / day / "list.csv").write_text("path\na.jpg\n")
         pq.write_table(pa.table({"path": ["a.jpg"]}), tmp_path / day / "list.parquet")
-        told.append(open_unlabeled(tmp_path / day / f"list.{table}").stamp())
-    assert told[0] != told[1]
+        stamps.append(open_unlabeled(tmp_path / day / f"list.{table}").stamp())
+    assert stamps[0] != stamps[1]
 
 
 @pytest.mark.parametrize("make", MAKERS[:-1])
@@ -210,7 +210,7 @@ def test_a_row_without_id_or_path_is_named_by_its_number(tmp_path: Path) -> None
 
 
 def test_every_image_in_a_tar_has_an_id_of_its_own(tmp_path: Path) -> None:
-    """Whatever dots its name has, and though another tar has the same name."""
+    """Names may have dots, and two tars may have the same name."""
     names = [
         "./shots/Screenshot at 10.32.11.png",
         "./bird.v2.png",
@@ -230,7 +230,7 @@ def test_every_image_in_a_tar_has_an_id_of_its_own(tmp_path: Path) -> None:
 
 
 def test_bytes_are_not_named_by_the_end_of_a_path(tmp_path: Path) -> None:
-    """Which is what Hugging Face keeps, and ``cat/1.jpg`` is not ``dog/1.jpg``."""
+    """Hugging Face keeps only the end of a path, and ``cat/1.jpg`` is not ``dog/1.jpg``."""
     kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
     rows = [{"bytes": data, "path": "1.jpg"} for data in BYTES[:2]]
     pq.write_table(pa.table({"image": pa.array(rows, kind)}), tmp_path / "some.parquet")
@@ -357,7 +357,7 @@ class TestUnits:
 
 
 def test_a_shard_takes_less_than_a_kilobyte() -> None:
-    """And its images nothing; the page on scale counts with it."""
+    """Its images take no memory. The page on scale relies on this."""
     fields = ({"name": f"{i:06d}.tar", "bytes": 2**28, "contents": f"{i:064x}"} for i in range(2000))
     shards = [{**field, "samples": 3000} for field in fields]
     data = json.dumps({"format": "covpool shards", "version": 2, "classes": [], "shards": shards}).encode()

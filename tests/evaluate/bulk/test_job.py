@@ -1,4 +1,4 @@
-"""A folder of rows and the job that it belongs to."""
+"""The job that a folder of rows belongs to."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def done(tmp_path_factory: pytest.TempPathFactory, bundle: Path) -> Path:
 
 @pytest.fixture
 def data(tmp_path: Path, done: Path) -> Path:
-    """A copy to spoil."""
+    """A copy that a test may change."""
     return Path(shutil.copytree(done / "data", tmp_path / "data"))
 
 
 @pytest.fixture
 def out(tmp_path: Path, done: Path) -> Path:
-    """A copy to spoil."""
+    """A copy that a test may change."""
     return Path(shutil.copytree(done / "out", tmp_path / "out"))
 
 
@@ -122,7 +122,7 @@ def test_a_bundle_that_was_replaced_meanwhile_is_refused(tmp_path: Path, bundle:
 
 
 def test_another_bundle_is_refused(tmp_path: Path, out: Path, data: Path) -> None:
-    torch.manual_seed(1)  # the bundle has 0
+    torch.manual_seed(1)  # the bundle has seed 0
     other = save_model(
         create_model("test_resnet", dim=8, num_classes=6, image_size=64), tmp_path / "b", classes=CLASSES
     )
@@ -188,7 +188,7 @@ def test_two_at_a_time_are_refused(out: Path, bundle: Path, data: Path) -> None:
 
 @pytest.mark.slow
 def test_a_full_disk_leaves_no_half_file(tmp_path: Path, bundle: Path, data: Path) -> None:
-    """The system refuses to make a file longer, as it does on a full disk."""
+    """A limit on the size of files makes writes fail, as a full disk does."""
     command = [sys.executable, "-m", "covpool", "embed", bundle, data, "--workers", "0"]
     command += ["--rows-per-file", "10", "--out", tmp_path / "out"]
     done = subprocess.run(
@@ -198,9 +198,9 @@ def test_a_full_disk_leaves_no_half_file(tmp_path: Path, bundle: Path, data: Pat
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"},
     )
-    told = done.stderr.strip().splitlines()[-1]
-    assert (done.returncode, told.startswith(f"covpool embed: {tmp_path / 'out'}")) == (2, True)
-    assert told.endswith(": File too large")
+    message = done.stderr.strip().splitlines()[-1]
+    assert (done.returncode, message.startswith(f"covpool embed: {tmp_path / 'out'}")) == (2, True)
+    assert message.endswith(": File too large")
     assert [path.name for path in sorted((tmp_path / "out").iterdir())] == [".covpool-lock", "_job.json"]
     assert infer(bundle, data, tmp_path / "out", Embed(), FILES, RUNNING).new_files == 3
 
@@ -210,7 +210,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
     place.write("a", b"old")
     (tmp_path / "b").mkdir()
     with pytest.raises(OSError, match="b"):
-        place.write("b", b"new")  # a folder is in its place
+        place.write("b", b"new")  # a folder has this name
     assert place.read("a") == b"old"
     assert hidden(tmp_path) == []
 

@@ -1,4 +1,4 @@
-"""Jobs that are killed and started again give the rows of a job that was not."""
+"""Jobs that are killed and restarted give the rows of an uninterrupted job."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_three_kills(
 
     written: set[str] = set()
     for new in moments:
-        # Its worker is left to find out by itself.
+        # Its worker process is not killed, and has to end by itself.
         send_when(start(), lambda: len(files(out) - written) >= new, log)  # noqa: B023
         assert written < files(out)
         times = {name: (out / name).stat().st_mtime_ns for name in files(out)}

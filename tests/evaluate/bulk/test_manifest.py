@@ -31,7 +31,7 @@ def done(tmp_path_factory: pytest.TempPathFactory, bundle: Path, request: pytest
 
 
 def damage(out: Path) -> None:
-    """Truncate a file, empty one, exchange one, and give one another end of the same size."""
+    """Truncate one file, empty one, replace one by another, and overwrite the end of one."""
     files = sorted(out.glob("0*"))
     os.truncate(files[0], files[0].stat().st_size // 2)
     files[1].write_bytes(b"")
@@ -87,7 +87,7 @@ def test_every_byte_is_compared_on_request(tmp_path: Path, bundle: Path, done: P
 
 
 def test_valid_files_without_an_entry_are_kept(tmp_path: Path, bundle: Path, done: Path) -> None:
-    """As a kill leaves them."""
+    """A kill leaves such files."""
     assert check(bundle, done, tmp_path / "out", without_manifest, RUNNING) == 0
     listed = json.loads((tmp_path / "out" / MANIFEST).read_bytes())["parts"]
     assert listed == json.loads((done / "out" / MANIFEST).read_bytes())["parts"]

@@ -1,4 +1,4 @@
-"""What costs an image its row, and what ends the job."""
+"""Errors that cost an image its row, and errors that end the job."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_parquet_file_of_which_part_is_spoiled_fails_in_a_sentence(
 ) -> None:
     file = a_parquet(tmp_path)
     data = file.read_bytes()
-    file.write_bytes(data[:4] + b"\xff" * 400 + data[404:])  # the beginning of a column, not the list of them
+    file.write_bytes(data[:4] + b"\xff" * 400 + data[404:])  # damages a column, not the list of columns
     words = ["--out", str(tmp_path / "out"), "--device", "cpu", "--workers", workers]
     assert main(["predict", str(bundle), str(file), *words]) == 2
     (sentence,) = capsys.readouterr().err.splitlines()
@@ -55,7 +55,7 @@ def test_a_tar_that_is_gone_fails_in_a_sentence(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("left", ["an empty folder", "nothing"])
 def test_a_disk_that_was_taken_off_costs_no_rows(tmp_path: Path, left: str) -> None:
-    """But a file that was deleted does, and so does one that was never there."""
+    """A file that was deleted, or that never existed, costs only its own row."""
     write_folder(tmp_path / "disk", {"a.jpg": picture(0), "b.jpg": picture(1)})
     (tmp_path / "list.csv").write_text("path\ndisk/a.jpg\nother/never.jpg\n")
     images = open_unlabeled(tmp_path / "list.csv")
@@ -98,7 +98,7 @@ def test_too_many_open_files_are_no_fault_of_an_image(
 
 
 class Refusing(MemoryFileSystem):
-    """A store that keeps one object from us, or all of them."""
+    """Object storage that denies access to one object, or to all objects."""
 
     protocol = "refusing"
     all_of_them = False
@@ -112,7 +112,7 @@ class Refusing(MemoryFileSystem):
             raise PermissionError("Access Denied")
         if path.endswith("gone.jpg"):
             error = RuntimeError("410, message='Gone'")
-            error.status = 410  # type: ignore[attr-defined]  # as aiohttp's has
+            error.status = 410  # type: ignore[attr-defined]  # as errors of aiohttp have
             raise error
         return super().cat_file(path, *args, **kwargs)  # type: ignore[no-any-return]
 

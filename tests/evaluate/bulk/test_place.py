@@ -1,4 +1,4 @@
-"""Where rows go."""
+"""Writing rows to object storage."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from covpool.inference.place import open_place
 
 
 class Growing(MemoryFileSystem):
-    """A store in which a file grows under its name, as on HDFS, and whose connection breaks off."""
+    """Storage in which partly written files are visible, as on HDFS, and whose connection breaks."""
 
     protocol = "growing"
-    store: dict[str, Any] = {}  # noqa: RUF012  # fsspec's way
+    store: dict[str, Any] = {}  # noqa: RUF012  # as in fsspec
     pseudo_dirs = [""]  # noqa: RUF012
     breaks = True
 
@@ -45,14 +45,14 @@ def test_a_file_that_arrived_by_half_is_not_there(monkeypatch: pytest.MonkeyPatc
         place.write("0.parquet", b"all of it")
     assert place.sizes() == {}
     monkeypatch.setattr(Growing, "breaks", False)
-    for _ in range(2):  # also where it is there already, for a store may lose its answer
+    for _ in range(2):  # also if the file exists already, because an answer may get lost
         place.write("0.parquet", b"all of it")
     assert place.sizes() == {"0.parquet": 9}
     assert place.read("0.parquet") == b"all of it"
 
 
 def test_the_mark_of_an_empty_folder_is_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which the consoles of stores make, and their listings have."""
+    """The consoles of object storage create such marks, and listings contain them."""
     place = open_place("memory://marked")
     listed = [{"name": "/marked/", "size": 0}, {"name": "/marked/job.json", "size": 7}]
     monkeypatch.setattr(MemoryFileSystem, "ls", lambda self, path, detail: listed)

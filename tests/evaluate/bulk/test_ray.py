@@ -1,4 +1,4 @@
-"""The engine on Ray: the rows of the other one, also if an actor is killed."""
+"""The Ray engine gives the rows of the local engine, even if an actor is killed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LOCAL = Running(batch_size=8, workers=0, device="cpu")
 RAY = replace(LOCAL, engine="ray", actors=2)
 FILES = Files("parquet", rows_per_file=20)
 
-# Ray leaves files and sockets to the end of the process.
+# Ray keeps files and sockets open until the process ends.
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
@@ -43,7 +43,7 @@ def _cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("OMP_NUM_THREADS", "1")
-        patch.setenv("RAY_worker_niceness", "0")  # or a busy machine would leave its workers no time
+        patch.setenv("RAY_worker_niceness", "0")  # or its workers get no time on a busy machine
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=200 * 2**20)
         yield
         ray.shutdown()
@@ -55,7 +55,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Mortal(Predictor):
-    """Is killed when it first meets an image of the second unit."""
+    """A predictor that is killed at the first image of the second unit."""
 
     marker: Path
 

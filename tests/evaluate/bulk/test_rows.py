@@ -1,4 +1,4 @@
-"""What is in the rows."""
+"""The content of the rows."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def good(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def plainly(bundle: Path, data: Path, names: list[str]) -> tuple[Any, Tensor]:
-    """The network, and what it receives, in as few steps as possible."""
+    """Return the network and its input, in as few steps as possible."""
     model = load_model(bundle)
     transform = evaluation_transform(Preprocessing.of(model.pretrained_cfg))
     return model, torch.stack([transform(decode((data / name).read_bytes())) for name in names])
@@ -62,9 +62,9 @@ def test_predictions_are_the_networks(tmp_path: Path, bundle: Path, data: Path) 
     assert sorted(ids(found)) == sorted(pictures(COUNT))
     model, images = plainly(bundle, data, ids(good(found)))
     with torch.inference_mode():
-        scores, places = model(images).softmax(dim=1).topk(3)
+        scores, indices = model(images).softmax(dim=1).topk(3)
     for k in range(3):
-        assert [row[f"label{k + 1}"] for row in good(found)] == [CLASSES[i] for i in places[:, k].tolist()]
+        assert [row[f"label{k + 1}"] for row in good(found)] == [CLASSES[i] for i in indices[:, k].tolist()]
         got = torch.tensor([row[f"score{k + 1}"] for row in good(found)])
         torch.testing.assert_close(got, scores[:, k], rtol=1e-4, atol=1e-6)
 
@@ -258,9 +258,9 @@ def test_a_bundle_without_a_classifier_has_vectors_alone(tmp_path: Path, data: P
 
 
 def test_workers_change_nothing(tmp_path: Path, bundle: Path, data: Path) -> None:
-    told: list[tuple[int, int]] = []
+    reports: list[tuple[int, int]] = []
     for workers in (0, 2):
-        told.clear()
+        reports.clear()
         running, out = Running(batch_size=6, workers=workers), tmp_path / str(workers)
         infer(
             bundle,
@@ -269,8 +269,8 @@ def test_workers_change_nothing(tmp_path: Path, bundle: Path, data: Path) -> Non
             Predict(),
             Files("parquet", rows_per_file=9),
             running,
-            lambda *far: told.append(far),
+            lambda *far: reports.append(far),
         )
-        assert told[-1] == (COUNT, COUNT)
-        assert [done for done, _ in told] == sorted(done for done, _ in told)
+        assert reports[-1] == (COUNT, COUNT)
+        assert [done for done, _ in reports] == sorted(done for done, _ in reports)
     assert rows_of(tmp_path / "2") == rows_of(tmp_path / "0")

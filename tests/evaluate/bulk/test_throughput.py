@@ -1,4 +1,4 @@
-"""What a job costs beside its network and its decoder; the figure is printed."""
+"""The cost of a job compared with a bare loop of decoder and network; the figure is printed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Decoded(Dataset[torch.Tensor]):
 
 
 def bare_loop(bundle: Path, data: Path) -> None:
-    """A loader and a network, and nothing else."""
+    """Run a loader and a network, and nothing else."""
     model = load_model(bundle).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     preprocessing = Preprocessing.of(model.pretrained_cfg)
     loader = DataLoader(Decoded(open_unlabeled(data), Decoder(preprocessing)), BATCH, num_workers=WORKERS)

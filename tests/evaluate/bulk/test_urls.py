@@ -1,4 +1,4 @@
-"""Rows that are URLs: dead ones, servers that go down, and another try."""
+"""Rows that are URLs: dead URLs, servers that go down, and retries."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ def test_a_dead_url_costs_its_row_and_can_be_tried_again(
     assert predict(bundle, data, out, *words, verb=verb) == 0  # the job is done
     assert "all of them there already, 2 of them could not be opened (--retry)" in capsys.readouterr().out
 
-    server.files["/status/500"] = picture(LATE + 1)  # it is back
+    server.files["/status/500"] = picture(LATE + 1)  # this URL works again
     asked = server.asked.total()
     assert predict(bundle, data, out, *words, "--retry", verb=verb) == 0
-    assert server.asked.total() == asked + 1  # rows with an answer are not asked for again
+    assert server.asked.total() == asked + 1  # answered rows are not requested again
     after = rows_of(out)
     assert bad(after) == [LATE]
     assert [row for i, row in enumerate(after) if i != LATE + 1] == [
@@ -81,7 +81,7 @@ def test_a_server_that_goes_down_stops_the_job_and_costs_no_rows(
     data = a_list(tmp_path, server)
     assert predict(bundle, data, tmp_path / "whole") == 0
     kept = dict(server.files)
-    server.files = {f"/{i}.jpg": picture(i) for i in range(12)}  # down in the midst of the second file
+    server.files = {f"/{i}.jpg": picture(i) for i in range(12)}  # the server goes down in the second file
     server.absent = 503
     assert predict(bundle, data, tmp_path / "out", "--max-bad", "3", "--retries", "0") == 2
     (sentence,) = capsys.readouterr().err.splitlines()

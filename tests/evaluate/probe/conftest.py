@@ -1,4 +1,4 @@
-"""Real photographs of some sparrow species, weights for small networks, and one probing of them."""
+"""Real photographs of some sparrow species, weights for small networks, and the results of one probe."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.evaluate.probe.small_probing import OPTIONS, SPECIES
 
 @pytest.fixture(scope="module", autouse=True)
 def _weights(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Files of weights in the current folder."""
+    """Write weights to files in the current folder."""
     before = Path.cwd()
     os.chdir(tmp_path_factory.mktemp("weights"))
     for name in ("test_efficientnet", "test_vit"):
@@ -31,7 +31,7 @@ def _weights(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def birds(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Links to the images of some species."""
+    """Create links to the images of some species."""
     root = tmp_path_factory.mktemp("birds")
     for split in ("train", "test"):
         for species in sorted((SPARROWS / split).iterdir())[:SPECIES]:

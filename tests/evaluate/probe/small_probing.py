@@ -1,4 +1,4 @@
-"""A probing that takes seconds: of how many species, and by which options."""
+"""A probe that takes seconds: the number of species, and the options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stores of features, without a network."""
+"""Feature stores, without a network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Features on disk: of these images and weights and no others, whole, and within bounds."""
+"""Features on disk: they match the images and weights, are complete, and respect the size limit."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GAP = dataclasses.replace(OPTIONS, heads=("gap",), seeds=1, epochs=1)
 
 @pytest.fixture(scope="module")
 def told() -> list[str]:
-    """The sentences and the progress of ``finished``."""
+    """The messages and the progress of ``finished``."""
     return []
 
 
@@ -46,7 +46,7 @@ def finished(birds: Path, told: list[str], tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 def filled(finished: Probed, tmp_path: Path) -> Path:
-    """A copy of its cache, to spoil."""
+    """A copy of the cache of ``finished``, which a test may change."""
     return Path(shutil.copytree(finished.folder.parent / "cache", tmp_path / "cache"))
 
 
@@ -57,7 +57,7 @@ def test_a_changed_image_is_not_taken_for_what_it_was(birds: Path, filled: Path,
     files = sorted((root / "train").rglob("*.jpg"))
     files[0].write_bytes(files[1].read_bytes())
     probe(str(root), GAP, out=tmp_path / "out", cache=filled)
-    assert len(set(filled.iterdir()) - before) == 1  # of train; test is as it was
+    assert len(set(filled.iterdir()) - before) == 1  # for train; test is unchanged
 
 
 def test_a_bad_image_is_left_out(birds: Path, tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_an_image_that_cannot_be_read_for_a_while_is_not_given_up(
 
     def failing(self: ImageFiles, i: int) -> bytes:
         asked[i] += 1
-        if i == 5 and asked[i] == 3:  # hashed in both splits, and then it fails once
+        if i == 5 and asked[i] == 3:  # hashed in both splits, then it fails once
             raise OSError(errno.EIO, "Input/output error")
         return read(self, i)
 
@@ -91,9 +91,9 @@ def test_an_image_that_cannot_be_read_for_a_while_is_not_given_up(
 def test_numbers_that_are_not_finite_are_no_features(
     birds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Infinite ones too, which float16 could not hold anyway."""
+    """This includes infinite values, which float16 could not hold anyway."""
     forward = PooledClassifier.forward_features
-    huge = 1e38  # twice is too much for float32
+    huge = 1e38  # its square overflows float32
     monkeypatch.setattr(
         PooledClassifier, "forward_features", lambda self, x: (forward(self, x).abs() + 1) * huge * huge
     )

@@ -1,4 +1,4 @@
-"""A folder of results is gone on with, by the same call alone."""
+"""Only the same call resumes a folder of results."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_other_settings_want_another_folder(probed: Any, birds: Path, cache: Pat
 
 @pytest.mark.slow
 def test_a_call_that_came_to_nothing_binds_nobody(birds: Path, cache: Path, tmp_path: Path) -> None:
-    """Heads are tried before features are computed, and the folder may have the features in it."""
+    """Heads are checked before features are computed, and the cache may be inside the output folder."""
     wrong = dataclasses.replace(OPTIONS, seeds=1, heads=("gap", "cls"))
     with pytest.raises(ValueError, match="no class token"):
         probe(str(birds), wrong, out=tmp_path / "out", cache=tmp_path / "out" / "cache")
@@ -113,7 +113,7 @@ def test_an_image_for_each_class_leaves_none_to_choose_by(tmp_path: Path) -> Non
 def test_more_seeds_may_be_asked_for(birds: Path, cache: Path, tmp_path: Path) -> None:
     one = dataclasses.replace(OPTIONS, seeds=1, heads=("gap",), val_fraction=0.0)
     first = probe(str(birds), one, out=tmp_path, cache=cache)
-    assert first.record["best"] is None  # nothing was set aside to choose by
+    assert first.record["best"] is None  # there are no validation images to choose by
     both = probe(str(birds), dataclasses.replace(one, seeds=2), out=tmp_path, cache=cache)
     assert both.record["rows"][:1] == first.record["rows"]
     assert len(both.record["rows"]) == 2
@@ -152,11 +152,11 @@ def test_nothing_goes_among_the_images(birds: Path, tmp_path: Path, inside: str,
 
 
 def test_killed_it_goes_on(birds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SIGKILL while features are computed and while heads are trained; it ends as if it never was."""
+    """SIGKILL comes during extraction and during training. The results are those of an uninterrupted run."""
     root, log = tmp_path / "birds", tmp_path / "log"
     shutil.copytree(birds, root)
     sorted((root / "train").rglob("*.jpg"))[-2].write_bytes(b"no image")
-    # Features of four images at a time, saved after every four.
+    # Compute and save features of four images at a time.
     monkeypatch.setattr(store, "SECONDS_BETWEEN_SAVES", 0.0)
     whole_batches = probing.Extractor.__init__
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""Heads on several layers: cached once, and the bundle computes what was measured."""
+"""Heads on several layers: features are cached once, and the bundle gives the measured outputs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = needs_sparrows
 
 @pytest.mark.slow
 def test_several_layers_are_cached_once(birds: Path, tmp_path: Path) -> None:
-    """With the other features, for both fusions; average pooling stays that of the last layer."""
+    """One cache serves both fusions. Average pooling always uses the last layer."""
     cache, counted = tmp_path / "cache", []
     made = {}
     for fusion in ("each", "concat"):
@@ -63,7 +63,7 @@ def test_several_layers_are_cached_once(birds: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_features_of_the_last_layer_are_the_same_either_way(birds: Path, tmp_path: Path) -> None:
-    """The features that forward_intermediates gives are those of forward_features: the cache may mix them."""
+    """forward_intermediates and forward_features give the same features, so the cache may mix them."""
     accuracies = []
     for layers in ("last", "all-stages"):
         options = dataclasses.replace(OPTIONS, heads=("gap", "cov"), layers=layers, seeds=1, epochs=1)

@@ -1,4 +1,4 @@
-"""Options that make no sense are refused as they are made."""
+"""Invalid options are refused when they are created."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_unknown_heads(head: str, sentence: str) -> None:
 
 
 def test_options_of_a_head() -> None:
-    """Those of the model, those of the method, and the rest as for every head."""
+    """A head sets options of the model and of the method. The other options are those of all heads."""
     backbone = ModelConfig("test_efficientnet", num_classes=3, layers="last4")
     ours = head_config("isqrt_cov@dim=64@steps=3@normalization=frobenius", backbone, 128, 0.5, expands=True)
     assert (ours.dim, ours.layers, ours.fusion) == (64, "last4", "each")

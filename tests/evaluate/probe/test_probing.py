@@ -1,4 +1,4 @@
-"""Probing on real photographs: what is measured, chosen and kept."""
+"""Probing on real photographs: the measurements, the choice of the best head, and the saved bundles."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_every_head_and_seed_has_a_row(probed: Any) -> None:
 def test_the_file_follows_its_schema(probed: Any) -> None:
     record = json.loads((probed.folder / "results.json").read_text())
     check_schema(record, "covpool.evaluate", "probe")
-    record["rows"][0]["test"]["top1"] = 61.5  # percent
+    record["rows"][0]["test"]["top1"] = 61.5  # in percent, which is wrong
     with pytest.raises(ValidationError):
         check_schema(record, "covpool.evaluate", "probe")
 
@@ -62,7 +62,7 @@ def test_the_best_is_chosen_where_the_test_is_not_looked_at(probed: Any) -> None
 
 
 def test_the_test_has_no_say_in_the_choice(probed: Any, birds: Path, tmp_path: Path) -> None:
-    """With other images under the same names in test, the choice and what it was made by are the same."""
+    """Other test images under the same names change neither the choice nor the validation results."""
     root = tmp_path / "birds"
     shutil.copytree(birds, root)
     first, second = sorted((root / "test").iterdir())[:2]
@@ -74,7 +74,7 @@ def test_the_test_has_no_say_in_the_choice(probed: Any, birds: Path, tmp_path: P
     assert again.record["best"] == probed.record["best"]
     for ours, theirs in zip(again.record["rows"], probed.record["rows"], strict=True):
         assert ours["val"] == theirs["val"]
-    # They were other images to it.
+    # The test images were different.
     assert again.record["features"]["train"] == probed.record["features"]["train"]
     assert again.record["features"]["test"] != probed.record["features"]["test"]
 
@@ -83,7 +83,7 @@ def test_the_test_has_no_say_in_the_choice(probed: Any, birds: Path, tmp_path: P
 def test_a_bundle_does_to_images_what_was_measured_on_features(
     probed: Any, birds: Path, cache: Path, head: str
 ) -> None:
-    """The whole way again, from files to logits, with nothing of the cache."""
+    """Compute the logits again from the image files, without the cache."""
     model = covpool.load_model(probed.folder / "heads" / head)
     images = open_images(birds, "test")
     transform = evaluation_transform(Preprocessing.of(model.pretrained_cfg))

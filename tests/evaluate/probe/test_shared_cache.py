@@ -1,4 +1,4 @@
-"""One folder of features for calls that want different arrays of it, after one another and at once."""
+"""One folder of features for calls that need different arrays, one after another and at the same time."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def pictures(bad: int) -> MemoryImages:
 def extracted(
     cache: Path, *, with_maps: bool, stop_at: int = COUNT + 1, images: ImageSet | None = None
 ) -> CachedFeatures:
-    """By an extractor of its own, as another process has it."""
+    """Extract features with a new extractor, as another process does."""
     images = images or memory_images(COUNT)
     config = ModelConfig(OPTIONS.model, num_classes=2, image_size=OPTIONS.image_size)
     model = build_model(frozen_config(config), checkpoint_path="weights.pth")
@@ -65,7 +65,7 @@ def test_maps_that_were_left_half_way_are_not_taken_for_whole(tmp_path: Path) ->
     images = pictures(bad=9)
     with pytest.raises(StoppedError):
         extracted(tmp_path / "cache", with_maps=True, stop_at=2 * BATCH, images=images)
-    extracted(tmp_path / "cache", with_maps=False, images=images)  # fills the averages to the end
+    extracted(tmp_path / "cache", with_maps=False, images=images)  # completes the averages
     found = extracted(tmp_path / "cache", with_maps=True, images=images)
     assert_same(found, extracted(tmp_path / "whole", with_maps=True, images=images))
     assert found.arrays["features"][found.usable].any(axis=(2, 3, 4)).all()
@@ -84,7 +84,7 @@ def test_arrays_that_are_unequally_far_are_all_filled(tmp_path: Path) -> None:
 def test_averages_in_use_stay_while_maps_are_added(tmp_path: Path) -> None:
     in_use = extracted(tmp_path / "cache", with_maps=False).arrays["average"]
     before = in_use.copy()
-    with pytest.raises(StoppedError):  # what is computed again later would hide what was lost
+    with pytest.raises(StoppedError):  # a complete run would recompute lost features
         extracted(tmp_path / "cache", with_maps=True, stop_at=BATCH)
     np.testing.assert_array_equal(in_use, before)
     extracted(tmp_path / "cache", with_maps=True)
@@ -110,7 +110,7 @@ def test_an_array_made_anew_leaves_the_one_in_use_alone(tmp_path: Path) -> None:
 def test_features_that_changed_on_the_disk_are_computed_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """From the damaged part on: each batch has a hash of its own."""
+    """Each batch has its own hash, so only features from the damaged part on are computed again."""
     extracted(tmp_path / "cache", with_maps=True)
     wanted = extracted(tmp_path / "whole", with_maps=True)
     for file in sorted((tmp_path / "cache").rglob("*.npy")):

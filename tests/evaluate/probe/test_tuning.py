@@ -1,4 +1,4 @@
-"""Tuning of heads on held-out images: equal trials, no look at the test, resumed, and the heads it makes."""
+"""Tuning of heads on held-out images: equal trials, no use of test images, resuming, and the saved heads."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_every_head_has_the_same_trials_and_keeps_its_best(tuned: Any) -> None:
         best = max(trials, key=lambda trial: (trial["val"]["top1_flip"], trial["val"]["top1"]))
         (row,) = [row for row in tuned.record["rows"] if row["head"] == head]
         assert (row["lr"], row["drop_rate"]) == (best["lr"], best["drop_rate"])
-        # The same seed and the same held-out images, with the settings that were kept.
+        # The seed, the held-out images and the settings are the same.
         assert row["val"] == best["val"]
         card = read_card(tuned.folder / "heads" / head)
         assert (card.recipe["lr"], card.recipe["drop_rate"]) == (best["lr"], best["drop_rate"])
@@ -68,8 +68,8 @@ def test_the_file_follows_its_schema(tuned: Any) -> None:
 def test_the_table_has_settings_and_costs(tuned: Any) -> None:
     titles, *rows = table_cells(tuned.record)
     assert titles[-5:] == ["lr", "dropout", "parameters", "vector", "seconds"]
-    # 3 classes: a linear layer on 256 averages; a reduction of 64 to 8 with its norm, and 36 values; 32
-    # queries and a projection of 256 channels.
+    # For 3 classes: a linear layer on 256 averages; a reduction from 64 to 8 channels with its norm, and 36
+    # values; 32 queries and a projection of 256 channels.
     assert [row[-3:-1] for row in rows] == [
         ["771", "256"],
         [f"{64 * 8 + 16 + 36 * 3 + 3:,}", "36"],
@@ -120,9 +120,9 @@ def test_a_stop_among_trials_is_resumed(tuned: Any, birds: Path, cache: Path, tm
 
 
 def test_other_trials_want_another_folder(tuned: Any, birds: Path, cache: Path) -> None:
-    for change, told in (({"trials": 4}, "trials 3"), ({"tune": False}, "tune True")):
+    for change, setting in (({"trials": 4}, "trials 3"), ({"tune": False}, "tune True")):
         other = dataclasses.replace(TUNED, **change)
-        with pytest.raises(ValueError, match=f"has results with {told}: use another --out"):
+        with pytest.raises(ValueError, match=f"has results with {setting}: use another --out"):
             probe(str(birds), other, out=tuned.folder, cache=cache)
 
 
@@ -162,7 +162,7 @@ def test_val_tunes_where_there_is_one(birds: Path, tmp_path: Path) -> None:
 def test_an_attentive_bundle_does_to_images_what_was_measured_on_features(
     tuned: Any, birds: Path, cache: Path
 ) -> None:
-    """Attention pools the expanded features, which the bundle's own backbone computes."""
+    """Attention pools the expanded features, which the backbone of the bundle computes."""
     model = covpool.load_model(tuned.folder / "heads" / "efficient_probing")
     assert model.config.features == "head"
     images = open_images(birds, "test")

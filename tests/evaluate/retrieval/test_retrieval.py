@@ -30,7 +30,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 
 def vectors(bundle: Path, birds: Path, split: str) -> tuple[Any, Any]:
-    """What the classifier receives of each image, by a hook on it, and the labels."""
+    """Return the input of the classifier for each image, recorded by a hook, and the labels."""
     model, images = load_model(bundle), open_images(birds, split)
     transform = evaluation_transform(Preprocessing.of(model.pretrained_cfg))
     received: list[torch.Tensor] = []
@@ -117,7 +117,7 @@ def test_faiss_gives_the_same_but_no_map(bundle: Path, birds: Path, tmp_path: Pa
 
 
 def test_classes_that_the_bundle_does_not_know(birds: Path, tmp_path: Path) -> None:
-    """And a bundle without a classifier."""
+    """The bundle has no classifier at all."""
     model = create_model("test_resnet", dim=8, num_classes=0, image_size=64)
     bundle = save_model(model, tmp_path / "bundle")
     done = retrieve(bundle, birds, tmp_path / "out", split="train", at=[1], workers=0)
@@ -157,7 +157,7 @@ def test_mistakes(bundle: Path, birds: Path, tmp_path: Path, options: Any, sente
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("gallery", ["train", "train+test"])  # without the queries, and with them
+@pytest.mark.parametrize("gallery", ["train", "train+test"])  # without and with the queries
 def test_two_processes_find_what_one_does(bundle: Path, birds: Path, tmp_path: Path, gallery: str) -> None:
     alone = retrieve(bundle, birds, tmp_path / "one", gallery=gallery, workers=0, batch_size=7).results
     words = ["--workers", "0", "--batch-size", "7", "--gallery", gallery, "--out", str(tmp_path / "two")]

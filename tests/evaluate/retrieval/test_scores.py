@@ -15,15 +15,15 @@ from covpool.evaluate.search import BYTES, score, search_exact, search_faiss
 
 
 def made(n: int, classes: int, seed: int) -> tuple[Tensor, Any]:
-    """Vectors that tell of their class, somewhat."""
+    """Return vectors that are loosely clustered by class."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(classes, (n,), generator=generator)
-    centres = torch.randn(classes, 16, generator=torch.Generator().manual_seed(99))
-    return F.normalize(centres[labels] + 1.5 * torch.randn(n, 16, generator=generator)), labels.numpy()
+    centers = torch.randn(classes, 16, generator=torch.Generator().manual_seed(99))
+    return F.normalize(centers[labels] + 1.5 * torch.randn(n, 16, generator=generator)), labels.numpy()
 
 
 def by_hand(similarity: Any, is_match: Any) -> tuple[int, float, float]:
-    """First match, average precision and that at R of a query, one rank after the other."""
+    """Return the first match, the average precision and the average precision at R, rank by rank."""
     order = sorted(range(len(similarity)), key=lambda place: (-similarity[place], place))
     total, hits, r, first, whole, at_r = int(is_match.sum()), 0, 0, 0, 0.0, 0.0
     for r, place in enumerate(order, start=1):
@@ -66,14 +66,14 @@ def test_blocks_keep_within_their_memory() -> None:
     assert [len(order) for _, order in blocks] == [7] * 14 + [2]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the wrapper that faiss is made with
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from the wrapper of faiss
 @pytest.mark.parametrize("same", [True, False])
 def test_faiss_finds_what_the_exact_search_does(same: bool) -> None:
     pytest.importorskip("faiss")
     queries, labels = made(300, 12, seed=0)
     gallery, among = made(500, 12, seed=1)
     itself = None
-    if same:  # somewhere in the gallery
+    if same:  # the queries are somewhere in the gallery
         itself = torch.randperm(500, generator=torch.Generator().manual_seed(2))[:300]
         queries, labels = gallery[itself], among[itself.numpy()]
     exact = score(search_exact(queries, gallery, itself), labels, among, nearest=5, without_itself=same)
@@ -89,7 +89,7 @@ def test_faiss_finds_what_the_exact_search_does(same: bool) -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("engine", ["exact", "faiss"])
 def test_of_equal_images_the_first_comes_first(engine: str) -> None:
-    """And the query itself never does, though others are as near."""
+    """The query itself is never found, though others are as near."""
     pytest.importorskip("faiss")
     queries = torch.eye(3)[[0, 1, 1, 1, 2]]
     itself = torch.arange(5)

@@ -1,4 +1,4 @@
-"""A process of its own: a pass over few rows, then over ten times as many; its peak memory after each, MB."""
+"""Print the peak memory (MB) of a process after a pass over few rows, and over ten times as many."""
 
 from __future__ import annotations
 

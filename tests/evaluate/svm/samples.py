@@ -1,4 +1,4 @@
-"""Made-up features of length one, with classes that overlap, and real pictures in folders."""
+"""Made-up features of length one with overlapping classes, and real images in folders."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ class Matrix:
 def features(
     classes: int, each: int, columns: int, seed: int = 0, spread: float = 1.0
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """As pooled vectors are: a large part in common, and a spectrum that falls.
+    """Return features like pooled vectors, with a large common part and a decaying spectrum.
 
-    The classes are the same for all seeds, the samples are not.
+    The classes are the same for all seeds; the samples are not.
     """
     world, random = np.random.default_rng(99), np.random.default_rng(seed)
     fall = 1 / np.sqrt(1 + np.arange(columns, dtype=np.float32))
     shared = 4 * world.standard_normal(columns, dtype=np.float32) * fall
-    centres = world.standard_normal((classes, columns), dtype=np.float32) * fall
+    centers = world.standard_normal((classes, columns), dtype=np.float32) * fall
     labels = np.repeat(np.arange(classes), each)
     x = spread * random.standard_normal((len(labels), columns), dtype=np.float32) * fall
-    x += shared + centres[labels]
+    x += shared + centers[labels]
     return x / np.linalg.norm(x, axis=1, keepdims=True), labels
 
 
@@ -51,7 +51,7 @@ def a_problem(classes: int, each: int, columns: int, **options: Any) -> Problem:
 
 
 def some_sparrows(root: Path, classes: int = 3, each: int = 6) -> Path:
-    """The first pictures of the first species, as links."""
+    """Create links to the first images of the first species."""
     for split in ("train", "test"):
         for species in sorted((SPARROWS / split).iterdir())[:classes]:
             folder = root / split / species.name

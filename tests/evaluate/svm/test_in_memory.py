@@ -17,7 +17,7 @@ def plain(problem: Problem) -> LinearSVC:
     return LinearSVC(C=problem.c, tol=1e-7, max_iter=100_000, random_state=1).fit(x, problem.labels)
 
 
-@pytest.mark.parametrize("columns", [30, 500])  # fewer and more than samples
+@pytest.mark.parametrize("columns", [30, 500])  # fewer and more columns than samples
 @pytest.mark.parametrize("c", [1.0, 0.1])
 def test_the_scores_are_those_of_linear_svc(columns: int, c: float) -> None:
     x, labels = features(5, 40, columns)

@@ -1,4 +1,4 @@
-"""The whole protocol, on real photographs, against scikit-learn by hand."""
+"""The complete protocol on real photographs, compared with scikit-learn."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def top1(scores: NDArray[np.float64], labels: NDArray[np.int64]) -> float:
 
 @torch.no_grad()
 def by_hand(new: PooledClassifier, report: SVMReport, data: Path) -> list[NDArray[np.float64]]:
-    """Scores of test images and of their mirror images: the stored features, and LinearSVC."""
+    """Return the scores of test images and of their flips, by LinearSVC fitted to the stored features."""
     rows = np.load(Path(report.features) / "features.npy").astype(np.float64).reshape(-1, report.columns)
     labels = np.repeat(np.asarray(open_images(data, "train").labels), 2)
     svm = LinearSVC(C=1, tol=1e-7, max_iter=100_000, random_state=5).fit(rows, labels)
@@ -71,16 +71,16 @@ def test_the_new_bundle_gives_the_scores_of_linear_svc(
     bundle = a_bundle(tmp_path / "net", **options)
     report = fit_svm(bundle, data, tmp_path / "new", passing=Passing(batch_size=16))
     new = load_model(tmp_path / "new")
-    image, mirror = by_hand(new, report, data)
+    image, flip = by_hand(new, report, data)
     images, labels = pictures(new, data, "test")
     with torch.no_grad():
         np.testing.assert_allclose(new(images), image, atol=1e-5)
-        np.testing.assert_allclose(new(images.flip(-1)), mirror, atol=1e-5)
+        np.testing.assert_allclose(new(images.flip(-1)), flip, atol=1e-5)
         own = load_model(bundle)
         logits, flipped = own(images).numpy(), own(images.flip(-1)).numpy()
     assert report.accuracy is not None
     assert report.accuracy.svm == top1(image, labels)
-    assert report.accuracy.svm_flip == top1(image + mirror, labels)
+    assert report.accuracy.svm_flip == top1(image + flip, labels)
     assert report.accuracy.own == top1(logits, labels)
     assert report.accuracy.own_flip == top1(logits + flipped, labels)
     assert new.config.normalize == "l2"
@@ -106,12 +106,12 @@ def test_the_card_tells_how_it_was_made(data: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_streamed_and_calibrated_scores(data: Path, tmp_path: Path) -> None:
-    bundle, told = a_bundle(tmp_path / "net"), []
-    settings: dict[str, Any] = {"features": tmp_path / "features", "log": told.append}
+    bundle, messages = a_bundle(tmp_path / "net"), []
+    settings: dict[str, Any] = {"features": tmp_path / "features", "log": messages.append}
     fit_svm(bundle, data, tmp_path / "exact", **settings)
     fit_svm(bundle, data, tmp_path / "streamed", max_memory=0, **settings)
     fit_svm(bundle, data, tmp_path / "calibrated", calibrate=True, **settings)
-    assert sum("features take" in sentence for sentence in told) == 1, "they were not reused"
+    assert sum("features take" in sentence for sentence in messages) == 1, "they were not reused"
     exact, streamed, calibrated = (
         load_model(tmp_path / name) for name in ("exact", "streamed", "calibrated")
     )
@@ -125,16 +125,16 @@ def test_streamed_and_calibrated_scores(data: Path, tmp_path: Path) -> None:
 
 
 def test_features_of_changed_images_are_made_anew(data: Path, tmp_path: Path) -> None:
-    bundle, told = a_bundle(tmp_path / "net"), []
+    bundle, messages = a_bundle(tmp_path / "net"), []
     own = Path(shutil.copytree(data / "train", tmp_path / "data"))
-    settings: dict[str, Any] = {"features": tmp_path / "features", "log": told.append}
+    settings: dict[str, Any] = {"features": tmp_path / "features", "log": messages.append}
     fit_svm(bundle, own, tmp_path / "new", **settings)
     before = np.load(tmp_path / "features" / "features.npy")
     first, *_, last = sorted(own.rglob("*.jpg"))
     shutil.copy(last, first)
     fit_svm(bundle, own, tmp_path / "new", **settings)
     after = np.load(tmp_path / "features" / "features.npy")
-    assert sum("features take" in sentence for sentence in told) == 2
+    assert sum("features take" in sentence for sentence in messages) == 2
     assert not np.array_equal(after[0], before[0])
     assert np.array_equal(after[2:], before[2:])
 
@@ -232,7 +232,7 @@ def test_pretrained_features_of_all_sparrows(tmp_path: Path) -> None:
     report = fit_svm(tmp_path / "net", SPARROWS, tmp_path / "new")
     assert report.accuracy is not None
     assert (report.classes, report.accuracy.images, report.left_out) == (21, 615, 0)
-    assert report.accuracy.svm_flip > 0.3  # by chance 0.05
+    assert report.accuracy.svm_flip > 0.3  # chance is 0.05
     new = load_model(tmp_path / "new")
     image, _ = by_hand(new, report, SPARROWS)
     images, _ = pictures(new, SPARROWS, "test")

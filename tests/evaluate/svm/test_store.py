@@ -1,4 +1,4 @@
-"""Features on disk: whole, whatever happened on the way."""
+"""Features on disk are complete, even after kills and errors."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make(folder: Path, bundle: Path, data: Path, **changes: Any) -> tuple[Features, list[str], list[int]]:
-    """The features, what was told, and how many images were done at each step."""
-    told: list[str] = []
+    """Return the features, the messages, and the number of finished images at each step."""
+    messages: list[str] = []
     steps: list[int] = []
     images = open_images(data)
     settings = {
@@ -60,15 +60,15 @@ def make(folder: Path, bundle: Path, data: Path, **changes: Any) -> tuple[Featur
         images=images,
         passing=Pass(4, 0),
         processes=Processes(0, 1, torch.device("cpu")),
-        log=told.append,
+        log=messages.append,
         **settings,
     )
-    return made, told, steps
+    return made, messages, steps
 
 
 def test_rows_are_images_and_their_mirror_images(data: Path, bundle: Path, tmp_path: Path) -> None:
-    made, told, steps = make(tmp_path / "features", bundle, data)
-    assert told == [f"features take 19.0 kB in {tmp_path / 'features'}"]
+    made, messages, steps = make(tmp_path / "features", bundle, data)
+    assert messages == [f"features take 19.0 kB in {tmp_path / 'features'}"]
     assert steps == [4, 8, 12, 16, 18]
     model, images = load_model(bundle), open_images(data)
     assert np.array_equal(made.labels, images.labels)
@@ -83,12 +83,12 @@ def test_rows_are_images_and_their_mirror_images(data: Path, bundle: Path, tmp_p
 
 def test_finished_features_are_reused(data: Path, bundle: Path, tmp_path: Path) -> None:
     first, _, _ = make(tmp_path, bundle, data)
-    again, told, steps = make(tmp_path, bundle, data)
-    assert (told, steps) == ([], [])
+    again, messages, steps = make(tmp_path, bundle, data)
+    assert (messages, steps) == ([], [])
     assert np.array_equal(again.rows.read(range(36)), first.rows.read(range(36)))
     assert np.array_equal(again.labels, first.labels)
-    _, told, steps = make(tmp_path, bundle, data, key={"of": "others"})
-    assert told
+    _, messages, steps = make(tmp_path, bundle, data, key={"of": "others"})
+    assert messages
     assert steps[-1] == 18
 
 
@@ -104,7 +104,7 @@ def test_a_kill_costs_what_was_not_saved(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """At the twelfth image, whose batch is not told of in the file yet."""
+    """The kill comes at the twelfth image, whose batch is not recorded in the file yet."""
 
     def die(done: int, total: int) -> None:
         if done >= 12:
@@ -167,7 +167,7 @@ def test_an_image_that_cannot_be_read_for_a_while_is_not_given_up(
 def test_an_image_that_was_cut_after_it_was_hashed_is_not_given_up(
     data: Path, bundle: Path, tmp_path: Path
 ) -> None:
-    """Its name would stand for the features of the bytes it had."""
+    """Its hash would stand for bytes that it no longer has."""
     there = Path(shutil.copytree(data, tmp_path / "data"))
     content = read_content(open_images(there), lambda done, total: None)
     name = sorted((there / "train").rglob("*.jpg"))[6]
@@ -203,7 +203,7 @@ def test_there_must_be_room_for_what_the_solver_keeps_too(
     data: Path, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage, columns = namedtuple("usage", "free"), load_model(bundle).head_hidden_size
-    free = 18 * 2 * 4 * columns  # 18 images, and 3 classes
+    free = 18 * 2 * 4 * columns  # features of 18 images; 432 more bytes are for 3 classes
     monkeypatch.setattr("covpool.inference.store.shutil.disk_usage", lambda folder: usage(free + 431))
     with pytest.raises(ValueError, match="give another folder"):
         make(tmp_path, bundle, data)
@@ -234,7 +234,7 @@ def test_what_a_killed_solver_left_is_removed(data: Path, bundle: Path, tmp_path
 def test_features_that_are_not_finite_are_refused(data: Path, tmp_path: Path) -> None:
     model = load_model(a_bundle(tmp_path / "whole"))
     with torch.no_grad():
-        weight = next(model.backbone_parts()[0].parameters())  # finite, but their sums overflow
+        weight = next(model.backbone_parts()[0].parameters())  # finite weights, but their sums overflow
         weight[::2], weight[1::2] = 3e38, -3e38
     spoiled = save_model(model, tmp_path / "spoiled")
     first = open_images(data).name(0)

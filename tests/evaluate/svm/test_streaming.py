@@ -1,4 +1,4 @@
-"""The streaming solver minimises what LinearSVC minimises, in memory that does not grow."""
+"""The streaming solver minimizes the objective of LinearSVC, in memory that does not grow."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def objective(scores: LinearScores, problem: Problem) -> float:
     ],
 )
 def test_it_agrees_with_linear_svc(columns: int, c: float, tmp_path: Path) -> None:
-    x, labels = features(8, 100, columns)  # more than a block
+    x, labels = features(8, 100, columns)  # more rows than a block
     problem = Problem(Matrix(x), np.arange(len(x)), labels, 8, c)
     new = features(8, 20, columns, seed=1)[0]
-    exact, told = solve_in_memory(problem), []
-    found = solve_streaming(problem, tmp_path, passes=lambda done, violation: told.append(violation))
+    exact, violations = solve_in_memory(problem), []
+    found = solve_streaming(problem, tmp_path, passes=lambda done, violation: violations.append(violation))
     np.testing.assert_allclose(found.of(new), exact.of(new), atol=2e-3)
     assert objective(found, problem) == pytest.approx(objective(exact, problem), rel=1e-5)
-    assert told[-1] <= 1e-3 < told[-2]
+    assert violations[-1] <= 1e-3 < violations[-2]
     tight = solve_streaming(problem, tmp_path, tolerance=1e-5)
     np.testing.assert_allclose(tight.of(new), exact.of(new), atol=1e-4)
     assert list(tmp_path.iterdir()) == []
@@ -73,7 +73,7 @@ def test_memory_stays_as_rows_grow_tenfold(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_it_agrees_at_the_size_of_cub(tmp_path: Path) -> None:
-    """200 classes, 11,988 rows of 8,256 numbers: a quarter of an hour, most of it LinearSVC's."""
+    """200 classes, 11,988 rows of 8,256 values: this takes 15 minutes, most of them in LinearSVC."""
     x, labels = features(200, 60, 8256, spread=2.5)
     problem = Problem(Matrix(x[:11_988]), np.arange(11_988), labels[:11_988], 200)
     new, truth = features(200, 29, 8256, seed=1, spread=2.5)
