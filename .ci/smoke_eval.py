@@ -1,6 +1,6 @@
-"""Smoke test of the installed wheel with its extra `eval`: every verb that comes after training.
+"""Smoke test of the installed wheel with its extra `eval`: every command after training.
 
-All in one process, which imports torch once; that of training has shown that the command is there.
+All commands run in one process, which imports torch once. The smoke test of training runs the script.
 """
 
 import csv
@@ -28,7 +28,7 @@ IN_A_CLASS = 8
 
 
 def paint(folder: Path) -> None:
-    """Images of two colours, to learn from and to test on."""
+    """Write training and test images of two colors."""
     chance = random.Random(0)
     for place in (folder / split / name for split in ("train", "test") for name in CLASSES):
         place.mkdir(parents=True)
@@ -38,18 +38,18 @@ def paint(folder: Path) -> None:
 
 
 def run(*words: str) -> None:
-    """As on a command line."""
+    """Run a command as from a shell."""
     print(f"$ covpool {' '.join(words)}", flush=True)
     assert main(words) == 0, words[0]
 
 
 def results(folder: str) -> dict[str, Any]:
-    """What a verb measured."""
+    """Read the results of a command."""
     return json.loads(Path(folder, "results.json").read_bytes())
 
 
 def rows(file: str) -> list[dict[str, str]]:
-    """Of a CSV file."""
+    """Read the rows of a CSV file."""
     with open(file, newline="", encoding="utf-8") as lines:
         return list(csv.DictReader(lines))
 
@@ -67,7 +67,7 @@ with tempfile.TemporaryDirectory() as name:
     assert all("svm" in row for row in probed["rows"]), probed["rows"]
     assert covpool.load_model("runs/probe/bundle").classes == tuple(CLASSES)
 
-    # SVMs on the average, which tells one colour from another whatever the weights are.
+    # SVMs on average-pooled features, which separate the colors with any weights.
     run("svm", "runs/probe/heads/gap", "images", "--out", "bundle")
     assert covpool.load_model("bundle").classes == tuple(CLASSES)
 

@@ -1,6 +1,6 @@
-"""Smoke test of the installed wheel with its extra `export`: a bundle to ONNX, and the same logits there.
+"""Smoke test of the installed wheel with its extra `export`: a bundle as ONNX gives the same logits.
 
-All in one process, which imports torch once; that of training has shown that the command is there.
+Everything runs in one process, which imports torch once. The smoke test of training runs the script.
 """
 
 import json
@@ -30,7 +30,7 @@ with tempfile.TemporaryDirectory() as name:
             side = 4 if kind == "coarse" else 64
             picture = Image.fromarray(chance.integers(256, size=(side, side, 3), dtype=np.uint8))
             picture.resize((64, 64)).save(Path("images", kind, f"{i}.png"))
-    # Untrained, so its classes are close to each other: a small difference would already change one.
+    # An untrained model has nearly equal logits, so that a small difference would change the class.
     model = covpool.create_model("test_resnet", dim=8, num_classes=2, image_size=64).eval()
     covpool.save_model(model, "bundle", classes=["coarse", "fine"])
 
@@ -41,7 +41,7 @@ with tempfile.TemporaryDirectory() as name:
     assert file["top1"] == 1, file
     assert not results["objections"], results["objections"]
 
-    # As one would without covpool, of pixels at the size of the network.
+    # Use the file without covpool, on pixels of the model's image size.
     session = onnxruntime.InferenceSession("exported/model.onnx")
     pixels = chance.integers(256, size=(3, 64, 64, 3), dtype=np.uint8)
     (logits,) = session.run(["logits"], {"images": pixels})

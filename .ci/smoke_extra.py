@@ -14,14 +14,14 @@ assert location.is_relative_to(sys.prefix), f"covpool was imported from {locatio
 
 
 def run(*words: str) -> None:
-    """As on a command line."""
+    """Run a command as from a shell."""
     from covpool.cli.main import main
 
     assert main(words) == 0, words
 
 
 def paint() -> None:
-    """Images of two colours, in the folder ``images``."""
+    """Write images of two colors to the folder ``images``."""
     from PIL import Image
 
     chance = random.Random(0)
@@ -34,20 +34,20 @@ def paint() -> None:
 
 
 def save_bundle() -> None:
-    """Of a network that has learned nothing, in the folder ``bundle``."""
+    """Save an untrained network in the folder ``bundle``."""
     model = covpool.create_model("test_resnet", dim=8, num_classes=2, image_size=32)
     covpool.save_model(model, "bundle", classes=["blue", "red"])
 
 
 def bench() -> None:
-    """Figures of a tiny layer, which follow their schema."""
+    """Benchmark a tiny layer, and check that results are written."""
     small = ["--sections", "[layers]", "--methods", "[gap]", "--sizes", '["8:16"]', "--batch", "2"]
     run("bench", *small, "--rounds", "2", "--out", "figures")
     assert list(Path("figures").rglob("*.json")), "no figures were written"
 
 
 def data() -> None:
-    """A look at images, and shards of them."""
+    """Check images, and write them as shards."""
     paint()
     run("check", "images", "--out", "findings.csv")
     run("shard", "images", "--out", "shards")
@@ -55,7 +55,7 @@ def data() -> None:
 
 
 def heif() -> None:
-    """A photograph of a telephone."""
+    """Decode a HEIF image, as phones write them."""
     import io
 
     import pillow_heif
@@ -69,7 +69,7 @@ def heif() -> None:
 
 
 def hub() -> None:
-    """A model card, and an address that is not in the cache."""
+    """Write a model card, and check the error for a model that is not in the cache."""
     os.environ["HF_HUB_OFFLINE"] = "1"  # before huggingface_hub is imported
     from covpool.errors import HubError
     from covpool.hub import HubAddress
@@ -87,7 +87,7 @@ def hub() -> None:
 
 
 def faiss() -> None:
-    """A search by faiss."""
+    """Search with faiss."""
     paint()
     save_bundle()
     run("retrieve", "bundle", "images", "--engine", "faiss", "--workers", "0", "--at", "[1]")
@@ -95,7 +95,7 @@ def faiss() -> None:
 
 
 def scale() -> None:
-    """Predictions by Ray."""
+    """Predict with Ray."""
     paint()
     save_bundle()
     run("predict", "bundle", "images", "--engine", "ray", "--format", "csv")
@@ -105,7 +105,7 @@ def scale() -> None:
 
 
 def mlflow() -> None:
-    """A number in a store on the disk. What sends numbers there comes by the extra train."""
+    """Log a metric to a database on disk. The tracker of covpool needs the extra ``train`` too."""
     import mlflow
 
     mlflow.set_tracking_uri("sqlite:///store.db")
@@ -116,7 +116,7 @@ def mlflow() -> None:
 
 
 def wandb() -> None:
-    """A number, kept on the disk. What sends numbers there comes by the extra train."""
+    """Log a metric offline, to a file. The tracker of covpool needs the extra ``train`` too."""
     import wandb
 
     run = wandb.init(project="covpool", mode="offline")

@@ -1,4 +1,4 @@
-"""Smoke test of the installed wheel with its extra `models`: networks that are saved and loaded, commands."""
+"""Smoke test of the installed wheel with its extra `models`: save and load a network, print help."""
 
 import subprocess
 import sys

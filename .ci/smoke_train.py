@@ -1,4 +1,4 @@
-"""Smoke test of the installed wheel with its extra `train`: a folder of images to a report by one command."""
+"""Smoke test of the installed wheel with its extra `train`: one command from images to a report."""
 
 import json
 import random

@@ -1,9 +1,10 @@
-"""Training and bulk inference under kills, a full disk and a flaky server: ``.ci/soak.py MINUTES IMAGES``.
+"""Test long jobs under kills, a full disk and a flaky server: ``.ci/soak.py MINUTES IMAGES``.
 
-IMAGES is a folder with ``train`` and ``val`` by class. Rounds follow each other until the time is over. In
-each round one job is killed every 20 to 60 seconds and rerun until it is done. Its weights must then be those
-of an undisturbed run, or every row must be there once, with the same values. Every event is a line of
-``.ci/logs/soak.log``, to which further calls append. The full disk needs root, to mount a small file system.
+IMAGES is a folder with ``train`` and ``val`` by class. Rounds run until the time is over. Each round runs one
+job. Training and bulk inference are killed every 20 to 60 seconds and rerun until they are done. Training
+must then have the weights of an undisturbed run. Bulk inference must have written every row once, with the
+same values. Every event is appended to ``.ci/logs/soak.log``. The test of a full disk needs root, to mount a
+small file system.
 """
 
 import csv
@@ -20,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 LOG = ROOT / ".ci" / "logs" / "soak.log"
-PAUSES = (20, 60)  # seconds between kills, from and to
+PAUSES = (20, 60)  # seconds between kills: smallest and largest
 TRAIN = (
     "--model lcnet_050 --image-size 64 --batch-size 50 --epochs 12 --workers 1 --dim 32 --deterministic true"
 )
@@ -36,14 +37,14 @@ def log(line: str) -> None:
 
 
 def covpool(*words: object) -> subprocess.Popen[str]:
-    """Start a command, in a process group of its own."""
+    """Start a command in a new process group."""
     command = [sys.executable, "-m", "covpool", *map(str, words)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return subprocess.Popen(command, start_new_session=True, **pipes)  # type: ignore[call-overload,no-any-return]
 
 
 def undisturbed(*words: object) -> str:
-    """Run a command to its end; return what it printed."""
+    """Run a command to its end, and return its output."""
     process = covpool(*words)
     text, _ = process.communicate()
     if process.returncode:
@@ -52,7 +53,7 @@ def undisturbed(*words: object) -> str:
 
 
 def killed(*words: object) -> int:
-    """Run a command until it ends by itself, with a SIGKILL every 20 to 60 s; return the number of kills."""
+    """Run a command with a SIGKILL every 20 to 60 s until it is done, and return the number of kills."""
     kills = 0
     while True:
         process = covpool(*words)
@@ -74,7 +75,7 @@ def digest(bundle: Path) -> str:
 
 
 def rows(folder: Path) -> dict[str, tuple[str, str]]:
-    """Return class and error by id; exit if an id is there twice."""
+    """Return class and error of every row by id; exit if an id occurs twice."""
     found: dict[str, tuple[str, str]] = {}
     for path in sorted(folder.glob("*.csv")):
         with path.open(newline="", encoding="utf-8") as file:
@@ -86,12 +87,12 @@ def rows(folder: Path) -> dict[str, tuple[str, str]]:
 
 
 class Flaky(BaseHTTPRequestHandler):
-    """A server of files that refuses, resets, delays and truncates some of its answers."""
+    """A file server that refuses, resets, delays and truncates some of its responses."""
 
     folder: Path
 
     def do_GET(self) -> None:
-        """Answer."""
+        """Send a file, or fail at random."""
         chance = random.random()
         data = (self.folder / self.path.lstrip("/")).read_bytes()
         if not self.path.endswith(".csv"):
@@ -109,7 +110,7 @@ class Flaky(BaseHTTPRequestHandler):
         self.wfile.write(data[: len(data) // 2] if 0.10 < chance < 0.12 else data)
 
     def do_HEAD(self) -> None:
-        """Answer."""
+        """Respond as to GET."""
         self.do_GET()
 
     def log_message(self, *_: object) -> None:
@@ -117,7 +118,7 @@ class Flaky(BaseHTTPRequestHandler):
 
 
 def train_round(images: Path, folder: Path, reference: str) -> None:
-    """Kill a training run again and again, and compare its weights."""
+    """Kill a training run repeatedly, and compare its weights with the reference."""
     kills = killed("train", images, *WORDS, "--out", folder / "run")
     found = digest(folder / "run" / "bundle")
     log(f"training: {kills} kills, weights equal: {found == reference}")
@@ -160,7 +161,7 @@ def disk_round(images: Path, folder: Path, reference: str) -> None:
 
 
 def predict_round(url: str, bundle: Path, folder: Path, reference: dict[str, tuple[str, str]]) -> None:
-    """Kill bulk inference on a flaky server again and again, and compare its rows."""
+    """Kill bulk inference on a flaky server repeatedly, and compare its rows with the reference."""
     words = ["predict", bundle, f"{url}/list.csv", "--out", folder / "rows", "--format", "csv"]
     words += ["--rows-per-file", 50, "--workers", 1, "--retries", 1, "--timeout", 20]
     kills, retries = killed(*words), 0

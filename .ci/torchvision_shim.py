@@ -1,21 +1,22 @@
-"""Lets torchvision be imported where its C extension does not load: a CUDA build beside a CPU-only torch.
+"""Make torchvision importable if its C extension does not load: a CUDA build with a CPU-only torch.
 
-Without the extension torchvision lacks only its operators, which nothing here calls. But it gives two of them
-an implementation for fake tensors, and that fails unless they are declared. This declares them.
+Without the extension, torchvision lacks only its operators, which nothing here calls. But importing it
+registers fake-tensor implementations of two operators, which fails unless they are declared. This module
+declares them.
 
-`.ci/run` puts it into its environments, where a .pth file imports it at every start of Python: so it imports
-nothing itself, and waits for torchvision.
+`.ci/run` copies this file into its environments, where a .pth file imports it at every start of Python. So it
+imports torch only when torchvision is imported.
 """
 
 import sys
 
 
 class DeclareOperators:
-    """A finder that finds nothing, but hears when torchvision comes to the module that needs them."""
+    """A finder that finds nothing, and acts when torchvision imports the module that needs the operators."""
 
     @staticmethod
     def find_spec(name, path=None, target=None):
-        """Declare those still missing: before that module torchvision has tried its extension."""
+        """Declare the operators that are missing after torchvision has tried to load its extension."""
         if name == "torchvision._meta_registrations":
             import torch
 

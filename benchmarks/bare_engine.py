@@ -6,10 +6,10 @@ strides, so that a transposed factor stays transposed.
 
 Three choices make the comparison fair:
 
-* Two products read the same memory here exactly where they do in the real run. One buffer for all products
+* Two products read the same memory here if and only if they do in the real run. One buffer for all products
   would stay in cache, which the iterates do not. A new pair per product would be colder than the iterates.
 * Each result is a new tensor, as ``torch.bmm`` returns it, and is freed at once. The operator's cost of
-  keeping, adding and transposing results is overhead.
+  saving, adding and transposing results is overhead.
 * A product that the operator accumulates into another matrix (``baddbmm``) is a plain ``torch.bmm`` here.
 """
 
@@ -31,7 +31,7 @@ Factors = list[tuple[Tensor, Tensor]]
 
 
 def replayable(products: list[Product], problem: Problem) -> Factors:
-    """Factors with the shapes, strides and sharing of the recorded products, filled with noise."""
+    """Return random factors with the shapes, strides and shared memory of the recorded products."""
     generator = torch.Generator().manual_seed(problem.seed)
     operands = [operand for product in products for operand in (product.left, product.right)]
     elements: dict[int, int] = {}
@@ -50,7 +50,7 @@ def replayable(products: list[Product], problem: Problem) -> Factors:
 
 
 def replay(factors: Factors) -> None:
-    """Every product once."""
+    """Compute every product once."""
     for left, right in factors:
         torch.bmm(left, right)
 
@@ -70,7 +70,7 @@ def _replay_of(run: Callable[[], object], problem: Problem) -> Callable[[], None
 BARE = Contender("bare", "the matrix products of isqrt_cov as torch.bmm calls, and nothing else", _prepare)
 
 
-# Where the two factors stand among the arguments of each operator that multiplies matrices.
+# Positions of the two factors among the arguments of each operator that multiplies matrices.
 _FACTORS = {
     "mm": (0, 1),
     "bmm": (0, 1),
@@ -85,10 +85,10 @@ _FACTORS = {
 
 @dataclass(frozen=True)
 class Operand:
-    """A factor of a product: how it is laid out, and which memory it reads.
+    """A factor of a product: its layout and its memory.
 
-    Two operands with the same ``memory`` start at the same place: the same tensor, its transpose, or
-    another one written over it.
+    Two operands with the same ``memory`` start at the same address: the same tensor, its transpose, or
+    another tensor written over it.
     """
 
     shape: tuple[int, ...]
@@ -97,7 +97,7 @@ class Operand:
 
     @property
     def elements(self) -> int:
-        """How much memory it spans."""
+        """Return the number of elements that it spans in memory."""
         return 1 + sum((length - 1) * step for length, step in zip(self.shape, self.stride, strict=True))
 
 
@@ -110,7 +110,7 @@ class Product:
 
     @property
     def multiplications(self) -> int:
-        """Scalar multiplications: rows × inner × columns × batch."""
+        """Return the number of scalar multiplications: rows × inner × columns × batch."""
         count = self.right.shape[-1]
         for length in self.left.shape:
             count *= length
@@ -118,7 +118,7 @@ class Product:
 
 
 def recorded_products(run: Callable[[], object]) -> list[Product]:
-    """Run once and list every product made on the way, gradient included if ``run`` computes it."""
+    """Call ``run`` once, and return all its products, including those of the gradient if it computes one."""
     recorder = _ProductRecorder()
     with recorder:
         run()
@@ -130,7 +130,7 @@ class _ProductRecorder(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.products: list[Product] = []
         self._memories: dict[int, int] = {}
-        # Held until the end: freed memory would come back under the same address as another tensor.
+        # Tensors are held until the end: another tensor could get the address of a freed one.
         self._held: list[Tensor] = []
 
     def __torch_dispatch__(

@@ -19,8 +19,8 @@ from covpool.functional import fitted_steps, isqrt_cov
 class Prepared:
     """A contender set up for one problem: two calls to time.
 
-    ``pool`` is the contender as a differentiable function of the features; None for one that only
-    stands for an amount of work.
+    ``pool`` is the contender as a differentiable function of the features; None if it only represents an
+    amount of work.
     """
 
     value: Callable[[], object]
@@ -33,12 +33,12 @@ class Contender:
     """A way to compute the root of the covariance.
 
     Attributes:
-        name: what results call it.
-        summary: one line for readers of the results.
-        prepare: sets it up for a problem; nothing done here is timed.
-        same_iteration: whether it computes what ``isqrt_cov`` computes, so that its distance from
-            the float64 result is rounding and not a different mathematics.
-        dispatches_products: whether its products can be counted by watching torch's dispatcher.
+        name: name in the results.
+        summary: one-line description for readers of the results.
+        prepare: function that sets it up for a problem; it is not timed.
+        same_iteration: whether it computes the same function as ``isqrt_cov``, so that its distance from
+            the float64 result is rounding and not different mathematics.
+        dispatches_products: whether its products pass through torch's dispatcher and can be counted.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Contender:
 
 
 def prepared_pool(pool: Callable[[Tensor], Tensor], problem: Problem) -> Prepared:
-    """Value and value+gradient of a differentiable function of the features."""
+    """Prepare the value, and the value with gradient, of a differentiable function of the features."""
     return Prepared(
         value=partial(value_alone, pool, problem.features),
         value_and_gradient=partial(value_and_gradient, pool, problem.features, problem.upstream),
@@ -60,7 +60,7 @@ def prepared_pool(pool: Callable[[Tensor], Tensor], problem: Problem) -> Prepare
 def value_and_gradient(
     pool: Callable[[Tensor], Tensor], features: Tensor, upstream: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The result, and the gradient of ``⟨upstream, result⟩`` with respect to the features."""
+    """Return the result, and the gradient of ``⟨upstream, result⟩`` with respect to the features."""
     leaf = features.detach().requires_grad_()
     result = pool(leaf)
     (gradient,) = torch.autograd.grad(result, leaf, upstream)
@@ -72,7 +72,7 @@ def _prepare(problem: Problem, **options: Any) -> Prepared:
 
 
 def _prepare_compiled(problem: Problem) -> Prepared:
-    # What is compiled for earlier sizes counts towards dynamo's limit of recompilations.
+    # Otherwise compilations for earlier sizes count towards dynamo's limit of recompilations.
     torch.compiler.reset()
 
     def pool(x: Tensor) -> Tensor:
@@ -101,7 +101,7 @@ FLOAT16 = Contender(
     partial(_prepare, compute_dtype=torch.float16),
     same_iteration=True,
 )
-# Their error is that of the fit against 5 paper steps.
+# The error of fitted steps is that of the fit against 5 paper steps.
 FITTED_3 = Contender(
     "fitted 3",
     "isqrt_cov(steps=fitted_steps(3))",
@@ -141,11 +141,12 @@ def _covariance(x: Tensor) -> Tensor:
 
 
 def _assemble(vectors: Tensor, eigenvalues: Tensor) -> Tensor:
-    """Return the root, with eigenvalues below ``C · eps · λ_max`` counted as zero, with zero derivative.
+    """Return the root; eigenvalues below ``C · eps · λ_max`` count as zero and have zero derivative.
 
     The covariance of 196 positions has at least 61 zero eigenvalues among 256, where the root has no
-    derivative. torch's gradient still divides by differences of eigenvalues. Rounding keeps those of
-    generic features apart, so the gradient is finite, which is enough to time it. It may be inaccurate.
+    derivative. torch's gradient still divides by differences of eigenvalues. Rounding keeps the
+    eigenvalues of generic features apart, so the gradient is finite, which is enough to time it. It may be
+    inaccurate.
     """
     largest = eigenvalues.detach().amax(-1, keepdim=True)
     kept = eigenvalues > eigenvalues.shape[-1] * torch.finfo(eigenvalues.dtype).eps * largest
@@ -169,7 +170,7 @@ SVD = Contender("svd", "exact root by torch.linalg.svd, torch's own gradient", _
 def plain_isqrt_cov(x: Tensor, *, steps: int = 5) -> Tensor:
     """Map features ``(B, C, n)`` to the root of their covariance ``(B, C, C)``, by the paper's equations.
 
-    It stands for the public code of the paper, at its best: it processes the whole batch at once, and saves
+    It represents the public code of the paper at its best: it processes the whole batch at once, and saves
     only the matrices that its equations read again. The covariance uses the n×n centering matrix of each
     image. The gradient of a Newton-Schulz step is Eqn. (6) as printed, with YZ and ZY computed once each.
     With K >= 2 steps the root takes 3K - 3 products forward and 10K - 12 backward (12 and 38 at K = 5), and
@@ -182,7 +183,7 @@ def plain_isqrt_cov(x: Tensor, *, steps: int = 5) -> Tensor:
 
 
 class _PlainCovariance(Function):
-    """Section 3.1 and Eqn. (11), with the transposition that the printed Eqn. (11) lacks."""
+    """Covariance of Section 3.1, and Eqn. (11) with the transposition that the printed one lacks."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -200,7 +201,7 @@ class _PlainCovariance(Function):
 
 
 class _PlainRoot(Function):
-    """Pre-normalisation by the trace, the iteration, post-compensation: Eqns. (3), (2), (4)."""
+    """Pre-normalization by the trace, the iteration, post-compensation: Eqns. (3), (2), (4)."""
 
     @staticmethod
     def forward(ctx: Any, sigma: Tensor, steps: int) -> Tensor:
@@ -232,7 +233,7 @@ class _PlainRoot(Function):
 
 
 def _iteration_backward(dy: Tensor, a: Tensor, ys: list[Tensor], zs: list[Tensor]) -> Tensor:
-    """Eqns. (6) and (7), from the gradient of ``Y_K`` to that of A."""
+    """Return the gradient of A from that of ``Y_K``, by Eqns. (6) and (7)."""
     three = _three_identities(a)
     dz = None
     for y, z in zip(reversed(ys[:-1]), reversed(zs), strict=True):
@@ -245,7 +246,7 @@ def _iteration_backward(dy: Tensor, a: Tensor, ys: list[Tensor], zs: list[Tensor
 
 
 def _last_step_backward(dy: Tensor, y: Tensor, z: Tensor, three: Tensor) -> tuple[Tensor, Tensor]:
-    """Eqn. (6) at k = K, where the gradient of ``Z_K`` is zero: six products."""
+    """Apply Eqn. (6) at k = K, where the gradient of ``Z_K`` is zero: six products."""
     yz, zy = y.bmm(z), z.bmm(y)
     next_dy = 0.5 * (dy.bmm(three - yz) - zy.bmm(dy))
     next_dz = -0.5 * y.bmm(dy).bmm(y)
@@ -253,7 +254,7 @@ def _last_step_backward(dy: Tensor, y: Tensor, z: Tensor, three: Tensor) -> tupl
 
 
 def _step_backward(dy: Tensor, dz: Tensor, y: Tensor, z: Tensor, three: Tensor) -> tuple[Tensor, Tensor]:
-    """Eqn. (6): ten products."""
+    """Apply Eqn. (6): ten products."""
     yz, zy = y.bmm(z), z.bmm(y)
     next_dy = 0.5 * (dy.bmm(three - yz) - z.bmm(dz).bmm(z) - zy.bmm(dy))
     next_dz = 0.5 * ((three - yz).bmm(dz) - y.bmm(dy).bmm(y) - dz.bmm(zy))

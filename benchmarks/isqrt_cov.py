@@ -64,7 +64,7 @@ CONTENDERS = {
         BARE,
     )
 }
-# The code that a result depends on, relative to the package: a resumed run must have the same.
+# Code that a result depends on, relative to the package. A resumed run must have the same code.
 SOURCES = ("functional", "bench", "../../benchmarks")
 BEGIN, END = "<!-- benchmark:begin -->", "<!-- benchmark:end -->"
 
@@ -96,7 +96,7 @@ def run_isqrt_cov(
         device: ``"cpu"`` or ``"cuda"``.
         seed: seed of the features, the upstream gradient and the order within rounds.
         resume: keep the sizes that an earlier run finished; raise if its code or arguments differ.
-        progress: makes a progress listener for each part.
+        progress: function that makes a progress listener for each part.
 
     Returns:
         The path of the JSON file.
@@ -174,7 +174,7 @@ def _selected(names: Collection[str] | None) -> list[Contender]:
 
 
 def _finished(path: Path, now: Results) -> dict[str, Any]:
-    """Return the sizes of an earlier run; the list of sizes may differ, everything else must not."""
+    """Return the sizes of an earlier run; the list of sizes may differ, everything else must match."""
     earlier = read_results(path)
     named = ("schema_version", "suite", "seed", "source", "versions", "machine", "device")
     changed = [name for name in named if earlier[name] != now[name]]
@@ -195,7 +195,7 @@ def _same_shape(found: dict[str, Any] | None, size: Size) -> bool:
 
 
 def _untimed(contender: Contender, ready: Prepared, problem: Problem, exact: Reference) -> dict[str, Any]:
-    """Measure products, memory and error, which need no clock."""
+    """Measure products, memory and error, without timing."""
     products = kept = error = None
     if contender.dispatches_products:
         products = {what: len(recorded_products(getattr(ready, what))) for what in MEASURES}

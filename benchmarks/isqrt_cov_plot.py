@@ -1,4 +1,4 @@
-"""Results as a picture: how many times ours each contender takes."""
+"""Plot of the results: the time of each contender divided by ours."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.isqrt_cov_table import TARGETS
 from covpool.bench.layers import Measure
 from covpool.provenance.origin import Results
 
-# Contender, colour (distinguishable with any colour vision), and what the legend says.
+# Contender, color (distinguishable with any color vision), and text of the legend.
 _BARS = {
     "plain": ("#0072B2", "the paper's equations as printed"),
     "eigh": ("#E69F00", "eigh, torch's gradient"),
@@ -21,7 +21,7 @@ _GROUP_WIDTH = 0.8
 
 
 def draw(results: Results, path: Path) -> None:
-    """Write the picture; the suffix of ``path`` says in which format."""
+    """Write the plot; the suffix of ``path`` sets the format."""
     from matplotlib.figure import Figure
 
     width = max(6.0, 2.0 + 1.6 * len(results["sizes"]))
@@ -31,7 +31,7 @@ def draw(results: Results, path: Path) -> None:
         _draw_panel(axes, results, measure)
     handles, labels = panels[0].get_legend_handles_labels()
     if handles:
-        order = sorted(range(len(labels)), key=lambda index: labels[index] == "target")  # last
+        order = sorted(range(len(labels)), key=lambda index: labels[index] == "target")  # target last
         figure.legend(
             [handles[index] for index in order],
             [labels[index] for index in order],
@@ -61,9 +61,9 @@ def _draw_panel(axes: Any, results: Results, measure: Measure) -> None:
 
 
 def _draw_bars(axes: Any, results: Results, measure: Measure, name: str) -> None:
-    """One contender at every size. Bars stand on 1: upwards ours is faster, downwards slower."""
+    """Draw one contender at every size. Bars start at 1: upward means ours is faster, downward slower."""
     colour, words = _BARS[name]
-    label: str | None = words  # of the first bar alone: one entry in the legend
+    label: str | None = words  # only the first bar has one, so that the legend has one entry
     for size, found in results["sizes"].items():
         if name not in found["contenders"]:
             continue
@@ -72,7 +72,7 @@ def _draw_bars(axes: Any, results: Results, measure: Measure, name: str) -> None
         x, width = _place(results, size, name)
         axes.bar(x, median - 1, width * 0.92, bottom=1, color=colour, label=label)
         axes.errorbar(x, median, [[median - low], [high - median]], color="black", capsize=3, lw=1)
-        # Beyond the whisker and, so that no line crosses the figure, beyond the target.
+        # The number is beyond the whisker and the target, so that no line crosses it.
         goal = _target_ratio(size, name) if measure == "value_and_gradient" else None
         ends = [low, high] if goal is None else [low, high, goal]
         up = median >= 1
@@ -82,7 +82,7 @@ def _draw_bars(axes: Any, results: Results, measure: Measure, name: str) -> None
 
 
 def _draw_targets(axes: Any, results: Results) -> None:
-    """A line across each bar that has a number to reach."""
+    """Draw a line across each bar that has a target."""
     label: str | None = "target"
     for size, found in results["sizes"].items():
         for name in _BARS:
@@ -95,7 +95,7 @@ def _draw_targets(axes: Any, results: Results) -> None:
 
 
 def _target_ratio(size: str, contender: str) -> float | None:
-    """The time over ours that a contender's bar should reach upwards, or stay above downwards."""
+    """Return the target of a bar: upward bars should reach it, downward bars should stay above it."""
     for target in TARGETS:
         if (target.size, target.contender) == (size, contender):
             return 1 / target.bound if target.quantity == "overhead" else target.bound
@@ -103,7 +103,7 @@ def _target_ratio(size: str, contender: str) -> float | None:
 
 
 def _dress(axes: Any, results: Results, measure: Measure) -> None:
-    """Everything but the data: a logarithmic scale that shows losses as plainly as wins."""
+    """Draw everything except the data. The logarithmic scale shows losses as clearly as wins."""
     from matplotlib.ticker import LogLocator, NullLocator
 
     bottom, top = _limits(results)
@@ -130,7 +130,7 @@ def _dress(axes: Any, results: Results, measure: Measure) -> None:
 
 
 def _note(axes: Any, words: str, at: tuple[float, float], points: int, *, ha: str, color: str) -> None:
-    """Words so many points above a place, or below it."""
+    """Write text ``points`` above a point; below it if negative."""
     axes.annotate(
         words,
         at,
@@ -148,7 +148,7 @@ def _present(results: Results) -> list[str]:
 
 
 def _place(results: Results, size: str, contender: str) -> tuple[float, float]:
-    """Where a bar stands, and how wide it is."""
+    """Return the center and the width of a bar."""
     present = _present(results)
     width = _GROUP_WIDTH / len(present)
     offset = present.index(contender) - (len(present) - 1) / 2
@@ -156,7 +156,7 @@ def _place(results: Results, size: str, contender: str) -> tuple[float, float]:
 
 
 def _limits(results: Results) -> tuple[float, float]:
-    """The same for both panels, with room for the figures above and below the bars."""
+    """Return the y limits of both panels, with space for the numbers above and below the bars."""
     ratios = [
         size["contenders"][name][measure]["ratio"]
         for size in results["sizes"].values()

@@ -21,12 +21,12 @@ class Target:
 
     Attributes:
         size: name of the size.
-        quantity: ``"speedup"`` is the contender's time over ours, at least the bound; ``"overhead"``
-            ours over the contender's, at most; ``"cost"`` the contender's over ours, at most;
-            ``"memory"`` MiB an image that the contender keeps for the gradient, at most.
-        contender: whose figure, or against whom.
-        bound: the number to reach.
-        limit: for a target that is not reached, what stands in the way.
+        quantity: ``"speedup"``: the contender's time over ours, at least the bound; ``"overhead"``: our time
+            over the contender's, at most the bound; ``"cost"``: the contender's time over ours, at most the
+            bound; ``"memory"``: MiB per image that the contender saves for backward, at most the bound.
+        contender: name of the contender.
+        bound: value to reach.
+        limit: reason why the target is not reached, if it is not.
     """
 
     size: str
@@ -37,7 +37,7 @@ class Target:
 
     @property
     def label(self) -> str:
-        """The figure in words."""
+        """Return the quantity in words."""
         return {
             "speedup": f"speed over {self.contender}",
             "overhead": f"time over {self.contender}",
@@ -47,12 +47,12 @@ class Target:
 
     @property
     def bound_text(self) -> str:
-        """The bound as it stands in a table."""
+        """Return the bound as text for a table."""
         unit = " MiB" if self.quantity == "memory" else "x"
         return f"{'≥' if self.quantity == 'speedup' else '≤'} {self.bound:g}{unit}"
 
     def measured(self, size: dict[str, Any]) -> tuple[float, float, float] | None:
-        """Median and quartiles in the results of a size; None if the contender was not measured."""
+        """Return median and quartiles in the results of a size; None if the contender was not measured."""
         found = size["contenders"].get(self.contender)
         if found is None:
             return None
@@ -65,7 +65,7 @@ class Target:
         return ratio["median"], ratio["q1"], ratio["q3"]
 
     def met(self, figure: float, margin: float = 0.0) -> bool:
-        """Whether a figure reaches the bound, give or take a margin (0.05: five per cent)."""
+        """Return whether a value reaches the bound within a relative margin (0.05 is 5 %)."""
         if self.quantity == "speedup":
             return figure >= self.bound * (1 - margin)
         return figure <= self.bound * (1 + margin)
@@ -102,7 +102,7 @@ _EXPLANATION = (
 
 
 def markdown(results: Results, plot: str | None = None) -> str:
-    """The whole report: where it comes from, the plot, targets, times, products, memory, error."""
+    """Return the whole report: origin, plot, targets, times, products, memory and error."""
     parts = [f"# {results['suite']} on {machine_words(results)}", _origin(results)]
     if plot is not None:
         parts.append(f"![Time of each contender as a multiple of ours]({plot})")
@@ -115,7 +115,7 @@ def markdown(results: Results, plot: str | None = None) -> str:
 
 
 def summary(results: Results) -> str:
-    """The few figures for a front page: value and gradient, the speed of the default over each rival."""
+    """Return a short table for a front page: speed of the default over each rival, value and gradient."""
     absent = {DEFAULT, "plain", "eigh", "svd", "bare"} - set(results["arguments"]["contenders"])
     if absent:
         raise ValueError(f"the summary needs contenders that these results do not have: {sorted(absent)}")
@@ -163,7 +163,7 @@ def _targets(results: Results) -> str:
 
 
 def _ratios(results: Results, measure: str) -> str:
-    """A row a size, a column a contender."""
+    """Return a table with a row per size and a column per contender."""
     rivals = [name for name in results["arguments"]["contenders"] if name != "ours"]
     rows = []
     for name, size in results["sizes"].items():
@@ -178,7 +178,7 @@ def _ratios(results: Results, measure: str) -> str:
 
 
 def _times(results: Results) -> str:
-    """Milliseconds of everything, and from how many rounds."""
+    """Return a table of all times in milliseconds, with the number of rounds."""
     rows = []
     for name, size in results["sizes"].items():
         for contender, found in size["contenders"].items():
@@ -234,6 +234,6 @@ def _size_words(name: str, size: dict[str, Any]) -> str:
 
 
 def _without_repeats(rows: list[list[str]]) -> list[list[str]]:
-    """The size only in the first of its rows."""
+    """Return the rows with the size only in the first row of each size."""
     before = [None, *(row[0] for row in rows)]
     return [["", *row[1:]] if row[0] == last else row for row, last in zip(rows, before, strict=False)]

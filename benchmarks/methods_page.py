@@ -1,4 +1,4 @@
-"""Write page and figure of a results file of ``covpool bench``: ``python -m benchmarks.methods_page FILE``.
+"""Write the page and figure of results of ``covpool bench``: ``python -m benchmarks.methods_page FILE``.
 
 The page has the tables that ``covpool bench`` prints, and sentences that compare them with the paper.
 """
@@ -57,7 +57,7 @@ RIVAL = "mpn_cov"
 
 
 def verdicts(results: Results) -> list[str]:
-    """Every sentence that the results allow."""
+    """Return the sentences that follow from the results."""
     said = []
     for name, size in results["layers"].items():
         said += _standing(name, size)
@@ -70,7 +70,7 @@ def verdicts(results: Results) -> list[str]:
 
 
 def _standing(name: str, size: dict[str, Any]) -> list[str]:
-    """Which other methods are quicker, level and slower; level where quartiles are on both sides of 1."""
+    """List faster, level and slower methods; a method is level if its quartiles are on both sides of 1."""
     ratios = {
         label: found["value_and_gradient"]["ratio"]
         for label, found in size["entries"].items()

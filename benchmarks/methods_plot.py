@@ -9,7 +9,7 @@ from covpool.bench.layers import MIB, REFERENCE
 from covpool.bench.table import DECOMPOSITIONS, LAYERS, PAPER_SIZE, number, times_isqrt_cov
 from covpool.provenance.origin import Results
 
-# Distinguishable with any colour vision.
+# Distinguishable with any color vision.
 LAYER, DECOMPOSITION, PAPER = "#0072B2", "#999999", "#D55E00"
 POOL_COLOURS = {"isqrt_cov": "#0072B2", "mpn_cov": "#E69F00", "gap": "#777777"}
 ROW = 0.27  # inches
@@ -17,7 +17,7 @@ ALONE = " alone"  # ends the label of a decomposition
 
 
 def draw(results: Results, path: Path) -> None:
-    """Write the picture; the suffix of ``path`` says in which format."""
+    """Write the figure; the suffix of ``path`` sets the format."""
     from matplotlib.figure import Figure
 
     rows = len(_labels(results))
@@ -44,18 +44,18 @@ def _steps(results: Results) -> list[dict[str, Any]]:
 
 
 def _main_size(results: Results) -> str:
-    """The one whose figures are bars: the paper's, if it was measured."""
+    """Return the size that is drawn as bars: the paper's, if it was measured."""
     return PAPER_SIZE if PAPER_SIZE in results["layers"] else next(iter(results["layers"]))
 
 
 def _found(size: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Layers and decompositions by what stands at their rows."""
+    """Return layers and decompositions by the label of their row."""
     alone = {f"{name}{ALONE}": found for name, found in size["decompositions"].items()}
     return {**size["entries"], **alone}
 
 
 def _labels(results: Results) -> list[str]:
-    """The rows from the bottom: decompositions, then layers, the slowest first."""
+    """Return the rows from the bottom: decompositions, then layers, the slowest first."""
     if not results["layers"]:
         return []
     ratios = _ratios(results["layers"][_main_size(results)])
@@ -63,7 +63,7 @@ def _labels(results: Results) -> list[str]:
 
 
 def _ratios(size: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """Layers are compared with gradient; decompositions as the paper does it, by their value alone."""
+    """Return time ratios: layers with gradient; decompositions by their value alone, as in the paper."""
     return {
         label: found["value" if label.endswith(ALONE) else "value_and_gradient"]["ratio"]
         for label, found in _found(size).items()
@@ -71,12 +71,12 @@ def _ratios(size: dict[str, Any]) -> dict[str, dict[str, float]]:
 
 
 def _words(label: str) -> str:
-    """``cbp projection=tensor_sketch`` as ``cbp (tensor_sketch)``: values tell enough, but for numbers."""
+    """Shorten ``cbp projection=tensor_sketch`` to ``cbp (tensor_sketch)``; numbers keep their option name."""
     method, *options = label.split(" ")
     if not options or label.endswith(ALONE):
         return label
     values = [option if option[-1].isdigit() else option.partition("=")[2] for option in options]
-    return f"{method} ({', '.join(values)})".replace("newton_schulz", "NS")  # as the paper shortens it
+    return f"{method} ({', '.join(values)})".replace("newton_schulz", "NS")  # the paper's abbreviation
 
 
 def _draw_layers(figure: Any, results: Results) -> None:
@@ -120,7 +120,7 @@ def _draw_times(axes: Any, results: Results, labels: list[str]) -> None:
 def _draw_bars(
     axes: Any, labels: list[str], shown: list[str], ratios: dict[str, Any], colour: str, words: str
 ) -> None:
-    """Bars stand on 1: to the right ``isqrt_cov`` is faster, to the left slower."""
+    """Draw bars from 1: to the right ``isqrt_cov`` is faster, to the left slower."""
     rows = [labels.index(label) for label in shown]
     widths = [ratios[label]["median"] - 1 for label in shown]
     axes.barh(rows, widths, left=1, color=colour, height=0.72, label=words)
@@ -148,7 +148,7 @@ def _dress_times(axes: Any, rows: int) -> None:
 
     axes.set_xscale("log")
     low, high = axes.get_xlim()
-    # What is quicker still is nothing beside the rest: its bar is cut, and its figure stands at the edge.
+    # Bars of methods below 0.08 are cut; their numbers are at the edge.
     low, high = min(max(low, 0.08), 0.7), 2 * max(high, 2.0)
     axes.set_xlim(low, high)
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=30))
@@ -163,7 +163,7 @@ def _dress_times(axes: Any, rows: int) -> None:
 
 
 def _note(axes: Any, words: str, at: tuple[float, float], points: int = 0, **style: Any) -> None:
-    """Words so many points to the right of a place."""
+    """Write text ``points`` to the right of a point."""
     axes.annotate(words, at, xytext=(points, 0), textcoords="offset points", fontsize=8.5, **style)
 
 
@@ -200,6 +200,6 @@ def _draw_training(figure: Any, steps: list[dict[str, Any]]) -> None:
         axes.spines[["top", "right"]].set_visible(False)
         axes.set_title(f"{words} of one thread{' each' if count == 'two' else ''}", loc="left", fontsize=10)
         axes.set_xlabel("images in a batch")
-    panels[0].set_ylim(bottom=0)  # of both, now that both are drawn
+    panels[0].set_ylim(bottom=0)  # sets both panels, after both are drawn
     panels[0].set_ylabel("images a second, training AlexNet")
     panels[0].legend(frameon=False, fontsize=9, loc="upper left")

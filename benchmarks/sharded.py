@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo  # optimizers import it, which takes seconds: here once, before the fork
+import torch._dynamo  # optimizers import it, which takes seconds; here it happens once, before the fork
 import torch.distributed as dist
 import torch.multiprocessing
 import torch.nn.functional as F
@@ -42,20 +42,20 @@ from covpool.provenance.origin import new_results, results_path
 SEED = 0
 KINDS = ("dense", "sharded")
 CLASSES = (1_000, 10_000, 100_000)
-# 512 features are those of a low-rank head, 2,080 those of a covariance of 64 channels, 8,256 of 128.
+# A low-rank head has 512 features. A covariance has 2,080 with 64 channels, and 8,256 with 128.
 TRAFFIC = {"classes": CLASSES, "processes": (1, 2, 4), "features": 512, "images": 64}
 TIMES = {"classes": CLASSES, "processes": 2, "features": 2_080, "images": 64, "rounds": 3}
 LARGEST = {"classes": 75_000, "processes": 4, "features": 8_256, "images": 32, "steps": 4}
 PAGE = Path(__file__).parents[1] / "docs" / "scale_out.md"
 FIGURE = PAGE.parent / "images" / "sharded.png"
-# Classes, features, GPUs and images per step of classifiers that are only computed.
+# Classes, features, GPUs and images per step of classifiers that are planned but not run.
 PLANNED = ((1_000_000, 8_256, 64, 4_096), (1_000_000, 512, 64, 4_096), (10_000, 32_896, 8, 1_024))
-# Of an A100 in bfloat16, by its data sheet, and of a network; as elsewhere on the page.
+# FLOP/s of an A100 in bfloat16 (data sheet) and bytes/s of a network, as elsewhere on the page.
 PEAK, NETWORK = 312e12, 10e9
 
 
 class Head:
-    """A classifier, its optimizer, and a batch that it learns by heart."""
+    """A classifier, its optimizer, and the one batch that it trains on."""
 
     def __init__(self, kind: str, classes: int, features: int, images: int) -> None:
         self.world = dist.get_world_size()
@@ -85,7 +85,7 @@ class Head:
             assert self.dense is not None
             loss = F.cross_entropy(self.dense(self.x), self.labels, reduction="sum") / self.images
             (loss * self.world).backward()
-            mean = float(loss.detach()) * self.world  # of this process's images
+            mean = float(loss.detach()) * self.world  # mean over the images of this process
         self.optimizer.step()
         self.x.grad = None
         return mean
@@ -108,7 +108,7 @@ def sent_bytes() -> int:
 
 
 def measure_traffic(classes: int, features: int, images: int) -> dict[str, dict[str, int]]:
-    """Return the bytes that a process holds and sends in a step, the most of all processes."""
+    """Return the bytes that a process holds and sends in a step, the maximum over all processes."""
     found = {}
     for kind in KINDS:
         head = Head(kind, classes, features, images)
@@ -125,7 +125,7 @@ def measure_traffic(classes: int, features: int, images: int) -> dict[str, dict[
 
 
 def measure_times(classes: int, features: int, images: int, rounds: int) -> dict[str, list[float]]:
-    """Return the seconds of steps, the kinds in turns; the first round is a rehearsal."""
+    """Return the seconds of steps of both kinds, measured in turns after a warm-up round."""
     heads = {kind: Head(kind, classes, features, images) for kind in KINDS}
     found: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for round_ in range(rounds + 1):
@@ -159,7 +159,7 @@ def measure_largest(classes: int, features: int, images: int, steps: int) -> dic
 
 
 def together(function: Callable[..., Any], processes: int, **arguments: Any) -> Any:
-    """Call a function in so many gloo processes, and return the result of the first."""
+    """Call a function in ``processes`` gloo processes, and return the result of the first."""
     with tempfile.TemporaryDirectory() as folder:
         torch.multiprocessing.start_processes(
             _run, (processes, folder, function, arguments), nprocs=processes, start_method="fork"
@@ -205,7 +205,7 @@ def measure(traffic: dict[str, Any], times: dict[str, Any], largest: dict[str, A
 
 
 def formulas(row: dict[str, Any]) -> dict[str, int]:
-    """Return the bytes that the formulas give for a row of the traffic."""
+    """Return the bytes that the formulas give for a row of the measured traffic."""
     from covpool.models.plan import sent_by_copies, sent_by_shards
 
     classes, features, processes = row["classes"], row["features"], row["processes"]

@@ -2,9 +2,11 @@
 
     python -m benchmarks.training IMAGES    # images with a train split; writes a JSON under results/
 
-It measures three ratios of medians, each of alternating runs: the training loop against a bare loop of
-forward, backward and step; reading shards against reading the same images from a folder; and two processes
-of one thread each against one.
+It measures three ratios of medians, each from alternating runs:
+
+- the training loop against a bare loop of forward, backward and step;
+- reading shards against reading the same images from a folder;
+- two processes of one thread each against one process.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ from covpool.train.recipe_files import read_recipe
 from covpool.train.step import Learner, Objective
 
 CLASSES, SIDE = 10, 96
-# About half a second a step on two cores: what the loop adds to it is milliseconds.
+# A step takes about half a second on two cores; the training loop adds milliseconds.
 RECIPE: dict[str, Any] = {
     "model.backbone": "resnet18",
     "model.dim": 64,
@@ -52,7 +54,7 @@ RECIPE: dict[str, Any] = {
 
 
 def loop_against_bare(rounds: int) -> dict[str, Any]:
-    """Images a second of the loop over those of a bare loop, on batches in memory."""
+    """Compare the speed of the training loop with that of a bare loop, on batches in memory."""
     processes = Processes(0, 1, torch.device("cpu"))
     recipe = read_recipe(None, RECIPE)
     batch = _batch(recipe.batch_size)
@@ -71,7 +73,7 @@ def loop_against_bare(rounds: int) -> dict[str, Any]:
 
 
 def shards_against_folder(images: ImageSet, rounds: int) -> dict[str, Any]:
-    """Images a second read from shards over those read from files: their bytes alone, and as batches."""
+    """Compare the speed of reading shards with that of reading files: bytes alone, and batches."""
     with tempfile.TemporaryDirectory() as folder:
         index = write_shards(images, Path(folder) / "shards", shard_bytes=4_000_000, seed=0)
         shards = open_shards(Path(folder) / "shards")
@@ -95,19 +97,19 @@ def shards_against_folder(images: ImageSet, rounds: int) -> dict[str, Any]:
 
 
 def two_processes_against_one(rounds: int) -> dict[str, Any]:
-    """Images a second of two processes over those of one, each on a thread of its own."""
+    """Compare the speed of two processes with that of one; each process has one thread."""
     (seconds,) = from_two_processes(_alone_and_together, rounds)
     return {"ratio": seconds["one"] / seconds["two"], "seconds": seconds, "rounds": rounds}
 
 
 def _alone_and_together(both: Processes, rounds: int) -> Iterator[dict[str, float]]:
-    """Median seconds of a step of one process while the other waits, and of both, in turns."""
+    """Yield the median seconds per step of one process while the other waits, and of both, in turns."""
     recipe = read_recipe(None, RECIPE)
     whole, half = _batch(recipe.batch_size), _batch(recipe.batch_size // 2)
     alone = _learner(recipe, Processes(0, 1, torch.device("cpu")))
     together = _learner(recipe, both)
     found: dict[str, list[float]] = {"one": [], "two": []}
-    for _ in range(rounds + 1):  # the first is a rehearsal
+    for _ in range(rounds + 1):  # the first round is a warm-up
         torch.distributed.barrier()
         if both.is_first:
             found["one"].append(_seconds(lambda: alone.step(whole, 0)))
@@ -127,13 +129,13 @@ def _batch(size: int) -> Batch:
 
 
 def _read(images: ImageSet, order: FolderOrder | ShardOrder) -> int:
-    """The bytes of an epoch, in the order of training."""
+    """Read an epoch in the order of training, and return the number of bytes."""
     ids = (i for step in range(order.batches(0)) for i in order.batch(0, step).tolist())
     return sum(len(images.read(i)) for i in ids)
 
 
 def _epochs(images: ImageSet, order: FolderOrder | ShardOrder) -> Iterator[int]:
-    """One epoch after the other, each time it is asked."""
+    """Load one epoch for each value of the iterator."""
     loader = TrainingLoader(images, order, training_transform(Preprocessing(64), Augmentation()))
     cursor = 0
     while True:
@@ -142,9 +144,9 @@ def _epochs(images: ImageSet, order: FolderOrder | ShardOrder) -> Iterator[int]:
 
 
 def _in_turns(what: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """The median seconds of each."""
+    """Call the functions in turns, and return the median seconds of each."""
     found: dict[str, list[float]] = {name: [] for name in what}
-    for _ in range(rounds + 1):  # the first is a rehearsal
+    for _ in range(rounds + 1):  # the first round is a warm-up
         for name, act in what.items():
             found[name].append(_seconds(act))
     return {name: statistics.median(times[1:]) for name, times in found.items()}
@@ -157,12 +159,12 @@ def _seconds(act: Callable[[], object]) -> float:
 
 
 def run_training(images: str | Path, out: str | Path = "results", rounds: int = 15) -> Path:
-    """Measure all three, and write them with where they come from.
+    """Measure all three ratios, and write them with code, versions and machine.
 
     Args:
-        images: a collection whose images of training are read.
-        out: folder of results; the file is ``<out>/<version>/training--<machine>--cpu.json``.
-        rounds: of turns.
+        images: folder or shards with a train split.
+        out: results folder; the file is ``<out>/<version>/training--<machine>--cpu.json``.
+        rounds: number of rounds; reading uses a third of them, and at least 3.
 
     Returns:
         The path of the JSON file.

@@ -1,12 +1,12 @@
-"""An exported model behind HTTP: one file to start from, not a framework.
+"""Serve an exported model over HTTP: one file to start from, not a framework.
 
     pip install fastapi uvicorn onnxruntime pillow
     covpool export runs/birds/bundle --out exported && python serve.py exported 8000
     curl --data-binary @bird.jpg http://127.0.0.1:8000/predict
 
-Images that arrive together are classified together. Bodies, images, waiting requests and seconds have limits,
-so that no request can take the server from the others. Large images are decoded one at a time. TLS, users,
-several machines, and clients that connect and say nothing are a proxy's business.
+Images that arrive together are classified in one batch. The size of bodies and images, the number of requests
+and their time are limited, so that no request can block the others. Large images are decoded one at a time.
+Use a proxy for TLS, users, several machines, and clients that connect and send nothing.
 """
 
 import asyncio
@@ -25,16 +25,16 @@ from PIL import Image, ImageOps
 
 MAX_BYTES, MAX_PIXELS, MAX_RATIO, FORMATS = 10 << 20, 40_000_000, 20, ("JPEG", "PNG", "WEBP")
 MAX_BATCH, MAX_DELAY, MAX_REQUESTS, MAX_DECODING = 16, 0.004, 64, 4
-LARGE_PIXELS = 4_000_000  # a larger image takes up to a second and half a gigabyte
+LARGE_PIXELS = 4_000_000  # decoding a larger image takes up to a second and half a gigabyte
 BODY_SECONDS, ANSWER_SECONDS = 10.0, 20.0
 
 
 class Batches:
-    """Collects images into batches: those that wait, or come within a few milliseconds."""
+    """A queue that groups waiting images, and those of the next few milliseconds, into batches."""
 
     def __init__(self, session: onnxruntime.InferenceSession) -> None:
         self.session, self.waiting = session, asyncio.Queue()
-        # An image that waits here too long is dropped; one that is being decoded keeps its thread.
+        # After a timeout, an image that waits here is dropped; one that is being decoded keeps its thread.
         self.small, self.large = ThreadPoolExecutor(MAX_DECODING), ThreadPoolExecutor(1)
 
     async def logits(self, body: bytes, wanted: dict) -> np.ndarray:
@@ -56,12 +56,12 @@ class Batches:
             try:
                 images = np.stack([pixels for pixels, _ in batch])
                 (found,) = await asyncio.to_thread(self.session.run, None, {"images": images})
-            except Exception as error:  # a batch fails, the server goes on
+            except Exception as error:  # the batch fails, the server keeps running
                 for _, answer in batch:
                     answer.done() or answer.set_exception(error)
                 continue
             for (_, answer), logits in zip(batch, found, strict=True):
-                answer.done() or answer.set_result(logits)  # a client may have gone
+                answer.done() or answer.set_result(logits)  # a client may have disconnected
 
 
 def no_image() -> HTTPException:
@@ -69,10 +69,10 @@ def no_image() -> HTTPException:
 
 
 def opened(body: bytes) -> Image.Image:
-    """The image by its header, unless it is too large; its pixels are not decoded yet."""
+    """Open an image without decoding its pixels; raise if it is too large."""
     try:
         image = Image.open(io.BytesIO(body), formats=FORMATS)
-    except Exception:  # Pillow raises a dozen kinds for a dozen ways of being broken
+    except Exception:  # Pillow raises many kinds of exceptions for broken images
         raise no_image() from None
     if image.width * image.height > MAX_PIXELS or max(image.size) > MAX_RATIO * min(image.size):
         raise HTTPException(413, f"more than {MAX_PIXELS:,} pixels, or {MAX_RATIO} times as long as wide")
@@ -80,10 +80,10 @@ def opened(body: bytes) -> Image.Image:
 
 
 def decoded(image: Image.Image, wanted: dict) -> np.ndarray:
-    """The pixels that the model wants: the shorter side resized, the centre cut out."""
+    """Return the pixels for the model: the shorter side resized, the center cropped."""
     try:
         image = ImageOps.exif_transpose(image)
-        if image.mode.startswith("I"):  # grey of 16 bits, which Pillow would cut off at 255
+        if image.mode.startswith("I"):  # 16-bit grayscale, which Pillow would clip at 255
             image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
         if image.has_transparency_data:
             image = image.convert("RGBA")
@@ -98,7 +98,7 @@ def decoded(image: Image.Image, wanted: dict) -> np.ndarray:
 
 
 async def body_of(request: Request) -> bytes:
-    """The body, unless it is too large; read as it comes, so that nothing larger is ever held."""
+    """Read the body in parts; raise once it is too large, so that no larger body is held in memory."""
     body = bytearray()
     async for part in request.stream():
         if len(body) + len(part) > MAX_BYTES:
@@ -139,5 +139,5 @@ def make_app(folder: Path) -> FastAPI:
 
 
 if __name__ == "__main__":
-    limits = {"limit_concurrency": MAX_REQUESTS, "timeout_keep_alive": 5}  # more requests than that get a 503
+    limits = {"limit_concurrency": MAX_REQUESTS, "timeout_keep_alive": 5}  # further requests get a 503
     uvicorn.run(make_app(Path(sys.argv[1])), port=int(sys.argv[2]), log_level="warning", **limits)

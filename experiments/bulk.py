@@ -2,8 +2,8 @@
 
     python -m experiments.bulk PHOTOS results/VERSION/bulk--MACHINE--cpu
 
-PHOTOS is a folder of photographs. It writes a JSON and its tables, which docs/scale.md shows. Rates are of
-CPU time, so that other processes hardly affect them.
+PHOTOS is a folder of photographs. The experiment writes a JSON file and the tables of docs/scale.md. Rates
+are per second of CPU time, so other processes hardly affect them.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ BACKBONE, DIM = "resnet50", 256
 PHOTOS, BATCH, ROUNDS, SEED = 200, 4, 5, 0
 IMAGES = 10**9
 ROWS_PER_FILE = 1024
-SHARD_BYTES = 256 * 10**6  # as covpool shard makes them
+SHARD_BYTES = 256 * 10**6  # as covpool shard writes them
 DIMS, PROJECTED = (64, 128, 256), 512
-# Requests a second to one prefix of S3, by its documentation.
+# Requests/s to one prefix of S3, by its documentation.
 GETS, PUTS = 5500, 3500
-# An A100 in bfloat16 by its data sheet, and the part of that which a convolutional network is assumed to get.
+# Peak of an A100 in bfloat16 (data sheet), and the fraction that a convolutional network is assumed to reach.
 PEAK_FLOPS, UTILISATION = 312e12, 0.1
 
 
@@ -100,12 +100,12 @@ def _flops(size: int) -> int:
 
 
 def table(results: dict[str, Any]) -> str:
-    """All tables, one below the other."""
+    """Return all tables, one below the other."""
     return "\n\n".join([storage(), hours(results), requests(results)])
 
 
 def storage() -> str:
-    """Of vectors."""
+    """Return the table of the storage of vectors."""
     lengths = [(f"d = {d}", d * (d + 1) // 2) for d in DIMS] + [(f"projected to {PROJECTED}", PROJECTED)]
     rows = [
         (name, f"{length:,}", *(f"{IMAGES * length * size / 1e12:,.1f} TB" for size in (4, 2)))
@@ -115,7 +115,7 @@ def storage() -> str:
 
 
 def hours(results: dict[str, Any]) -> str:
-    """Of cores and of a GPU."""
+    """Return the table of core-hours and GPU-hours."""
     rows = []
     for name, rate in results["images a core-second"].items():
         rows.append((name, f"{rate:.1f} images/s per core", f"{core_hours(rate):,.0f} core-hours"))
@@ -131,7 +131,7 @@ def hours(results: dict[str, Any]) -> str:
 
 
 def requests(results: dict[str, Any]) -> str:
-    """To an object store, and how long they take at its limits if nothing else does."""
+    """Return the table of requests to object storage, with their time at its rate limits."""
     size = results["bytes an image"]
     shards = math.ceil(IMAGES * size / SHARD_BYTES)
     a_shard = SHARD_BYTES // size
@@ -151,7 +151,7 @@ def core_hours(rate: float) -> float:
 
 
 def gpu_hours(flops: float) -> float:
-    """Of a billion images, by the FLOPs of one: an estimate."""
+    """Return the estimated GPU-hours of a billion images, from the FLOPs of one."""
     return IMAGES * flops / (PEAK_FLOPS * UTILISATION) / 3600
 
 
@@ -165,7 +165,7 @@ def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    """See the package."""
+    """Measure, and write and print the results."""
     photos, results = map(Path, arguments)
     made = run(photos)
     replace_file(results.with_suffix(".json"), json.dumps(made, indent=1).encode())

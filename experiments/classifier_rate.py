@@ -3,9 +3,10 @@
     python -m experiments.classifier_rate DATA RUNS results/VERSION/classifier_rate--MACHINE--cpu
 
 A larger scale of the pooled vector acts on SGD like a higher learning rate of the classifier: a factor s on
-the vector is a factor of s² on the rate. So only the rate is varied, with SGD and with the recipe ``modern``
-(AdamW), for covariance and average pooling. A tenth of the training images is held out to choose the factor.
-The images of ``val`` are the test. Rerun the command to resume; results are written after each run.
+the vector is a factor of s² on the learning rate. So only the learning rate is varied, with SGD and with the
+recipe ``modern`` (AdamW), for covariance and average pooling. A tenth of the training images is held out to
+choose the factor. The images of ``val`` are the test images. Rerun the command to resume; results are written
+after each run.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 
 
 def folder_of_splits(data: Path, runs: Path) -> Path:
-    """Return a folder in which ``val`` of the data is the test."""
+    """Return a folder in which ``val`` of the data is the test split."""
     folder = runs / "data"
     folder.mkdir(parents=True, exist_ok=True)
     for name, split in (("train", "train"), ("test", "val")):
@@ -64,7 +65,7 @@ def run(data: Path, runs: Path, optimizer: str, pooling: str, factor: int, seed:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """For a person, as Markdown."""
+    """Return the results as Markdown."""
     lines = [
         "Top-1 accuracy in percent, mean ± standard deviation over seeds. The factor with the best accuracy",
         "on held-out training images is in bold.",

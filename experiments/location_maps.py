@@ -6,8 +6,8 @@ BUNDLE is a trained bundle, DATA has images with a test split. The package ``gra
 maps are of the predicted class, resized to the image in the same way.
 
 Deletion blurs positions, the highest first, and follows the probability of the class: a smaller area under
-the curve is better. Insertion restores positions of a blurred image: a larger area is better. V. Petsiuk,
-A. Das, K. Saenko, "RISE", BMVC 2018.
+the curve is better. Insertion restores positions of a blurred image: a larger area is better. Reference:
+V. Petsiuk, A. Das, K. Saenko, "RISE", BMVC 2018.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ EXACT, GRAD_CAM, CENTRE, RANDOM = "exact map", "Grad-CAM", "centre first", "rand
 
 
 def run(bundle: Path, data: Path, count: int) -> dict[str, Any]:
-    """Every map of every image; images are spread over the test split."""
+    """Measure every map of every image; images are spread over the test split."""
     model = load_model(bundle).eval()
     rows: list[dict[str, list[float]]] = []
     for image in _images(model, data, count):
@@ -77,7 +77,7 @@ def areas(
     """Measure several maps of one image.
 
     Args:
-        classify: maps preprocessed images ``(B, 3, H, W)`` to logits.
+        classify: function from preprocessed images ``(B, 3, H, W)`` to logits.
         image: ``(3, H, W)``, preprocessed.
         label: index of the class.
         orders: maps ``(H, W)`` of the image's size; pixels with higher values come first.
@@ -96,7 +96,7 @@ def areas(
 
 
 def centre_first(height: int, width: int) -> Tensor:
-    """Return an order from the center outward: photographers center their subject."""
+    """Return an order from the center outward; photographers center their subject."""
     y = torch.linspace(-1, 1, height)[:, None]
     x = torch.linspace(-1, 1, width)
     return -(y * y + x * x)
@@ -115,7 +115,7 @@ def _images(model: PooledClassifier, data: Path, count: int) -> Iterator[Tensor]
 
 
 def _orders(model: PooledClassifier, image: Tensor, label: int, number: int) -> dict[str, Tensor]:
-    """Maps of the image's size; the one by chance has as many places as the exact one."""
+    """Return maps of the image's size; the random map has the resolution of the exact one."""
     height, width = image.shape[1:]
     (exact,) = explain(model, image, [label])
     chance = torch.rand(exact.positions.shape, generator=torch.Generator().manual_seed(number))
@@ -132,7 +132,7 @@ def _laid_over(places: Tensor, width: int, height: int) -> Tensor:
 
 
 def _grad_cam(model: PooledClassifier, image: Tensor, label: int) -> Any:
-    """Of the features that are pooled: the last block of the backbone."""
+    """Return the Grad-CAM map of the pooled features, those of the last block of the backbone."""
     from pytorch_grad_cam import GradCAM
     from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 
@@ -143,7 +143,7 @@ def _grad_cam(model: PooledClassifier, image: Tensor, label: int) -> Any:
 
 
 def table(results: dict[str, Any]) -> str:
-    """For a person, as Markdown."""
+    """Return the results as Markdown."""
     about = results["arguments"]
     lines = [
         f"{about['images']} test images, {about['model']} with {about['pool']}: the area under the "

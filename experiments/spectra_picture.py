@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 BINS_PER_DECADE = 6
-# Newton-Schulz in one hue, from light to dark with the number of steps.
+# Newton-Schulz has one hue, which darkens with the number of steps.
 STEPS = {1: "#82BCE0", 3: "#57A0D3", 5: "#2B7BBA", 7: "#0F559B", 9: "#08306B"}
-MAIN = 5  # the paper's
-# Colours that are distinguishable with any colour vision, and what the legend says.
+MAIN = 5  # steps in the paper
+# Color (distinguishable with any color vision), line style, and text of the legend.
 REFERENCES = {
     "mpn_cov": ("black", "-", "exact root √λ (MPN-COV, SVD-Padé, SVD-Taylor)"),
     "cov": ("#7f7f7f", ":", "no normalisation (Plain-COV)"),
@@ -20,7 +20,7 @@ RIVALS = {
     "mpa_lya": ("#E69F00", (0, (4, 1.5)), "MPA-Lya (Padé)"),
     "mtp_lya": ("#D55E00", (0, (1.5, 1)), "MTP-Lya (Taylor)"),
 }
-# Colour, words, and where they stand.
+# Color, text, and position of the text.
 SIGNED = {
     "deep_o2p": ("#009E73", "DeepO2P:\nlog(λ + ε)", (4e-4, -4.6)),
     "power_tmlr": ("#8C510A", "Pow-TMLR:\n2(√λ − 1)", (1e-7, 2.2)),
@@ -32,7 +32,7 @@ SIGNED_RANGE = (-8.0, 8.0)
 
 
 def draw(results: dict[str, Any], path: Path) -> None:
-    """Write the picture; the suffix of ``path`` says in which format. Without photographs it is one panel."""
+    """Write the picture; the suffix of ``path`` sets the format. Without photographs it has one panel."""
     from matplotlib.figure import Figure
 
     widths = [4.3, 4.1, 2.8] if results["real"] else [4.5]  # inches
@@ -50,7 +50,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
 
 
 def _draw_known(axes: Any, part: dict[str, Any]) -> None:
-    """Lines, with the steps of Newton-Schulz beside their ends and the two slopes beside them."""
+    """Draw the curves, with the numbers of steps at their ends and notes on the two slopes."""
     nonzero = part["channels"] - part["zeros"]
     x, out = part["in"][:nonzero], {label: values[:nonzero] for label, values in part["out"].items()}
     title = f"(a) A known spectrum:\n{part['zeros']} of {part['channels']} eigenvalues are zero"
@@ -63,7 +63,7 @@ def _draw_known(axes: Any, part: dict[str, Any]) -> None:
         _write(axes, words, at, (-4, 0), colour, ha="right", weight="bold" if steps == MAIN else "normal")
     _write(axes, "the root lifts\nsmall eigenvalues", (1e-6, 1e-3), (-8, 38), "black", ha="center")
     _write(axes, "large ones\nreach the root", (1e-2, 1e-1), (-4, 22), FAINT, ha="right")
-    # In the corner below the lines, with a thin line to the one that is meant.
+    # The text is in the corner below the curves, with a thin line to its curve.
     arrow = {"arrowstyle": "-", "color": STEPS[MAIN], "lw": 0.8, "shrinkB": 0}
     words = f"slope 1: {MAIN} steps\ngive 1.5$^{MAIN}$ λ = {1.5**MAIN:.1f} λ"
     on_line = (1e-4, 1e-4 * 1.5**MAIN)
@@ -71,7 +71,7 @@ def _draw_known(axes: Any, part: dict[str, Any]) -> None:
 
 
 def _draw_photographs(axes: Any, part: dict[str, Any]) -> None:
-    """Medians of bins as dots, and below them how many eigenvalues each bin has."""
+    """Draw the medians of bins as dots, and the number of eigenvalues per bin below them."""
     side, found = math.isqrt(part["positions"]), part["bins"]
     title = (
         f"(b) {part['images']} photographs of sparrows:\n{side}×{side} positions, {part['channels']} channels"
@@ -88,7 +88,7 @@ def _draw_photographs(axes: Any, part: dict[str, Any]) -> None:
 
 
 def _draw_counts(axes: Any, found: dict[str, Any]) -> None:
-    """A histogram behind the foot of the panel."""
+    """Draw a histogram behind the bottom of the panel."""
     counts = axes.twinx()
     places = [math.floor(math.log10(value) * BINS_PER_DECADE) for value in found["in"]]
     edges = [[10 ** ((place + end) / BINS_PER_DECADE) for end in (0, 1)] for place in places]
@@ -103,7 +103,7 @@ def _draw_counts(axes: Any, found: dict[str, Any]) -> None:
 
 
 def _draw_signed(axes: Any, part: dict[str, Any]) -> None:
-    """Those that a logarithmic axis would hide, as they are, with what becomes of zero at the edge."""
+    """Draw the methods with negative outputs on a linear axis, and their outputs for zero at the edge."""
     found = part["bins"]
     _dress(axes, "(c) The two that turn negative,\nof the same photographs")
     axes.axhline(0, color=FAINT, lw=0.8)
@@ -129,7 +129,7 @@ def _draw_curves(axes: Any, x: list[float], out: dict[str, list[float]], **style
 
 
 def _dress(axes: Any, title: str, *, zeros: str | None = None) -> None:
-    """Everything but the data; logarithmic in both directions where zeros stay zero."""
+    """Draw everything except the data; both axes are logarithmic if zeros stay zero."""
     axes.set_xscale("log")
     axes.set_xlim(LEFT, RIGHT)
     axes.set_xticks([1e-7, 1e-5, 1e-3, 1e-1])
@@ -148,7 +148,7 @@ def _dress(axes: Any, title: str, *, zeros: str | None = None) -> None:
 def _write(
     axes: Any, words: str, at: tuple[float, float], points: tuple[float, float], colour: str, **style: Any
 ) -> None:
-    """Words so many points beside a place."""
+    """Write text at an offset, in points, from a point."""
     axes.annotate(
         words, at, points, textcoords="offset points", color=colour, fontsize=9, va="center", **style
     )

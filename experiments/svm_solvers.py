@@ -33,7 +33,7 @@ HEAD = "isqrt_cov"
 
 
 def run(sets: Path, runs: Path, scratch: Path) -> dict[str, Any]:
-    """Solve by both, and compare what they say of the test images."""
+    """Run both solvers, and compare their scores on the test images."""
     model = load_model(runs / f"{CASE.name}-d{CASE.dim}" / "heads" / HEAD)
     vectors, labels = {}, {}
     options = CASE.options()

@@ -2,9 +2,9 @@
 
     python -m experiments.tiny10 DATA RUNS results/VERSION/tiny10--MACHINE--cpu
 
-Each pooling learns 5,000 images of 64 pixels with three seeds. A seed sets the initial weights, the order and
-the augmentation, the same for every pooling. The uncompensated row is that of the paper's Table 4 without
-post-compensation. Rerun the command to resume.
+Each pooling is trained on 5,000 images of 64 pixels with three seeds. A seed sets the initial weights, the
+order and the augmentation, the same for every pooling. The uncompensated row corresponds to the row of the
+paper's Table 4 without post-compensation. Rerun the command to resume.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from covpool.train.recipe_files import read_recipe
 SEEDS = (0, 1, 2)
 NETWORK = {
     "model.backbone": "resnet10t",
-    # Narrower than usual, and the images enlarged: at 64 pixels, 2 by 2 positions would be left of them.
+    # Narrower than usual. Images are enlarged: at 64 pixels, only 2×2 positions would be left.
     "model.backbone_options": {"channels": [32, 64, 128, 256], "stem_width": 16},
     "model.image_size": 128,
     "model.preprocessing": {"crop_pct": 1.0},
@@ -56,7 +56,7 @@ POOLINGS: dict[str, dict[str, Any]] = {
 
 
 def run(data: Path, runs: Path, changes: dict[str, Any]) -> dict[str, Any]:
-    """Train every pooling with every seed, those apart that are done; what each run came to."""
+    """Train every pooling with every seed, unless it is done, and return the results."""
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in POOLINGS}
     for seed in SEEDS:
         for name, pooling in POOLINGS.items():
@@ -73,7 +73,7 @@ def run(data: Path, runs: Path, changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def table(results: dict[str, Any]) -> str:
-    """For a person, as Markdown."""
+    """Return the results as Markdown."""
     lines = ["| pooling | top-1 accuracy after the last epoch, % | each seed |", "|---|---|---|"]
     for row in results["rows"]:
         each = ", ".join(f"{100 * one['last_top1']:.1f}" for one in row["runs"])
@@ -82,7 +82,10 @@ def table(results: dict[str, Any]) -> str:
 
 
 def _row(name: str, summaries: list[dict[str, Any]]) -> dict[str, Any]:
-    """The last epoch is what is compared: the best one would be chosen by the images it is measured on."""
+    """Return the row of a pooling, compared by the last epoch.
+
+    The best epoch would be chosen on the images that it is measured on.
+    """
     kept = ("seed", "parameters", "seconds", "source", "versions", "machine")
     runs = [
         {key: one[key] for key in kept}

@@ -36,16 +36,16 @@ from experiments.spectra import lite0
 SIZE = 224
 
 
-# A mean says nothing of the species where it differs by less than half its standard error.
+# A mean does not separate the species if it differs by less than half its standard error.
 SILENT = 0.5
 THUMBNAIL, GAP = (220, 165), 6  # pixels
-ROWS = 2  # of two images, for each species
+ROWS = 2  # rows of two images for each species
 DEVIATIONS = (1, 2)
 
 
 @dataclass(frozen=True)
 class Features:
-    """Of a split: ``(images, C, n)``, with the labels and names of the images."""
+    """Features ``(images, C, n)`` of a split, with the labels and names of the images."""
 
     maps: Tensor
     labels: Tensor
@@ -53,7 +53,7 @@ class Features:
     classes: tuple[str, ...]
 
     def of(self, label: int) -> Features:
-        """Those of a class."""
+        """Return the features of a class."""
         chosen = self.labels == label
         names = tuple(name for name, is_chosen in zip(self.names, chosen.tolist(), strict=True) if is_chosen)
         return Features(self.maps[chosen], self.labels[chosen], names, self.classes)
@@ -61,7 +61,7 @@ class Features:
 
 @torch.no_grad()
 def features(data: Path, split: str, weights: Path, size: int) -> Features:
-    """The last stage of EfficientNet-Lite0, of every image."""
+    """Return the features of every image from the last stage of EfficientNet-Lite0."""
     model = lite0(weights, size)
     transform = evaluation_transform(Preprocessing.of(model.pretrained_cfg))
     images = open_images(data, split)
@@ -72,7 +72,7 @@ def features(data: Path, split: str, weights: Path, size: int) -> Features:
 
 
 def measure(train: Features, test: Features) -> dict[str, Any]:
-    """Species and channels by the training images, all else by the test images."""
+    """Choose species and channels on training images, and measure everything else on test images."""
     pair = nearest_species(train.maps.mean(-1), train.labels)
     channels = telling_channels(*(train.of(label).maps for label in pair))
     chosen_by = [_species(train, label, channels) for label in pair]
@@ -87,7 +87,7 @@ def measure(train: Features, test: Features) -> dict[str, Any]:
 
 
 def nearest_species(means: Tensor, labels: Tensor) -> tuple[int, int]:
-    """The two whose mean features differ least, in units of each channel's variance within a species."""
+    """Return the two species with the nearest mean features, in units of the variance within a species."""
     groups = [means[labels == label] for label in range(int(labels.max()) + 1)]
     centres = torch.stack([group.mean(0) for group in groups])
     spread = torch.stack([group.var(0) for group in groups]).mean(0).clamp_min(1e-12)
@@ -98,7 +98,7 @@ def nearest_species(means: Tensor, labels: Tensor) -> tuple[int, int]:
 
 
 def telling_channels(first: Tensor, second: Tensor) -> tuple[int, int]:
-    """Two channels whose means say nothing of the species, and whose covariance says most."""
+    """Return two channels whose means do not separate the species, and whose covariance does so best."""
     silent = _t(first.mean(-1), second.mean(-1)).abs() < SILENT
     statistic = _t(covariance(first), covariance(second)).abs()
     statistic = torch.where(silent[:, None] & silent, statistic, 0.0).triu(1)
@@ -107,13 +107,13 @@ def telling_channels(first: Tensor, second: Tensor) -> tuple[int, int]:
 
 
 def share_right(first: Tensor, second: Tensor, *, first_is_higher: bool) -> float:
-    """Of all pairs of an image of each, how many a number tells apart: the area under the ROC curve."""
+    """Return the area under the ROC curve: the fraction of image pairs that a value orders correctly."""
     higher = float((first[:, None] > second).double().mean())
     return higher if first_is_higher else 1 - higher
 
 
 def _species(split: Features, label: int, channels: tuple[int, int]) -> dict[str, Any]:
-    """Of each image the two means and the covariance, and the two channels at its places."""
+    """Return the two means, the covariance, and the two channels at all positions of each image."""
     seen = split.of(label)
     chosen = seen.maps[:, list(channels)]
     numbers = torch.cat([chosen.mean(-1), covariance(chosen)[:, :1, 1]], dim=1)
@@ -127,7 +127,7 @@ def _species(split: Features, label: int, channels: tuple[int, int]) -> dict[str
 
 
 def _number(what: str, train: list[dict[str, Any]], test: list[dict[str, Any]], i: int) -> dict[str, Any]:
-    """Which species has the higher number is learned from the training images."""
+    """Measure how well a value separates; training images decide which species has the higher one."""
     learned, values = (
         [torch.tensor([image["numbers"][i] for image in one["images"]]) for one in split]
         for split in (train, test)
@@ -141,7 +141,7 @@ def _number(what: str, train: list[dict[str, Any]], test: list[dict[str, Any]], 
 
 
 def _t(first: Tensor, second: Tensor) -> Tensor:
-    """Welch's t: the difference of two means over its standard error."""
+    """Return Welch's t: the difference of two means over its standard error."""
     error = first.var(0) / len(first) + second.var(0) / len(second)
     return (first.mean(0) - second.mean(0)) / error.sqrt().clamp_min(1e-12)
 
@@ -151,7 +151,7 @@ def _rounded(values: Tensor) -> Any:
 
 
 def draw(results: dict[str, Any], data: Path) -> bytes:
-    """The picture, as PNG; the photographs are read again."""
+    """Return the picture as PNG; the photographs are read again."""
     figure = new_figure(LIGHT, 11.6, 4.9)
     left, middle, right = figure.subfigures(1, 3, squeeze=False, width_ratios=[3.1, 4.3, 4.2])[0]
     for part in (left, middle, right):
@@ -173,7 +173,7 @@ def _draw_birds(part: Any, species: list[dict[str, Any]], data: Path) -> None:
 
 
 def typical(images: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those first whose covariance is nearest to the middle one."""
+    """Sort images by the distance of their covariance from the median."""
     middle = float(np.median([image["numbers"][2] for image in images]))
     return sorted(images, key=lambda image: abs(image["numbers"][2] - middle))
 
@@ -185,7 +185,7 @@ def _thumbnail(file: Path) -> NDArray[np.uint8]:
 
 
 def _draw_places(part: Any, results: dict[str, Any]) -> None:
-    """Both species in one panel: clouds, ellipses of one and two standard deviations, and means."""
+    """Draw both species in one panel: clouds, ellipses of one and two standard deviations, and means."""
     axes = part.subplots()
     dress(axes, LIGHT)
     for one, colour in zip(results["species"], LIGHT.series, strict=True):
@@ -207,14 +207,14 @@ def _draw_places(part: Any, results: dict[str, Any]) -> None:
 
 
 def covariance_within(images: list[dict[str, Any]]) -> NDArray[np.float64]:
-    """The mean over images of the covariance over places, which is what the pooling sees."""
+    """Return the mean over images of the covariance over positions, which the pooling computes."""
     matrices = [np.cov(np.asarray(image["places"]), bias=True) for image in images]
     within: NDArray[np.float64] = np.mean(matrices, axis=0)
     return within
 
 
 def ellipse(centre: Any, matrix: NDArray[np.float64], deviations: float) -> NDArray[np.float64]:
-    """Points ``(2, m)`` at so many standard deviations."""
+    """Return points ``(2, m)`` of an ellipse at a number of standard deviations."""
     angle = np.linspace(0, 2 * np.pi, 181)
     values, vectors = np.linalg.eigh(matrix)
     circle = np.stack([np.cos(angle), np.sin(angle)])
@@ -225,14 +225,14 @@ def ellipse(centre: Any, matrix: NDArray[np.float64], deviations: float) -> NDAr
 
 
 def _range(species: list[dict[str, Any]], row: int) -> tuple[float, float]:
-    """Of nearly all places."""
+    """Return axis limits that include nearly all positions."""
     values = np.concatenate([image["places"][row] for one in species for image in one["images"]])
     low, high = np.quantile(values, [0.01, 0.99])
     return float(low - 0.05 * (high - low)), float(high + 0.05 * (high - low))
 
 
 def _draw_numbers(part: Any, results: dict[str, Any]) -> None:
-    """A strip for each number: an image is a dot, and a line is the middle of a species."""
+    """Draw a strip for each value: a dot is an image, a line is the median of a species."""
     panels = part.subplots(3, 1)
     for i, (axes, row) in enumerate(zip(panels, results["numbers"], strict=True)):
         dress(axes, LIGHT)
@@ -262,7 +262,7 @@ def run(data: Path, weights: Path) -> dict[str, Any]:
 
 
 def table(results: dict[str, Any]) -> str:
-    """For a person, as Markdown."""
+    """Return the results as Markdown."""
     first, second = (one["name"] for one in results["species"])
     a, b = results["channels"]
     counts = " and ".join(str(len(one["images"])) for one in results["species"])
@@ -282,7 +282,7 @@ def table(results: dict[str, Any]) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    """See the package."""
+    """Measure, write the results, and draw; or draw results that exist."""
     data, *weights, results, picture = map(Path, arguments)
     if weights:
         made = run(data, *weights)

@@ -1,8 +1,8 @@
-"""A hook of mkdocs: links out of docs/, to results, examples and sources, work in the site as on a code host.
+"""Hooks of mkdocs: links out of docs/, to results, examples and sources, work on the site as on a code host.
 
-Whatever a page links to comes along into the site, at its path in the repository: Markdown as a page, the
-rest as it is. A link to a folder is one to its README. So the site is whole by itself, and needs no address
-of a repository to point to.
+Every file that a page links to is added to the site, at its path in the repository: Markdown as a page, other
+files unchanged. A link to a folder becomes a link to its README. So the site is complete, and needs no URL of
+a repository.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LINK = re.compile(r"(\]\()([^)\s#:]+)((?:#[\w.-]*)?\))")
 
 
 def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
-    """Bring along what pages link to, and what that links to in turn."""
+    """Add the files that pages link to, and the files that those link to."""
     root = Path(config.config_file_path).parent
     waiting = [file for file in files if file.src_uri.endswith(".md") and not file.inclusion.is_excluded()]
     while waiting:
@@ -39,7 +39,7 @@ def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, **_: Any) -> str:
-    """Turn the links of a page to where the files are in the site."""
+    """Rewrite the links of a page to the paths of the files in the site."""
     root = Path(config.config_file_path).parent
 
     def turned(link: re.Match[str]) -> str:
@@ -50,7 +50,7 @@ def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, **_: Any) -
 
 
 def on_page_content(html: str, page: Any, **_: Any) -> str:
-    """In notebooks, which mkdocs leaves as they are, name pages and headings as the rest of the site does."""
+    """Rewrite the links and headings of notebooks, which mkdocs leaves unchanged, as on other pages."""
     if not page.file.src_uri.endswith(".ipynb"):
         return html
     html = NOTEBOOK_HEADING.sub(lambda found: found[1] + found[2].lower(), html)
@@ -58,7 +58,7 @@ def on_page_content(html: str, page: Any, **_: Any) -> str:
 
 
 def _outside(src_uri: str, markdown: str, root: Path) -> list[str]:
-    """What a page links to that is not in docs/, by paths from the root of the repository."""
+    """Return the link targets of a page that are not in docs/, as paths from the root of the repository."""
     targets: list[str] = []
 
     def look(text: str) -> str:
@@ -70,7 +70,7 @@ def _outside(src_uri: str, markdown: str, root: Path) -> list[str]:
 
 
 def _outside_of_code(markdown: str, change: Callable[[str], str]) -> str:
-    """The page with all but its blocks of code changed."""
+    """Return the page with ``change`` applied to everything except code blocks."""
     parts, end = [], 0
     for fence in FENCE.finditer(markdown):
         parts += [change(markdown[end : fence.start()]), fence[0]]
@@ -79,7 +79,7 @@ def _outside_of_code(markdown: str, change: Callable[[str], str]) -> str:
 
 
 def _target(src_uri: str, link: str, root: Path) -> str:
-    """A link as a path from the root of the repository."""
+    """Return a link as a path from the root of the repository."""
     source = src_uri if (root / src_uri).exists() else DOCS + src_uri
     target = posixpath.normpath(posixpath.join(posixpath.dirname(source), link))
     return f"{target}/README.md" if (root / target).is_dir() else target

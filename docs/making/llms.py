@@ -1,4 +1,4 @@
-"""Write docs/llms.txt, the pages in one line each, for language models: ``python -m docs.making.llms``."""
+"""Write docs/llms.txt for language models, with one line per page: ``python -m docs.making.llms``."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Draw the packages in docs/layout.md from the imports: ``python -m docs.making.packages``.
 
-Packages stand on the diagonal, in the order of ``tests/test_package.py``. Dots in a package's row are the
+Packages are on the diagonal, in the order of ``tests/test_package.py``. Dots in a package's row mark the
 packages that it imports. A package imports only packages before it, so no dot is right of the diagonal.
 """
 
@@ -23,7 +23,7 @@ def imported(package: str) -> list[str]:
 
 
 def svg() -> str:
-    """Return the picture."""
+    """Return the picture as SVG."""
     size = STEP * len(PACKAGES)
     width, height = LEFT + size + SIDE, TOP + size + 10
     parts = [
@@ -41,7 +41,7 @@ def svg() -> str:
 
 
 def _lines(x: int, y: int, bottom: int) -> list[str]:
-    """Draw lines from the left edge to the package, and from the package down."""
+    """Return lines from the left edge to the package, and from the package down."""
     style = f'stroke="{LINE}" stroke-width="2"'
     return [
         f'<line x1="{LEFT}" y1="{y + 12}" x2="{x}" y2="{y + 12}" {style}/>',

@@ -1,4 +1,4 @@
-"""The table of recipes in docs/recipes.md, from the files: ``python -m docs.making.recipes`` writes it."""
+"""Write the table in docs/recipes.md from the recipe files: ``python -m docs.making.recipes``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from covpool.train.recipe_files import recipe_names
 
 PAGE = Path(__file__).parents[1] / "recipes.md"
 PART = re.compile(r"(<!-- recipes:begin -->\n).*?(<!-- recipes:end -->)", flags=re.DOTALL)
-# The folder of images by a word of a recipe's name; all others are for images of one's own.
+# Image folder by a word in the name of a recipe. All other recipes are for your own images.
 DATA = {
     "imagenet": "imagenet",
     "birds": "CUB_200_2011",
@@ -20,7 +20,7 @@ DATA = {
 
 
 def table() -> str:
-    """A row for each: its name, its first line, and the command."""
+    """Return a table with the name, the first line and the command of every recipe."""
     rows = ["| recipe | purpose and command |", "|---|---|"]
     for name in recipe_names():
         text = (resources.files("covpool") / "recipes" / f"{name}.yaml").read_text("utf-8")
@@ -31,13 +31,13 @@ def table() -> str:
 
 
 def data_of(name: str) -> str:
-    """The folder that its images are usually in."""
+    """Return the usual image folder of a recipe."""
     found = [folder for part, folder in DATA.items() if part in name.split("-")]
     return found[0] if found else "birds/"
 
 
 def page(text: str) -> str:
-    """The page with the table as it should be."""
+    """Return the page with a new table."""
     return PART.sub(lambda part: f"{part[1]}{table()}\n{part[2]}", text)
 
 

@@ -1,7 +1,7 @@
 r"""Docstrings on the API pages: an extension of griffe, and a hook of mkdocs.
 
 The extension rewrites the markup of Sphinx as Markdown. Roles such as :func:`name` become code.
-:math:`\Sigma` and blocks of mathematics become MathML, which browsers draw.
+:math:`\Sigma` and blocks of mathematics become MathML, which browsers render.
 
 The hook writes a table of the names at the top of each API page, with the first sentence of each docstring,
 and turns blocks of mathematics in any page into MathML.
@@ -27,11 +27,11 @@ NAME = re.compile(r"^::: (covpool\.[\w.]+)$", flags=re.MULTILINE)
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Draw the blocks of mathematics, and write the table of names in place of the mark."""
+    """Turn blocks of mathematics into MathML, and replace the mark with the table of names."""
     markdown = FENCE.sub(lambda found: _mathml(found[1], "block"), markdown)
     if MARK not in markdown:
         return markdown
-    top = markdown.partition("\n## ")[0]  # below it the methods, each with a heading of its own
+    top = markdown.partition("\n## ")[0]  # methods follow, each with a heading
     rows = [f"| [`{name.rpartition('.')[2]}`](#{name}) | {_summary(name)} |" for name in NAME.findall(top)]
     return markdown.replace(MARK, "\n".join(["| name | purpose |", "|---|---|", *rows]))
 
@@ -42,24 +42,24 @@ def _summary(name: str) -> str:
 
 
 class Roles(griffe.Extension):
-    """Rewrites every docstring once it is read."""
+    """An extension that rewrites every docstring after it is read."""
 
     def on_instance(self, *, obj: griffe.Object, **_: Any) -> None:
-        """Of a module, class, function or attribute."""
+        """Rewrite the docstring of a module, class, function or attribute."""
         if obj.docstring is not None:
             obj.docstring.value = as_markdown(obj.docstring.value)
 
 
 def as_markdown(text: str) -> str:
-    r"""A docstring without roles.
+    r"""Return a docstring as Markdown, without roles.
 
     Example:
         >>> as_markdown("see :func:`covpool.nn.methods`")
         'see `covpool.nn.methods`'
     """
-    text = re.sub(r"^Example:$", "Examples:", text, flags=re.MULTILINE)  # griffe knows the plural alone
+    text = re.sub(r"^Example:$", "Examples:", text, flags=re.MULTILINE)  # griffe recognizes only the plural
     text = BLOCK.sub(lambda found: f"\n{_mathml(textwrap.dedent(found[1]), 'block')}\n\n", text + "\n")
-    # A line that begins with <math> would be a block of its own.
+    # Without the span, a line that begins with <math> would become a separate block.
     text = INLINE.sub(lambda found: f"<span>{_mathml(found[1], 'inline')}</span>", text)
     return ROLE.sub(r"`\1`", text).rstrip("\n")
 

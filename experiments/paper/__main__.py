@@ -1,4 +1,4 @@
-"""Write tables and figures of the results again, and docs/results.md."""
+"""Rewrite the tables and figures of the results, and docs/results.md."""
 
 from pathlib import Path
 

@@ -19,7 +19,7 @@ from experiments.paper.figures import eigenvalue_maps, level, observed_curves, p
 
 
 def draw_figure2(results: Results, figure: Figure) -> None:
-    """A curve with a bar of one deviation, and the two that it lies between as lines."""
+    """Draw the error against the steps with bars of one standard deviation, and other methods as lines."""
     axes = panel(figure, "Newton-Schulz steps", "top-1 error, %")
     points(axes, results, {f"N={steps}": steps for steps in STEPS}, "iSQRT-COV", line=True)
     level(axes, results, PLAIN, 1)
@@ -51,7 +51,7 @@ FIGURE2 = Comparison(
 
 
 def draw_table3(results: Results, figure: Figure) -> None:
-    """Methods by their error, and the time of a step beside it."""
+    """Draw the methods by error, with the time of a step next to it."""
     ranking(figure, results)
 
 
@@ -102,7 +102,7 @@ TABLE3 = Comparison(
 
 
 def as_it_is(results: Results) -> Judgement:
-    """Condition numbers in the end, to look at: that fewer steps leave a larger one is mathematics."""
+    """Report final condition numbers, not resolved: fewer steps always leave a larger one."""
     last = {label: epochs[-1]["after"]["condition"] for label, epochs in results["observations"].items()}
     known = [f"{label}: {last[label]:.0f}" for label in OBSERVED if last.get(label) is not None]
     if not known:
@@ -111,7 +111,7 @@ def as_it_is(results: Results) -> Judgement:
 
 
 def draw_approximation(results: Results, figure: Figure) -> None:
-    """Eigenvalues out against in at the end, and condition numbers over the epochs."""
+    """Draw final eigenvalues out against in, and condition numbers over the epochs."""
     left, right = figure.subplots(1, 2)
     eigenvalue_maps(left, results, OBSERVED)
     observed_curves(right, results, OBSERVED, "before.condition", "condition number of the covariance")

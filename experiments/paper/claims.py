@@ -1,9 +1,9 @@
-"""What the paper says, beside what was measured, and a verdict that follows from a rule.
+"""Claims of the paper, our measurements, and verdicts by a fixed rule.
 
 A difference of errors counts as resolved if it exceeds its standard error times Student's t for one side at
 95 percent. The spread of a run is pooled over all rows of the experiment that have several seeds and
-learned: with three seeds a row's own would be too uncertain to judge by. What the choice of the test images
-adds is not in it; all rows are tested on the same ones.
+learned, because the spread of one row with three seeds is too uncertain. The spread does not include the
+choice of test images; all rows have the same test images.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ Verdict = Literal[
     "agrees", "agrees in sign", "does not agree", "not resolved here", "not run here", "beyond the paper"
 ]
 CONFIDENCE = 0.95
-# Rows whose error is within so many points of guessing did not learn.
+# Rows whose error is within this number of points of chance did not learn.
 NEAR_GUESSING = 5.0
-# Two times that differ by less are the same.
+# Times with a smaller relative difference count as equal.
 SAME = 0.1
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """What was measured, in words, and what follows."""
+    """A measurement in words, and its verdict."""
 
     ours: str
     verdict: Verdict
@@ -42,13 +42,13 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of the paper with a number or a sign in it.
+    """A statement of the paper with a number or a sign.
 
     Attributes:
-        text: the sentence, in our words.
-        paper: its number, in words.
-        judge: what the results say of it.
-        rows: labels of the row with the lower error, and of the other, if it compares final errors.
+        text: the statement, in our words.
+        paper: the paper's number, in words.
+        judge: function from results to a judgement.
+        rows: labels of the row with the lower error and of the other row, if final errors are compared.
     """
 
     text: str
@@ -58,14 +58,14 @@ class Claim:
 
 
 def lower_error(text: str, lower: str, higher: str, points: float | None = None, *, at: float = 1.0) -> Claim:
-    """The error of one row is below that of another, by so many points where the paper says so.
+    """Return the claim that one row has a lower error than another.
 
     Args:
-        text: of the claim.
-        lower: the label of the row with the lower error in the paper.
-        higher: that of the other.
-        points: of top-1 error between them; ``None`` where the paper has a sign alone.
-        at: after which share of the epochs.
+        text: text of the claim.
+        lower: label of the row with the lower error in the paper.
+        higher: label of the other row.
+        points: difference of the top-1 errors in points; ``None`` if the paper gives only the sign.
+        at: fraction of the epochs after which errors are compared.
     """
 
     def judge(results: Results) -> Judgement:
@@ -74,7 +74,7 @@ def lower_error(text: str, lower: str, higher: str, points: float | None = None,
             return Judgement("", "not run here")
         for label in (lower, higher):
             failed, seeds = _failed(results, label)
-            if 0 < failed < seeds:  # neither the mean of such runs nor their spread says much
+            if 0 < failed < seeds:  # their mean and spread mean little
                 return Judgement(f"{failed} of {seeds} seeds of {label} failed", "not resolved here")
         difference = statistics.mean(others) - statistics.mean(ours)
         spread, freedom = pooled_spread(results, at)
@@ -85,7 +85,7 @@ def lower_error(text: str, lower: str, higher: str, points: float | None = None,
 
 
 def fails_to_learn(text: str, label: str, paper: str) -> Claim:
-    """The error of all seeds of a row stays near that of guessing."""
+    """Return the claim that the error of all seeds of a row stays near chance."""
 
     def judge(results: Results) -> Judgement:
         found = errors(results, label)
@@ -103,7 +103,7 @@ def fails_to_learn(text: str, label: str, paper: str) -> Claim:
 
 
 def less_time(text: str, less: str, more: str, ratio: float) -> Claim:
-    """A step of one row takes less time than that of another, the paper's ratio being given."""
+    """Return the claim that a step of one row takes less time than another's; ``ratio`` is the paper's."""
 
     def judge(results: Results) -> Judgement:
         times = results["times"]
@@ -115,7 +115,7 @@ def less_time(text: str, less: str, more: str, ratio: float) -> Claim:
 
 
 def same_time(text: str, one: str, other: str, ratio: float) -> Claim:
-    """Steps of two rows take the same time, to a tenth."""
+    """Return the claim that steps of two rows take the same time, within a tenth."""
 
     def judge(results: Results) -> Judgement:
         times = results["times"]
@@ -131,7 +131,7 @@ def same_time(text: str, one: str, other: str, ratio: float) -> Claim:
 
 
 def frozen_verdict(differences: Iterable[dict[str, float] | None]) -> Verdict:
-    """Return what paired differences of accuracy, one per data set, say of a claim that they are positive."""
+    """Return the verdict on a claim that paired differences of accuracy, one per data set, are positive."""
     found = [one for one in differences if one is not None]
     if not found:
         return "not run here"
@@ -142,17 +142,17 @@ def frozen_verdict(differences: Iterable[dict[str, float] | None]) -> Verdict:
 
 
 def not_run(text: str, paper: str, why: str) -> Claim:
-    """A claim that nothing here speaks to."""
+    """Return a claim that no experiment here tests."""
     return Claim(text, paper, lambda results: Judgement(why, "not run here"))
 
 
 def ratio_of(less: dict[str, float], more: dict[str, float]) -> tuple[float, float, float]:
-    """One ratio to a reference over another: the lowest, the middle and the highest that quartiles allow."""
+    """Return ``more / less``, both relative to a reference: the lowest, middle and highest by quartiles."""
     return more["q1"] / less["q3"], more["median"] / less["median"], more["q3"] / less["q1"]
 
 
 def judged_ratio(less: dict[str, float], more: dict[str, float], paper: float) -> Judgement:
-    """Whether something takes more time than another, and as much more as the paper says."""
+    """Judge whether ``more`` takes more time than ``less``, and whether the ratio is the paper's."""
     low, middle, high = ratio_of(less, more)
     ours = f"{middle:.2f} times [{low:.2f}, {high:.2f}]"
     if low <= 1 <= high:
@@ -163,7 +163,7 @@ def judged_ratio(less: dict[str, float], more: dict[str, float], paper: float) -
 
 
 def errors(results: Results, label: str, at: float = 1.0) -> list[float]:
-    """Top-1 errors of a row's seeds after a share of the epochs; a failed run has that of guessing."""
+    """Return the top-1 errors of a row's seeds after a fraction of the epochs; failed runs are at chance."""
     found = []
     for run in results["runs"]:
         if run["label"] == label:
@@ -174,18 +174,18 @@ def errors(results: Results, label: str, at: float = 1.0) -> list[float]:
 
 
 def _failed(results: Results, label: str) -> tuple[int, int]:
-    """How many runs of a row failed, and how many there are."""
+    """Return the number of failed runs of a row, and the number of all its runs."""
     runs = [run for run in results["runs"] if run["label"] == label]
     return sum(run["failed"] is not None for run in runs), len(runs)
 
 
 def guessing(results: Results) -> float:
-    """The error of a network that knows nothing."""
+    """Return the error of random guessing, in percent."""
     return 100 * (1 - 1 / float(results["arguments"]["scale"]["classes"]))
 
 
 def pooled_spread(results: Results, at: float = 1.0) -> tuple[float | None, int]:
-    """The deviation of a run's error about its row's mean, over rows that learned, and degrees of freedom."""
+    """Return the standard deviation of errors within rows, over rows that learned, and degrees of freedom."""
     rows = [errors(results, label, at) for label in dict.fromkeys(run["label"] for run in results["runs"])]
     learned = guessing(results) - NEAR_GUESSING
     several = [row for row in rows if len(row) > 1 and max(row) < learned]
@@ -217,14 +217,14 @@ def _judged(
 
 @dataclass(frozen=True)
 class Comparison:
-    """What the paper says of an experiment of ``covpool reproduce``.
+    """Claims of the paper about an experiment of ``covpool reproduce``.
 
     Attributes:
-        experiment: what is trained.
-        at_full_size: what would change there.
-        claims: what the paper says about its rows, with a number or a sign.
-        draw: the figure, from the results.
-        heads: heads on frozen features that stand for rows, by label.
+        experiment: the experiment.
+        at_full_size: expected differences at full size.
+        claims: claims about its rows, with a number or a sign.
+        draw: function that draws results into a figure.
+        heads: heads on frozen features that correspond to rows, by label.
     """
 
     experiment: Experiment
@@ -246,11 +246,11 @@ class Measurement:
     """A table of the paper that other commands measure.
 
     Attributes:
-        title: for people.
-        paper: what the paper shows there, in a sentence.
-        at_full_size: what would change there.
-        files: the beginnings of the names of its files of results.
-        claims: judged by a dictionary of the results, each under the beginning of its file's name.
+        title: heading of the section.
+        paper: the paper's result, in a sentence.
+        at_full_size: expected differences at full size.
+        files: prefixes of the names of its results files.
+        claims: claims that are judged by a dictionary of results, by prefix of the file name.
     """
 
     title: str
@@ -260,7 +260,7 @@ class Measurement:
     claims: tuple[Claim, ...]
 
     def read(self, folder: Path) -> tuple[Results, list[Path]]:
-        """The results that are in a folder, and where they are."""
+        """Return the results in a folder, and their paths."""
         found = {name: results_file(folder, name) for name in self.files}
         paths = {name: path for name, path in found.items() if path is not None}
         return {name: json.loads(path.read_bytes()) for name, path in paths.items()}, list(paths.values())

@@ -1,4 +1,4 @@
-"""The house style of the figures, and the few kinds of plots they are made of."""
+"""The common style of the figures, and their kinds of plots."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from covpool.drawing import LIGHT, dress, new_figure
 from experiments.paper.claims import errors
 
 Results = dict[str, Any]
-# Wide enough for two panels; at half a page letters are as large as the text's.
+# Wide enough for two panels. At half a page, letters are as large as those of the text.
 WIDTH, HEIGHT = 7.2, 3.4
-# Distinguishable with any colour vision.
+# Distinguishable with any color vision.
 COLOURS = ("#0b6bb8", "#d1570a", "#3a3f45", "#b04a93", "#2a8f6b")
 MARKS = ("o", "s", "^", "D", "v")
 
 
 def empty_figure(height: float = HEIGHT) -> Figure:
-    """In the house's size and colours."""
+    """Return an empty figure in the common size and colors."""
     return new_figure(LIGHT, WIDTH, height)
 
 
 def panel(figure: Figure, x: str, y: str, axes: Axes | None = None) -> Axes:
-    """Axes with names, over the whole figure if none are given."""
+    """Return axes with labels, over the whole figure if none are given."""
     axes = figure.subplots() if axes is None else axes
     dress(axes, LIGHT)
     axes.set_xlabel(x, fontsize=10)
@@ -37,7 +37,7 @@ def panel(figure: Figure, x: str, y: str, axes: Axes | None = None) -> Axes:
 def points(
     axes: Axes, results: Results, at: Mapping[str, float], label: str, *, line: bool, colour: int = 0
 ) -> None:
-    """Mean errors of rows at places, with bars of one deviation."""
+    """Plot mean errors of rows at given x values, with bars of one standard deviation."""
     found = {place: errors(results, row) for row, place in at.items()}
     known = {place: values for place, values in found.items() if values}
     if not known:
@@ -50,7 +50,7 @@ def points(
 
 
 def level(axes: Axes, results: Results, row: str, colour: int) -> None:
-    """The mean error of a row as a line across, with a band of one deviation."""
+    """Plot the mean error of a row as a horizontal line, with a band of one standard deviation."""
     values = errors(results, row)
     if not values:
         return
@@ -62,7 +62,7 @@ def level(axes: Axes, results: Results, row: str, colour: int) -> None:
 
 
 def curves(axes: Axes, results: Results, rows: Sequence[str], what: str = "top1_error") -> None:
-    """Errors over the epochs: the mean of the seeds, and a band between the lowest and the highest."""
+    """Plot errors over the epochs: the mean of the seeds, and a band between the lowest and the highest."""
     dress(axes, LIGHT)
     axes.set_xlabel("epoch", fontsize=10)
     axes.set_ylabel("top-1 error, %", fontsize=10)
@@ -80,7 +80,7 @@ def curves(axes: Axes, results: Results, rows: Sequence[str], what: str = "top1_
 
 
 def observed_curves(axes: Axes, results: Results, rows: Sequence[str], what: str, name: str) -> None:
-    """A figure of the observations over the epochs, by its path in them, on a logarithmic scale."""
+    """Plot an observed value over the epochs, on a logarithmic scale; ``what`` is its path."""
     dress(axes, LIGHT)
     axes.set_xlabel("epoch", fontsize=10)
     axes.set_ylabel(name, fontsize=10)
@@ -96,7 +96,7 @@ def observed_curves(axes: Axes, results: Results, rows: Sequence[str], what: str
 
 
 def eigenvalue_maps(axes: Axes, results: Results, rows: Sequence[str]) -> None:
-    """Eigenvalues after the pooling against those before it, of the last epoch."""
+    """Plot eigenvalues after the pooling against those before it, in the last epoch."""
     panel(axes.figure, "eigenvalue of the covariance over its trace", "after the pooling", axes)  # type: ignore[arg-type]
     axes.set_xscale("log")
     axes.set_yscale("log")
@@ -112,7 +112,7 @@ def eigenvalue_maps(axes: Axes, results: Results, rows: Sequence[str]) -> None:
 
 
 def ranking(figure: Figure, results: Results) -> None:
-    """Rows by their mean error, lowest first, and beside each the time of a step over the reference's."""
+    """Plot the mean errors of rows, the lowest on top, and the time of a step over the reference's."""
     rows = {label: errors(results, label) for label in dict.fromkeys(run["label"] for run in results["runs"])}
     ordered = sorted(rows, key=lambda label: -statistics.mean(rows[label]))
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))

@@ -25,10 +25,10 @@ class FullSize:
     """A row of the paper.
 
     Attributes:
-        row: which.
-        recipe: by its name.
-        expected: top-1 and top-5 error, or what the paper says.
-        changes: of the recipe, by key.
+        row: name of the row.
+        recipe: name of the recipe.
+        expected: top-1 and top-5 error, or a statement of the paper.
+        changes: changes to the recipe, by key.
     """
 
     row: str
@@ -37,7 +37,7 @@ class FullSize:
     changes: dict[str, Any] = field(default_factory=dict)
 
     def command(self) -> str:
-        """On one machine with eight GPUs."""
+        """Return the command for one machine with eight GPUs."""
         words = ["torchrun", "--nproc-per-node", str(GPUS), "-m", "covpool", "train", "--recipe", self.recipe]
         words += ["--data", "imagenet", "--precision", "bfloat16", "--workers", str(WORKERS)]
         for key, value in self.changes.items():
@@ -46,21 +46,21 @@ class FullSize:
 
     @functools.cached_property
     def gigaflops(self) -> float:
-        """Of an image, forward and backward."""
+        """Return the GFLOP per image, forward and backward."""
         recipe = read_recipe(self.recipe, {"model.num_classes": CLASSES, **_as_keys(self.changes)})
-        total = plan(recipe.model, batch_size=2).total  # BatchNorm of a hidden layer needs two
+        total = plan(recipe.model, batch_size=2).total  # BatchNorm in a hidden layer needs two images
         return (total.forward_flops + total.backward_flops) / 2 / 1e9
 
     def epochs(self) -> int:
-        """As the recipe says."""
+        """Return the number of epochs in the recipe."""
         return read_recipe(self.recipe).schedule.epochs
 
     def images_per_second(self) -> float:
-        """What the GPUs compute, or the cores decode, whichever is less."""
+        """Return the rate at which the GPUs compute or the cores decode, whichever is lower."""
         return min(GPUS * PEAK * SHARE / (self.gigaflops * 1e9), GPUS * WORKERS * DECODED)
 
     def hours(self) -> float:
-        """Of training."""
+        """Return the hours of training."""
         return IMAGES * self.epochs() / self.images_per_second() / 3600
 
 
@@ -100,7 +100,7 @@ ROWS = (
 
 
 def full_size_lines() -> list[str]:
-    """For the page, as Markdown."""
+    """Return the section of the page as lines of Markdown."""
     made = [
         f"This table estimates the training time of every row of the paper on {GPUS} A100 GPUs. "
         "The estimate was not checked on a GPU.",
@@ -124,5 +124,5 @@ def full_size_lines() -> list[str]:
 
 
 def _as_keys(changes: dict[str, Any]) -> dict[str, Any]:
-    """``pool`` is short for ``model.pool`` on a command line."""
+    """Replace ``pool``, which is short for ``model.pool`` on a command line."""
     return {"model.pool" if key == "pool" else key: value for key, value in changes.items()}

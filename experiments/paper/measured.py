@@ -46,7 +46,7 @@ def _memory(label: str, steps: int) -> Claim:
 
 
 def _growing_gap(results: Results) -> Judgement:
-    """Whether isqrt_cov's lead over mpn_cov, on two processes, is larger at the largest batch."""
+    """Judge whether isqrt_cov's lead over mpn_cov, on two processes, is larger at the largest batch."""
     if FILE not in results or results[FILE]["training"] is None:
         return Judgement("", "not run here")
     steps = results[FILE]["training"]["steps"]
@@ -61,7 +61,7 @@ def _growing_gap(results: Results) -> Judgement:
 
 
 def _lead(batch: int, times: dict[str, Any]) -> tuple[float, float, float]:
-    """In images/s: the lowest, the middle and the highest that quartiles allow."""
+    """Return the lead in images/s: the lowest, middle and highest by quartiles."""
     ours, others = (times[pool]["seconds"] for pool in ("isqrt_cov", "mpn_cov"))
     return (
         batch / ours["q3"] - batch / others["q1"],
@@ -120,7 +120,7 @@ PROBED, TUNED = "fine_grained", "fine_tuning"
 def _probed(
     text: str, data: str, paper: str, *, part: str, better: str, than: str, dims: tuple[int, int]
 ) -> Claim:
-    """One head is above another, both on the frozen EfficientNet-Lite0 at 224 pixels."""
+    """Return the claim that one head is better than another, on EfficientNet-Lite0, frozen, at 224 pixels."""
 
     def judge(results: Results) -> Judgement:
         heads = [
@@ -147,11 +147,11 @@ def _head(results: Results, data: str, head: str, dim: int, part: str) -> tuple[
 
 
 def _above(high: dict[str, Any], low: dict[str, Any], high_seeds: int, low_seeds: int) -> Judgement:
-    """Resolved by Welch's test, one-sided; one seed has no spread, and is told as such."""
+    """Judge by Welch's one-sided test; one seed has no spread, and is not resolved."""
     difference = 100 * (high["mean"] - low["mean"])
     if high["sd"] is None or low["sd"] is None:
         return Judgement(f"{difference:+.1f} points, one seed", "not resolved here")
-    # Their own spreads, not pooled: backbones and sets differ.
+    # Spreads are not pooled: backbones and sets differ.
     parts = [(one["sd"] ** 2 / seeds, seeds) for one, seeds in ((high, high_seeds), (low, low_seeds))]
     error = 100 * math.sqrt(sum(part for part, _ in parts))
     ours = f"{difference:+.1f} ± {error:.1f} points"
@@ -165,7 +165,7 @@ def _above(high: dict[str, Any], low: dict[str, Any], high_seeds: int, low_seeds
 
 
 def _beyond(found: Judgement, paper: str) -> Judgement:
-    """Give no verdict if the paper has no such row."""
+    """Replace the verdict if the paper has no such row."""
     return Judgement(found.ours, "beyond the paper") if paper == NO_ROW else found
 
 

@@ -135,8 +135,8 @@ class Judged:
 
     Attributes:
         claim: the claim.
-        found: its test as in the paper: networks trained from scratch, or times.
-        frozen: its test by heads on frozen features, in words, and the verdict; ``None`` if there is none.
+        found: judgement by the paper's test: networks trained from scratch, or times.
+        frozen: judgement by heads on frozen features; ``None`` if there is none.
     """
 
     claim: Claim
@@ -145,12 +145,12 @@ class Judged:
 
     @property
     def by_frozen(self) -> bool:
-        """Whether the test on frozen features counts. It is the stronger one if it is resolved."""
+        """Return whether the test on frozen features counts. It is the stronger one if it is resolved."""
         return self.frozen is not None and self.frozen.verdict in RESOLVED
 
     @property
     def counted(self) -> Judgement:
-        """The stronger test."""
+        """Return the judgement by the stronger test."""
         return self.frozen if self.frozen is not None and self.by_frozen else self.found
 
 
@@ -273,7 +273,7 @@ def _head(sections: Sequence[tuple[str, Sequence[Judged]]], frozen: str, out: Pa
 
 
 def precision_differences(experiments: Iterable[Experiment], out: Path, scale: Scale) -> list[float]:
-    """Top-1 errors in float32 less those in bfloat16, of the configurations that results hold in both."""
+    """Return top-1 errors in float32 minus those in bfloat16, for configurations with results in both."""
     found: dict[str, dict[str, float]] = {}
     for experiment in experiments:
         for name, run in held_runs(experiment, out, scale).items():

@@ -21,12 +21,12 @@ from experiments.paper.claims import (
 )
 from experiments.paper.figures import COLOURS, curves, level, observed_curves, panel, points
 
-# Gradients of one seed that differ by less, at any epoch, are not told apart.
+# The gradients of one seed are resolved if they differ by more than this factor at every epoch.
 FAR = 10.0
 
 
 def small_gradients(results: Results) -> Judgement:
-    """Of one entry of the features at the pooling, from before the first step to the end."""
+    """Judge the gradient of one feature entry at the pooling, from before the first step to the end."""
     found = results["observations"]
     if NONE not in found or MATCHED not in found:
         return Judgement("", "not run here")
@@ -42,7 +42,7 @@ def small_gradients(results: Results) -> Judgement:
 
 
 def _tuning(lr: float) -> tuple[Claim, Claim]:
-    """Another learning rate does not replace compensation."""
+    """Return the claims that another learning rate does not replace compensation."""
     row = f"none, rate ×{lr:g}"
     helps = lower_error(
         f"Without compensation, the usual learning rate is as good as one {lr:g} times as high",
@@ -56,10 +56,10 @@ def _tuning(lr: float) -> tuple[Claim, Claim]:
 
 
 def draw_table4(results: Results, figure: Figure) -> None:
-    """The error over the epochs, and the gradient at the pooling."""
+    """Draw the error over the epochs, and the gradient at the pooling."""
     left, right = figure.subplots(1, 2)
     shown = (NONE, BATCHNORM, MATCHED)
-    curves(left, results, (*shown, "none, rate ×10", "none, rate ×100"))  # the same have the same colours
+    curves(left, results, (*shown, "none, rate ×10", "none, rate ×100"))  # same rows, same colors
     observed_curves(right, results, shown, "gradient_rms", "gradient at the pooling, rms")
 
 
@@ -86,7 +86,7 @@ TABLE4 = Comparison(
 
 
 def draw_figure4(results: Results, figure: Figure) -> None:
-    """Error against epochs, training and validation."""
+    """Draw training and validation error against epochs."""
     left, right = figure.subplots(1, 2, sharey=True)
     curves(left, results, (FIRST, MPN_COV, OURS), what="train_error")
     curves(right, results, (FIRST, MPN_COV, OURS))
@@ -120,7 +120,7 @@ FIGURE4 = Comparison(
 
 
 def draw_table5(results: Results, figure: Figure) -> None:
-    """Error against depth, for both."""
+    """Draw the error against depth, for both poolings."""
     axes = panel(figure, "layers", "top-1 error, %")
     depths = {network: int(network.removeprefix("resnet")) for network in RESNETS}
     for place, pool in enumerate(("gap", "isqrt_cov")):
@@ -177,7 +177,7 @@ TABLE5 = Comparison(
 
 
 def draw_table6(results: Results, figure: Figure) -> None:
-    """The error, and beside it the time, against d."""
+    """Draw the error and the time against d."""
     left, right = figure.subplots(1, 2)
     panel(figure, "channels d of the covariance", "top-1 error, %", left)
     points(left, results, {f"d={dim}": dim for dim in DIMS}, "iSQRT-COV", line=True)
