@@ -97,7 +97,7 @@ class Case:
     @property
     def heads(self) -> tuple[str, ...]:
         """Return the heads of its cells."""
-        return tuple(dict.fromkeys((*CONTEST, *OF_CLAIMS))) if self.claims else CONTEST
+        return tuple(dict.fromkeys((*CONTEST, PAPER, *OF_CLAIMS))) if self.claims else CONTEST
 
     def seeds_of(self, head: str) -> int:
         """Return the number of seeds of a head; heads of claims have more."""
@@ -107,7 +107,10 @@ class Case:
         """Return the probing options of a cell; heads in ``AS_PAPER`` need the finished cell of ``PAPER``."""
         settings: dict[str, Any] = {"tune": True, "trials": TRIALS}
         if head in AS_PAPER:
-            first = _record(self.folder(PAPER, runs))["rows"][0]
+            rows = _record(self.folder(PAPER, runs))["rows"]
+            if not rows:
+                raise ValueError(f"run {self.name}:{PAPER} first: {head} uses its learning rate and dropout")
+            first = rows[0]
             settings = {"lr": first["lr"], "drop_rate": first["drop_rate"], "val_fraction": 0.0}
         return ProbeOptions(
             model=PACKAGES[self.backbone][0],
