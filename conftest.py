@@ -7,10 +7,10 @@ import torch
 
 import covpool
 
-# The workers of pytest-xdist share the cores: with torch's default, each would start a thread per core.
+# pytest-xdist workers share the cores. With torch's default, each worker would start one thread per core.
 torch.set_num_threads(1)
 
-# The sdist has the tests, but not these two folders.
+# The sdist contains the tests, but not these two folders.
 collect_ignore = [
     f"tests/{folder}"
     for folder in ("benchmarks", "experiments")
@@ -19,7 +19,7 @@ collect_ignore = [
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the device of ``tests/device``; all other tests run on the CPU."""
+    """Add ``--device``, the device for ``tests/device``. All other tests run on the CPU."""
     parser.addoption("--device", default="cpu", help="device of tests/device: cpu, cuda, mps, xpu or auto")
 
 

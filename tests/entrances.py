@@ -1,4 +1,4 @@
-"""The entrances for files of strangers: valid samples, mutations of them, and how covpool reads each."""
+"""Readers of untrusted files: valid samples, mutations, and the covpool function that reads each format."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Files = dict[str, bytes]
 
 
 class Entrance(NamedTuple):
-    """How to make valid files, to mutate one of them, and to read them all as covpool does."""
+    """Functions that make valid samples, mutate one sample, and read its files as covpool does."""
 
     samples: Callable[[], list[Files]]
     mutate: Callable[[Files, random.Random], Files]
@@ -45,7 +45,7 @@ VALUES: tuple[Any, ...] = (
 
 
 def mutate_bytes(data: bytes, chance: random.Random) -> bytes:
-    """Change some bytes: at random, to extreme numbers, by removal, repetition or a cut."""
+    """Change some bytes: flip a bit, write random or extreme values, delete, repeat or truncate."""
     changed = bytearray(data)
     for _ in range(chance.choice((1, 1, 2, 4, 16))):
         place, length = chance.randrange(len(changed) + 1), chance.choice((1, 2, 4, 8, 64, 1024))
@@ -68,7 +68,7 @@ def mutate_bytes(data: bytes, chance: random.Random) -> bytes:
 
 
 def mutate_text(data: bytes, chance: random.Random) -> bytes:
-    """Insert or exchange words, or change bytes."""
+    """Insert or replace words, or change bytes."""
     if chance.random() < 0.3:
         return mutate_bytes(data, chance)
     parts = data.decode().split(chance.choice((" ", "\n", ",", ":")))
@@ -80,7 +80,7 @@ def mutate_text(data: bytes, chance: random.Random) -> bytes:
 
 
 def mutate_json(value: Any, chance: random.Random) -> Any:
-    """Exchange, remove or add a value somewhere inside."""
+    """Replace, remove or add values at random positions in the JSON value."""
     places: list[tuple[Any, Any]] = []
     found = [value]
     while found:
@@ -102,7 +102,7 @@ def mutate_json(value: Any, chance: random.Random) -> Any:
 
 
 def one_file(change: Callable[[bytes, random.Random], bytes]) -> Callable[[Files, random.Random], Files]:
-    """Mutate one of the files."""
+    """Return a function that mutates one of the files."""
 
     def mutate(files: Files, chance: random.Random) -> Files:
         name = chance.choice(sorted(files))
@@ -111,7 +111,7 @@ def one_file(change: Callable[[bytes, random.Random], bytes]) -> Callable[[Files
     return mutate
 
 
-# Entrances: what is read is what a command reads.
+# Entrances. Each one reads its files as the command does.
 
 
 def pictures() -> list[Files]:
@@ -147,7 +147,7 @@ def read_all(images: Any) -> None:
 
 
 def open_both(path: Path) -> None:
-    """As ``train`` opens images, and as ``predict`` does."""
+    """Open the images as ``train`` does, and as ``predict`` does."""
     from covpool.data.sources import open_splits, open_unlabeled
 
     for images in (lambda: list(open_splits(path).values()), lambda: [open_unlabeled(path)]):
@@ -250,14 +250,14 @@ def bundle() -> Files:
 
 
 def mutate_bundle(files: Files, chance: random.Random) -> Files:
-    """As damage, or with correct hashes as someone who means it."""
+    """Damage the bundle, or tamper with it and recompute the hashes."""
     from covpool.models.card import card_hash
 
     kind = chance.randrange(4)
     if kind == 0:
         return one_file(mutate_bytes)(files, chance)
     card, weights = json.loads(files["covpool.json"]), files["model.safetensors"]
-    if kind == 1:  # most of it is numbers; the header decides
+    if kind == 1:  # most bytes are tensor data; the header matters
         weights = mutate_bytes(weights[:3000], chance) + weights[3000:]
         if isinstance(card.get("weights"), dict):
             card["weights"] |= {"sha256": hashlib.sha256(weights).hexdigest(), "bytes": len(weights)}

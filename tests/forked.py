@@ -1,4 +1,4 @@
-"""Commands in a forked process, which is as real as any and need not import torch and timm again."""
+"""Run commands in a forked process, which does not have to import torch and timm again."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ DEADLINE = 240
 
 
 def fork(call: Callable[[], object], log: Path) -> BaseProcess:
-    """Call a function in a process of its own, which prints into ``log`` and ``log.err``."""
+    """Call a function in a separate process. Its output goes to ``log``, its errors to ``log.err``."""
     process = multiprocessing.get_context("fork").Process(target=_child, args=(call, log))
     process.start()
     return process
 
 
 def command(*words: object, log: Path) -> BaseProcess:
-    """Run covpool with these words, as a shell would."""
+    """Run covpool with these arguments, as a shell would."""
     return fork(lambda: main([str(word) for word in words]), log)
 
 
 def errors(log: Path) -> str:
-    """Return what a process printed as errors."""
+    """Return the error output of a process."""
     return log.with_suffix(".err").read_text()
 
 
 def finish(process: BaseProcess, log: Path) -> None:
-    """Wait for a process, which must succeed."""
+    """Wait for a process and check that it succeeded."""
     process.join(DEADLINE)
     assert process.exitcode == 0, errors(log)
 
@@ -44,9 +44,9 @@ def finish(process: BaseProcess, log: Path) -> None:
 def send_when(
     process: BaseProcess, reached: Callable[[], object], log: Path, number: int = signal.SIGKILL
 ) -> None:
-    """Send a signal as soon as something is true, while the process runs, and wait for its end.
+    """Send a signal to the running process as soon as ``reached`` returns true, then wait until it ends.
 
-    A file that is not there yet, in ``reached``, means that it is not true yet.
+    A ``FileNotFoundError`` in ``reached`` counts as false.
     """
     give_up = time.monotonic() + DEADLINE
     try:
@@ -67,7 +67,7 @@ def send_when(
 
 
 def _child(call: Callable[[], object], log: Path) -> None:
-    # Signals as a shell leaves them: the background of a shell ignores Ctrl-C, and so would this.
+    # Restore the default signal handling: background processes of a shell ignore Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number, path in ((1, log), (2, log.with_suffix(".err"))):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), number)

@@ -1,8 +1,8 @@
-"""A server on loopback that speaks the protocol of the Hugging Face Hub, with faults on demand.
+"""A local server that implements the Hugging Face Hub protocol, with faults on demand.
 
-It creates repositories and branches, takes uploads (preupload, LFS batch, PUT with verification, commit), and
-gives files (resolve with ETag and commit, LFS by a redirect to another host, ranges) and listings. An answer
-with an error quotes the token that it received, so that a test sees whether covpool repeats it.
+It creates repositories and branches. It accepts uploads (preupload, LFS batch, PUT with verification,
+commit). It serves listings and files (resolve with ETag and commit, LFS by a redirect to another host,
+ranges). Error responses quote the received token, so that tests can check that covpool does not print it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LFS = (".safetensors", ".parquet")
 
 @dataclass
 class Repository:
-    """Files by commit, commits by branch."""
+    """Files by commit, and commits by branch."""
 
     private: bool = False
     gated: bool = False
@@ -44,7 +44,7 @@ class Repository:
 
 @dataclass
 class Fault:
-    """What happens to requests that match, as often as ``times`` says."""
+    """A fault for the next ``times`` requests that match ``method`` and ``path``."""
 
     method: str
     path: str
@@ -125,9 +125,9 @@ class Handler(BaseHTTPRequestHandler):
         self.send(status, json.dumps(value).encode(), Content_Type="application/json")
 
     def error(self, status: int, code: str, **headers: str) -> None:
-        told = f"you sent {self.headers.get('Authorization')}"
+        message = f"you sent {self.headers.get('Authorization')}"
         more = {"X_Error_Code": code} if code else {}
-        self.send(status, json.dumps({"error": told}).encode(), X_Error_Message=told, **more, **headers)
+        self.send(status, json.dumps({"error": message}).encode(), X_Error_Message=message, **more, **headers)
 
     def found(self, name: str) -> Repository | None:
         repository = self.server.repositories.get(name)
@@ -311,7 +311,7 @@ def running() -> Iterator[Hub]:
             thread.join()
 
 
-# What a fault does.
+# Faults.
 
 
 def status(code: int, error: str = "", **headers: str) -> Callable[[Handler], None]:
@@ -327,25 +327,25 @@ def redirect_to_itself(handler: Handler) -> None:
 
 
 def close(handler: Handler) -> None:
-    """Break the connection without an answer."""
+    """Close the connection without a response."""
     handler.close_connection = True
     handler.connection.shutdown(2)
 
 
 def cut(handler: Handler) -> None:
-    """Announce all bytes of a file, and send half of them."""
+    """Announce the full size of a file, then send only half of it."""
     data = handler.server.objects[handler.path.rpartition("/")[2]]
     handler.send(200, data[: len(data) // 2], Content_Length=str(len(data)))
     close(handler)
 
 
 def changed(handler: Handler) -> None:
-    """Send other bytes, as many."""
+    """Send the same number of bytes, with one bit changed."""
     data = bytearray(handler.server.objects[handler.path.rpartition("/")[2]])
     data[-1] ^= 1
     handler.send(200, bytes(data))
 
 
 def shorter(handler: Handler) -> None:
-    """Send a complete answer with fewer bytes."""
+    """Send a complete response with fewer bytes."""
     handler.send(200, handler.server.objects[handler.path.rpartition("/")[2]][:-10])

@@ -1,4 +1,4 @@
-"""The notebooks of docs/tutorials, executed: ``python -m tests.notebooks [NAME ...]`` stores the outputs."""
+"""Execute the notebooks of docs/tutorials. ``python -m tests.notebooks [NAME ...]`` stores the outputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.data.pictures import SPARROWS, TINY10
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "tutorials"
-# The images of each; some make their own images or signals.
+# The images for each notebook. Some notebooks generate their own images or signals.
 IMAGES = {
     "0_the_idea": None,
     "1_the_layer": TINY10,
@@ -26,7 +26,7 @@ IMAGES = {
     "4_sequences": None,
     "5_export_and_serve": SPARROWS,
 }
-SECONDS = 900  # for a cell
+SECONDS = 900  # per cell
 
 
 def read(name: str) -> NotebookNode:
@@ -34,11 +34,11 @@ def read(name: str) -> NotebookNode:
 
 
 def executed(name: str, scratch: Path) -> NotebookNode:
-    """By a kernel of its own, in an empty folder that has the examples where the repository has them."""
+    """Execute a notebook in a new kernel, in an empty folder with a link to the examples."""
     notebook, folder = read(name), scratch / "docs" / "tutorials"
     folder.mkdir(parents=True)
     (scratch / "examples").symlink_to(ROOT / "examples")
-    # Of tqdm, which timm brings along and nothing here shows: it misses widgets.
+    # tqdm, which timm imports, warns about missing widgets. Nothing here uses them.
     environment = {**os.environ, "PYTHONWARNINGS": "ignore:IProgress not found"}
     environment["PYTHONPATH"] = str(Path(covpool.__file__).parents[1])
     if IMAGES[name] is not None:
@@ -56,7 +56,7 @@ def executed(name: str, scratch: Path) -> NotebookNode:
 
 
 def without_stderr(notebook: NotebookNode) -> NotebookNode:
-    """Lines on progress depend on how fast a machine is; what is stored has none."""
+    """Remove stderr from the outputs: progress lines depend on the speed of the machine."""
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
@@ -66,7 +66,7 @@ def without_stderr(notebook: NotebookNode) -> NotebookNode:
 def store(name: str) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         notebook = without_stderr(executed(name, Path(scratch)))
-    notebook.metadata.language_info = {"name": "python"}  # without the version of whoever did it
+    notebook.metadata.language_info = {"name": "python"}  # without the local Python version
     nbformat.write(notebook, FOLDER / f"{name}.ipynb")
 
 

@@ -1,4 +1,4 @@
-"""The pages of the documentation: their code, their commands, and what is around these."""
+"""The pages of the documentation, with their code and their commands."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 README = ROOT / "README.md"
-# The front page, every page of the site, and those that it brings along.
+# The front page, every page of the site, and other pages that the site includes.
 _AROUND = [README, ROOT / "CONTRIBUTING.md", ROOT / "results" / "README.md"]
 PAGES = [page for page in [*_AROUND, *sorted(DOCS.rglob("*.md"))] if page.exists()]
 
@@ -32,7 +32,7 @@ def read(page: Path) -> str:
 
 
 def python_blocks(page: Path) -> list[tuple[str, str]]:
-    """What each block needs to be installed, or nothing, and its code."""
+    """Return the package that each block needs (or an empty string) and its code."""
     return PYTHON.findall(read(page))
 
 
@@ -41,7 +41,7 @@ def languages(page: Path) -> set[str]:
 
 
 def commands(page: Path) -> Iterator[list[str]]:
-    """The words after ``covpool`` of every command in a block of shell, fenced or indented."""
+    """Yield the words after ``covpool`` of every command in a fenced or indented shell block."""
     text = read(page)
     shell = [block for _, language, block in FENCED.findall(text) if language in ("sh", "bash")]
     shell += re.findall(r"(?:^    .*\n)+", FENCED.sub("", text), flags=re.MULTILINE)
@@ -51,7 +51,7 @@ def commands(page: Path) -> Iterator[list[str]]:
 
 
 def named_commands(page: Path) -> list[list[str]]:
-    """The words after ``covpool`` of commands that stand in a sentence, whole or in part."""
+    """Return the words after ``covpool`` of commands in sentences, complete or partial."""
     found = re.findall(r"`covpool ([a-z][^`]*)`", " ".join(FENCED.sub("", read(page)).split()))
     return [[word for word in words.split() if word != "..."] for words in found]
 
@@ -59,7 +59,7 @@ def named_commands(page: Path) -> list[list[str]]:
 def _commands_of_line(line: str) -> Iterator[list[str]]:
     try:
         words = shlex.split(line, comments=True)
-    except ValueError:  # an apostrophe: what is indented may be prose, or another language
+    except ValueError:  # an apostrophe: an indented block may be prose or another language
         return
     for i, word in enumerate(words):
         if word == "covpool" and words[i - 1] not in ("install", "import", "from") and words[i + 1 :]:

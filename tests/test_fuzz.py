@@ -1,8 +1,9 @@
-"""Every entrance for files of strangers, with mutated files: each is read, or refused with a sentence.
+"""Mutated files for every reader of untrusted files: each is read, or refused with a sentence.
 
-A case must not raise another error, take longer than ``SECONDS``, need more memory than ``MEMORY``, write
-outside the output folder, open a connection or start a program. Cases run in a forked process, one after the
-other, so that a crash of a C library is found too. They depend on their number alone: a failure names it.
+A case must not raise any other error, take longer than ``SECONDS``, need more memory than ``MEMORY``, write
+outside the output folder, open a connection or start a program. Cases run one after another in a forked
+process, so that a crash of a C library is found too. A case depends only on its number, which a failure
+reports.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ from covpool.errors import CovpoolError
 from tests.entrances import ENTRANCES, Entrance, Files
 
 FEW, MANY = 50, 2000
-# Of a case, in the processor's time and in memory above that of the process before.
+# Limits per case: CPU time, and memory above that of the process before.
 SECONDS, MEMORY = 10, 2 << 30
 
 FORBIDDEN = ("socket.connect", "subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork")
-# Events of changes, with the number of the argument that is the path.
+# Audit events that change files, with the index of the path argument.
 CHANGING = {"os.mkdir": 0, "os.rename": 1, "os.remove": 0, "os.rmdir": 0, "os.link": 1, "os.symlink": 1}
 
 
 class OutOfTimeError(BaseException):
-    """Nothing but the test may catch it."""
+    """A BaseException, so that only the test catches it."""
 
 
 def watch(inside: str) -> list[str]:
@@ -67,13 +68,13 @@ def run_cases(name: str, first: int, last: int, place: str, pipe: Connection) ->
     """Send the number of each case before it runs, and a sentence if it fails."""
     entrance = ENTRANCES[name]
     samples = entrance.samples()
-    entrance.read(write_files(samples[0], Path(place, "sample")))  # valid, and imports what it needs
+    entrance.read(write_files(samples[0], Path(place, "sample")))  # valid files, which trigger the imports
     with open("/proc/self/statm") as file:
         taken = int(file.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY, resource.RLIM_INFINITY))
     signal.signal(signal.SIGVTALRM, out_of_time)
     warnings.simplefilter("ignore")
-    torch.set_num_threads(1)  # a forked process has no others
+    torch.set_num_threads(1)  # a forked process has only one thread
     faulthandler.disable()  # the parent reports a crash
     seen = watch(os.path.realpath(place))
     for number in range(first, last):
@@ -108,7 +109,7 @@ def write_files(files: Files, folder: Path) -> Path:
 
 
 def fuzz(name: str, first: int, last: int, place: Path) -> None:
-    """Run some cases of an entrance. A crash and a hang are failures of the case that was sent last."""
+    """Run some cases of an entrance. A crash or a hang counts as a failure of the last case sent."""
     receiver, sender = multiprocessing.Pipe(duplex=False)
     context = multiprocessing.get_context("fork")
     process = context.Process(target=run_cases, args=(name, first, last, str(place), sender))
@@ -118,16 +119,16 @@ def fuzz(name: str, first: int, last: int, place: Path) -> None:
     failures = []
     while receiver.poll(6 * SECONDS + (120 if case == "none" else 0)):
         try:
-            told = receiver.recv()
+            message = receiver.recv()
         except EOFError:
             break
-        if told == "end":
-            case = told
+        if message == "end":
+            case = message
             break
-        if isinstance(told, int):
-            case = told
+        if isinstance(message, int):
+            case = message
         else:
-            failures.append(f"case {case}: {told}")
+            failures.append(f"case {case}: {message}")
     process.kill()
     process.join()
     if case != "end":

@@ -1,4 +1,4 @@
-"""The layout of covpool: imports between packages, the cost of importing, public names, and the version."""
+"""The layout of covpool: imports between packages, import cost, public names, and the version."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ PACKAGES = (
     "doctor",
     "cli",
 )
-# Every user of the layer imports these, so they need torch only, also inside functions.
+# Every user of the layer imports these, so they may import only torch, even inside functions.
 TORCH_ONLY = ("functional", "nn")
-# Modules at the top of the package that every other may import.
+# Top-level modules that every package may import.
 SHARED = ("device", "drawing", "durable", "errors", "hub", "processes", "terminal")
 
 
 def imported_modules(tree: ast.AST) -> Iterator[str]:
-    """Every module a file imports, wherever in it; a name taken from covpool itself counts as its module."""
+    """Yield every module that a file imports, at any level. ``from covpool import x`` counts as covpool.x."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -74,7 +74,7 @@ def is_forbidden(package: str, module: str) -> bool:
     top, _, rest = module.partition(".")
     if top != "covpool" or rest in ("__version__", "lazily"):
         return False
-    # `import covpool` alone gives every package, so it is no package above.
+    # `import covpool` gives access to every package, so it is forbidden too.
     return rest.partition(".")[0] not in (*SHARED, *PACKAGES[: PACKAGES.index(package) + 1])
 
 
@@ -129,7 +129,7 @@ def f():
 
 
 def modules_after(script: str) -> set[str]:
-    """Those that a script imports in a fresh process, after what is told with ``before``."""
+    """Return the modules that a script imports in a fresh process. The script may reset ``before``."""
     program = f"import json, sys\nbefore = set(sys.modules)\n{script}\n"
     program += "print(json.dumps(sorted(set(sys.modules) - before)))"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -142,7 +142,7 @@ def test_import_covpool_imports_nothing_else() -> None:
 
 
 def test_the_layer_imports_only_torch() -> None:
-    # After torch: what torch itself brings along is not ours to count.
+    # Count after torch, to leave out torch's own imports.
     asked = "import torch; before = set(sys.modules); import covpool; covpool.nn.CovPool; covpool.functional"
     modules = modules_after(asked)
     assert {"covpool.functional", "covpool.nn"} <= modules
@@ -150,7 +150,7 @@ def test_the_layer_imports_only_torch() -> None:
     assert packages - {"torch"} - sys.stdlib_module_names == {"covpool"}
 
 
-# The documented packages, and the names that their pages may take from elsewhere.
+# Packages with an API page.
 DOCUMENTED = (
     "data",
     "evaluate",
@@ -225,7 +225,7 @@ def test_torch_is_the_only_requirement() -> None:
 
 @pytest.mark.slow
 def test_import_covpool_takes_little_more_than_torch(capsys: pytest.CaptureFixture[str]) -> None:
-    # Of the processor, in fresh processes and in turn: by the clock, other work on the machine would count.
+    # CPU time of fresh processes, in alternation, so that other work on the machine does not count.
     seconds: dict[str, list[float]] = {"torch": [], "torch, covpool.functional, covpool.nn": []}
     for names in [*seconds] * 3:
         script = f"import time, {names}; print(time.process_time())"

@@ -1,4 +1,4 @@
-"""What pages say is so: figures, sentences, recipes, tests and the picture of the packages."""
+"""Facts on pages are correct: figures, sentences, recipes, tests and the package diagram."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.test_package import PACKAGES, SHARED
 pytestmark = needs_pages
 
 RESULTS = ROOT / "results" / "0.1.0"
-# Pages that quote measurements, and where these are.
+# Pages that quote measurements, and the result files with these measurements.
 QUOTING = {
     "why_second_order.md": ["why_second_order", "fine_grained", "methods", "spectra", "tiny10"],
     "benchmarks.md": ["fine_grained", "fine_tuning", "isqrt_cov", "methods", "sparrows", "tiny10"],
@@ -28,9 +28,9 @@ QUOTING = {
 @pytest.mark.parametrize("name", QUOTING)
 def test_figures_are_those_of_the_results(name: str) -> None:
     files = [file for suite in QUOTING[name] for file in RESULTS.glob(f"{suite}--*.md")]
-    tables = "".join(read(file) for file in [*files, DOCS / "results.md"])  # which counts products too
-    told = re.sub(r"\]\([^)]*\)|`[^`]*`|d = \d+", "", FENCED.sub("", read(DOCS / name)))
-    quoted = set(re.findall(r"-?\d+\.\d+(?: ± \d\.\d+)?(?:e\+\d+)?", told)) - {"16.8"}
+    tables = "".join(read(file) for file in [*files, DOCS / "results.md"])  # with the product counts
+    text = re.sub(r"\]\([^)]*\)|`[^`]*`|d = \d+", "", FENCED.sub("", read(DOCS / name)))
+    quoted = set(re.findall(r"-?\d+\.\d+(?: ± \d\.\d+)?(?:e\+\d+)?", text)) - {"16.8"}
     assert len(quoted) > 10
     assert {number for number in quoted if number not in tables} == set()
 
@@ -117,12 +117,12 @@ def test_the_exchange_of_gradients() -> None:
     row = r"\| ResNet-50, d = (\d+), ([\d,]+) classes \| ([\d,]+) \| (\d+) MB \| (\d+) ms \|"
     rows = re.findall(row, read(DOCS / "scale_out.md"))
     assert len(rows) == 3
-    for dim, classes, *told in rows:
+    for dim, classes, *shown in rows:
         config = ModelConfig("resnet50", dim=int(dim), num_classes=int(classes.replace(",", "")))
         with torch.device("meta"):
             parameters = sum(parameter.numel() for parameter in build_model(config).parameters())
-        milliseconds = 2 * 4 * parameters / 10e9 * 1e3  # sent and received, of four bytes each
-        assert told == [f"{parameters:,}", f"{4 * parameters / 1e6:.0f}", f"{milliseconds:.0f}"]
+        milliseconds = 2 * 4 * parameters / 10e9 * 1e3  # sent and received, 4 bytes each
+        assert shown == [f"{parameters:,}", f"{4 * parameters / 1e6:.0f}", f"{milliseconds:.0f}"]
 
 
 def test_recipes_are_all_there() -> None:
@@ -170,7 +170,7 @@ def test_figures_of_promises_were_measured() -> None:
 
 
 def strings_of_the_source() -> list[str]:
-    """Every text in the package, with … for what is filled in."""
+    """Return all strings in the package, with … for placeholders."""
     found = []
     for file in (ROOT / "src" / "covpool").rglob("*.py"):
         for node in ast.walk(ast.parse(read(file))):

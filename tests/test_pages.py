@@ -1,4 +1,4 @@
-"""What the pages show runs as it stands: their Python, their commands, their links."""
+"""The Python code and the commands on the pages run as written, and links are valid."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.pages import (
 
 pytestmark = needs_pages
 
-# Pages whose code a test of its own runs: it adds to the package, or needs a server.
+# Pages whose code is run by another test, because it adds to the package or needs a server.
 RUN_ELSEWHERE = {
     "docs/adding_a_method.md": "tests/nn/pooling/test_adding_a_method.py",
     "docs/hub.md": "tests/models/hub/test_hub.py",
@@ -40,7 +40,7 @@ WITH_COMMANDS = [name_of(page) for page in PAGES if list(commands(page)) or name
 
 
 def tiny_birds(splits: dict[str, int]) -> None:
-    """Two classes of tiny10 as a folder ``birds``; a split of no name is the folder itself."""
+    """Make a folder ``birds`` from two classes of tiny10. The split ``""`` is the folder itself."""
     if not TINY10.is_dir():
         pytest.skip("tiny10 is not beside the project")
     for split, count in splits.items():
@@ -67,7 +67,7 @@ def for_probing() -> None:
     sparrows_and_bundle("CUB_200_2011", train=3, test=2)
 
 
-# What a page takes for granted.
+# Files that the code of a page needs.
 PREPARED: dict[str, Callable[[], None]] = {
     "docs/training.md": lambda: tiny_birds({"": 20}),
     "docs/probing.md": for_probing,
@@ -134,7 +134,7 @@ def check_scale(names: dict[str, Any], out: str) -> None:
     assert names["vectors"].files == 3
 
 
-# What comes out of it, where a page says so.
+# Checks of results that a page states.
 CHECKED: dict[str, Callable[[dict[str, Any], str], None]] = {
     "README.md": check_front,
     "docs/methods.md": check_methods,
@@ -159,7 +159,7 @@ CASES = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) fo
 def test_the_code_of_a_page_runs(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Block after block; what a comment before a block needs may be absent."""
+    """Run block after block. Skip a block if the package in the comment before it is missing."""
     monkeypatch.chdir(tmp_path)  # pages save models
     PREPARED.get(name, lambda: None)()
     names: dict[str, Any] = {}
@@ -170,7 +170,7 @@ def test_the_code_of_a_page_runs(
 
 
 def test_no_code_is_hidden_from_these_tests() -> None:
-    """Python is fenced as ``python``; pages that are prepared, checked or run elsewhere exist."""
+    """Python is fenced as ``python``. Pages that are prepared, checked or run elsewhere exist."""
     for page in PAGES:
         assert languages(page) <= {"", "python", "sh", "diff", "math", "yaml"}, name_of(page)
         assert not re.findall(
@@ -184,7 +184,7 @@ def test_no_code_is_hidden_from_these_tests() -> None:
 
 @pytest.mark.parametrize("name", WITH_COMMANDS)
 def test_the_commands_of_a_page_are_understood(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """By the parser of their verb; of those in a sentence, verb and options exist."""
+    """The parser of the verb accepts each command. In sentences, the verb and its options exist."""
     for verb, *words in commands(ROOT / name):
         assert verb in VERBS, f"{name}: covpool {verb}"
         if {"--help", "--help-all"} & {*words}:
@@ -202,7 +202,7 @@ def test_the_commands_of_a_page_are_understood(name: str, capsys: pytest.Capture
 
 
 def options_of(verb: str, capsys: pytest.CaptureFixture[str]) -> set[str]:
-    """All that its help names."""
+    """Return all options in the help of a verb."""
     capsys.readouterr()
     assert main([verb, "--help-all"]) == 0
     return set(re.findall(r"--[\w.-]+", capsys.readouterr().out))
@@ -219,7 +219,7 @@ def test_options_that_the_training_page_names() -> None:
 
 
 def test_links_between_pages() -> None:
-    """Every file that a page links to is there, and every test that one names."""
+    """Every linked file and every named test exists."""
     for page in PAGES:
         text = read(page)
         for link in re.findall(r"\]\(([^)#:]+)(?:#[\w-]*)?\)", text):

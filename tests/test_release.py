@@ -43,7 +43,7 @@ def load(name: str) -> ModuleType:
 
 
 def test_the_bill_of_materials_lists_every_requirement(monkeypatch: pytest.MonkeyPatch) -> None:
-    # hatchling is there in a build only.
+    # hatchling is only available in a build.
     for module, name in (("builders.hooks", "BuildHookInterface"), ("metadata", "MetadataHookInterface")):
         interface = ModuleType(f"hatchling.{module}.plugin.interface")
         setattr(interface, name, object)
@@ -61,7 +61,7 @@ def test_the_bill_of_materials_lists_every_requirement(monkeypatch: pytest.Monke
 
 
 def requirements(*extras: str) -> dict[str, str]:
-    """The least version of each package that some extras need."""
+    """Return the minimum version of each package that the extras need."""
     found = list(PROJECT["dependencies"])
     for extra in extras:
         found += PROJECT["optional-dependencies"][extra]

@@ -1,4 +1,4 @@
-"""The site as it is built: strictly, whole, and without anything of others' servers."""
+"""The built site: a strict build, complete links, and nothing loaded from other servers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = needs_pages
 
 
 class Links(HTMLParser):
-    """What a page links to, what it loads, and the places in it that can be linked to."""
+    """The links of a page, the files that it loads, and its anchors."""
 
     def __init__(self) -> None:
         super().__init__()

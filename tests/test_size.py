@@ -1,4 +1,4 @@
-"""The size of the package: few, full files, and few of them behind a command."""
+"""The size of the package: few, full files, and few of them run per command."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ print(json.dumps([exit_code, sorted(called)]))
 
 
 def lines_of_files() -> dict[str, int]:
-    """The number of lines of every Python file."""
+    """Return the number of lines of every Python file."""
     files = sorted(SOURCE.rglob("*.py"))
     return {str(path.relative_to(SOURCE)): len(path.read_text("utf-8").splitlines()) for path in files}
 

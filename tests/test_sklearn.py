@@ -1,4 +1,4 @@
-"""The transformer of scikit-learn: its own checks, pipelines, masks, images."""
+"""The scikit-learn transformer: scikit-learn's own checks, pipelines, masks, images."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def test_the_checks_of_scikit_learn(options: dict[str, Any]) -> None:
         try:
             check(estimator)
             passed.append(name)
-        except SkipTest as reason:  # a package of theirs is missing
+        except SkipTest as reason:  # an optional package is missing
             skipped.append(f"{name}: {reason}")
     assert len(passed) > 35, skipped
-    assert all(re.search("pandas|polars|array_api|SCIPY_ARRAY_API", told) for told in skipped), skipped
+    assert all(re.search("pandas|polars|array_api|SCIPY_ARRAY_API", line) for line in skipped), skipped
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

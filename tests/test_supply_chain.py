@@ -23,13 +23,13 @@ def required(*extras: str) -> list[Requirement]:
 def test_the_page_lists_every_package_with_its_extras() -> None:
     page = (ROOT / "docs/security.md").read_text("utf-8").partition("## Dependencies")[2]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if "|" in line][2:]
-    told = {package: set(extras.split(", ")) - {""} for package, extras, *_ in rows}
+    listed = {package: set(extras.split(", ")) - {""} for package, extras, *_ in rows}
     wanted: dict[str, set[str]] = {one.name: set() for one in required()}
     for extra in EXTRAS.keys() - {"all", "dev", "docs"}:
         for line in EXTRAS[extra]:
             if (name := Requirement(line).name) != "covpool":
                 wanted.setdefault(name, set()).add(extra)
-    assert told == wanted
+    assert listed == wanted
     assert all(all(cells[2:]) for cells in rows), "every package has a license, a maintainer and a use"
 
 

@@ -1,4 +1,4 @@
-"""A bar on a terminal, lines in a log, neither too often, and nothing that a terminal obeys."""
+"""Progress: a bar on a terminal, lines in a log, neither too often, and names without control sequences."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def _terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Its last number is the time."""
+    """Return a list whose last number is the current time."""
     now = [100.0]
     monkeypatch.setattr(terminal.time, "monotonic", lambda: now[-1])
     return now
 
 
 def count(show: Progress, clock: list[float], seconds: float, before: int = 0) -> None:
-    """Count to 20 from ``before``, with figures of a training step."""
+    """Count from ``before`` to 20, with the figures of a training step."""
     show.begin(before)
     for done in range(before + 1, 21):
         clock.append(clock[-1] + seconds)
@@ -42,7 +42,7 @@ def count(show: Progress, clock: list[float], seconds: float, before: int = 0) -
 
 
 def shown(stream: io.StringIO) -> list[str]:
-    """The text of each update, without control sequences and bars."""
+    """Return the text of each update, without control sequences and bars."""
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "\n", stream.getvalue())
     return [line for line in re.sub(r"[━╸╺]\n*", "", plain).replace("\r", "\n").splitlines() if line.strip()]
 
@@ -65,7 +65,7 @@ def test_a_terminal_shows_a_bar_and_clears_it(clock: list[float]) -> None:
 def test_the_bar_is_not_drawn_more_often_than_an_eye_can_see(clock: list[float]) -> None:
     with Progress(stream=(stream := Terminal())) as show:
         count(show, clock, 0.051)
-    assert 9 <= stream.getvalue().count("img/s") <= 12  # rich draws it once more at the end
+    assert 9 <= stream.getvalue().count("img/s") <= 12  # rich draws it again at the end
 
 
 def test_narrow_terminals_keep_the_time_that_is_left(
@@ -83,7 +83,7 @@ def test_narrow_terminals_keep_the_time_that_is_left(
 def test_a_log_gets_a_line_every_30_seconds(
     clock: list[float], monkeypatch: pytest.MonkeyPatch, color: str
 ) -> None:
-    monkeypatch.setenv("FORCE_COLOR", color)  # does not make a terminal of a file
+    monkeypatch.setenv("FORCE_COLOR", color)  # does not turn a file into a terminal
     with Progress("images", stream := io.StringIO()) as show:
         for done, now in ((10, 101.0), (2000, 140.0), (2010, 141.0), (10_000, 540.0), (20_000, 580.0)):
             clock.append(now)
@@ -92,7 +92,7 @@ def test_a_log_gets_a_line_every_30_seconds(
     assert stream.getvalue() == (
         "2,000 of 1,000,000 images, 5 h 32 min left\n"
         "10,000 of 1,000,000 images, 13 h 45 min left\n"
-        "20,000 of 1,000,000 images, 6 h 39 min left\n"  # by the speed of late
+        "20,000 of 1,000,000 images, 6 h 39 min left\n"  # from the recent speed
         "epoch 2: validation top-1 45.0 %\n"
     )
 

@@ -1,4 +1,4 @@
-"""The tutorials run, and what is stored in them is what they give."""
+"""The tutorials run, and their outputs match the stored ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def code(notebook: NotebookNode) -> list[NotebookNode]:
 
 
 def kind(output: NotebookNode) -> tuple[Any, ...]:
-    """Without numbers and pictures, which differ from machine to machine."""
+    """Return the kind of an output, without numbers and pictures, which differ between machines."""
     if output.output_type == "stream":
         return output.name, len(output.text.splitlines())
     return output.output_type, sorted(output.data)
@@ -63,8 +63,8 @@ def test_it_runs_and_gives_what_is_stored(name: str, tmp_path: Path) -> None:
     if images is not None and not images.is_dir():
         pytest.skip(f"{images.name} is not beside the project")
     found = executed(name, tmp_path)
-    told = "".join(
+    stderr = "".join(
         output.text for cell in code(found) for output in cell.outputs if output.get("name") == "stderr"
     )
-    assert "Warning" not in told, told
+    assert "Warning" not in stderr, stderr
     assert kinds(without_stderr(found)) == kinds(read(name))

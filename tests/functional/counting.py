@@ -1,4 +1,4 @@
-"""Counting matrix products: how many, and of how many multiplications."""
+"""Count matrix products and their multiplications."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# By name without overload and without the underscore of the in-place form, so that bmm.out and
-# baddbmm_ count as well. matmul, einsum and linear arrive here as these.
+# Names without the overload and without the underscore of in-place forms, so bmm.out and baddbmm_ count too.
+# matmul, einsum and linear are dispatched to these operators.
 PRODUCTS = {
     "mm": (0, 1),
     "bmm": (0, 1),
@@ -24,14 +24,14 @@ PRODUCTS = {
 
 
 def product_operands(target: Any) -> tuple[int, int] | None:
-    """Which two arguments of an aten operator it multiplies as matrices; None if it does not."""
+    """Return the indices of the two matrix arguments that an aten operator multiplies, or None."""
     if not isinstance(target, torch._ops.OpOverload):
         return None
     return PRODUCTS.get(target._schema.name.removeprefix("aten::").rstrip("_"))
 
 
 class Products(TorchDispatchMode):
-    """Count the products of everything that runs inside, gradients included."""
+    """Count all matrix products inside the context, including those of gradients."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Products(TorchDispatchMode):
 
 
 def count_value_and_gradient(function: Any, x: Tensor) -> tuple[Products, Products]:
-    """The products of ``function(x)`` and of its gradient."""
+    """Return the products of ``function(x)`` and of its gradient."""
     x = x.clone().requires_grad_()
     with Products() as value:
         result = function(x)

@@ -1,4 +1,4 @@
-"""Grids of options: all of them when there is time, every pair of values when there is little."""
+"""Grids of options: the full product in the slow tests, every pair of values in the fast tests."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Case = tuple[Any, ...]
 
 
 def grid(few: Mapping[str, Sequence[Any]], **axes: Sequence[Any]) -> pytest.MarkDecorator:
-    """Parametrise over the whole product; the cases outside a pairwise cover are marked slow.
+    """Parametrize over the full product, and mark cases outside a pairwise cover as slow.
 
-    An error in the code of one option, or of two options together, fails in the fast part already. ``few``
-    has the values of an axis that the fast part takes, where the others run the same code.
+    The fast cases already find an error in one option or in a pair of options. ``few`` limits an axis of the
+    fast cases to some of its values. Use it where the other values run the same code.
     """
     cases = list(product(*axes.values()))
     fast = set(_pairwise_cover(list(product(*(few.get(name, values) for name, values in axes.items())))))
@@ -24,7 +24,7 @@ def grid(few: Mapping[str, Sequence[Any]], **axes: Sequence[Any]) -> pytest.Mark
 
 
 def _pairwise_cover(cases: list[Case]) -> list[Case]:
-    """A small subset in which every pair of values of two axes occurs: the greedy choice."""
+    """Return a small subset, chosen greedily, in which every pair of values of two axes occurs."""
     pairs = {case: set(combinations(enumerate(case), 2)) for case in cases}
     missing = set().union(*pairs.values())
     chosen = []

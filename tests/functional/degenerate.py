@@ -1,4 +1,4 @@
-"""Features that break the usual code, by kind, and hypothesis strategies that draw them."""
+"""Degenerate features of several kinds, and hypothesis strategies that draw them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CONSTANTS = [0.1, 7.7, 1.0, -3.3, 1 / 3, 1e-7, 6e4]
 
 
 def constant(batch: int, channels: int, positions: int, generator: torch.Generator) -> Tensor:
-    """Each channel its own constant, a decimal one that binary numbers round."""
+    """Return channels that are each constant. The constants are mostly decimals that binary floats round."""
     chosen = torch.randint(len(CONSTANTS), (batch, channels, 1), generator=generator)
     return torch.tensor(CONSTANTS, dtype=torch.float64)[chosen].expand(-1, -1, positions).clone()
 
@@ -37,23 +37,23 @@ def some_constant(batch: int, channels: int, positions: int, generator: torch.Ge
 
 
 def offset(batch: int, channels: int, positions: int, generator: torch.Generator) -> Tensor:
-    """A large offset, another for each channel, and a small spread on it."""
+    """Return features with a large offset per channel and a small spread around it."""
     return noise(batch, channels, positions, generator) * 1e-4 + 10 * noise(batch, channels, 1, generator)
 
 
 def barely_not_constant(batch: int, channels: int, positions: int, generator: torch.Generator) -> Tensor:
-    """Constants with a handful of float32 rounding units of noise: on both sides of the flat rule."""
+    """Return constants with 0 to 11 float32 rounding units of noise, on both sides of the flat rule."""
     units = torch.randint(0, 12, (batch, channels, positions), generator=generator)
     return constant(batch, channels, positions, generator) * (1 + units * 2.0**-23)
 
 
 def relu(batch: int, channels: int, positions: int, generator: torch.Generator) -> Tensor:
-    """What a backbone gives: mostly zeros, some channels dead."""
+    """Return features like those of a backbone with ReLU: mostly zeros, some channels dead."""
     return (noise(batch, channels, positions, generator) - 1).relu()
 
 
 def uneven(batch: int, channels: int, positions: int, generator: torch.Generator) -> Tensor:
-    """Channels of very different activation."""
+    """Return channels with very different activation scales."""
     scales = torch.logspace(-6, 3, channels, dtype=torch.float64)[:, None]
     return noise(batch, channels, positions, generator) * scales
 
@@ -81,7 +81,7 @@ KINDS = [
     uneven,
     one_spike,
 ]
-# What each dtype can hold of the 1e-12 to 1e12 asked, with room for the features' own spread.
+# The part of 1e-12 to 1e12 that each dtype can represent, with a margin for the spread of the features.
 EXPONENTS = {
     torch.float16: (-3, 0),
     torch.bfloat16: (-12, 12),
@@ -93,7 +93,7 @@ WEIGHTS = ["none", "uniform", "random", "sparse", "mask", "all masked"]
 
 @st.composite
 def inputs(draw: st.DrawFn) -> tuple[Tensor, Tensor | None]:
-    """Features of any kind, shape, scale and dtype, and weights of any kind for them."""
+    """Draw features of any kind, shape, scale and dtype, with weights of any kind."""
     batch, channels, positions = draw(st.integers(1, 3)), draw(st.integers(1, 6)), draw(st.integers(1, 9))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
     dtype = draw(st.sampled_from(DTYPES))

@@ -1,7 +1,8 @@
 """The equations of sections 3.1 to 3.3 of the paper, written out plainly: the oracle of these tests.
 
-No symmetry is used, no product is saved, and every operation is one that autograd differentiates by
-itself, so that both the values and the derivatives of the library can be held against this file.
+It uses no symmetry and saves no products. Autograd differentiates every operation, so both the values and the
+derivatives of the library can be compared with this file.
+
 Matrices are ``(..., m, m)``, features ``(..., C, n)``.
 """
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 Steps = int | tuple[tuple[float, float], ...]
 
-FLAT_ULPS = 4  # the documented rule: within this many rounding units of its magnitude a channel is flat
+FLAT_ULPS = 4  # documented: the range of a flat channel is within this many rounding units of its magnitude
 
 
 def symmetric(a: Tensor) -> Tensor:
@@ -21,21 +22,21 @@ def symmetric(a: Tensor) -> Tensor:
 
 
 def covariance(x: Tensor) -> Tensor:
-    """Σ = X Ī Xᵀ with Ī = (I − 1/n)/n, the n×n matrix formed (section 3.1)."""
+    """Σ = X Ī Xᵀ with Ī = (I − 1/n)/n, with the n×n matrix Ī formed explicitly (section 3.1)."""
     n = x.shape[-1]
     i_bar = (torch.eye(n, dtype=x.dtype) - torch.ones(n, n, dtype=x.dtype) / n) / n
     return x @ i_bar @ x.mT
 
 
 def weighted_covariance(x: Tensor, weights: Tensor) -> Tensor:
-    """Σ_p w_p (x_p − μ)(x_p − μ)ᵀ with w divided by its sum: not in the paper; w = 1/n gives its Σ."""
+    """Σ_p w_p (x_p − μ)(x_p − μ)ᵀ with w divided by its sum. Not in the paper; w = 1/n gives its Σ."""
     w = (weights / weights.sum(-1, keepdim=True)).unsqueeze(-2)
     centred = x - (x * w).sum(-1, keepdim=True)
     return (centred * w) @ centred.mT
 
 
 def newton_schulz(a: Tensor, steps: Steps) -> tuple[list[Tensor], list[Tensor]]:
-    """Eqn. (2), ``[Y_0 .. Y_N]`` and ``[Z_0 .. Z_N]``. Other factors than 3/2, -1/2 are not the paper's."""
+    """Eqn. (2): ``[Y_0 .. Y_N]`` and ``[Z_0 .. Z_N]``. The paper's coefficients are 3/2 and -1/2."""
     eye = torch.eye(a.shape[-1], dtype=a.dtype).expand_as(a)
     ys, zs = [a], [eye]
     for of_eye, of_product in ((1.5, -0.5),) * steps if isinstance(steps, int) else steps:
@@ -46,7 +47,7 @@ def newton_schulz(a: Tensor, steps: Steps) -> tuple[list[Tensor], list[Tensor]]:
 
 
 def newton_schulz_backward(grad_y: Tensor, grad_z: Tensor, ys: list[Tensor], zs: list[Tensor]) -> Tensor:
-    """Eqns. (6) and (7): the gradient of A, given those of ``Y_N`` and ``Z_N``."""
+    """Eqns. (6) and (7): the gradient with respect to A, given the gradients of ``Y_N`` and ``Z_N``."""
     eye = zs[0]
     steps = len(ys) - 1
     for k in range(steps, 1, -1):
@@ -74,7 +75,7 @@ NORMS = {"trace": trace, "frobenius": frobenius}
 def post_compensation_backward(
     grad_c: Tensor, y: Tensor, sigma: Tensor, normalization: str
 ) -> tuple[Tensor, Tensor]:
-    """Eqn. (5), or (9) for the Frobenius norm: gradients of ``Y_N`` and, by this path alone, of Σ."""
+    """Eqn. (5), or (9) for the Frobenius norm: the gradients of ``Y_N`` and, through this path only, of Σ."""
     inner = trace(grad_c.mT @ y)
     if normalization == "trace":
         eye = torch.eye(sigma.shape[-1], dtype=sigma.dtype)
@@ -86,7 +87,7 @@ def post_compensation_backward(
 def pre_normalization_backward(
     grad_a: Tensor, grad_sigma_post: Tensor, sigma: Tensor, normalization: str
 ) -> Tensor:
-    """Eqn. (8), or (10) for the Frobenius norm: the gradient of Σ from that of A."""
+    """Eqn. (8), or (10) for the Frobenius norm: the gradient of Σ from the gradient of A."""
     inner = trace(grad_a.mT @ sigma)
     if normalization == "trace":
         t = trace(sigma)
@@ -106,7 +107,7 @@ def covariance_backward(grad_sigma: Tensor, x: Tensor) -> Tensor:
 def matrix_sqrt(
     sigma: Tensor, steps: Steps = 5, normalization: str = "trace", compensation: str = "matched"
 ) -> Tensor:
-    """Eqns. (3), (2) and (4) in a row, on ½(Σ + Σᵀ)."""
+    """Eqns. (3), (2) and (4) in sequence, applied to ½(Σ + Σᵀ)."""
     sigma = symmetric(sigma)
     t = NORMS[normalization](sigma)
     y = newton_schulz(sigma / t, steps)[0][-1]
@@ -116,7 +117,7 @@ def matrix_sqrt(
 def inverse_matrix_sqrt(
     sigma: Tensor, steps: Steps = 5, normalization: str = "trace", compensation: str = "matched"
 ) -> Tensor:
-    """The other half of Eqn. (2), compensated by 1/√t."""
+    """The other output of Eqn. (2), compensated by 1/√t."""
     sigma = symmetric(sigma)
     t = NORMS[normalization](sigma)
     z = newton_schulz(sigma / t, steps)[1][-1]
@@ -130,13 +131,13 @@ def isqrt_cov(
     compensation: str = "matched",
     weights: Tensor | None = None,
 ) -> Tensor:
-    """The whole layer: the root of the covariance."""
+    """The complete layer: the square root of the covariance."""
     sigma = covariance(x) if weights is None else weighted_covariance(x, weights)
     return matrix_sqrt(sigma, steps, normalization, compensation)
 
 
 def flat_channels(x: Tensor, weights: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Which channels, ``(..., C, 1)``, are constant to within rounding in ``dtype``."""
+    """Return a mask ``(..., C, 1)`` of the channels that are constant to within rounding in ``dtype``."""
     keep = torch.ones_like(x, dtype=torch.bool) if weights is None else (weights > 0).unsqueeze(-2)
     low = x.masked_fill(~keep, torch.inf).amin(-1, keepdim=True)
     high = x.masked_fill(~keep, -torch.inf).amax(-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""One call of ``isqrt_cov``, its float64 reference by the paper's equations, and how near they must be."""
+"""One call of ``isqrt_cov``, its float64 reference from the paper's equations, and the tolerances."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from covpool.functional import isqrt_cov
 from tests.functional import paper
 
-VALUE_TOLERANCE = 1e-4  # of the largest |C| of the image, against float64 on the same rounded input
+VALUE_TOLERANCE = 1e-4  # relative to the largest |C| of the image, against float64 on the same rounded input
 GRADIENT_TOLERANCE = 1e-3
 SIDES = ["channels", "positions"]
 NORMALIZATIONS = ["trace", "frobenius"]
@@ -19,7 +19,7 @@ DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 @dataclass(frozen=True)
 class Pooling:
-    """One call of ``isqrt_cov``: how, not on what."""
+    """The options of one call of ``isqrt_cov``."""
 
     steps: paper.Steps = 5
     normalization: str = "trace"
@@ -31,7 +31,7 @@ class Pooling:
     def value_and_gradients(
         self, x: Tensor, weights: Tensor | None, upstream: Tensor
     ) -> tuple[Tensor, list[Tensor]]:
-        """C, and the gradients of the features and of the weights if those are numbers."""
+        """Return C and the gradients with respect to the features and any floating-point weights."""
         leaves = [x.detach().clone().requires_grad_()]
         if weights is not None and weights.is_floating_point():
             weights = weights.detach().clone().requires_grad_()
@@ -50,7 +50,7 @@ class Pooling:
         return c.detach(), list(grads)
 
     def reference(self, x: Tensor, weights: Tensor | None, upstream: Tensor) -> tuple[Tensor, Tensor]:
-        """C and the gradient of the features by the paper's equations, in float64, image by image."""
+        """Return C and the gradient of the features by the paper's equations, in float64, per image."""
         compute_dtype = torch.promote_types(x.dtype, torch.float32)
         flat = paper.flat_channels(x.to(compute_dtype), weights, compute_dtype)
         values, grads = [], []
@@ -69,7 +69,7 @@ class Pooling:
         if flat.all():
             return torch.zeros(channels, channels).double(), torch.zeros_like(x)
         leaf = x.clone().requires_grad_()
-        # A live channel is brought near zero first: X Ī Xᵀ cancels, and the reference must not.
+        # Subtract the first position of each live channel: X Ī Xᵀ cancels, and the reference must not.
         live = (leaf - x[:, :1]).masked_fill(flat, 0.0)
         c = paper.isqrt_cov(live, self.steps, self.normalization, self.compensation, weights)
         (grad,) = torch.autograd.grad(c, leaf, upstream)
@@ -77,9 +77,10 @@ class Pooling:
 
 
 def assert_near(actual: Tensor, expected: Tensor, tolerance: float, sizes: list[float] | None = None) -> None:
-    """Each image within ``tolerance`` of its size: its largest expected entry, unless given.
+    """Check that each image is within ``tolerance`` times its size.
 
-    A size of zero asks for exact zeros.
+    The size is the largest expected entry of the image, unless ``sizes`` is given. A size of zero requires
+    exact zeros.
     """
     if sizes is None:
         sizes = [reference.abs().max().item() for reference in expected]
@@ -89,12 +90,12 @@ def assert_near(actual: Tensor, expected: Tensor, tolerance: float, sizes: list[
 
 
 def gradient_sizes(x: Tensor, weights: Tensor | None, c: Tensor, grad: Tensor) -> list[float]:
-    """The size of the terms that make up each image's gradient, which may cancel in their sum.
+    """Return the size of the terms that make up the gradient of each image. They may cancel in the sum.
 
-    They are of the size |C|/spread. With one channel and no compensation, for example, C is the same
-    number whatever x is, and the gradient is the zero that is left of them. The spread is that of the
-    live channels: a flat one is no part of any term, and three rounding units of 60000 would pass for a
-    far larger spread, and so ask for more digits than the terms have.
+    The terms are of size |C|/spread. For example, with one channel and no compensation, C does not depend on
+    x, and the terms cancel to a gradient of zero. Only live channels count for the spread, because a flat
+    channel contributes to no term. Three rounding units of 60000 would look like a much larger spread, and
+    the test would require more digits than the terms have.
     """
     keep = torch.ones_like(x, dtype=torch.bool) if weights is None else (weights > 0)[:, None].expand_as(x)
     compute_dtype = torch.promote_types(x.dtype, torch.float32)
@@ -109,7 +110,7 @@ def gradient_sizes(x: Tensor, weights: Tensor | None, c: Tensor, grad: Tensor) -
 
 
 def assert_sound(pooling: Pooling, x: Tensor, weights: Tensor | None = None) -> None:
-    """Everything that is promised for a finite input."""
+    """Check all guarantees for a finite input."""
     torch.manual_seed(1)
     upstream = torch.randn(x.shape[0], x.shape[1], x.shape[1])
     c, (grad, *of_weights) = pooling.value_and_gradients(x, weights, upstream)
@@ -125,7 +126,7 @@ def assert_sound(pooling: Pooling, x: Tensor, weights: Tensor | None = None) -> 
             grad, expected_grad, GRADIENT_TOLERANCE, gradient_sizes(x, weights, expected, expected_grad)
         )
     else:
-        # The gradient is computed in float32 and handed back in the dtype of the input, which may not
-        # reach far enough; only then may it be infinite.
+        # The gradient is computed in float32 and converted to the input dtype. It may be infinite only where
+        # it exceeds the range of that dtype.
         reachable = expected_grad.abs() < torch.finfo(x.dtype).max / 2
         assert grad[reachable].isfinite().all()

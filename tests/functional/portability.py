@@ -1,4 +1,4 @@
-"""The same function by another road: compiled, exported, under ONNX Runtime."""
+"""Compare a function with its compiled form, its exported form and its ONNX Runtime form."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BATCH = {0: torch.export.Dim.DYNAMIC}
 
 
 def value_and_gradients(function: Function, inputs: Inputs) -> list[Tensor]:
-    """The value, and the gradient with respect to every input that can have one."""
+    """Return the value and the gradient with respect to every floating-point input."""
     leaves = [x.detach().clone().requires_grad_(x.is_floating_point()) for x in inputs]
     y = function(*leaves)
     upstream = torch.sin(torch.arange(y.numel(), dtype=y.dtype)).reshape(y.shape)
@@ -27,7 +27,7 @@ def value_and_gradients(function: Function, inputs: Inputs) -> list[Tensor]:
 
 
 def check_compiled(function: Function, backend: str, *sizes: Inputs) -> None:
-    """Compiled whole, it agrees with itself in value and gradient, and serves every size uncompiled anew."""
+    """Check value and gradient of the function compiled as one graph, for all sizes without recompilation."""
     torch.compiler.reset()
     compiled = torch.compile(function, fullgraph=True, dynamic=True, backend=backend)
     for n, inputs in enumerate(sizes):
@@ -38,7 +38,7 @@ def check_compiled(function: Function, backend: str, *sizes: Inputs) -> None:
 
 
 def check_exported(module: nn.Module, example: Inputs, others: Sequence[Inputs]) -> None:
-    """Exported with a dynamic batch, it agrees with itself on other batches, also in its gradient."""
+    """Check value and gradient of the module exported with a dynamic batch, on other batch sizes."""
     program = torch.export.export(module, example, dynamic_shapes=(BATCH,) * len(example)).module()
     for inputs in others:
         for a, b in zip(
@@ -48,7 +48,7 @@ def check_exported(module: nn.Module, example: Inputs, others: Sequence[Inputs])
 
 
 def check_onnx(module: nn.Module, path: Path, example: Inputs, others: Sequence[Inputs]) -> None:
-    """Under ONNX Runtime it agrees with itself on batches of other sizes."""
+    """Check the value under ONNX Runtime on other batch sizes."""
     onnxruntime = pytest.importorskip("onnxruntime")
     program = torch.onnx.export(
         module, example, dynamo=True, dynamic_shapes=(BATCH,) * len(example), verbose=False

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# Coefficients that differ from step to step, so that none can be taken for another.
+# Coefficients that differ from step to step, so that exchanging two of them changes the result.
 UNEVEN = ((1.9, -0.8), (1.3, -0.45), (1.7, -0.65), (1.2, -0.3))
 
 
@@ -21,6 +21,6 @@ def positive_weights(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
 
 
 def definite(*eigenvalues: float, dtype: torch.dtype = torch.float64) -> Tensor:
-    """A matrix of these eigenvalues in a basis of no axis."""
+    """Return a matrix with these eigenvalues in a basis that is not aligned with the axes."""
     basis, _ = np.linalg.qr(np.random.default_rng(1).standard_normal((len(eigenvalues),) * 2))
     return torch.from_numpy(basis * np.array(eigenvalues) @ basis.T).to(dtype)[None]

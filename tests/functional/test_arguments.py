@@ -1,4 +1,4 @@
-"""Wrong arguments raise errors that name the argument, show what came, and say what to do."""
+"""Errors for wrong arguments name the argument, show the received value and say how to fix it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Operator = Callable[..., Any]
 
 
 def refuses(error: type[Exception], *parts: str) -> Any:
-    """The error, with all of these in its message, in this order."""
+    """Expect the error, with all these parts in its message, in this order."""
     return pytest.raises(error, match=r"(?s)^" + ".*".join(re.escape(part) for part in parts))
 
 
@@ -130,7 +130,7 @@ def test_too_few_steps(f: Operator, x: torch.Tensor, steps: int) -> None:
 
 @with_steps
 def test_more_steps_than_the_precision_can_bear(f: Operator, x: torch.Tensor) -> None:
-    """30 steps in float32 would return NaN for wide features, and 20 a gradient that is off by percent."""
+    """In float32, 30 steps return NaN for wide features, and 20 give a gradient with percent-level errors."""
     for dtype, most in ((torch.float16, 15), (torch.float32, 15), (torch.float64, 40)):
         for steps in (most + 1, ((1.5, -0.5),) * (most + 1)):
             with refuses(ValueError, f"steps must be at most {most} in float", f"got {most + 1}"):
@@ -150,7 +150,7 @@ def test_more_steps_than_half_precision_can_bear() -> None:
     [
         ("normalization", "fro", ("'trace'", "'frobenius'")),
         ("normalization", None, ("'trace'", "'frobenius'")),
-        ("compensation", "batchnorm", ("'matched'", "'none'")),  # nn has it, functional has not
+        ("compensation", "batchnorm", ("'matched'", "'none'")),  # nn supports it, functional does not
         ("compensation", None, ("'matched'", "'none'")),
         ("backward", "checkpoint", ("'saved'", "'recompute'")),
         ("backward", ["saved"], ("'saved'", "'recompute'")),
@@ -215,6 +215,6 @@ def test_weights_on_another_device(f: Operator) -> None:
 
 @pytest.mark.parametrize("f", [*FEATURES, *ROOTS])
 def test_options_are_by_name(f: Operator) -> None:
-    """Positional options would freeze their order for ever."""
+    """Positional options would fix their order forever."""
     with pytest.raises(TypeError, match="positional"):
         f(A, None)

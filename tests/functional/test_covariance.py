@@ -16,7 +16,7 @@ DTYPES = [torch.float64, torch.float32]
 
 
 def test_divides_by_the_number_of_positions() -> None:
-    """The paper's convention, pinned: n, not n − 1."""
+    """The paper's convention: divide by n, not n − 1."""
     x = torch.tensor([[1.0, 3.0], [2.0, 6.0]])
     assert_close(covariance(x), torch.tensor([[1.0, 2.0], [2.0, 4.0]]))
 
@@ -47,7 +47,7 @@ def test_section_3_1(dtype: torch.dtype) -> None:
 
 
 def test_equation_11() -> None:
-    """Its gradient is (G + Gᵀ) X Ī."""
+    """The gradient is (G + Gᵀ) X Ī."""
     x = torch.randn(2, 4, 6, dtype=torch.float64, requires_grad=True)
     upstream = torch.randn(2, 4, 4, dtype=torch.float64)
     (grad,) = torch.autograd.grad(covariance(x), x, upstream)
@@ -70,7 +70,7 @@ def test_derivatives(weighted: bool) -> None:
 
 
 def test_gradient_of_a_weight_at_zero() -> None:
-    """Σ is smooth in the weights, at zero too: the derivative there is the plain formula's."""
+    """Σ is smooth in the weights, also at zero. The derivative there follows the plain formula."""
     x = torch.randn(1, 3, 4, dtype=torch.float64)
     weights = torch.tensor([[0.5, 0.0, 1.0, 0.0]], dtype=torch.float64, requires_grad=True)
     upstream = torch.randn(1, 3, 3, dtype=torch.float64)
@@ -81,7 +81,7 @@ def test_gradient_of_a_weight_at_zero() -> None:
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_mask_and_repetition(weighted: bool) -> None:
-    """A mask drops positions; whole weights repeat them."""
+    """A mask drops positions; integer weights repeat them."""
     x = torch.randn(3, 4, dtype=torch.float64)
     if weighted:
         counts = torch.tensor([2, 1, 0, 3])
@@ -92,7 +92,7 @@ def test_mask_and_repetition(weighted: bool) -> None:
 
 
 def test_constant_channel_is_exactly_zero() -> None:
-    """Also where its mean rounds: 0.1 in float32 is not the mean of forty-nine of it."""
+    """This includes constants whose mean rounds: in float32, the mean of 49 values of 0.1 is not 0.1."""
     x = torch.randn(2, 3, 49)
     x[:, 1] = 0.1
     sigma = covariance(x)

@@ -1,4 +1,4 @@
-"""Functions of eigenvalues: values by scipy, gradients by differences, and what breaks both."""
+"""Functions of eigenvalues: values against scipy, gradients against finite differences, hard cases."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_gradient_of_the_logarithm(eigenvalues: tuple[float, ...]) -> None:
 def test_divided_differences_of_near_and_far_eigenvalues(
     function: ScalarFunction, exact: object, distance: float
 ) -> None:
-    """Against sixty decimal digits, where a difference of near numbers costs nothing."""
+    """Compare with 60 decimal digits, where subtracting nearby numbers loses no accuracy."""
     low, high = 3.0 * (1.0 - distance), 3.0
     with localcontext() as context:
         context.prec = 60
@@ -102,7 +102,7 @@ def test_a_decomposition_that_does_not_converge_is_done_in_float64(monkeypatch: 
 
 
 def test_entries_that_make_the_library_underflow() -> None:
-    """LAPACK's own answer to such a matrix, seven numbers in float32, holds NaN on some machines."""
+    """For such a matrix, 7×7 in float32, LAPACK itself returns NaN on some machines."""
     features = torch.tensor([[3.5e-13] * 6 + [1.0]])
     a = (features.mT @ features)[None]
     assert_close(matrix_power(a, 0.5), a.clone(), relative=1e-6)

@@ -1,4 +1,4 @@
-"""Signed roots and unit vectors: values, derivatives, and zeros."""
+"""Signed square roots and unit vectors: values, derivatives and zeros."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ def test_derivatives() -> None:
     x = torch.tensor([[0.3, -2.0, 1.1], [4.0, -0.2, 7.0]], dtype=torch.float64, requires_grad=True)
     assert gradcheck(signed_root, x, check_forward_ad=True)
     assert gradgradcheck(signed_root, x)
-    # The largest entry is a constant of the derivative; the whole is the same at every scale.
+    # The scale (the largest entry) is treated as a constant in the derivative. This is exact, because the
+    # result does not depend on the scale.
     assert gradcheck(l2_normalized, x, check_forward_ad=True)
     assert gradgradcheck(l2_normalized, x)
 

@@ -1,4 +1,4 @@
-"""Features to normalised covariance: every derivative, both sides, and the choice of side."""
+"""Features to normalized covariance: all derivatives, both sides, and the automatic choice of side."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.functional.samples import UNEVEN, features, positive_weights
 from tests.functional.tolerances import assert_close
 
 EVERY_OPTION = grid(
-    {"steps": (1, 2, UNEVEN)},  # none between the first and the last, one, and several
+    {"steps": (1, 2, UNEVEN)},  # no step, one step and several steps between the first and the last
     steps=[*range(1, 8), UNEVEN],
     normalization=["trace", "frobenius"],
     compensation=["matched", "none"],
@@ -36,13 +36,13 @@ shapes = pytest.mark.parametrize(("c", "n"), [(5, 9), (9, 5), (6, 6)])
 
 
 def inputs(weighted: bool, batch: int, c: int, n: int) -> tuple[Tensor, ...]:
-    """What to differentiate by: the features, and the weights where there are any."""
+    """Return the tensors to differentiate: the features and, if ``weighted``, the weights."""
     x = features(batch, c, n).requires_grad_()
     return (x, positive_weights(batch, n).requires_grad_()) if weighted else (x,)
 
 
 def operator(**options: object) -> Callable[..., Tensor]:
-    """``isqrt_cov`` with the weights as a second positional argument, for the checkers."""
+    """Return ``isqrt_cov`` with the weights as its second positional argument, for gradcheck."""
 
     def f(x: Tensor, weights: Tensor | None = None) -> Tensor:
         return isqrt_cov(x, weights=weights, **options)
@@ -51,7 +51,7 @@ def operator(**options: object) -> Callable[..., Tensor]:
 
 
 def plain_operator(**options: object) -> Callable[..., Tensor]:
-    """The paper's equations with the same signature."""
+    """Return the paper's equations with the same signature."""
 
     def f(x: Tensor, weights: Tensor | None = None) -> Tensor:
         return paper.isqrt_cov(x, weights=weights, **options)
@@ -76,7 +76,7 @@ def test_value(
 def test_gradcheck(
     steps: paper.Steps, normalization: str, compensation: str, backward: str, side: str, weighted: bool
 ) -> None:
-    """Reverse mode and forward mode, each also batched, in the features and in the weights."""
+    """Check reverse and forward mode, also batched, for the features and the weights."""
     f = operator(
         steps=steps, normalization=normalization, compensation=compensation, backward=backward, side=side
     )
@@ -93,7 +93,7 @@ def test_gradcheck(
 def test_gradgradcheck(
     steps: paper.Steps, normalization: str, compensation: str, backward: str, side: str, weighted: bool
 ) -> None:
-    """Reverse over reverse and forward over reverse."""
+    """Check reverse over reverse and forward over reverse."""
     f = operator(
         steps=steps, normalization=normalization, compensation=compensation, backward=backward, side=side
     )
@@ -105,7 +105,7 @@ def test_gradgradcheck(
 def test_double_backward_is_that_of_the_plain_equations(
     steps: paper.Steps, normalization: str, compensation: str, backward: str, side: str, weighted: bool
 ) -> None:
-    """Iterates reused as constants in the second derivative would be wrong here, and silent."""
+    """Iterates reused as constants would give a wrong second derivative without an error."""
     arguments = inputs(weighted, 2, 4, 3)
     grad = torch.randn(2, 4, 4, dtype=torch.float64, requires_grad=True)
     directions = [torch.randn_like(argument) for argument in arguments]
@@ -157,7 +157,7 @@ def test_hessian_vector_product_is_the_same_by_every_route(side: str, backward: 
 @sides
 @pytest.mark.parametrize("weighted", [False, True])
 def test_is_the_root_of_the_covariance(side: str, weighted: bool) -> None:
-    """The operator in one is the composition of the two public ones, gradient included."""
+    """The fused operator equals the composition of the two public ones, including the gradient."""
     arguments = inputs(weighted, 2, 4, 6)
     weights = arguments[1] if weighted else None
     one = isqrt_cov(arguments[0], steps=5, weights=weights, side=side)
@@ -177,7 +177,7 @@ def test_is_the_root_of_the_covariance(side: str, weighted: bool) -> None:
 def test_both_sides_are_equal(
     c: int, n: int, normalization: str, compensation: str, weighted: bool, dtype: torch.dtype, relative: float
 ) -> None:
-    """In value and in gradient, to 1e-5 in float32, whichever side is the smaller."""
+    """Value and gradient agree, to 1e-5 in float32, whichever side is smaller."""
     arguments = [t.detach().to(dtype).requires_grad_() for t in inputs(weighted, 3, c, n)]
     upstream = torch.randn(3, c, c, dtype=dtype)
     results, grads = [], []
@@ -192,7 +192,7 @@ def test_both_sides_are_equal(
 
 @pytest.mark.parametrize(("c", "n"), [(64, 49), (48, 64)])
 def test_both_sides_are_equal_at_the_size_of_real_features(c: int, n: int) -> None:
-    """ReLU features, float32, both sides against float64."""
+    """Compare both sides in float32 with float64, on ReLU features."""
     x = features(2, c, n, dtype=torch.float32).relu()
     upstream = torch.randn(2, c, c)
     leaf = x.double().requires_grad_()
@@ -209,7 +209,7 @@ def test_both_sides_are_equal_at_the_size_of_real_features(c: int, n: int) -> No
 @sides
 @shapes
 def test_equation_11(side: str, c: int, n: int) -> None:
-    """∂l/∂X = (G + Gᵀ) X Ī, the paper's equation with its factors in the order that shapes allow."""
+    """∂l/∂X = (G + Gᵀ) X Ī: the paper's equation with its factors in the order that the shapes allow."""
     x = features(2, c, n).requires_grad_()
     upstream = torch.randn(2, c, c, dtype=torch.float64)
     sigma = paper.covariance(x.detach()).requires_grad_()
@@ -267,7 +267,7 @@ def test_order_of_channels_permutes_the_result(side: str) -> None:
 @pytest.mark.parametrize("weighted", [False, True])
 @sides
 def test_leading_dimensions(leading: tuple[int, ...], weighted: bool, side: str) -> None:
-    """Any number of them, none and zero included; each image by itself."""
+    """Any number of leading dimensions works, including none and size zero. Each image is independent."""
     x = features(*leading, 3, 4).requires_grad_()
     weights = positive_weights(*leading, 4) if weighted else None
     result = isqrt_cov(x, weights=weights, side=side)
@@ -290,7 +290,7 @@ def test_result_is_symmetric(side: str, backward: str) -> None:
 @sides
 @backwards
 def test_does_not_write_to_its_arguments(side: str, backward: str) -> None:
-    """The gradient reuses memory; none of it may belong to the caller, nor be needed a second time."""
+    """The gradient reuses memory. It must not overwrite the caller's tensors or block a second call."""
     x, weights = inputs(True, 2, 4, 5)
     x_before, weights_before = x.detach().clone(), weights.detach().clone()
     for arguments in ((x,), (x, weights)):
@@ -309,7 +309,7 @@ def test_does_not_write_to_its_arguments(side: str, backward: str) -> None:
 
 @pytest.mark.parametrize("steps", range(1, 8))
 def test_auto_takes_the_side_with_fewer_multiplications(steps: int) -> None:
-    """Counted by running both sides, value and gradient, around the crossover and far from it."""
+    """Count multiplications by running both sides, value and gradient, near the crossover and far from it."""
     c = 40
     sizes = [1, 20, *range(int(0.8 * c), int(1.05 * c) + 2), 80]
     chosen = []
@@ -322,7 +322,7 @@ def test_auto_takes_the_side_with_fewer_multiplications(steps: int) -> None:
         assert done["auto"] == min(done["channels"], done["positions"]), f"at n={n}"
         chosen.append(cheaper_side(c, n, steps))
         assert done[chosen[-1]] == done["auto"], f"at n={n}"
-    # One crossover, and it lies inside: the choice was a real one.
+    # There is one crossover, and it lies inside the tested range.
     assert chosen[0] == "positions"
     assert chosen[-1] == "channels"
     assert chosen == sorted(chosen, reverse=True)
@@ -343,7 +343,7 @@ def test_the_default_is_fitted_and_a_number_means_the_papers_steps() -> None:
     assert not torch.equal(isqrt_cov(x), isqrt_cov(x, steps=5))
     sigma = covariance(x)
     assert torch.equal(matrix_sqrt(sigma), matrix_sqrt(sigma, steps=5))
-    assert_close(isqrt_cov(x), isqrt_cov(x, steps=5), 0.03)  # the fit is off by 2.1 % at most
+    assert_close(isqrt_cov(x), isqrt_cov(x, steps=5), 0.03)  # the fitted steps differ by at most 2.1 %
 
 
 HALF = pytest.mark.parametrize(
@@ -356,7 +356,7 @@ HALF = pytest.mark.parametrize(
 def test_products_in_half_precision(
     side: str, dtype: torch.dtype, of_value: float, of_gradient: float
 ) -> None:
-    """An explicit option, for the products alone: float32 in and out, and not exact."""
+    """Half precision is opt-in and applies to the products only. Input and output stay float32."""
     x = features(2, 16, 12, dtype=torch.float32).requires_grad_()
     upstream = torch.randn(2, 16, 16)
     exact = isqrt_cov(x, side=side)
@@ -383,7 +383,7 @@ def test_half_precision_at_any_scale(
     size: float,
     upstream_size: float,
 ) -> None:
-    """Features, gradients and tangents far outside the range of float16."""
+    """Features, gradients and tangents are far outside the range of float16."""
     x = features(2, 16, 12, dtype=torch.float32) * size
     upstream, tangent = torch.randn(2, 16, 16) * upstream_size, torch.randn_like(x) * size * 1e-8
     found = []

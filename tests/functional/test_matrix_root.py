@@ -1,4 +1,4 @@
-"""Roots whose value and gradient are computed apart: each value by an oracle, each gradient by scipy."""
+"""Roots with separate value and gradient methods: values against an oracle, gradients against scipy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SPECTRUM = (0.4, 0.7, 1.0, 2.0)
 
 
 def by_eigenvalues(a: Tensor, function: object) -> np.ndarray:
-    """A function of the eigenvalues over the Frobenius norm, by numpy."""
+    """Apply a function to the eigenvalues divided by the Frobenius norm, with numpy."""
     values, vectors = np.linalg.eigh(a[0].numpy())
     norm = np.sqrt((values**2).sum())
     return (vectors * (np.sqrt(norm) * function(values / norm))) @ vectors.T
@@ -26,7 +26,7 @@ def by_eigenvalues(a: Tensor, function: object) -> np.ndarray:
 
 @pytest.mark.parametrize("degree", [2, 5, 7])
 def test_pade_by_scipy(degree: int) -> None:
-    """The quotient that scipy makes of the series of 1/√(1−z), times λ."""
+    """Compare with λ times scipy's Padé quotient of the series of 1/√(1−z)."""
     series = [scipy.special.binom(-0.5, k) * (-1) ** k for k in range(2 * degree)]
     upper, lower = scipy.interpolate.pade(series, degree, degree - 1)
     a = definite(*SPECTRUM)
@@ -53,7 +53,7 @@ def test_every_value_tends_to_the_root(forward: str, order: int) -> None:
 
 @pytest.mark.parametrize(("forward", "order"), [("newton_schulz", 5), ("pade", 5), ("taylor", 11)])
 def test_zero_eigenvalues_stay_zero(forward: str, order: int) -> None:
-    """The fault of the usual Padé approximant, which makes a zero 1/11 of the norm's root."""
+    """The usual Padé approximant fails here: it maps a zero eigenvalue to 1/11 of the root of the norm."""
     a = definite(0.0, 0.0, 1.0, 2.0)
     root = matrix_root(a, RootOptions(forward, "svd", order))
     assert torch.linalg.eigvalsh(root)[0, :2].abs().max() < 1e-12
@@ -61,7 +61,7 @@ def test_zero_eigenvalues_stay_zero(forward: str, order: int) -> None:
 
 @pytest.mark.parametrize(("forward", "order"), [("newton_schulz", 5), ("pade", 5), ("taylor", 11)])
 def test_each_matrix_has_its_own_norm(forward: str, order: int) -> None:
-    """The fault of a norm over the batch: images would depend on each other."""
+    """With one norm over the batch, images would depend on each other."""
     a, options = definite(*SPECTRUM), RootOptions(forward, "lyapunov_iteration", order, 8)
     batch = torch.cat([a, 1e6 * a]).requires_grad_()
     together = matrix_root(batch, options)
@@ -83,7 +83,7 @@ def test_lyapunov_by_scipy() -> None:
 
 
 def test_lyapunov_of_a_singular_root() -> None:
-    """Between range and null space as it should be, by either solver; between null directions never seen."""
+    """Check the blocks that involve the range, for both solvers. The null-null block is not compared."""
     root, generator = definite(0.0, 0.0, 1.0, 2.0), torch.Generator().manual_seed(2)
     grad = torch.randn(1, 4, 4, generator=generator, dtype=torch.float64)
     grad = grad + grad.mT
@@ -97,7 +97,7 @@ def test_lyapunov_of_a_singular_root() -> None:
 
 
 def test_the_iteration_falls_short_of_small_eigenvalues() -> None:
-    """So that nobody takes it for exact: where s is a twentieth of the largest, it needs a dozen steps."""
+    """The iteration is not exact: for s at 1/20 of the largest eigenvalue it needs about a dozen steps."""
     root = definite(0.05, 1.0)
     direction = torch.linalg.eigh(root)[1][:, :, :1]
     grad = direction @ direction.mT

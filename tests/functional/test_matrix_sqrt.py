@@ -1,4 +1,4 @@
-"""The root and the inverse root of matrices: every derivative, and the conventions."""
+"""The square root and the inverse square root of matrices: all derivatives, and the conventions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Root = Callable[..., Tensor]
 ROOTS = [matrix_sqrt, inverse_matrix_sqrt]
 PLAIN = {matrix_sqrt: paper.matrix_sqrt, inverse_matrix_sqrt: paper.inverse_matrix_sqrt}
 EVERY_OPTION = grid(
-    {"steps": (1, 2, UNEVEN)},  # none between the first and the last, one, and several
+    {"steps": (1, 2, UNEVEN)},  # no step, one step and several steps between the first and the last
     root=ROOTS,
     steps=[*range(1, 8), UNEVEN],
     normalization=["trace", "frobenius"],
@@ -34,7 +34,7 @@ backwards = pytest.mark.parametrize("backward", ["saved", "recompute"])
 
 
 def matrices(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Positive definite matrices, ``shape`` being all dimensions but the last."""
+    """Return positive definite matrices. ``shape`` has all dimensions but the last."""
     half = torch.randn(*shape, shape[-1] + 2, dtype=dtype)
     return half @ half.mT
 
@@ -52,7 +52,7 @@ def test_value(root: Root, steps: paper.Steps, normalization: str, compensation:
 def test_gradcheck(
     root: Root, steps: paper.Steps, normalization: str, compensation: str, backward: str
 ) -> None:
-    """Reverse mode and forward mode, each also batched, against finite differences."""
+    """Check reverse and forward mode, also batched, against finite differences."""
     f = partial(root, steps=steps, normalization=normalization, compensation=compensation, backward=backward)
     assert gradcheck(
         f,
@@ -67,7 +67,7 @@ def test_gradcheck(
 def test_gradgradcheck(
     root: Root, steps: paper.Steps, normalization: str, compensation: str, backward: str
 ) -> None:
-    """Reverse over reverse and forward over reverse, against finite differences of the gradient."""
+    """Check reverse over reverse and forward over reverse against finite differences of the gradient."""
     f = partial(root, steps=steps, normalization=normalization, compensation=compensation, backward=backward)
     a = matrices(1, 3).requires_grad_()
     assert gradgradcheck(f, a, check_fwd_over_rev=True, check_batched_grad=True)
@@ -77,7 +77,7 @@ def test_gradgradcheck(
 def test_double_backward_is_that_of_the_plain_equations(
     root: Root, steps: paper.Steps, normalization: str, compensation: str, backward: str
 ) -> None:
-    """Iterates reused as constants in the second derivative would be wrong here, and silent."""
+    """Iterates reused as constants would give a wrong second derivative without an error."""
     a, grad, direction = matrices(2, 4), torch.randn(2, 4, 4).double(), torch.randn(2, 4, 4).double()
 
     def second(f: Callable[[Tensor], Tensor]) -> tuple[Tensor, ...]:
@@ -126,7 +126,7 @@ def test_hessian_vector_product_is_the_same_by_every_route(root: Root, backward:
 @backwards
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_gradient_is_symmetric(root: Root, backward: str, dtype: torch.dtype) -> None:
-    """Whatever arrives from above: the public code of the paper returns something else here."""
+    """The gradient is symmetric for any upstream gradient. In the paper's public code it is not."""
     a = matrices(2, 6, dtype=dtype).requires_grad_()
     upstream = torch.randn_like(a)
     (grad,) = torch.autograd.grad(root(a, backward=backward), a, upstream)
@@ -157,7 +157,7 @@ def test_acts_on_the_symmetric_part(root: Root, backward: str) -> None:
 @pytest.mark.parametrize("normalization", ["trace", "frobenius"])
 @pytest.mark.parametrize("compensation", ["matched", "none"])
 def test_zero_matrix(root: Root, backward: str, normalization: str, compensation: str) -> None:
-    """Zero, with zero gradient, beside a matrix that is not zero and is not disturbed."""
+    """The result and its gradient are zero, and another matrix of the batch is unaffected."""
     a = torch.stack([torch.zeros(3, 3), torch.eye(3)]).requires_grad_()
     options = {"normalization": normalization, "compensation": compensation, "backward": backward}
     result = root(a, **options)
@@ -174,7 +174,7 @@ def test_zero_matrix(root: Root, backward: str, normalization: str, compensation
 @roots
 @pytest.mark.parametrize("leading", [(), (1,), (4,), (2, 3), (2, 1, 2), (0,), (2, 0)])
 def test_leading_dimensions(root: Root, leading: tuple[int, ...]) -> None:
-    """Any number of them, none and zero included; each matrix by itself."""
+    """Any number of leading dimensions works, including none and size zero. Each matrix is independent."""
     a = matrices(*leading, 3).requires_grad_()
     result = root(a)
     assert result.shape == a.shape
@@ -197,7 +197,7 @@ def test_tends_to_the_root_of_scipy(normalization: str) -> None:
 
 @roots
 def test_does_not_write_to_its_arguments(root: Root) -> None:
-    """The gradient reuses memory; none of it may belong to the caller."""
+    """The gradient reuses memory, but must not overwrite the caller's tensors."""
     a = matrices(2, 4).requires_grad_()
     before = a.detach().clone()
     for backward in ("saved", "recompute"):

@@ -1,4 +1,4 @@
-"""Lean: what is kept for the gradient, at the size the paper uses (d = 256, a 14×14 map)."""
+"""Memory saved for backward, at the size that the paper uses (d = 256, a 14×14 map)."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from torch.utils._pytree import tree_leaves
 from covpool.functional import inverse_matrix_sqrt, isqrt_cov, matrix_sqrt
 
 MIB = 2**20
-MATRIX = 256 * 256 * 4  # bytes an image, in float32
+MATRIX = 256 * 256 * 4  # bytes per image, in float32
 FEATURES = 256 * 196 * 4
 GRAM = 196 * 196 * 4
-SMALL = 4096  # a few numbers for each channel
+SMALL = 4096  # a few values per channel
 
 sides = pytest.mark.parametrize("side", ["channels", "positions"])
 backwards = pytest.mark.parametrize("backward", ["saved", "recompute"])
 
 
 def kept_bytes(function: Callable[[Tensor], Tensor], x: Tensor) -> int:
-    """Bytes an image that the graph holds for backward, the input itself not counted."""
+    """Return the bytes per image that the graph saves for backward, without the input itself."""
     x = x.clone().requires_grad_()
     storages: dict[int, int] = {}
 
@@ -44,7 +44,7 @@ def kept_bytes(function: Callable[[Tensor], Tensor], x: Tensor) -> int:
 
 
 class Allocations(TorchDispatchMode):
-    """All memory allocated inside, held weakly: what is still alive afterwards, somebody else holds."""
+    """Track all memory allocated inside, by weak references, to see which of it is still alive afterwards."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class Allocations(TorchDispatchMode):
 
 @pytest.fixture(scope="module")
 def _frozen() -> Iterator[None]:
-    """What was there before the tests is not searched for garbage, which takes a second each time."""
+    """Freeze earlier objects, so that garbage collection skips them. It would take a second each time."""
     gc.collect()
     gc.freeze()
     yield
@@ -74,8 +74,8 @@ def _frozen() -> Iterator[None]:
 
 @pytest.fixture
 def no_garbage_collector(_frozen: None) -> Iterator[None]:
-    """So that a reference cycle shows as memory held."""
-    with Allocations():  # the first mean of a process under a dispatch mode makes cycles in torch itself
+    """Disable the garbage collector, so that a reference cycle shows as live memory."""
+    with Allocations():  # the first mean under a dispatch mode creates cycles in torch itself
         torch.zeros(2).mean()
     gc.collect()
     gc.disable()
@@ -100,7 +100,7 @@ def a() -> Tensor:
 
 
 def test_saved(x: Tensor) -> None:
-    """At most 1.9 MiB an image, and not by throwing the iterates away."""
+    """At most 1.9 MiB per image, with the iterates saved."""
     kept = kept_bytes(partial(isqrt_cov, steps=5), x)
     assert kept <= 1.9 * MIB
     assert kept > 8 * GRAM
@@ -108,7 +108,7 @@ def test_saved(x: Tensor) -> None:
 
 
 def test_recompute(x: Tensor) -> None:
-    """At most 0.5 MiB an image: the centred features and no matrix."""
+    """At most 0.5 MiB per image: the centered features and no matrix."""
     kept = kept_bytes(partial(isqrt_cov, backward="recompute"), x)
     assert kept <= 0.5 * MIB
     assert kept <= FEATURES + SMALL
@@ -116,7 +116,7 @@ def test_recompute(x: Tensor) -> None:
 
 @backwards
 def test_each_side_keeps_nothing_of_the_size_of_the_other(x: Tensor, backward: str) -> None:
-    """No n×n matrix on the channels side (the centring matrix!), no C×C matrix on the other."""
+    """No n×n matrix (such as the centering matrix) on the channels side, no C×C matrix on the other."""
     few_positions = x[..., :16].contiguous()
     assert kept_bytes(partial(isqrt_cov, side="positions", backward=backward), few_positions) < MATRIX
     few_channels = x[:, :16].contiguous()
@@ -125,7 +125,7 @@ def test_each_side_keeps_nothing_of_the_size_of_the_other(x: Tensor, backward: s
 
 @pytest.mark.parametrize("root", [matrix_sqrt, inverse_matrix_sqrt])
 def test_roots(root: Callable[..., Tensor], a: Tensor) -> None:
-    """Eight iterates and the root itself saved; nothing but the input when recomputed."""
+    """Eight iterates and the root are saved, or only the input with ``recompute``."""
     assert kept_bytes(root, a) <= 9 * MATRIX + SMALL
     assert kept_bytes(partial(root, backward="recompute"), a) <= SMALL
 
@@ -137,7 +137,7 @@ def test_roots(root: Callable[..., Tensor], a: Tensor) -> None:
 def test_nothing_without_grad(
     small: Tensor, side: str, backward: str, requires_grad: bool, enabled: bool
 ) -> None:
-    """Under no_grad, and for an input that needs none: no graph, and no iterate outlives the call."""
+    """Under no_grad, or for an input without gradient, no graph is built and no iterate outlives the call."""
     leaf = small.clone().requires_grad_(requires_grad)
     with torch.set_grad_enabled(enabled), Allocations() as allocations:
         result = isqrt_cov(leaf, side=side, backward=backward)
@@ -149,7 +149,7 @@ def test_nothing_without_grad(
 @backwards
 @pytest.mark.usefixtures("no_garbage_collector")
 def test_graph_dies_with_the_result(small: Tensor, side: str, backward: str) -> None:
-    """No cycle holds the iterates until the garbage collector comes round."""
+    """No reference cycle keeps the iterates alive until garbage collection."""
     leaf = small.clone().requires_grad_()
     with Allocations() as allocations:
         result = isqrt_cov(leaf, side=side, backward=backward)
@@ -162,7 +162,7 @@ def test_graph_dies_with_the_result(small: Tensor, side: str, backward: str) -> 
 @backwards
 @pytest.mark.usefixtures("no_garbage_collector")
 def test_backward_frees_the_iterates(small: Tensor, side: str, backward: str) -> None:
-    """After backward only the result is left, though it still has its graph."""
+    """After backward only the result stays in memory, although it still has its graph."""
     leaf = small.clone().requires_grad_()
     with Allocations() as allocations:
         result = isqrt_cov(leaf, side=side, backward=backward)

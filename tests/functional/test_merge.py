@@ -27,7 +27,7 @@ from tests.functional.tolerances import assert_close
 
 DTYPES = [torch.float64, torch.float32]
 SIZES = (1, 5, 2, 8)
-# The weights of 16 positions, of every kind.
+# All kinds of weights, for 16 positions.
 WEIGHTS = {
     "none": lambda: None,
     "mask": lambda: torch.rand(2, 16) > 0.4,
@@ -51,7 +51,7 @@ def test_any_order_equals_the_whole(kind: str, dtype: torch.dtype) -> None:
     results = [covariance_merge(order).covariance() for order in itertools.permutations(parts)]
     for result in results:
         assert_close(result.to(dtype), expected)
-        # Orders differ by the rounding of float64, whatever the features have.
+        # Different orders agree to float64 rounding, whatever the dtype of the features.
         assert_close(result, results[0], 1e-13)
 
 
@@ -70,7 +70,7 @@ def test_mean_and_weight_are_those_of_numpy() -> None:
 
 
 def test_a_part_counts_by_its_weight() -> None:
-    """Weights are not divided by their sum: a part of twice the weight counts twice."""
+    """Weights are not divided by their sum: a part with twice the weight counts twice."""
     a, b = torch.randn(3, 4), torch.randn(3, 4)
     doubled = covariance_merge([moments(a), moments(b, weights=torch.full((4,), 2.0))]).covariance()
     assert_close(doubled.float(), covariance(torch.cat([a, b, b], dim=-1)))
@@ -78,7 +78,7 @@ def test_a_part_counts_by_its_weight() -> None:
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_a_large_offset_costs_no_digits(weighted: bool) -> None:
-    """Sums of squares would have none left: their error is 1e16 times eps, the variance about 1."""
+    """Sums of squares would lose all digits: their error is 1e16 times eps, and the variance is about 1."""
     x = torch.randn(1, 3, 4096, dtype=torch.float64)
     weights = torch.ones(1, 512, dtype=torch.float64) if weighted else None
     parts = [moments(part + 1e8, weights=weights) for part in x.split(512, dim=-1)]

@@ -1,4 +1,4 @@
-"""The iteration on bare tensors: Eqn. (2), Eqns. (6) and (7), accuracy and stability."""
+"""The iteration on plain tensors: Eqn. (2), Eqns. (6) and (7), accuracy and stability."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DTYPES = [torch.float64, torch.float32]
 
 
 def normalised(batch: int, m: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Positive definite matrices of trace one."""
+    """Return positive definite matrices with trace one."""
     torch.manual_seed(m)
     half = torch.randn(batch, m, m + 2, dtype=dtype)
     a = half @ half.mT
@@ -35,7 +35,7 @@ def normalised(batch: int, m: int, dtype: torch.dtype = torch.float64) -> Tensor
 
 
 def with_eigenvalues(*eigenvalues: float) -> Tensor:
-    """One symmetric matrix, ``(1, m, m)``, with these eigenvalues in a random basis."""
+    """Return one symmetric matrix, ``(1, m, m)``, with these eigenvalues in a random basis."""
     torch.manual_seed(0)
     m = len(eigenvalues)
     q, _ = torch.linalg.qr(torch.randn(m, m, dtype=torch.float64))
@@ -46,7 +46,7 @@ def with_eigenvalues(*eigenvalues: float) -> Tensor:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("inverse", [False, True])
 def test_equation_2(steps: Coefficients, dtype: torch.dtype, inverse: bool) -> None:
-    """Value and iterates are those of the coupled iteration."""
+    """Value and iterates equal those of the coupled iteration."""
     a = normalised(3, 6, dtype)
     ys, zs = paper.newton_schulz(a, steps)
     result, iterates = newton_schulz(a.clone(), steps, inverse)
@@ -59,7 +59,7 @@ def test_equation_2(steps: Coefficients, dtype: torch.dtype, inverse: bool) -> N
 @pytest.mark.parametrize("steps", PAPER)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_equations_6_and_7(steps: Coefficients, dtype: torch.dtype) -> None:
-    """The lean gradient of the root is the paper's, symmetrised."""
+    """The library's gradient of the root equals the paper's, symmetrized."""
     a = normalised(3, 6, dtype)
     grad = torch.randn_like(a)
     expected = paper.newton_schulz_backward(grad, torch.zeros_like(grad), *paper.newton_schulz(a, steps))
@@ -71,7 +71,7 @@ def test_equations_6_and_7(steps: Coefficients, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("steps", PAPER)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_equations_6_and_7_from_z(steps: Coefficients, dtype: torch.dtype) -> None:
-    """The same equations started from a gradient of Z_N: the inverse root."""
+    """The same equations, started from a gradient of Z_N, give the gradient of the inverse root."""
     a = normalised(3, 6, dtype)
     grad = torch.randn_like(a)
     expected = paper.newton_schulz_backward(torch.zeros_like(grad), grad, *paper.newton_schulz(a, steps))
@@ -83,7 +83,7 @@ def test_equations_6_and_7_from_z(steps: Coefficients, dtype: torch.dtype) -> No
 @pytest.mark.parametrize("steps", PAPER)
 @pytest.mark.parametrize("inverse", [False, True])
 def test_the_equations_are_the_gradient(steps: Coefficients, inverse: bool) -> None:
-    """The paper's Eqns. (6) and (7) agree with autograd through Eqn. (2): the oracle is sound."""
+    """The paper's Eqns. (6) and (7) agree with autograd through Eqn. (2), so the oracle is correct."""
     a = normalised(2, 4).requires_grad_()
     ys, zs = paper.newton_schulz(a, steps)
     grad = torch.randn_like(a)
@@ -97,7 +97,7 @@ def test_the_equations_are_the_gradient(steps: Coefficients, inverse: bool) -> N
 @pytest.mark.parametrize("steps", PAPER + OTHER)
 @pytest.mark.parametrize("inverse", [False, True])
 def test_tangent(steps: Coefficients, inverse: bool) -> None:
-    """The tangent is the adjoint of the gradient, and equals torch's own through Eqn. (2)."""
+    """The tangent is the adjoint of the gradient, and equals torch's own tangent through Eqn. (2)."""
     a = normalised(2, 5)
     tangent = paper.symmetric(torch.randn_like(a))
     _, iterates = newton_schulz(a, steps, inverse)
@@ -116,7 +116,7 @@ def test_tangent(steps: Coefficients, inverse: bool) -> None:
 @pytest.mark.parametrize("inverse", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_gradient_for_any_coefficients(steps: Coefficients, inverse: bool, dtype: torch.dtype) -> None:
-    """The lean gradient is that of autograd through the iteration as written."""
+    """The library's gradient equals autograd through the iteration as written."""
     a = normalised(3, 6, dtype).requires_grad_()
     grad = paper.symmetric(torch.randn_like(a))
     (expected,) = torch.autograd.grad(paper.newton_schulz(a, steps)[inverse][-1], a, grad)
@@ -125,7 +125,7 @@ def test_gradient_for_any_coefficients(steps: Coefficients, inverse: bool, dtype
 
 
 def test_error_falls_to_rounding_and_stays() -> None:
-    """Against scipy's root: every step is nearer, until 1e-10, and thirty steps do not undo it."""
+    """The error against scipy's root falls at every step to below 1e-10, and stays there up to 30 steps."""
     a = with_eigenvalues(0.3, 0.25, 0.2, 0.15, 0.1)
     root = torch.from_numpy(sqrtm(a[0].numpy()))
     errors = [(newton_schulz(a, paper_steps(steps))[0][0] - root).norm().item() for steps in range(1, 31)]
@@ -153,7 +153,7 @@ def test_inverse_root() -> None:
 
 @pytest.mark.parametrize("steps", [1, 5, 12])
 def test_zero_eigenvalues_stay_zero(steps: int) -> None:
-    """‖A − I‖ is 1 for a rank-deficient A; the iteration then converges on its range alone."""
+    """‖A − I‖ is 1 for a rank-deficient A. The iteration then converges only on the range of A."""
     a = with_eigenvalues(0.6, 0.4, 0.0, 0.0)
     eigenvalues, vectors = torch.linalg.eigh(a[0])
     null = vectors[:, eigenvalues < 1e-12]
@@ -165,7 +165,7 @@ def test_zero_eigenvalues_stay_zero(steps: int) -> None:
 
 
 def test_null_space_that_is_exact_stays_exact() -> None:
-    """Rows of exact zeros give exact zeros, and rounding never leaks in."""
+    """Rows of exact zeros stay exact zeros; rounding does not leak in."""
     a = torch.zeros(1, 4, 4)
     a[0, :2, :2] = torch.tensor([[0.7, 0.1], [0.1, 0.3]])
     root, _ = newton_schulz(a, paper_steps(7))
@@ -175,7 +175,7 @@ def test_null_space_that_is_exact_stays_exact() -> None:
 
 @pytest.mark.parametrize(("steps", "error"), [(3, 0.0211), (4, 0.00031)])
 def test_fitted_steps_are_five_of_the_paper(steps: int, error: float) -> None:
-    """On every eigenvalue, and with every T_k positive definite on (0, 1]."""
+    """The fitted steps match five steps of the paper on all eigenvalues. Every T_k is positive definite."""
     a = torch.logspace(-12, 0, 2001, dtype=torch.float64).reshape(-1, 1, 1)
     five, _ = newton_schulz(a, paper_steps(5))
     fitted, _ = newton_schulz(a, fitted_steps(steps))

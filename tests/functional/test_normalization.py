@@ -1,4 +1,4 @@
-"""Pre-normalisation and post-compensation: Eqns. (3), (4), (5), (8), (9) and (10), one by one."""
+"""Pre-normalization and post-compensation: Eqns. (3), (4), (5), (8), (9) and (10), one at a time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DTYPES = [torch.float64, torch.float32]
 
 
 def covariances(dtype: torch.dtype = torch.float64) -> Tensor:
-    """Positive definite matrices of different sizes of entry, none of norm one."""
+    """Return positive definite matrices of different scales, none with norm one."""
     torch.manual_seed(2)
     half = torch.randn(3, 5, 7, dtype=dtype) * torch.tensor([0.3, 1.0, 40.0], dtype=dtype)[:, None, None]
     return half @ half.mT
@@ -33,7 +33,7 @@ def test_equations_3_and_4(normalization: str, dtype: torch.dtype) -> None:
     y = paper.newton_schulz(sigma / t, 5)[0][-1]
     matched = matrix_sqrt(sigma, normalization=normalization)
     bare = matrix_sqrt(sigma, normalization=normalization, compensation="none")
-    for image in range(3):  # one by one: their sizes differ by four orders
+    for image in range(3):  # one at a time: their scales differ by four orders of magnitude
         assert_close(matched[image], (t.sqrt() * y)[image])
         assert_close(bare[image], y[image])
 
@@ -45,7 +45,7 @@ def test_equations_3_and_4(normalization: str, dtype: torch.dtype) -> None:
 def test_gradient_of_the_three_layers(
     normalization: str, compensation: str, steps: int, dtype: torch.dtype
 ) -> None:
-    """Eqns. (5), (6), (7), (8) in a row, or (9), (6), (7), (10), for a gradient that is not symmetric."""
+    """Eqns. (5), (6), (7), (8), or (9), (6), (7), (10), in sequence, for an asymmetric gradient."""
     sigma = covariances(dtype)
     t = paper.NORMS[normalization](sigma)
     ys, zs = paper.newton_schulz(sigma / t, steps)
@@ -66,7 +66,7 @@ def test_gradient_of_the_three_layers(
 
 @pytest.mark.parametrize("normalization", NORMALIZATIONS)
 def test_equations_5_and_9_are_the_gradient(normalization: str) -> None:
-    """The oracle is sound: autograd through C = √t Y agrees with (5), or (9)."""
+    """Autograd through C = √t Y agrees with (5), or (9), so the oracle is correct."""
     sigma, y = covariances().requires_grad_(), torch.randn(3, 5, 5, dtype=torch.float64).requires_grad_()
     grad_c = torch.randn_like(y)
     c = paper.NORMS[normalization](sigma).sqrt() * y
@@ -78,7 +78,7 @@ def test_equations_5_and_9_are_the_gradient(normalization: str) -> None:
 
 @pytest.mark.parametrize("normalization", NORMALIZATIONS)
 def test_equations_8_and_10_are_the_gradient(normalization: str) -> None:
-    """The oracle is sound: autograd through A = Σ/t agrees with (8), or (10)."""
+    """Autograd through A = Σ/t agrees with (8), or (10), so the oracle is correct."""
     sigma = covariances().requires_grad_()
     grad_a, grad_post = torch.randn_like(sigma), torch.randn_like(sigma)
     (through_a,) = torch.autograd.grad(sigma / paper.NORMS[normalization](sigma), sigma, grad_a)
@@ -88,7 +88,7 @@ def test_equations_8_and_10_are_the_gradient(normalization: str) -> None:
 
 @pytest.mark.parametrize("normalization", NORMALIZATIONS)
 def test_the_root_does_not_depend_on_the_norm(normalization: str) -> None:
-    """With compensation and enough steps, both norms give the root itself."""
+    """With compensation and enough steps, both norms give the exact root."""
     sigma = covariances()
     root = matrix_sqrt(sigma, steps=30, normalization=normalization)
     assert_close(root @ root, sigma)

@@ -1,4 +1,4 @@
-"""NaN, Inf and masks: what is broken or hidden stays in its own row."""
+"""NaN, Inf and masks: invalid or masked values do not affect the other rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ normalizations = pytest.mark.parametrize("normalization", NORMALIZATIONS)
 @normalizations
 @pytest.mark.parametrize("mask", ["bool", "float"])
 def test_row_with_everything_masked(side: str, normalization: str, mask: str) -> None:
-    """Zero with zero gradient, whatever the row holds; the other row as if alone."""
+    """A fully masked row gives zero and zero gradient, whatever it contains. The other row is unaffected."""
     x = torch.randn(2, 4, 5)
     x[0, :, 0], x[0, :, 1] = torch.nan, torch.inf
     weights = torch.tensor([[False] * 5, [True] * 5])
@@ -37,7 +37,7 @@ def test_row_with_everything_masked(side: str, normalization: str, mask: str) ->
 @pytest.mark.parametrize("weights_dtype", [torch.bool, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("hidden", [torch.nan, torch.inf, -torch.inf, 3e38])
 def test_masked_positions_may_hold_anything(side: str, weights_dtype: torch.dtype, hidden: float) -> None:
-    """Nothing of it reaches value or gradient, not even the gradient of its own weight as NaN."""
+    """Masked values affect neither the result nor a gradient. The gradients of their weights are finite."""
     x = torch.randn(2, 4, 5)
     weights = torch.tensor([[1.0, 0, 1, 1, 0], [1, 1, 1, 1, 0]]).to(weights_dtype)
     clean = x.masked_fill((weights == 0).unsqueeze(1), 0.0)
@@ -70,7 +70,7 @@ POISONS: dict[str, Callable[[Tensor], None]] = {
 def test_poison_stays_in_its_row(
     poison: str, weighted: bool, backward: str, normalization: str, side: str
 ) -> None:
-    """The other images of the batch are the same to the last bit, in value and in gradient."""
+    """The other images of the batch are bit-identical in value and in gradient."""
     x, upstream = torch.randn(3, 4, 6), torch.randn(3, 4, 4)
     weights = torch.rand(3, 6) + 0.1 if weighted else None
     poisoned = x.clone()
@@ -110,7 +110,7 @@ def test_negative_weight_raises_or_shows_in_its_row(side: str) -> None:
     weights[0, 1] = -1.0
     with pytest.raises(ValueError, match="weights must not be negative"):
         isqrt_cov(x, weights=weights, side=side)
-    # Inside vmap it cannot be seen; it must not pass for a number either.
+    # The check cannot run inside vmap. The result must then be NaN, not a plausible value.
     c = torch.vmap(lambda one, weight: isqrt_cov(one, weights=weight, side=side))(x, weights)
     assert c[0].isnan().all()
     assert_near(c[1:], isqrt_cov(x[1:], side=side).double(), 1e-6)

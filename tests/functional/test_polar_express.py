@@ -1,4 +1,4 @@
-"""Optimal polynomials: against a linear programme for the best one, and scipy for the root."""
+"""Optimal polynomials, compared with a linear program for the best polynomial and with scipy's root."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def largest_error(polynomial: object, low: float, high: float) -> float:
 
 @pytest.mark.parametrize("lower", [1e-3, 0.05, 0.4])
 def test_each_polynomial_is_the_best_of_its_interval(lower: float) -> None:
-    """Chebyshev approximation as a linear programme: minimise e under |1 − p(x)| ≤ e at many x."""
+    """Chebyshev approximation as a linear program: minimize e under |1 − p(x)| ≤ e at many x."""
     low, high = lower, 1.0
     for polynomial in optimal_polynomials(lower, 3):
         x = np.linspace(low, high, 2000)
@@ -39,7 +39,7 @@ def test_each_polynomial_is_the_best_of_its_interval(lower: float) -> None:
 
 
 def test_the_first_polynomial_of_a_wide_interval_grows_small_values_most() -> None:
-    """Newton-Schulz multiplies a small value by 1.5 a step."""
+    """Newton-Schulz multiplies a small value by 1.5 per step."""
     assert optimal_polynomials(1e-3, 1)[0].a > 8
 
 
@@ -54,7 +54,7 @@ def test_tends_to_the_root() -> None:
 
 
 def test_is_nearer_than_newton_schulz_for_as_many_products() -> None:
-    """17 products against 18, on a spectrum that falls as one of features does, within the stated bound."""
+    """Compare 17 products with 18, on a spectrum that decays like that of features, within the bound."""
     values = torch.logspace(0, -3.5, 40, dtype=torch.float64)
     a = definite(*values.tolist())
     exact = torch.from_numpy(scipy.linalg.sqrtm(a[0].numpy()))[None]

@@ -30,7 +30,7 @@ from tests.functional.portability import (
 from tests.functional.samples import UNEVEN
 from tests.functional.tolerances import assert_close
 
-# Tracing and code generation warn of code of torch's own.
+# torch's own code raises these warnings during tracing and code generation.
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
@@ -38,7 +38,7 @@ pytestmark = [
 
 
 def of_products(operator: Function, **options: object) -> Function:
-    """Features to an operator on matrices."""
+    """Return a function that applies a matrix operator to products of features."""
     return lambda x: operator(x @ x.mT / x.shape[-1], **options)
 
 
@@ -65,7 +65,7 @@ SIDES = ("channels", "positions")
 
 
 def sizes(*shapes: tuple[int, int, int]) -> list[tuple[Tensor]]:
-    """Features of each shape; the first image of each is constant, where the result is zero."""
+    """Return features of each shape. The first image of each is constant, where the result is zero."""
     inputs = []
     for shape in shapes:
         x = torch.randn(shape)
@@ -75,12 +75,12 @@ def sizes(*shapes: tuple[int, int, int]) -> list[tuple[Tensor]]:
 
 
 def both_sides(x: Tensor) -> Tensor:
-    """The two sides in one graph."""
+    """Compute both sides in one graph."""
     return torch.stack([isqrt_cov(x, side="channels"), isqrt_cov(x, side="positions")])
 
 
 def named(*fast: str) -> pytest.MarkDecorator:
-    """All operators by name; in the fast part only those given, for each takes seconds."""
+    """Parametrize over all operators. Only the given ones are fast, because each takes seconds."""
     return pytest.mark.parametrize(
         "name", [pytest.param(name, marks=() if name in fast else pytest.mark.slow) for name in OPERATORS]
     )
@@ -101,7 +101,7 @@ def test_weights_trace_whole_and_dynamic(side: str) -> None:
     check_compiled(weighted(isqrt_cov, side=side), "aot_eager", *inputs)
 
 
-# The C++ compiler takes 40 s for one of them; the graphs themselves are compared above.
+# The C++ compiler takes 40 s per operator. The graphs themselves are compared above.
 @named()
 def test_compiled_by_inductor(name: str) -> None:
     check_compiled(OPERATORS[name], "inductor", *sizes((3, 12, 9), (5, 14, 11)))
@@ -120,7 +120,7 @@ def test_weights_compiled_by_inductor(side: str, kind: str) -> None:
 
 @pytest.mark.slow
 def test_the_side_is_chosen_anew_for_another_size() -> None:
-    # One callable for both: a size that calls for the other side is compiled, not computed on the wrong one.
+    # One callable for both sizes. A size that needs the other side is recompiled.
     torch.compiler.reset()
     compiled = torch.compile(isqrt_cov, fullgraph=True, dynamic=True)
     for shape in ((3, 24, 6), (3, 8, 40)):
@@ -143,7 +143,7 @@ def test_two_calls_in_one_graph() -> None:
 
 @pytest.mark.slow
 def test_triangles_trace_whole() -> None:
-    # Their size is a constant of the graph: torch.triu_indices takes no symbolic one.
+    # The matrix size is a constant of the graph: torch.triu_indices does not accept a symbolic size.
     check_compiled(
         lambda c: triu_unvec(triu_vec(c)), "aot_eager", *((torch.randn(b, 12, 12),) for b in (3, 5))
     )
@@ -173,7 +173,7 @@ def test_compiled_under_autocast() -> None:
 
 
 class Apply(nn.Module):
-    """A function as the module that an exporter wants."""
+    """Wrap a function as a module, as exporters require."""
 
     def __init__(self, function: Function) -> None:
         super().__init__()
@@ -235,7 +235,7 @@ def test_vmap_of_triangles_is_a_batch() -> None:
 
 
 def loss(x: Tensor, operator: Function = isqrt_cov, **options: object) -> Tensor:
-    """A number that depends on every entry of the result in its own way."""
+    """Return a scalar that depends differently on each entry of the result."""
     y = operator(x, **options)
     return (y * torch.sin(torch.arange(y.numel(), dtype=y.dtype)).reshape(y.shape)).sum() + y.square().sum()
 
@@ -340,10 +340,10 @@ def test_no_global_flag_is_touched_nor_has_a_say(precision: str) -> None:
     before = torch.get_float32_matmul_precision()
     try:
         torch.set_float32_matmul_precision(precision)
-        told = flags()
+        flags_before = flags()
         got = value_and_gradients(both_sides, (x,))
         value_and_gradients(partial(isqrt_cov, compute_dtype=torch.bfloat16), (x,))
-        assert flags() == told
+        assert flags() == flags_before
     finally:
         torch.set_float32_matmul_precision(before)
     if precision == before:

@@ -1,4 +1,4 @@
-"""Which dtype comes out, what autocast may change (nothing), and that no global flag is touched."""
+"""Output dtypes, no effect of autocast, and no changes to global flags."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ sides = pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("autocast", [False, True])
 def test_dtype_policy(side: str, dtype: torch.dtype, autocast: bool) -> None:
-    """Half in, float32 out; float32 and float64 stay; each gradient in the dtype of its input."""
+    """Half precision gives float32; float32 and float64 stay. Each gradient has the dtype of its input."""
     x = torch.randn(2, 4, 5).to(dtype)
     expected = torch.promote_types(dtype, torch.float32)
     weights = torch.rand(2, 5) + 0.1
@@ -32,7 +32,7 @@ def test_dtype_policy(side: str, dtype: torch.dtype, autocast: bool) -> None:
 
 @sides
 def test_autocast_changes_nothing(side: str) -> None:
-    """The products run in float32 inside autocast, forward and backward, to the last bit."""
+    """Inside autocast the products still run in float32, forward and backward, with bit-identical results."""
     x, upstream = torch.randn(2, 4, 5), torch.randn(2, 4, 4)
     off = Pooling(side=side).value_and_gradients(x, None, upstream)
     on = Pooling(side=side, autocast=True).value_and_gradients(x, None, upstream)
@@ -41,7 +41,7 @@ def test_autocast_changes_nothing(side: str) -> None:
 
 
 def precision_flags() -> dict[str, Any]:
-    """Everything global that decides how a product is computed."""
+    """Return all global settings that affect how a product is computed."""
     return {
         "matmul": torch.get_float32_matmul_precision(),
         "cuda": torch.backends.cuda.matmul.allow_tf32,
@@ -63,7 +63,7 @@ def precision_flags() -> dict[str, Any]:
 def test_no_global_flag_is_touched(
     compute_dtype: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither left changed, nor changed for a while: the setters are not called at all."""
+    """The flags are the same afterwards, and their setters are never called."""
 
     def forbidden(*_: Any, **__: Any) -> None:
         raise AssertionError("a global flag was set")
@@ -78,7 +78,7 @@ def test_no_global_flag_is_touched(
 
 
 def test_shapes_on_the_meta_device() -> None:
-    """Frameworks ask for shapes without numbers; there is no autocast to switch off there."""
+    """Frameworks infer shapes on the meta device, where autocast does not exist."""
     x = torch.empty(2, 8, 5, device="meta", requires_grad=True)
     c = isqrt_cov(x)
     assert c.shape == (2, 8, 8)
@@ -89,7 +89,7 @@ def test_shapes_on_the_meta_device() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @sides
 def test_rounding_at_the_largest_number_of_steps(side: str, dtype: torch.dtype) -> None:
-    """On a singular covariance, where every step amplifies rounding errors."""
+    """On a singular covariance every step amplifies rounding errors."""
     limit = {torch.float32: 2e-3, torch.float16: 5e-2, torch.bfloat16: 0.15}[dtype]
     torch.manual_seed(0)
     x = torch.randn(2, 64, 5, dtype=torch.float64) @ torch.randn(2, 5, 49, dtype=torch.float64)

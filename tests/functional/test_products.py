@@ -1,4 +1,4 @@
-"""Lean: the number of matrix products, which is the cost of everything here, is pinned."""
+"""The number of matrix products. Products dominate the cost, so their number is fixed by tests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STEPS = range(2, 8)
 ROOTS = [matrix_sqrt, inverse_matrix_sqrt]
 MATRIX = torch.eye(4).expand(2, 4, 4) + 0.1
 FEATURES = torch.randn(2, 4, 3)
-EXTRA = {"channels": (1, 1), "positions": (3, 4)}  # besides the iteration's: value, gradient
+EXTRA = {"channels": (1, 1), "positions": (3, 4)}  # products outside the iteration: value, gradient
 
 
 def products(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[int, int]:
@@ -28,7 +28,7 @@ def products(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[int, int]
 
 
 def test_the_counter_counts() -> None:
-    """The paper's equations written out: 3 products a step forward, whatever autograd makes of it."""
+    """The counter counts every form of a matrix product, and no elementwise product."""
     assert products(lambda a: paper.newton_schulz(a, 2)[0][-1], MATRIX)[0] >= 4
     assert products(lambda a: a @ a, MATRIX) == (1, 2)
     assert products(lambda a: torch.einsum("bij,bjk->bik", a, a), MATRIX) == (1, 2)
@@ -39,7 +39,7 @@ def test_the_counter_counts() -> None:
 
 @pytest.mark.parametrize("root", ROOTS)
 def test_five_steps(root: Callable[..., Tensor]) -> None:
-    """12 forward and 16 backward; the usual code takes 12 and 38."""
+    """12 products forward and 16 backward. The usual code takes 12 and 38."""
     assert products(root, MATRIX) == (12, 16)
 
 
@@ -69,7 +69,7 @@ def test_any_number_of_steps_of_isqrt_cov(side: str, normalization: str, steps: 
 @pytest.mark.parametrize("steps", [3, 4])
 @pytest.mark.parametrize("side", EXTRA)
 def test_fitted_steps(side: str, steps: int) -> None:
-    """6 forward and 8 backward at three steps, 9 and 12 at four."""
+    """6 products forward and 8 backward for three steps, 9 and 12 for four."""
     coefficients = fitted_steps(steps)
     expected = {3: (6, 8), 4: (9, 12)}[steps]
     for root in ROOTS:
@@ -82,7 +82,7 @@ def test_fitted_steps(side: str, steps: int) -> None:
 
 
 def test_one_step() -> None:
-    """Y₁ = ½A(3I − A) takes one product each way, Z₁ = ½(3I − A) none."""
+    """Y₁ = ½A(3I − A) takes one product forward and one backward; Z₁ = ½(3I − A) takes none."""
     assert products(partial(matrix_sqrt, steps=1), MATRIX) == (1, 1)
     assert products(partial(inverse_matrix_sqrt, steps=1), MATRIX) == (0, 0)
 
@@ -94,7 +94,7 @@ def test_recompute_adds_the_value_once_more(root: Callable[..., Tensor]) -> None
 
 @pytest.mark.parametrize("side", EXTRA)
 def test_recompute_of_isqrt_cov_runs_the_iteration_once_more(side: str) -> None:
-    """The Gram matrix and the iteration, but not the result made from it."""
+    """Backward recomputes the Gram matrix and the iteration, but not the final result."""
     value, gradient = products(partial(isqrt_cov, steps=5, side=side), FEATURES)
     again = products(partial(isqrt_cov, steps=5, side=side, backward="recompute"), FEATURES)
     assert again == (value, gradient + 12 + 1)
@@ -126,7 +126,7 @@ COMPILED = [
 
 @pytest.mark.parametrize(("function", "x"), COMPILED)
 def test_compiled_graph_has_no_more_products(function: Callable[[Tensor], Tensor], x: Tensor) -> None:
-    """Counted in the graphs that torch.compile hands to its backend."""
+    """Count the products in the graphs that torch.compile passes to its backend."""
     from functorch.compile import make_boxed_func
     from torch._dynamo.backends.common import aot_autograd
 

@@ -1,4 +1,4 @@
-"""The upper triangle as a vector: the order, the scaling, the way back."""
+"""The upper triangle as a vector: order, scaling, and the inverse operation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.functional.paper import symmetric
 
 
 def test_row_by_row_and_unscaled() -> None:
-    """The paper's convention, pinned: (0,0) (0,1) (0,2) (1,1) (1,2) (2,2), off-diagonals as they are."""
+    """The paper's convention: (0,0) (0,1) (0,2) (1,1) (1,2) (2,2), with off-diagonals unscaled."""
     c = torch.tensor([[0.0, 1.0, 2.0], [9.0, 3.0, 4.0], [9.0, 9.0, 5.0]])
     assert triu_vec(c).tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
     assert triu_unvec(torch.arange(6.0)).tolist() == [[0.0, 1.0, 2.0], [1.0, 3.0, 4.0], [2.0, 4.0, 5.0]]

@@ -1,4 +1,4 @@
-"""Degenerate, huge, tiny, half precision, badly laid out, empty: finite, and right, all the same."""
+"""Finite, correct results for degenerate, huge, tiny, half-precision, non-contiguous and empty inputs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_any_input_at_length(pooling: Pooling, features: tuple[Tensor, Tensor | 
 @normalizations
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind(kind: Callable[..., Tensor], side: str, normalization: str) -> None:
-    """Each kind by name, so that a failure says which; hypothesis only says that one did."""
+    """Test each kind by name, so that a failure names the kind. Hypothesis does not."""
     x = kind(2, 5, 7, torch.Generator().manual_seed(3)).float()
     for autocast in (False, True):
         pooling = Pooling(normalization=normalization, side=side, autocast=autocast)
@@ -66,7 +66,7 @@ def test_every_scale(exponent: int, side: str, normalization: str) -> None:
 @normalizations
 @pytest.mark.parametrize("size", [1e-38, 1e-40, 1e-45])
 def test_subnormal_numbers(size: float, side: str, normalization: str) -> None:
-    """Their reciprocal is infinite. They count as zero, beside an image that does not."""
+    """The reciprocal of a subnormal number is infinite. Such images count as zero, others do not."""
     x = torch.stack([torch.rand(4, 6) * size, torch.randn(4, 6)])
     c, (grad,) = Pooling(normalization=normalization, side=side).value_and_gradients(
         x, None, torch.ones(2, 4, 4)
@@ -99,7 +99,7 @@ def test_one_channel_or_one_position(c: int, n: int, side: str, normalization: s
 @pytest.mark.parametrize("compensation", ["matched", "none"])
 @pytest.mark.parametrize("n", [1, 3, 49])
 def test_constant_map_is_zero(side: str, normalization: str, compensation: str, n: int) -> None:
-    """Exactly, with exactly zero gradient: 0.1 - mean(0.1) is rounding, and its root would be noise."""
+    """The result and its gradient are exactly zero. 0.1 - mean(0.1) is rounding; its root would be noise."""
     pooling = Pooling(normalization=normalization, compensation=compensation, side=side)
     values = [0.0, *CONSTANTS, 1e12, 1e-12]
     for dtype in (torch.float32, torch.bfloat16, torch.float64):
@@ -119,7 +119,7 @@ def test_constant_map_is_zero(side: str, normalization: str, compensation: str, 
 def test_constant_map_has_zero_tangent(
     side: str, normalization: str, compensation: str, weighted: bool, value: float
 ) -> None:
-    """The same in forward mode, where the derivative at zero is as easily a NaN."""
+    """The same holds in forward mode, where the derivative at zero can also become NaN."""
     x = torch.full((2, 3, 5), value)
     x[1] = torch.randn(3, 5)
     weights = torch.tensor([[1.0, 0, 2, 3, 1]] * 2) if weighted else None
@@ -140,7 +140,7 @@ def test_constant_map_has_zero_tangent(
 @pytest.mark.parametrize("value", [0.1, 7.7, -3.3])
 @pytest.mark.parametrize(("units", "alive"), [(1, False), (3, False), (8, True), (30, True)])
 def test_the_flat_rule(side: str, value: float, units: int, alive: bool) -> None:
-    """Four rounding units of noise are nothing; more are signal, and are measured well."""
+    """Up to four rounding units of noise count as flat. Larger noise is signal and is pooled accurately."""
     x = torch.full((1, 3, 6), value)
     x[:, 1, ::2] *= 1 + units * 2.0**-23
     c = isqrt_cov(x, side=side)
@@ -153,7 +153,7 @@ def test_the_flat_rule(side: str, value: float, units: int, alive: bool) -> None
 @normalizations
 @pytest.mark.parametrize("weighted", [False, True])
 def test_one_live_channel_beside_a_large_flat_one(side: str, normalization: str, weighted: bool) -> None:
-    """Uncompensated, C is 1 whatever x is: what is left of the gradient is rounding of the live channel."""
+    """Without compensation C is 1 for every x, so the gradient is only rounding of the live channel."""
     units = torch.tensor([[0.0, 1, 3, 10, 2], [0, 1, 2, 3, 0]])
     x = (torch.tensor([[1e-6], [-33.0]]) * (1 + units * 2.0**-23))[None]
     weights = torch.tensor([[0.0, 0.9843, 0.0, 0.0544, 0.0]]) if weighted else None
@@ -186,9 +186,9 @@ def test_roots_of_any_matrix(
     seed: int,
     autocast: bool,
 ) -> None:
-    """Any rank, zero included, and any size that a covariance of features to 1e12 may have."""
+    """Any rank, including zero, and any scale that a covariance of features up to 1e12 can have."""
     if root is inverse_matrix_sqrt:
-        exponent //= 2  # its true gradient grows as the size to the −3/2
+        exponent //= 2  # its true gradient grows as the scale to the power −3/2
     generator = torch.Generator().manual_seed(seed)
     half = torch.randn(2, m, rank, generator=generator, dtype=torch.float64)
     a = (half @ half.mT * 10.0**exponent).float()
@@ -215,7 +215,7 @@ def test_covariance_of_any_input(features: tuple[Tensor, Tensor | None]) -> None
     sigma = covariance(leaf, weights=weights)
     (grad,) = torch.autograd.grad(sigma, leaf, torch.ones_like(sigma))
     assert sigma.isfinite().all()
-    if x.dtype != torch.float16:  # its range ends at 65504
+    if x.dtype != torch.float16:  # the range of float16 ends at 65504
         assert grad.isfinite().all()
     compute_dtype = torch.promote_types(x.dtype, torch.float32)
     flat = paper.flat_channels(x.to(compute_dtype), weights, compute_dtype)
@@ -229,7 +229,7 @@ def test_covariance_of_any_input(features: tuple[Tensor, Tensor | None]) -> None
 
 
 def layouts(x: Tensor) -> dict[str, Tensor]:
-    """The same numbers in other orders of memory."""
+    """Return the same values in other memory layouts."""
     batch, channels, positions = x.shape
     wide = torch.empty(batch, channels, 2 * positions)
     wide[..., ::2] = x
@@ -253,7 +253,7 @@ def test_layout_in_memory_does_not_matter(side: str, layout: str, backward: str)
     results = []
     for leaf in (x.clone().requires_grad_(), layouts(x)[layout].detach().requires_grad_()):
         c = isqrt_cov(leaf, side=side, backward=backward)
-        # The gradient that comes back may be transposed or expanded in memory too.
+        # The upstream gradient may also be transposed or expanded in memory.
         (grad,) = torch.autograd.grad(c, leaf, upstream.mT.contiguous().mT)
         results.append((c.detach(), grad))
     for plain, other in zip(*results, strict=True):
@@ -261,7 +261,7 @@ def test_layout_in_memory_does_not_matter(side: str, layout: str, backward: str)
 
 
 def test_expanded_input() -> None:
-    """One image seen many times: no row may write into the memory of another."""
+    """One image is expanded to three: no row may write into the memory of another."""
     image = torch.randn(4, 6, requires_grad=True)
     c = isqrt_cov(image.expand(3, 4, 6))
     c.sum().backward()

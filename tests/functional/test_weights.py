@@ -1,4 +1,4 @@
-"""Weights of positions: what they mean, and their derivative where they are zero."""
+"""Weights of positions: their meaning, and their derivative at zero."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ sides = pytest.mark.parametrize("side", ["channels", "positions"])
 @sides
 @pytest.mark.parametrize("value", [1.0, 0.2, 1e-3, 300.0])
 def test_uniform_weights_are_no_weights(side: str, value: float) -> None:
-    """Weights are divided by their sum, so their size does not matter either."""
+    """Weights are divided by their sum, so their scale does not matter."""
     x = features(2, 4, 5).requires_grad_()
     upstream = torch.randn(2, 4, 4, dtype=torch.float64)
     without = isqrt_cov(x, side=side)
@@ -38,7 +38,7 @@ def test_whole_weights_are_repeated_positions(side: str) -> None:
 @sides
 @pytest.mark.parametrize("kind", ["bool", "float"])
 def test_mask_drops_positions(side: str, kind: str) -> None:
-    """A mask is as if the positions were not there; their gradient is zero, and they may hold anything."""
+    """Masked positions count as absent. Their gradient is zero, and they may contain anything."""
     mask = torch.tensor([True, False, True, True, False])
     x = features(4, 5)
     leaf = x.clone()
@@ -62,9 +62,9 @@ def test_mask_drops_positions(side: str, kind: str) -> None:
 def test_gradient_of_a_weight_at_zero(
     side: str, normalization: str, compensation: str, flat_elsewhere: bool
 ) -> None:
-    """The square root of the weight inside has no derivative at zero; the result does: one-sided.
+    """The result has a one-sided derivative at a zero weight, although the internal square root has none.
 
-    Also where a channel is alive under the zero weight alone.
+    This includes channels that vary only at positions of zero weight.
     """
     x, weights = features(1, 4, 5), positive_weights(1, 5)
     weights[0, 2] = 0.0
@@ -111,7 +111,7 @@ def test_an_outlier_of_hardly_any_weight_costs_no_digits(side: str) -> None:
 @sides
 @pytest.mark.parametrize("steps", [1, 5])
 def test_rounding_of_a_flat_channel_stays_out_of_zero_weights(side: str, steps: int) -> None:
-    """Four units of 60000 are rounding; in spreads of the other channel they are 70000."""
+    """Four rounding units of 60000 are noise, but they are 70000 times the spread of the other channel."""
     x = torch.tensor(
         [
             [
@@ -131,7 +131,7 @@ def test_rounding_of_a_flat_channel_stays_out_of_zero_weights(side: str, steps: 
 @sides
 @pytest.mark.parametrize("magnitude", [1.0, 6e4, 1e12])
 def test_zero_weights_are_a_mask_beside_a_flat_channel(side: str, magnitude: float) -> None:
-    """Whatever the size of what is flat: numbers and a mask give the same result, gradient and tangent."""
+    """Zero weights and a mask give the same result, gradient and tangent, at any magnitude."""
     units = torch.tensor([0.0, 3.0, 3.0, 0.0])
     x = torch.stack([torch.tensor([1.0, 2.0, 4.0, 3.0]) * 1e-12, magnitude * (1 + units * 2.0**-23)])
     mask = torch.tensor([True, True, True, False])

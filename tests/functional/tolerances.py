@@ -1,11 +1,11 @@
-"""How close is equal: one table for all tests of this folder."""
+"""Tolerances for equality, in one table for all tests of this folder."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-# Relative to the largest entry of what is compared. The iteration loses about a digit at five steps.
+# Relative to the largest entry of the expected tensor. Five steps of the iteration lose about one digit.
 RELATIVE = {
     torch.float64: 1e-11,
     torch.float32: 1e-5,
@@ -13,7 +13,7 @@ RELATIVE = {
 
 
 def assert_close(actual: Tensor, expected: Tensor, relative: float | None = None) -> None:
-    """Equal within ``relative`` (the dtype's own if not given) of the largest expected entry."""
+    """Check equality within ``relative`` (default: by dtype) times the largest expected entry."""
     assert actual.dtype == expected.dtype, f"{actual.dtype} is not {expected.dtype}"
     assert actual.shape == expected.shape, f"{tuple(actual.shape)} is not {tuple(expected.shape)}"
     tolerance = RELATIVE[actual.dtype] if relative is None else relative

@@ -79,6 +79,6 @@ def test_zeros_stay_zeros_when_normalized() -> None:
 
 def test_the_norm_of_half_precision_is_taken_in_float32() -> None:
     head = Head(10_000, 3, normalize="l2").half()
-    x = torch.full((1, 10_000), 30.0)  # the sum of its squares is beyond float16
+    x = torch.full((1, 10_000), 30.0)  # the sum of its squares exceeds the range of float16
     assert torch.equal(head(x, pre_logits=True), torch.full((1, 10_000), 0.01).half())
     assert not head(torch.zeros(1, 10_000)).isnan().any()

@@ -20,7 +20,7 @@ def network() -> timm.models.EfficientNet:
 
 
 def test_one_grid(network: timm.models.EfficientNet) -> None:
-    """Finer maps are averaged, the last is repeated, which leaves its mean and covariance."""
+    """Finer maps are averaged. The last map is repeated, which keeps its mean and covariance."""
     with torch.no_grad():
         _, maps = layer_maps(network, torch.randn(2, 3, 96, 96), "all-stages")
         x = stacked(maps)
@@ -47,7 +47,7 @@ def test_models_of_several_layers_are_saved_and_loaded(backbone: str, fusion: st
     with torch.no_grad():
         logits = model(images)
         assert len(model.format.layers) == min(4, len(model.feature_info))
-        # The average that is joined is that of the last layer alone.
+        # The joined average is that of the last layer only.
         single = covpool.create_model(backbone, dim=8, join="gap", keep_resolution=False).eval()
         single.backbone.load_state_dict(model.backbone.state_dict())
         if model.expansion is not None:

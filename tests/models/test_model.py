@@ -1,4 +1,4 @@
-"""The model: what it computes, and timm's interface to it."""
+"""The computation of the model, and its timm interface."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class TestWhatItComputes:
             both = model.forward_head(features, pre_logits=True)
         torch.testing.assert_close(both[:, 36:], first)
 
-    # One of every class of timm's that has an expansion; NFNet's cannot be applied apart.
+    # One network of every timm class that has an expansion. NFNet's expansion cannot be applied separately.
     @pytest.mark.parametrize(
         ("backbone", "channels"),
         [
@@ -128,7 +128,7 @@ class TestWhatItComputes:
         ],
     )
     def test_join_gap_is_of_the_expanded_features(self, backbone: str, channels: int) -> None:
-        twin = covpool.create_model(backbone, pool="gap", num_classes=5).eval()
+        baseline = covpool.create_model(backbone, pool="gap", num_classes=5).eval()
         joined = covpool.create_model(
             backbone, dim=8, num_classes=5, join="gap", keep_resolution=False
         ).eval()
@@ -138,14 +138,14 @@ class TestWhatItComputes:
                 {
                     f"{place}.{name}": tensor
                     for place, part in enumerate(names)
-                    for name, tensor in twin.backbone.get_submodule(part).state_dict().items()
+                    for name, tensor in baseline.backbone.get_submodule(part).state_dict().items()
                 }
             )
-        joined.backbone.load_state_dict(twin.backbone.state_dict(), strict=False)
+        joined.backbone.load_state_dict(baseline.backbone.state_dict(), strict=False)
         images = torch.randn(1, 3, 96, 96)
         with torch.no_grad():
             both = joined.forward_head(joined.forward_features(images), pre_logits=True)
-            average = twin.forward_head(twin.forward_features(images), pre_logits=True)
+            average = baseline.forward_head(baseline.forward_features(images), pre_logits=True)
         assert joined.head_hidden_size == 36 + channels == both.shape[1]
         if channels != 328:
             torch.testing.assert_close(both[:, 36:], average)
@@ -249,7 +249,7 @@ class TestTimmsInterface:
         assert all(parameter.grad is None for parameter in model.backbone.parameters())
         assert all(p.grad is not None for part in (model.pool, model.head) for p in part.parameters())
         after = model.backbone.state_dict()
-        assert all(torch.equal(before[name], after[name]) for name in before)  # BatchNorm's statistics too
+        assert all(torch.equal(before[name], after[name]) for name in before)  # and the BatchNorm statistics
 
     def test_the_papers_networks_are_timms(self) -> None:
         names = timm.list_models("isqrt_cov_*")

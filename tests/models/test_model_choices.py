@@ -1,4 +1,4 @@
-"""What a caller may choose and leave open, and the mistakes among it."""
+"""Options of create_model: choices, defaults, and errors for wrong values."""
 
 from __future__ import annotations
 

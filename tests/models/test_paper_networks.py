@@ -1,4 +1,4 @@
-"""The paper's networks by name: their size, their maps, and their logits against the paper written out."""
+"""The paper's networks by name: their size, their maps, and their logits against an oracle."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from covpool.models import PooledClassifier  # which registers the networks with timm
+from covpool.models import PooledClassifier  # registers the networks with timm
 from tests.functional.tolerances import assert_close
 from tests.models.weights.paper_networks import (
     alexnet_logits,
@@ -46,7 +46,7 @@ ALEXNET_NAMES = {
 
 
 def on_meta(name: str) -> PooledClassifier:
-    """The network as it is, of 1000 classes, without memory for it."""
+    """Return the full network with 1000 classes on the meta device."""
     with torch.device("meta"):
         model = timm.create_model(f"isqrt_cov_{name}")
     assert isinstance(model, PooledClassifier)
@@ -54,7 +54,7 @@ def on_meta(name: str) -> PooledClassifier:
 
 
 def small(name: str, **options: Any) -> PooledClassifier:
-    """A narrow one to compute with, in double precision, all BatchNorms different."""
+    """Return a narrow network in double precision, with different values in all BatchNorms."""
     model = timm.create_model(f"isqrt_cov_{name}", num_classes=6, **options)
     with torch.no_grad():
         randomize_batchnorm(model.state_dict())
@@ -71,8 +71,8 @@ def logits_of(model: PooledClassifier, side: int = 64) -> tuple[Tensor, Tensor]:
     ("name", "parameters", "maps"),
     [
         ("alexnet", 158_103_464, (256, 13, 13)),
-        ("vgg16_bn", 170_479_144, (512, 14, 14)),  # as the authors' code has it
-        ("resnet50", 56_929_832, (2048, 14, 14)),  # likewise
+        ("vgg16_bn", 170_479_144, (512, 14, 14)),  # as in the authors' code
+        ("resnet50", 56_929_832, (2048, 14, 14)),  # as in the authors' code
         pytest.param("resnet101", 75_921_960, (2048, 14, 14), marks=pytest.mark.slow),
     ],
 )
@@ -131,6 +131,6 @@ def test_vgg_has_dropout_after_each_hidden_layer() -> None:
 
 
 def test_residual_branches_do_not_start_at_zero() -> None:
-    # timm's default, which came after the paper.
+    # Starting at zero is timm's default, which is newer than the paper.
     model = timm.create_model("isqrt_cov_resnet50", num_classes=2, dim=8)
     assert all(block.bn3.weight.eq(1).all() for block in model.backbone.layer4)

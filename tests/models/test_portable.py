@@ -1,4 +1,4 @@
-"""Whole models under torch.compile and ONNX Runtime: a ResNet, an EfficientNet, a transformer."""
+"""Complete models under torch.compile and ONNX Runtime: a ResNet, an EfficientNet, a transformer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from covpool.models import PooledClassifier
 from tests.functional.portability import check_onnx
 from tests.functional.tolerances import assert_close
 
-# Tracing and code generation warn of code of torch's own.
+# torch's own code raises these warnings during tracing and code generation.
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
@@ -48,7 +48,7 @@ def test_onnx_runtime(backbone: str, tmp_path: Path) -> None:
 @models()
 def test_compiled_training(backbone: str) -> None:
     model, images = make(backbone)
-    # BatchNorm's statistics are of the batch in training, and every sum in another order: evaluation mode.
+    # Evaluation mode: in training, BatchNorm uses batch statistics, and sums run in another order.
     model.eval()
     compiled = torch.compile(model, fullgraph=True)
     results = []

@@ -41,7 +41,7 @@ def test_a_path_an_image_and_a_list(model: PooledClassifier, tmp_path: Path) -> 
 def test_a_picture_that_lies_on_its_side(model: PooledClassifier) -> None:
     upright = photo((80, 60)).convert("RGB")
     lying = upright.rotate(90, expand=True)
-    lying.getexif()[0x0112] = 6  # to be turned by 90 degrees, clockwise
+    lying.getexif()[0x0112] = 6  # EXIF orientation: rotate by 90 degrees clockwise
     assert model.predict(lying) == model.predict(upright)
 
 

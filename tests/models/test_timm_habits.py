@@ -1,4 +1,4 @@
-"""What users of timm type: each works as in timm, or the error names the way."""
+"""Calls that timm users write: each works as in timm, or the error says what to write instead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes that stay and answer calls together: starting them takes the time, so tests share a group."""
+"""Persistent processes that run calls together. Starting them is slow, so tests share a group."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
-import torch._dynamo  # optimizers and DDP import it, which takes seconds: here once, before the fork
+import torch._dynamo  # takes seconds; optimizers and DDP import it, so import it once, before the fork
 import torch.distributed as dist
 
 SECONDS = 120
 
 
 class Group:
-    """So many gloo processes; a call runs in all of them, and returns what each of them returned."""
+    """A group of gloo processes. A call runs in all of them and returns the list of their results."""
 
     def __init__(self, world_size: int) -> None:
         context = multiprocessing.get_context("fork")
@@ -55,7 +55,7 @@ class Group:
 
 def _serve(pipe: Connection, rank: int, world_size: int, rendezvous: str) -> None:
     torch.set_num_threads(1)
-    warnings.simplefilter("ignore")  # of torch, about DDP
+    warnings.simplefilter("ignore")  # torch warns about DDP
     dist.init_process_group(
         "gloo",
         init_method=f"file://{rendezvous}",

@@ -73,7 +73,7 @@ def test_options_reach_the_function(options: dict[str, object]) -> None:
     ids=str,
 )
 def test_choice_of_the_iteration(options: dict[str, object], iteration: str, steps: int) -> None:
-    """Fitted by default, the paper's by one word, and both named in the options of the layer."""
+    """The fitted iteration is the default. The layer's options always name the iteration."""
     pool, x = CovPool(C, dim=None, **options), torch.randn(B, C, 3, 5)
     assert (pool.pooling.options.iteration, pool.pooling.options.steps) == (iteration, steps)
     coefficients = fitted_steps(steps) if iteration == "fitted" else paper_steps(steps)
@@ -84,7 +84,7 @@ def test_choice_of_the_iteration(options: dict[str, object], iteration: str, ste
 
 @pytest.mark.parametrize("steps", [3, 4])
 def test_fitted_iteration(steps: int) -> None:
-    """Its own coefficients, near the paper's five steps."""
+    """It uses its own coefficients, and the result is close to the paper's five steps."""
     x = torch.randn(B, C, 3, 5)
     fitted = CovPool(C, dim=None, iteration="fitted", steps=steps)(x)
     assert torch.equal(fitted, triu_vec(isqrt_cov(x.flatten(2), steps=fitted_steps(steps))))
@@ -122,7 +122,7 @@ def test_the_three_compensations_differ() -> None:
     results = [CovPool(C, dim=None, compensation=c)(x) for c in ("matched", "none", "batchnorm")]
     for one, other in ((0, 1), (0, 2), (1, 2)):
         assert not torch.allclose(results[one], results[other], atol=0.1)
-    # Only the paper's keeps the scale of the features.
+    # Only the paper's compensation keeps the scale of the features.
     assert_close(CovPool(C, dim=None)(3 * x), 3 * results[0])
     assert_close(CovPool(C, dim=None, compensation="none")(3 * x), results[1])
 
@@ -208,7 +208,7 @@ def test_autocast_gives_float32_and_finite_gradients(
         y.square().sum().backward()
     assert y.dtype == torch.float32
     assert x.grad.isfinite().all()
-    # BatchNorm over four images magnifies what bfloat16 in the reduction loses.
+    # BatchNorm over four images magnifies the bfloat16 rounding of the reduction.
     relative = 0.02 if compensation == "matched" else 0.3
     assert_close(y, pool(x, weights), relative=relative)
 
@@ -234,15 +234,15 @@ def test_a_layer_in_bfloat16_gives_float32(compensation: str, training: bool, ma
 
 def test_deepcopy_is_equal_and_apart() -> None:
     pool, x = CovPool(C, dim=D, compensation="batchnorm").eval(), torch.randn(B, C, 3, 5)
-    twin = copy.deepcopy(pool)
-    assert torch.equal(twin(x), pool(x))
-    nn.init.zeros_(twin.reduction.projection.weight)
+    duplicate = copy.deepcopy(pool)
+    assert torch.equal(duplicate(x), pool(x))
+    nn.init.zeros_(duplicate.reduction.projection.weight)
     assert pool(x).any()
 
 
 def test_state_dict_goes_through_a_file() -> None:
     pool, x = CovPool(C, dim=D, compensation="batchnorm"), torch.randn(B, C, 3, 5)
-    pool(x)  # statistics that are not those of a new layer
+    pool(x)  # makes the statistics differ from those of a new layer
     file = io.BytesIO()
     torch.save(pool.state_dict(), file)
     file.seek(0)

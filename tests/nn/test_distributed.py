@@ -1,4 +1,4 @@
-"""DDP and FSDP2 on two real gloo processes give what one process gives on the whole batch."""
+"""DDP and FSDP2 on two gloo processes match one process on the complete batch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.nn import two_processes
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], dict[str, Tensor]]:
-    # Starting two processes is what takes the time, so they train every case.
+    # Starting two processes takes most of the time, so they train every case.
     folder: Path = tmp_path_factory.mktemp("gloo")
     torch.multiprocessing.start_processes(two_processes.run, (str(folder),), nprocs=2, start_method="fork")
     return torch.load(folder / "results.pt", weights_only=True)
@@ -27,14 +27,14 @@ def test_two_processes_train_as_one(results, wrapper: str, case: str) -> None:
     two = results[wrapper, case]
     assert two.keys() == one.keys()
     for name in one:
-        # Gradients that are zero in exact arithmetic are compared with nothing but rounding.
+        # Gradients that are zero in exact arithmetic contain only rounding errors.
         size = max(one[name].abs().max().item(), 1e-3)
         torch.testing.assert_close(two[name], one[name], rtol=0.0, atol=1e-11 * size, msg=name)
 
 
 @pytest.mark.parametrize("wrapper", two_processes.WRAPPERS)
 def test_two_processes_train_with_chance(results, wrapper: str) -> None:
-    """DropCov draws other channels on every process: there is no one process that trains the same."""
+    """DropCov draws different channels on every process, so no single process trains the same."""
     before = dict(two_processes.make_model("dropcov").named_parameters())
     for name, tensor in results[wrapper, "dropcov"].items():
         assert tensor.isfinite().all()

@@ -1,4 +1,4 @@
-"""Pooling of several layers: each by itself, and all together with their cross-covariances."""
+"""Pooling of several layers: each separately, and all together with their cross-covariances."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first-order baseline behind the same layer."""
+"""Global average pooling as the first-order baseline in the same layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the channels are: shapes, equality of the layouts, and that nothing is copied."""
+"""Channel layouts: shapes, equal results for all layouts, and no copies."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_map_and_its_tokens_agree_in_value_and_gradient(dim: int | None, reduc
 
 
 def test_auto_takes_three_dimensions_as_tokens() -> None:
-    # A square input, which both readings would accept.
+    # A square input is valid in both layouts.
     x = torch.randn(B, C, C)
     auto = CovPool(C, dim=None)(x)
     assert_close(auto, CovPool(C, dim=None, layout="channels_last")(x))

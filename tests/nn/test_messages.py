@@ -1,4 +1,4 @@
-"""What a user reads who made a mistake that is easy to make."""
+"""Error messages for common mistakes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_norm_of_another_shape() -> None:
 
 
 def test_more_steps_than_the_precision_can_bear() -> None:
-    """As soon as the layer knows the precision: half precision and float64 at once, float32 by the input."""
+    """The limits of half precision and float64 are checked at creation, that of float32 with the input."""
     for options, most in (({"compute_dtype": torch.bfloat16}, 8), ({}, 40)):
         CovPool(4, dim=None, steps=most, **options)
         with pytest.raises(ValueError, match=rf"steps must be at most {most} in .*got {most + 1}"):

@@ -17,14 +17,14 @@ from tests.functional.tolerances import assert_close
 
 C, D = 10, 4
 
-# Tracing and code generation warn of code of torch's own.
+# torch's own code raises these warnings during tracing and code generation.
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]
 
-# Options of the layer, shapes of input that one graph serves, whether there is a mask. Where there is a
-# convolution the shapes differ in the batch alone: inductor makes the other sizes constants of a convolution.
+# Options of the layer, input shapes for one graph, and whether there is a mask. With a convolution, only the
+# batch size differs: inductor makes the other sizes of a convolution constants.
 CASES = {
     "map": ({"dim": D}, ((3, C, 4, 5), (6, C, 4, 5)), False),
     "masked map": ({"dim": D}, ((3, C, 4, 5), (6, C, 4, 5)), True),
@@ -46,7 +46,7 @@ def cases(*fast: str) -> pytest.MarkDecorator:
 
 
 def make(case: str) -> tuple[CovPool, list[tuple[Tensor, ...]]]:
-    """The layer with numbers of its own in BatchNorm, and inputs of two sizes."""
+    """Return the layer with random BatchNorm parameters and statistics, and inputs of two sizes."""
     options, shapes, masked = CASES[case]
     pool = CovPool(C, **options)
     for name, tensor in pool.state_dict().items():
@@ -62,7 +62,7 @@ def make(case: str) -> tuple[CovPool, list[tuple[Tensor, ...]]]:
 
 
 def everything(pool: nn.Module, inputs: tuple[Tensor, ...]) -> dict[str, Tensor]:
-    """The result, every gradient, and BatchNorm's statistics afterwards."""
+    """Return the result, all gradients, and the BatchNorm statistics afterwards."""
     pool.zero_grad()
     x = inputs[0].clone().requires_grad_()
     y = pool(x, *inputs[1:])
@@ -76,7 +76,7 @@ def assert_all_close(one: dict[str, Tensor], other: dict[str, Tensor], relative:
     assert one.keys() == other.keys()
     for name in one:
         if one[name].is_floating_point():
-            # A bias before a covariance has a gradient of rounding alone.
+            # The gradient of a bias before a covariance is only rounding.
             size = max(other[name].abs().max().item(), 1.0)
             torch.testing.assert_close(one[name], other[name], rtol=0.0, atol=relative * size, msg=name)
         else:
@@ -86,13 +86,13 @@ def assert_all_close(one: dict[str, Tensor], other: dict[str, Tensor], relative:
 def check_trained_compiled(case: str, backend: str) -> None:
     torch.compiler.reset()
     pool, sizes = make(case)
-    twin = copy.deepcopy(pool)
+    eager = copy.deepcopy(pool)
     compiled = torch.compile(pool, fullgraph=True, dynamic=True, backend=backend)
     for n, inputs in enumerate(sizes):
         with torch.compiler.set_stance("fail_on_recompile" if n else "default"):
             got = everything(compiled, inputs)
         got = {name.removeprefix("_orig_mod."): value for name, value in got.items()}
-        assert_all_close(got, everything(twin, inputs))
+        assert_all_close(got, everything(eager, inputs))
 
 
 @pytest.mark.slow
@@ -132,7 +132,7 @@ def test_exported_with_a_dynamic_batch(case: str) -> None:
     check_exported(pool.eval(), example, others)
 
 
-# On the channels side; the operator's own test is on the other.
+# On the channels side; the operator's own test uses the positions side.
 @cases()
 def test_onnx_with_a_dynamic_batch(case: str, tmp_path: Path) -> None:
     pool, (example, _) = make(case)
@@ -171,9 +171,9 @@ def test_checkpoint_gives_the_same_gradients(case: str) -> None:
             return checkpoint(self.pool, *inputs, use_reentrant=False)
 
     pool, (inputs, _) = make(case)
-    pool.eval()  # in training BatchNorm would see the batch twice, as under any checkpoint
-    twin = Checkpointed(copy.deepcopy(pool))
-    got = everything(twin, inputs)
+    pool.eval()  # in training, BatchNorm would see the batch twice, as under any checkpoint
+    checkpointed = Checkpointed(copy.deepcopy(pool))
+    got = everything(checkpointed, inputs)
     got = {name.removeprefix("pool."): value for name, value in got.items()}
     assert_all_close(got, everything(pool, inputs), relative=1e-6)
 
@@ -182,5 +182,5 @@ def test_checkpoint_gives_the_same_gradients(case: str) -> None:
 def test_a_deep_copy_trains_as_the_original(case: str) -> None:
     pool, (inputs, _) = make(case)
     pool(*inputs)
-    twin = copy.deepcopy(pool)
-    assert_all_close(everything(twin, inputs), everything(pool, inputs), relative=0.0)
+    duplicate = copy.deepcopy(pool)
+    assert_all_close(everything(duplicate, inputs), everything(pool, inputs), relative=0.0)

@@ -1,4 +1,4 @@
-"""The reduction: what it computes, where it starts, and that a mask reaches BatchNorm's statistics."""
+"""The reduction: its computation, its initialization, and the effect of masks on BatchNorm statistics."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ B, C, D = 3, 12, 5
 
 
 def lively(reduction: Reduction) -> Reduction:
-    """BatchNorm with numbers in it that are not those of a new one."""
+    """Set the BatchNorm tensors to values that differ from those of a new layer."""
     assert reduction.norm is not None
     for tensor in (reduction.norm.weight, reduction.norm.bias, reduction.norm.running_mean):
         nn.init.normal_(tensor)
@@ -62,7 +62,7 @@ def test_number_of_parameters() -> None:
 
 
 def test_where_the_weights_start() -> None:
-    # 2048·256 normal numbers: the standard deviation is known to a thousandth.
+    # 2048·256 normal values determine the standard deviation to 0.1 %.
     convolution = Reduction(2048, 256, "convolution").projection.weight
     assert convolution.shape == (256, 2048, 1, 1)
     assert convolution.std().item() == pytest.approx((2 / 256) ** 0.5, rel=0.01)
@@ -111,7 +111,7 @@ def masked(shape: tuple[int, ...] = (B, C, 4, 6)) -> tuple[Tensor, Tensor]:
     return torch.randn(shape), keep
 
 
-# At the small scale the variance is that of BatchNorm's epsilon.
+# At the small scale, the variance is as small as BatchNorm's epsilon.
 @pytest.mark.parametrize("scale", [1.0, 1e-3])
 def test_equal_weights_are_batch_norm_itself(scale: float) -> None:
     weighted, plain = CovPool(C, dim=D), CovPool(C, dim=D)
@@ -127,7 +127,7 @@ def test_equal_weights_are_batch_norm_itself(scale: float) -> None:
 
 
 def test_statistics_are_those_of_what_the_mask_keeps() -> None:
-    # Every image keeps as many positions, so that the kept ones make a smaller batch of their own.
+    # Every image keeps the same number of positions, so the kept positions form a smaller batch.
     x = torch.randn(B, C, 4, 6)
     keep = torch.zeros(B, 4, 6, dtype=torch.bool)
     keep[:, :, :4] = True
@@ -149,10 +149,10 @@ def test_what_is_masked_may_hold_anything(rubbish: float, kind: str, training: b
     for filling in (0.0, rubbish):
         filled = x.masked_fill(~keep.unsqueeze(1), filling).requires_grad_()
         weights = keep if kind == "bool" else keep.float()
-        twin = copy.deepcopy(pool)
-        y = twin(filled, weights)
-        grads = torch.autograd.grad(y.square().sum(), [filled, *twin.parameters()])
-        results.append([y, *grads, *twin.buffers()])
+        duplicate = copy.deepcopy(pool)
+        y = duplicate(filled, weights)
+        grads = torch.autograd.grad(y.square().sum(), [filled, *duplicate.parameters()])
+        results.append([y, *grads, *duplicate.buffers()])
     for clean, dirty in zip(*results, strict=True):
         torch.testing.assert_close(dirty, clean, rtol=1e-4, atol=1e-4 * clean.abs().max().item())
 
@@ -169,7 +169,7 @@ def test_the_gradient_of_a_weight_that_is_zero_is_true(training: bool) -> None:
     (grad,) = torch.autograd.grad(loss(weights.requires_grad_()), weights)
     step = torch.zeros_like(weights)
     step[1, 3] = 1e-6
-    # One-sided, for weights are not negative.
+    # One-sided, because weights are not negative.
     slope = (loss(weights.detach() + step) - loss(weights.detach())) / 1e-6
     assert grad[1, 3].item() == pytest.approx(slope.item(), rel=1e-3)
 
@@ -229,7 +229,7 @@ def test_no_images(kind: str, shape: tuple[int, ...]) -> None:
 
 
 def test_an_infinity_under_a_zero_weight_stays_hidden_in_float16() -> None:
-    """A thousand times a kept feature of 100 is more than float16 holds."""
+    """1000 times a kept feature of 100 exceeds the range of float16."""
     x = torch.randn(2, 6, 3, 2)
     x[1, 0, 0, 0] = 100.0
     x[1, :, 2, 1] = torch.inf
@@ -241,7 +241,7 @@ def test_an_infinity_under_a_zero_weight_stays_hidden_in_float16() -> None:
 
 @pytest.mark.parametrize(("kind", "shape"), [("linear", (2, 6, 5)), ("convolution", (2, 6, 3, 2))])
 def test_the_projection_is_called_as_a_module(kind: str, shape: tuple[int, ...]) -> None:
-    """Hooks, FSDP2's unsharding and replaced layers hang on the call, not on the weight."""
+    """Hooks, FSDP2's unsharding and replaced layers depend on the call, not on the weight."""
     calls = []
     reduction = Reduction(6, 4, kind)
     reduction.projection.register_forward_hook(lambda *_: calls.append(1))

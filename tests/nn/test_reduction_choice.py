@@ -1,4 +1,4 @@
-"""The kind of reduction is fixed when the layer is created, never by the input of a call."""
+"""The kind of reduction is fixed when the layer is created, and does not depend on the input."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_every_layer_that_takes_tokens_trains_all_its_parameters() -> None:
     assert all(parameter.grad.any() for parameter in pool.parameters())
 
 
-# State dicts of early versions, whose default layer used its BatchNorm for maps and bypassed it for tokens.
+# State dicts of early versions. Their default layer used its BatchNorm for maps and bypassed it for tokens.
 
 
 def old_state(*, batches: int) -> dict[str, Tensor]:
@@ -57,7 +57,7 @@ def old_state(*, batches: int) -> dict[str, Tensor]:
     numbers = {
         name: torch.randn(D, generator=generator).abs() if batches else new
         for name, new in {
-            "weight": 0.9 * torch.ones(D),  # weight decay reached it, no gradient did
+            "weight": 0.9 * torch.ones(D),  # changed by weight decay, not by a gradient
             "bias": torch.zeros(D),
             "running_mean": torch.zeros(D),
             "running_var": torch.ones(D),

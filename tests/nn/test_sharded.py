@@ -1,4 +1,4 @@
-"""The sharded classifier on 2, 3 and 4 gloo processes computes what one process computes with a dense one."""
+"""The sharded classifier on 2, 3 and 4 gloo processes matches a dense classifier on one process."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ class Case:
     """A batch and a classifier.
 
     Attributes:
-        counts: images of every process; repeated if there are more processes.
-        classes: K.
-        features: D.
-        dtype: of the weights.
+        counts: number of images per process; repeated if there are more processes.
+        classes: number of classes, K.
+        features: number of features, D.
+        dtype: dtype of the weights.
         smoothing: label smoothing.
-        targets: classes per image: 2 for mixup.
+        targets: number of classes per image: 2 for mixup.
         weighted: whether classes have weights.
         bias: whether there is a bias.
-        labels: the labels are among the first of the classes, so many.
+        labels: draw the labels from this number of first classes, ``None`` for all.
         scale: factor of the features.
-        seed: of everything.
+        seed: seed of all random numbers.
     """
 
     counts: tuple[int, ...] = (3, 2, 4, 1)
@@ -56,7 +56,7 @@ class Case:
 
 
 class Data:
-    """What a case stands for: the same in every process."""
+    """The tensors of a case, identical in every process."""
 
     def __init__(self, case: Case) -> None:
         world, rank = dist.get_world_size(), dist.get_rank()
@@ -73,7 +73,7 @@ class Data:
         self.weights = weights if case.weighted else torch.ones_like(weights)
 
     def dense_loss(self, logits: Tensor, smoothing: float) -> Tensor:
-        """As the recipes compute it, with a dense target."""
+        """Return the loss as the recipes compute it, with a dense target."""
         targets = torch.zeros_like(logits).scatter_add_(1, self.classes, self.shares.to(logits.dtype))
         losses = F.cross_entropy(logits, targets, reduction="none", label_smoothing=smoothing)
         return (losses * (targets @ self.weights)).sum() / max(len(losses), 1)
@@ -88,7 +88,7 @@ class Data:
 
 
 def heads(case: Case) -> tuple[nn.Linear, ShardedLinear]:
-    """The same classifier twice, drawn by the same seed."""
+    """Return a dense and a sharded classifier, initialized with the same seed."""
     torch.manual_seed(case.seed)
     dense = nn.Linear(case.features, case.classes, bias=case.bias, dtype=case.dtype)
     torch.manual_seed(case.seed)
@@ -96,7 +96,7 @@ def heads(case: Case) -> tuple[nn.Linear, ShardedLinear]:
 
 
 def largest(*pairs: tuple[Tensor, Tensor]) -> float:
-    """The largest difference, relative to the largest entry where that is above 1."""
+    """Return the largest difference, relative to the largest entry if that is above 1."""
     found = [0.0]
     for mine, other in pairs:
         assert mine.shape == other.shape
@@ -107,7 +107,7 @@ def largest(*pairs: tuple[Tensor, Tensor]) -> float:
 
 
 def once(case: Case) -> float:
-    """Loss, gradients and predictions of one step; the largest difference from the dense classifier."""
+    """Check predictions of one step; return the largest difference in loss and gradients."""
     data = Data(case)
     dense, sharded = heads(case)
     rows = slice(sharded.rows.start, sharded.rows.stop)
@@ -132,7 +132,7 @@ def once(case: Case) -> float:
 
 
 def steps(case: Case, name: str) -> float:
-    """Ten steps of a layer under DDP and the sharded classifier outside, against one process."""
+    """Train ten steps with a layer under DDP and the sharded classifier outside; compare with one process."""
     data = Data(case)
     dense, sharded = heads(case)
     rows = slice(sharded.rows.start, sharded.rows.stop)
@@ -158,7 +158,7 @@ def steps(case: Case, name: str) -> float:
 
 
 def scores(case: Case, top: int) -> float:
-    """Top-k predictions and positions of labels against those of all logits."""
+    """Compare top-k predictions and the ranks of the labels with those of all logits."""
     data = Data(case)
     dense, sharded = heads(case)
     labels = data.classes[:, 0]
@@ -177,7 +177,7 @@ def scores(case: Case, top: int) -> float:
 
 
 class Largest(TorchDispatchMode):
-    """The most values that a tensor had."""
+    """Record the largest number of values in any tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -200,7 +200,7 @@ def largest_tensor(case: Case) -> int:
 
 
 def in_bfloat16(case: Case) -> tuple[float, float, str]:
-    """The error of the loss and of the features' gradient under autocast, against float32."""
+    """Return the errors of the loss and the feature gradient under autocast, and the dtype of the loss."""
     data, (dense, sharded) = Data(case), heads(case)
     whole, own = data.x.clone().requires_grad_(), data.x[data.own].clone().requires_grad_()
     with torch.autocast("cpu", torch.bfloat16):
@@ -232,7 +232,7 @@ def group(request: pytest.FixtureRequest) -> Iterator[Group]:
 
 
 BASE = Case()
-# Each differs from the base in one trap.
+# Each case differs from the base in one respect.
 CASES = {
     "smoothing, mixup, class weights, unequal shares": BASE,
     "one class per image": replace(BASE, targets=1),
@@ -265,7 +265,7 @@ def test_ten_steps_are_those_of_one_process(group: Group, optimizer: str, dtype:
     assert max(errors) <= TOLERANCES[dtype]
 
 
-# The processes stay, so an example takes milliseconds.
+# The processes are reused, so an example takes milliseconds.
 @pytest.mark.slow
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(
@@ -312,7 +312,7 @@ def test_sums_are_in_float32_under_autocast(group: Group) -> None:
     case = replace(BASE, dtype=torch.float32, classes=1000, features=64, counts=(8,))
     for loss, gradient, dtype in group.call(in_bfloat16, case):
         assert dtype == "torch.float32"
-        assert loss < 1e-5  # the same rounded logits as those of the dense classifier
+        assert loss < 1e-5  # both classifiers have the same rounded logits
         assert gradient < 0.02  # rounded once in every process
 
 

@@ -1,7 +1,7 @@
-"""What each of two gloo processes runs: a few steps of training under DDP or FSDP2.
+"""The code of two gloo processes: a few training steps under DDP or FSDP2.
 
-Everything is in float64, so that the one process on the whole batch and the two on its halves agree
-to rounding.
+Everything is in float64, so that one process on the whole batch and two processes on its halves agree to
+rounding.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ METHOD_OPTIONS: dict[str, dict[str, Any]] = {
     "cbp": {"features": 20},
     "moment_probing": {"width": 21, "heads": 3},
 }
-# Input shape of an image, input channels, options of the layer. BatchNorm is in eval mode: in training
-# its statistics are those of a process, not of the whole batch.
+# Input shape per image, input channels, options of the layer. BatchNorm is in eval mode, because its training
+# statistics are per process, not over the whole batch.
 CASES = {
     "map": ((7, 4, 5), 7, {"dim": 4}),
     "map without reduction": ((7, 2, 2), 7, {"dim": None, "backward": "recompute"}),
@@ -67,7 +67,7 @@ def make_batches(case: str) -> list[tuple[Tensor, Tensor]]:
 
 
 def train(model: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
-    """Gradients of the first step and parameters after the last, whole tensors."""
+    """Return the gradients of the first step and the parameters after the last, as full tensors."""
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     result = {}
     for step, (x, target) in enumerate(batches):
@@ -85,9 +85,9 @@ def _whole(tensor: Tensor) -> Tensor:
 
 
 def run(rank: int, folder: str) -> None:
-    """Train every case under every wrapper; rank 0 leaves what it got in ``folder``."""
+    """Train every case under every wrapper. Rank 0 saves the results in ``folder``."""
     torch.set_num_threads(1)
-    # FSDP2 warns that some layers return a view; the tests' own process makes warnings errors.
+    # FSDP2 warns that some layers return a view, and the tests turn warnings into errors.
     warnings.simplefilter("ignore")
     dist.init_process_group(
         "gloo",

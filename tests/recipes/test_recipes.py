@@ -1,4 +1,4 @@
-"""The recipes that come with covpool: the paper's numbers, typed here once more, and their networks."""
+"""The bundled recipes: the paper's numbers, typed here again, and their networks."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ RESNET = {
     "sides": (256, 512),
 }
 del RESNET["final_lr"]
-# Section 4.4; the batch, the decay and the schedule are not in it.
+# Section 4.4, which does not state the batch size, the weight decay and the schedule.
 FINE = {"epochs": 100, "lr": 10**-2.1, "momentum": 0.9, "size": 448, "colour": "none", "factor": 5}
 
-# Parameters: the public PyTorch code's, for ResNet-101 torchvision's with our head in place of its own.
+# Parameter counts of the public PyTorch code. For ResNet-101: torchvision's, with our head.
 R50, VGG = 56_929_832, 170_479_144
 R101 = 44_549_160 - (2048 * 1000 + 1000) + (2048 * 256 + 2 * 256) + (32_896 * 1000 + 1000)
 
 
 def narrower(dim: int, classes: int = 1000) -> int:
-    """ResNet-50 with another width."""
+    """Return the parameter count of ResNet-50 with another width."""
     features = dim * (dim + 1) // 2
     return 25_557_032 - 2_049_000 + (2048 * dim + 2 * dim) + (features + 1) * classes
 
@@ -80,7 +80,7 @@ PAPER: dict[str, tuple[dict[str, Any], str, int | None, int | None]] = {
 
 
 def found(recipe: Recipe) -> dict[str, Any]:
-    """What a recipe says, by the names of the tables above."""
+    """Return the values of a recipe under the names of the tables above."""
     crop_pct = recipe.model.preprocessing["crop_pct"]
     assert recipe.model.image_size is not None
     return {
@@ -189,12 +189,12 @@ def test_a_bundle_brings_its_network(tmp_path: Path) -> None:
     model = create_model("test_resnet", dim=8, num_classes=3, pool="cov", image_size=64, preprocessing=own)
     bundle = {"weights.bundle": str(save_model(model, tmp_path / "bundle"))}
     recipe = read_recipe(None, bundle)
-    assert recipe.schedule.head_first  # as of any other weights
+    assert recipe.schedule.head_first  # as for any other weights
     kept, wanted = vars(recipe.model), vars(model.config)
     assert all(kept[name] == wanted[name] for name in wanted.keys() - CLASSIFIER)
     assert len(wanted.keys() - CLASSIFIER) == 13
     assert read_recipe(None, {**bundle, "model.dim": 16}).model.dim == 16
-    assert read_recipe("finetune", bundle).model.dim == 128  # a recipe that is named means what it says
+    assert read_recipe("finetune", bundle).model.dim == 128  # a named recipe overrides the bundle
 
 
 @pytest.mark.parametrize("size", [1, 3])

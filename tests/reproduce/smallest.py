@@ -1,4 +1,4 @@
-"""One experiment in its smallest form, as a process that can be killed: DATA FOLDER."""
+"""Run one experiment in its smallest form, as a process that can be killed: DATA FOLDER."""
 
 from __future__ import annotations
 

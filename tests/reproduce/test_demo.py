@@ -1,4 +1,4 @@
-"""The demo: images that only a covariance tells apart, and a page that says so."""
+"""The demo: images that only a covariance separates, and its report page."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_classes_have_the_same_mean_color_and_contrast() -> None:
     assert made.images.min() >= 0
     assert made.images.max() <= 1
     assert made.labels.bincount().tolist() == [50] * len(CLASSES)
-    # Images have different mean colors, but every class has the same ones.
+    # Images have different mean colors, but their distribution is the same in every class.
     means = made.images.mean((2, 3))
     spread = means.std(0)
     by_class = torch.stack([means[made.labels == label].mean(0) for label in range(len(CLASSES))])

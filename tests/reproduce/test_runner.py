@@ -22,7 +22,7 @@ ROWS = 4
 
 
 def few_rows(experiment: Experiment) -> Experiment:
-    """Rows that are looked into, and some of the others."""
+    """Keep the observed rows, or else some of the rows, and the reference."""
     every = -(-len(experiment.rows) // ROWS)
     kept = experiment.observed or [row.label for row in experiment.rows[::every]]
     rows = tuple(row for row in experiment.rows if row.label in (*kept, experiment.reference))
@@ -32,10 +32,10 @@ def few_rows(experiment: Experiment) -> Experiment:
 @pytest.mark.slow
 @pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=lambda experiment: experiment.name)
 def test_smallest_form(experiment: Experiment, tiny_imagenet: Path, tmp_path: Path) -> None:
-    told: list[str] = []
+    messages: list[str] = []
     small = few_rows(experiment)
     place = Place(tiny_imagenet, tmp_path / "runs", tmp_path / "out", SMALLEST)
-    (file,) = run_experiments([small], place, seeds=1, log=told.append)
+    (file,) = run_experiments([small], place, seeds=1, log=messages.append)
     results = json.loads(file.read_bytes())
     assert [run["label"] for run in results["runs"]] == [row.label for row in small.rows]
     assert set(results["times"]) == ({row.label for row in small.rows} if small.reference else set())
@@ -61,7 +61,7 @@ def test_a_killed_run_goes_on(tiny_imagenet: Path, tmp_path: Path) -> None:
     first = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     summaries = tmp_path / "runs"
     deadline = time.monotonic() + 120
-    while not finished(summaries):  # the first of three is done
+    while not finished(summaries):  # until the first of three is done
         assert first.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -76,7 +76,7 @@ def test_a_killed_run_goes_on(tiny_imagenet: Path, tmp_path: Path) -> None:
         "MPN-COV",
         "iSQRT-COV",
     }
-    assert {path: path.stat().st_mtime_ns for path in done} == done  # they were not run again
+    assert {path: path.stat().st_mtime_ns for path in done} == done  # they did not run again
     assert len(finished(summaries)) == 3
     assert len(file.with_suffix(".csv").read_text().splitlines()) == 1 + 3
 
@@ -93,7 +93,7 @@ def test_seeds_are_added_to_results_without_their_runs(tiny_imagenet: Path, tmp_
     known = known_runs([curves], place.out, SMALLEST)
     place = dataclasses.replace(place, runs=tmp_path / "second", known=known)
     assert not left([curves], 1, place)
-    # Only the one to be looked into is trained again, since its folder is gone.
+    # Only the observed run is trained again, because its folder is gone.
     assert [one.pool for one in left([curves, spectra], 1, place)] == ["mpn_cov"]
     run_experiments([curves], place, seeds=2, log=str)
     after = json.loads(file.read_bytes())["runs"]
@@ -135,7 +135,7 @@ def test_an_experiment_keeps_a_run_of_its_own(tiny_imagenet: Path, tmp_path: Pat
         place = Place(tiny_imagenet, tmp_path / str(number), tmp_path / "out", SMALLEST)
         (file,) = run_experiments([one], place, seeds=1, log=str)
     results = json.loads(file.read_bytes())
-    results["runs"][0]["seconds"] = 12345.0  # to tell it from the other
+    results["runs"][0]["seconds"] = 12345.0  # marks this run
     file.write_text(json.dumps(results))
     third = dataclasses.replace(EXPERIMENTS["table3"], rows=(row,))
     known = known_runs([*both, third], tmp_path / "out", SMALLEST)

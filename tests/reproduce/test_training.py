@@ -50,7 +50,7 @@ def test_a_loss_that_is_not_finite_is_a_result(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failing(monkeypatch, NotFiniteError("11 steps had a loss or a gradient that is not finite, more than"))
-    for _ in range(2):  # the second time it is read
+    for _ in range(2):  # the second time it is read from disk
         found = trained(CONFIGURATION, SMALLEST, data, tmp_path)
         assert found["failed"] == "11 steps had a loss or a gradient that is not finite"
     assert is_done(CONFIGURATION, tmp_path)
@@ -88,7 +88,7 @@ def test_it_lists_some_classes(tiny_imagenet: Path, tmp_path: Path) -> None:
     for row in rows:
         image = tmp_path / row["path"]
         assert image.is_file()
-        assert row["label"] in str(image.resolve())  # of tiny10, which the links lead to
+        assert row["label"] in str(image.resolve())  # the links lead to tiny10, whose paths contain the label
 
 
 def test_moved_images_have_the_same_names(tiny_imagenet: Path, tmp_path: Path) -> None:

@@ -5,12 +5,12 @@ import pytest
 
 @pytest.fixture
 def _no_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures take seconds to draw, and one test looks at them."""
+    """Write no report: figures take seconds to draw, and one test checks them."""
     monkeypatch.setattr("covpool.train.report.write_report", lambda folder, images, model: folder)
 
 
 @pytest.fixture
 def _no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The report itself is written, with empty figures."""
+    """Write the report with empty figures."""
     for module in ("figures", "pages"):
         monkeypatch.setattr(f"covpool.train.report.{module}.png", lambda figure, *_, **__: b"")

@@ -1,7 +1,8 @@
-"""Runs in processes of their own, which note what each step learned from, and can be disturbed.
+"""Training runs in separate processes, which record the batch of each step and can be disturbed.
 
-By ``launch``, which forks them from a process that has imported what they need; or
-``torchrun -m tests.train.recorded_run RECORD PLAN``, with ``PLAN`` as JSON.
+``launch`` forks them from a process that has already imported everything.
+
+Alternatively, run ``torchrun -m tests.train.recorded_run RECORD PLAN``, with ``PLAN`` as JSON.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-# A small network with whatever keeps a state: BatchNorm, momentum, an average, dropout, mixing.
+# A small network with everything that has state: BatchNorm, momentum, an average, dropout, mixing.
 RECIPE: dict[str, Any] = {
     "model.backbone": "test_resnet",
     "model.dim": 8,
@@ -39,7 +40,7 @@ RECIPE: dict[str, Any] = {
 }
 
 
-# After which a run is taken to hang.
+# A run that takes longer counts as hanging.
 SECONDS = 120
 
 
@@ -48,7 +49,7 @@ def launch(
     record: Path,
     plan: Mapping[str, Any],
 ) -> list[int | None]:
-    """Run ``plan["recipe"]`` on so many processes; their exit codes."""
+    """Run ``plan["recipe"]`` on ``world_size`` processes and return their exit codes."""
     context = multiprocessing.get_context("fork")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -76,15 +77,15 @@ def _main(group: Mapping[str, str], record: Path, plan: dict[str, Any]) -> None:
     os.environ["LOCAL_RANK"] = os.environ["RANK"]
     with (record / f"stderr-{os.environ['RANK']}.txt").open("a") as file:
         os.dup2(file.fileno(), 2)
-    sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115  # pytest had put another in its place
-    faulthandler.dump_traceback_later(SECONDS - 20, file=2)  # where it hangs, if it does
+    sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115  # pytest had replaced it
+    faulthandler.dump_traceback_later(SECONDS - 20, file=2)  # prints where it hangs, if it does
     sys.exit(run(record, plan))
 
 
 def run(record: Path, plan: dict[str, Any]) -> int:
-    """The run, by the command's own door, so that its exit codes and sentences are those of ``covpool``.
+    """Run training through the command line, so that exit codes and messages are those of ``covpool``.
 
-    It draws no report, which would take longer than all the rest.
+    It draws no report, which would take longer than everything else.
     """
     from covpool.cli import train
     from covpool.cli.main import main
@@ -110,13 +111,13 @@ def run(record: Path, plan: dict[str, Any]) -> int:
 
 
 def _disturbed(batch: Any, cursor: int, rank: int, plan: dict[str, Any]) -> Any:
-    """What a plan does to a rank at a cursor: ``{"sigterm": [rank, cursor]}``, and so on."""
+    """Apply the plan for a rank at a cursor, for example ``{"sigterm": [rank, cursor]}``."""
     here = [rank, cursor]
     if plan.get("sigterm") == here:
         os.kill(os.getpid(), signal.SIGTERM)
     if plan.get("sigkill") == here:
         os.kill(os.getpid(), signal.SIGKILL)
-    if plan.get("sigstop") == here:  # alive, but silent, as a machine that is cut off
+    if plan.get("sigstop") == here:  # alive but silent, like a disconnected machine
         os.kill(os.getpid(), signal.SIGSTOP)
     if plan.get("full_disk") == here:
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
@@ -135,7 +136,7 @@ def _note(path: Path, batch: Any, cursor: int, outcome: Any) -> None:
 
 
 def steps(record: Path, rank: int) -> dict[int, dict[str, Any]]:
-    """What a rank noted, by cursor. A step that was taken again must have been the same."""
+    """Return the records of a rank by cursor. A repeated step must be identical."""
     found: dict[int, dict[str, Any]] = {}
     path = record / f"steps-{rank}.jsonl"
     for line in path.read_text().splitlines() if path.exists() else ():
@@ -145,7 +146,7 @@ def steps(record: Path, rank: int) -> dict[int, dict[str, Any]]:
 
 
 def global_batches(*records: tuple[Path, int]) -> dict[int, list[int]]:
-    """The ids of every global batch, sorted, from records of so many ranks each."""
+    """Return the sorted ids of every global batch, from records of the given numbers of ranks."""
     found: dict[int, list[int]] = {}
     for record, world_size in records:
         ranks = [steps(record, rank) for rank in range(world_size)]
@@ -156,7 +157,7 @@ def global_batches(*records: tuple[Path, int]) -> dict[int, list[int]]:
 
 
 def hashes(folder: Path, step: int) -> dict[str, str]:
-    """Of the weights, the momentum and the average at a step; equal hashes are equal bits."""
+    """Return the hashes of weights, momentum and average at a step. Equal hashes mean equal bits."""
     manifest = json.loads((folder / "checkpoints" / f"step-{step:08d}" / "manifest.json").read_bytes())
     return {name: digest for name, digest in manifest.items() if name.endswith(".safetensors")}
 

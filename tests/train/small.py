@@ -1,4 +1,4 @@
-"""A run of a few seconds: a network made for tests, and some images of tiny10."""
+"""A run of a few seconds, with a network made for tests and some images of tiny10."""
 
 from __future__ import annotations
 

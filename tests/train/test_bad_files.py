@@ -1,4 +1,4 @@
-"""Images that cannot be used cost a sample each, and no file of a stranger runs anything."""
+"""An unusable image costs one sample, and no untrusted file runs code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.train.small import rows, train
 
 
 def bad_files() -> dict[str, bytes]:
-    """Every kind of image that cannot be used, by name."""
+    """Return every kind of unusable image, by file name."""
     good = encode(
         Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)), "JPEG"
     )
@@ -37,7 +37,7 @@ def bad_files() -> dict[str, bytes]:
 
 
 class Bomb:
-    """Unpickled, it makes a folder."""
+    """An object that makes a folder when it is unpickled."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -48,7 +48,7 @@ class Bomb:
 
 @pytest.fixture
 def flawed(tmp_path: Path) -> Path:
-    """Forty good images and each bad one once, in two classes."""
+    """Write forty good training images and each unusable image once, in two classes."""
     root = tmp_path / "flawed"
     for split, count in (("train", 20), ("val", 8)):
         for number, name in enumerate(sorted((TINY10 / "train").iterdir())[:2]):
@@ -88,7 +88,7 @@ def test_too_many_bad_images_stop_the_run(flawed: Path, tmp_path: Path) -> None:
         train(tmp_path / "run", changes)
     assert len((tmp_path / "run" / "bad_images.csv").read_text().splitlines()) == 8
     with pytest.raises(ValueError, match=r"7 images are unreadable, more than --max-bad 3"):
-        train(tmp_path / "run", changes)  # it has not become better by itself
+        train(tmp_path / "run", changes)  # rerunning does not help
 
 
 @needs_tiny10
@@ -103,7 +103,7 @@ def test_files_of_strangers_run_nothing(tmp_path: Path, monkeypatch: pytest.Monk
     recipe.write_text("batch_size: !!python/object/apply:os.mkdir [ran]\n")
     with pytest.raises(ValueError, match="is not valid YAML"):
         read_recipe(recipe)
-    with pytest.raises(yaml.YAMLError):  # and the reason is the loader, not the value
+    with pytest.raises(yaml.YAMLError):  # the loader refuses the tag, whatever the value
         yaml.safe_load(recipe.read_text())
     bundle = tmp_path / "bundle"
     bundle.mkdir()

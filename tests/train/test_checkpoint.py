@@ -58,7 +58,7 @@ def test_without_any_there_is_none(tmp_path: Path) -> None:
 
 
 def damages(path: Path) -> list[tuple[str, bytes]]:
-    """Each file of a checkpoint cut at each sixteenth of its length, and with single bytes changed."""
+    """Return each file truncated at every sixteenth of its length, and with single bytes changed."""
     found = []
     for file in sorted(path.iterdir()):
         data = file.read_bytes()

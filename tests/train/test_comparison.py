@@ -1,4 +1,4 @@
-"""Two runs of one recipe that differ in the pooling alone."""
+"""Two runs of one recipe that differ only in the pooling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evaluation on several processes is that of one, to the bit."""
+"""Evaluation on several processes is bit-identical to evaluation on one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from tests.data.pictures import TINY10, needs_tiny10
 
-COUNT = 437  # not a multiple of 3, of 64, nor of 3 times 64
+COUNT = 437  # not a multiple of 3, 64 or 3 times 64
 
 
 def evaluate(group: dict[str, str], world_size: int, out: Path) -> None:
@@ -70,7 +70,7 @@ def test_three_processes_measure_what_one_does(tmp_path: Path) -> None:
     ((metrics, predictions),) = on(1, tmp_path)
     assert metrics.images == COUNT
     assert predictions["ids"].tolist() == list(range(COUNT))
-    assert 0 < metrics.top1 < 0.4  # chance, more or less: the network knows nothing
+    assert 0 < metrics.top1 < 0.4  # near chance: the network is untrained
     for others, theirs in on(3, tmp_path):
         assert others == metrics
         for name, column in predictions.items():

@@ -1,4 +1,4 @@
-"""Every pooling method in a run of training: one word of the recipe, nothing else."""
+"""Every pooling method in a training run, selected by one option of the recipe."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "cbp": {"features": 64},
     "moment_probing": {"width": 28},
 }
-FAST = ("moment_probing",)  # it has parameters of its own
+FAST = ("moment_probing",)  # it has its own parameters
 
 
 @needs_tiny10

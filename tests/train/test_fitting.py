@@ -1,4 +1,4 @@
-"""Runs from beginning to end, in this process."""
+"""Complete training runs in this process."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_the_test_split_is_for_the_end_and_val_is_set_aside(tmp_path: Path) -> N
     assert run.summary["split"] == "test"
     names = {row["name"] for row in rows(run.folder / "predictions.csv")}
     assert all(name.startswith("test/") for name in names)
-    # The model is that of the second training, on train and val together.
+    # The model comes from the second training run, on train and val together.
     bundle = covpool.load_model(run.folder / "bundle").state_dict()
     refit = covpool.load_model(run.folder / "refit" / "bundle").state_dict()
     assert all(torch.equal(bundle[name], refit[name]) for name in refit)
@@ -104,7 +104,7 @@ def test_the_test_split_is_for_the_end_and_val_is_set_aside(tmp_path: Path) -> N
 @needs_tiny10
 @pytest.mark.usefixtures("_no_report")
 def test_a_run_from_before_the_fitted_steps_resumes_with_the_papers(tmp_path: Path) -> None:
-    """Its recipe names no iteration. The result is that of an uninterrupted run, to the bit."""
+    """Its recipe names no iteration. The result is bit-identical to that of an uninterrupted run."""
     paper = {"model.pool_options": {"iteration": "paper"}, "loop.deterministic": True, "checkpoint.keep": 9}
     whole, old = train(tmp_path / "whole", paper).folder, tmp_path / "old"
     shutil.copytree(whole, old)
@@ -174,7 +174,7 @@ def test_options_of_a_recipe_train(tmp_path: Path, changes: dict[str, Any]) -> N
 @needs_tiny10
 @pytest.mark.usefixtures("_no_report")
 def test_it_stops_early_and_keeps_the_best(tmp_path: Path) -> None:
-    # Nothing is learned at such a rate, so the first epoch stays the best.
+    # Nothing is learned at this learning rate, so the first epoch stays the best.
     changes = {"optimizer.lr": 1e-12, "schedule.epochs": 9, "validation.patience": 2, "loop.ema": None}
     changes |= {"schedule.final_lr": 1e-13, "schedule.warmup": 0, "optimizer.momentum": 0}
     summary = train(tmp_path / "run", changes).summary
@@ -356,6 +356,6 @@ def test_a_folder_in_use_is_refused_until_its_process_is_gone(tmp_path: Path) ->
             train(tmp_path / "run", {"schedule.epochs": 1})
         assert [path.name for path in (tmp_path / "run").iterdir()] == [".covpool-lock"]
     finally:
-        other.kill()  # as SIGKILL: the lock file stays, the lock does not
+        other.kill()  # SIGKILL: the lock file stays, the lock does not
         other.join()
     assert train(tmp_path / "run", {"schedule.epochs": 1, "data.limit": 16}).summary["epochs"] == 1

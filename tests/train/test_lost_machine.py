@@ -1,4 +1,4 @@
-"""Two machines and a cable between them, which is cut: network namespaces, in which real processes train."""
+"""Training in two network namespaces, which stand for two machines, and the link between them is cut."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FIRST, SECOND = "10.77.0.1", "10.77.0.2"
 
 @pytest.fixture
 def machines() -> Iterator[list[str]]:
-    """The names of two namespaces."""
+    """Create two linked network namespaces and return their names."""
     import covpool.train.fitting  # noqa: F401  # once, for all processes
 
     names = [f"covpool-{os.getpid()}-{number}" for number in range(2)]
@@ -58,7 +58,7 @@ def ip(*words: str) -> bool:
 
 
 def start(machine: str, rank: int, record: Path, run: Path, epochs: int) -> BaseProcess:
-    """One of two processes of a training run, on a machine of its own."""
+    """Start one of the two processes of a training run, each on its own machine."""
     recipe = {"data.path": str(TINY10), "data.limit": 125, "schedule.epochs": epochs, "out": str(run)}
     plan = {"recipe": {**recipe, "loop.timeout": LIMIT / 60, "checkpoint.steps": 1}}
     group = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": FIRST, "MASTER_PORT": "29500"}
@@ -82,7 +82,7 @@ def wait_for_step(record: Path, step: int) -> None:
 
 
 def codes(both: list[BaseProcess]) -> list[int | None]:
-    """Wait for both processes; their exit codes."""
+    """Wait for both processes and return their exit codes."""
     for process in both:
         process.join(120)
     return [process.exitcode for process in both]
@@ -95,15 +95,15 @@ def test_a_cut_for_good_ends_both_and_names_the_lost_one(machines: list[str], tm
         assert ip("-n", machines[1], "link", "set", "eth0", "down")
         cut = time.monotonic()
         assert codes(both) == [2, 2]
-        assert time.monotonic() - cut < LIMIT + 60  # to name the lost one takes some time too
+        assert time.monotonic() - cut < LIMIT + 60  # naming the lost rank takes some time too
     finally:
         for process in both:
             process.kill()
             process.join()
-    told = [(tmp_path / f"stderr-{rank}.txt").read_text() for rank in range(2)]
-    assert "rank 1 on " in told[0]
-    assert "does not answer (limit: 0.2 min, --loop.timeout): the run stops" in told[0]
-    assert "the machine with the store of torchrun does not answer" in told[1]
+    messages = [(tmp_path / f"stderr-{rank}.txt").read_text() for rank in range(2)]
+    assert "rank 1 on " in messages[0]
+    assert "does not answer (limit: 0.2 min, --loop.timeout): the run stops" in messages[0]
+    assert "the machine with the store of torchrun does not answer" in messages[1]
     assert list((tmp_path / "run" / "checkpoints").iterdir())
 
 
@@ -126,7 +126,7 @@ def test_a_short_cut_changes_nothing(machines: list[str], tmp_path: Path) -> Non
     assert hashes(tmp_path / "cut" / "run", 36) == hashes(tmp_path / "whole" / "run", 36)
 
 
-# Under torchrun, with a classifier that is divided over the machines.
+# Under torchrun, with a classifier that is sharded over the machines.
 WORDS = (
     f"train {TINY10} --model test_vit --model.dim 8 --limit 125 --batch-size 25 --epochs 4 --workers 0 "
     "--loop.shard-classes true --deterministic true --checkpoint-steps 1 --loop.timeout 0.5"
@@ -155,7 +155,7 @@ class Node:
             )
 
     def kill(self) -> None:
-        """Pull the plug: all processes of the machine die at once."""
+        """Kill all processes of the machine at once, like a power failure."""
         found = subprocess.run(["ip", "netns", "pids", self.machine], capture_output=True, check=True)
         for number in found.stdout.split():
             with suppress(ProcessLookupError):
@@ -170,7 +170,7 @@ class Node:
 
 
 def checkpoints(run: Path) -> int:
-    """The last step of which there is a checkpoint."""
+    """Return the last step that has a checkpoint."""
     return max((int(path.name[5:]) for path in (run / "checkpoints").glob("step-????????")), default=0)
 
 
@@ -213,7 +213,7 @@ def test_two_nodes_of_torchrun_survive_a_cut_and_a_killed_node(machines: list[st
         assert [node.code(400) for node in nodes] == [0, 0]
         assert weights(cut) == weights(whole)
 
-        # A machine dies. The other one notices, both are started again, and nothing is lost.
+        # A machine dies. The other one stops, both are started again, and nothing is lost.
         killed = tmp_path / "killed"
         nodes = launch(killed)
         wait_for_checkpoint(killed, 7, nodes)
@@ -225,7 +225,7 @@ def test_two_nodes_of_torchrun_survive_a_cut_and_a_killed_node(machines: list[st
         assert reached >= 7
         nodes = launch(killed)
         assert [node.code(400) for node in nodes] == [0, 0]
-        assert f"resuming from epoch {reached // 5 + 1}, step " in nodes[0].log.read_text()  # of 5 steps
+        assert f"resuming from epoch {reached // 5 + 1}, step " in nodes[0].log.read_text()  # 5 steps each
         assert weights(killed) == weights(whole)
     finally:
         for node in started:

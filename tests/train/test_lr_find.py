@@ -1,4 +1,4 @@
-"""The learning rate's search: what is tried, when it stops, and what is suggested."""
+"""The learning rate search: the rates that it tries, when it stops, and its suggestion."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SMALL = {
 
 @pytest.fixture
 def recipe(tmp_path: Path) -> Recipe:
-    """Of six images, for tests whose losses are made up."""
+    """Return a recipe with six images, for tests with made-up losses."""
     plant(tmp_path / "birds", *(f"{name}/{i}.jpg" for name in ("wren", "jay") for i in range(3)))
     own = {"data.path": str(tmp_path / "birds"), "data.val_fraction": 0, "batch_size": 2}
     return read_recipe("modern", {**SMALL, **own, "out": str(tmp_path / "out")})
@@ -41,9 +41,9 @@ def recipe(tmp_path: Path) -> Recipe:
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], float]], list[int]]:
-    """Make steps whose losses are a function of the cursor; those that are not finite are faults.
+    """Replace training steps: losses are a function of the cursor, and non-finite losses are faults.
 
-    The figure is left empty: it takes most of the time.
+    The figure is left empty, because drawing it takes most of the time.
     """
     monkeypatch.setattr("covpool.drawing.png", lambda figure: b"")
 
@@ -65,7 +65,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], float]],
 @needs_tiny10
 @pytest.mark.parametrize("optimizer", ["adamw", pytest.param("sgd", marks=pytest.mark.slow)])
 def test_a_network(tmp_path: Path, optimizer: str) -> None:
-    # The same images in every step, so that the loss has no noise.
+    # Every step has the same images, so that the loss has no noise.
     own = {"data.path": str(TINY10), "data.limit": 16, "batch_size": 16, "optimizer.name": optimizer}
     out = tmp_path / "out"
     found = find_lr(read_recipe("modern", {**SMALL, **own, "out": str(out), "loop.ema": 0.9}), steps=20)
@@ -84,7 +84,7 @@ def test_a_network(tmp_path: Path, optimizer: str) -> None:
 
 
 def valley(steps: int, at: int, noise: float = 0.0) -> list[float]:
-    """A loss that falls by 1, fastest at a step, and explodes near the end."""
+    """Return losses that fall by 1, fastest at step ``at``, and explode near the end."""
     x = np.arange(steps)
     random = np.random.default_rng(0).normal(size=steps)
     explosion = np.exp(np.minimum((x - 0.9 * steps) / 2, 40))
@@ -99,7 +99,7 @@ def test_where_the_loss_falls_fastest(recipe: Recipe, steps: Any, at: int, noise
     found = find_lr(recipe, 100)
     place = math.log10(found.suggestion or 1) - math.log10(found.rates[at])
     assert abs(place) < (0.5 if noise else 0.15)
-    # It stops soon after the explosion begins, after epochs of three steps each.
+    # It stops soon after the explosion begins. An epoch has three steps.
     assert 92 <= len(taken) == len(found.rates) < 99
 
 

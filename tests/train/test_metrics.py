@@ -17,7 +17,7 @@ ALONE = Processes(0, 1, torch.device("cpu"))
 def predict(
     batches: list[Batch], network: torch.nn.Module | None = None
 ) -> tuple[Predictions, list[BadImage]]:
-    """By default the network is the identity, so that its logits are the images of the batches."""
+    """Predict. By default the network is the identity, so that its logits are the images of the batches."""
     forward = Forward(network or torch.nn.Identity(), device=ALONE.device)
     found = metrics.predict(forward.run(batches), ALONE)
     assert found is not None
@@ -42,7 +42,7 @@ def test_metrics_are_those_of_torchmetrics(classes: int, n: int) -> None:
     assert measured.top1 == pytest.approx(oracle.multiclass_accuracy(logits, labels, classes, "micro"))
     top5 = oracle.multiclass_accuracy(logits, labels, classes, "micro", top_k=min(5, classes))
     assert measured.top5 == pytest.approx(top5)
-    # torchmetrics too leaves out classes without images and predictions.
+    # torchmetrics also leaves out classes without images and predictions.
     assert measured.macro_f1 == pytest.approx(oracle.multiclass_f1_score(logits, labels, classes, "macro"))
     present = labels.unique()
     recall = oracle.multiclass_recall(logits, labels, classes, "none")[present].mean()

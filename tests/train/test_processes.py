@@ -1,4 +1,4 @@
-"""What processes that train together do as one."""
+"""Output of several processes that train together."""
 
 from __future__ import annotations
 
@@ -32,4 +32,4 @@ def test_a_warning_is_heard_once(tmp_path: Path) -> None:
     )
     assert run.returncode == 0, run.stderr
     assert run.stderr.count("few images") == 1
-    assert run.stderr.count("good-bye") == 2  # logging is as it was
+    assert run.stderr.count("good-bye") == 2  # logging is as before

@@ -25,7 +25,7 @@ from covpool.train.recipe_files import (
 )
 from covpool.train.run_folder import as_begun
 
-# Words that YAML would take for something else.
+# Words that YAML would read as other types.
 WORDS = [
     "1e-3",
     "1e3",
@@ -101,10 +101,10 @@ def test_no_name_is_modern() -> None:
 
 def test_another_pooling_leaves_out_what_was_for_the_first() -> None:
     paper = read_recipe("resnet50-imagenet").model
-    twin = read_recipe("resnet50-imagenet", {"model.pool": "gap"}).model
-    assert twin == dataclasses.replace(paper, pool="gap", dim="auto", pool_options={})
-    told = read_recipe("resnet50-imagenet", {"model.pool": "gap", "model.dim": 64}).model
-    assert told.dim == 64
+    baseline = read_recipe("resnet50-imagenet", {"model.pool": "gap"}).model
+    assert baseline == dataclasses.replace(paper, pool="gap", dim="auto", pool_options={})
+    with_dim = read_recipe("resnet50-imagenet", {"model.pool": "gap", "model.dim": 64}).model
+    assert with_dim.dim == 64
     assert read_recipe("resnet50-imagenet", {"model.pool": "isqrt_cov"}).model == paper
     assert read_recipe("resnet50-imagenet", {"model.pool": "mpn_cov"}).model.dim == paper.dim
     probing = read_recipe("resnet50-imagenet", {"model.pool": "moment_probing"}).model

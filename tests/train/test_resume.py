@@ -1,4 +1,4 @@
-"""What a run checks before it resumes: the images, the recipe, the files in its folder, and the lock."""
+"""Checks before a run resumes: the images, the recipe, the files in its folder, and the lock."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = [needs_tiny10, pytest.mark.usefixtures("_no_report")]
 
 @pytest.fixture
 def birds(tmp_path: Path) -> Path:
-    """Two classes of eight images each, and two of each to validate on."""
+    """Write two classes with eight training images and two validation images each."""
     root = tmp_path / "birds"
     for split, count in (("train", 8), ("val", 2)):
         for name in sorted((TINY10 / "train").iterdir())[:2]:
@@ -41,7 +41,7 @@ def changes(data: Path, **more: Any) -> dict[str, Any]:
 
 
 def stop_after(monkeypatch: pytest.MonkeyPatch, cursor: int) -> None:
-    """SIGTERM to this process after some steps of the next run."""
+    """Send SIGTERM to this process at step ``cursor`` of the next run."""
     learn = trainer_module.Learner.step
 
     def step(self: Any, batch: Any, at: int) -> Any:
@@ -53,7 +53,7 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, cursor: int) -> None:
 
 
 def interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: dict[str, Any]) -> Path:
-    """A run that was stopped after two steps."""
+    """Return the folder of a run that was stopped after two steps."""
     with monkeypatch.context() as patch:
         stop_after(patch, 1)
         with pytest.raises(Interrupted):
@@ -62,7 +62,7 @@ def interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: dict[st
 
 
 def exchange(folder: Path) -> None:
-    """Give each image of a class the content of the next one; names, labels and their number stay."""
+    """Give each image of a class the content of the next one. Names, labels and their number stay."""
     files = sorted(folder.iterdir())
     contents = [file.read_bytes() for file in files]
     for file, content in zip(files, contents[1:] + contents[:1], strict=True):
@@ -73,7 +73,7 @@ def exchange(folder: Path) -> None:
 def test_exchanged_images_are_noticed(
     birds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same_size: bool
 ) -> None:
-    if same_size:  # uncompressed images
+    if same_size:  # uncompressed images of one size
         for number, file in enumerate(sorted(birds.rglob("*.*"))):
             file.unlink()
             file.with_suffix(".bmp").write_bytes(encode(Image.new("RGB", (40, 40), (number, 9, 9)), "BMP"))
@@ -84,7 +84,7 @@ def test_exchanged_images_are_noticed(
 
 
 def test_a_copy_of_the_images_will_do(birds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their dates differ, and so does the path."""
+    """The copy has other dates and another path."""
     interrupted(tmp_path, monkeypatch, changes(birds))
     shutil.copytree(birds, tmp_path / "copy", copy_function=shutil.copyfile)
     assert train(tmp_path / "run", changes(tmp_path / "copy")).summary["epochs"] == 2
@@ -135,14 +135,14 @@ def test_after_a_kill_in_validation_the_learning_rate_is_that_of_the_epoch(
 def test_weights_that_overflow_are_no_model(birds: Path, tmp_path: Path, val_fraction: float) -> None:
     shutil.rmtree(birds / "val")
     wanted = changes(birds, **{"data.val_fraction": val_fraction, "optimizer.lr": 1e30, "batch_size": 4})
-    for _ in range(2):  # and not when it is resumed either
+    for _ in range(2):  # also when it is resumed
         with pytest.raises(NotFiniteError, match=r"not finite.*use a lower --lr"):
             train(tmp_path / "run", wanted)
     assert not (tmp_path / "run" / "summary.json").exists()
 
 
 def test_a_second_run_in_the_folder_of_a_live_one_is_refused(tmp_path: Path) -> None:
-    """In real processes: the first is stopped in the middle, so that it is alive and silent."""
+    """The first of two real processes is paused in the middle of a run, so it is alive but silent."""
     out, records = tmp_path / "run", [tmp_path / "first", tmp_path / "second"]
     for record in records:
         record.mkdir()

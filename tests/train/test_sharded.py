@@ -1,4 +1,4 @@
-"""Training with a sharded classifier: as with the dense one, also on other numbers of processes."""
+"""Training with a sharded classifier matches the dense one, also on other numbers of processes."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from tests.nn.process_group import Group
 from tests.train.recorded_run import launch
 from tests.train.small import rows
 
-# Without BatchNorm, whose statistics are those of a process.
+# Without BatchNorm, whose statistics are per process.
 PLAIN: dict[str, Any] = {"model.backbone": "test_vit", "model.dim": 8, "model.image_size": None}
 CLASSES = [f"class {k}" for k in range(7)]
 
 
 def make(changes: dict[str, Any], sharded: bool) -> Learner:
-    """A learner of the processes of this group, or of one process alone."""
+    """Make a learner for the processes of this group, or for a single process."""
     loop = {"loop.shard_classes": sharded, "batch_size": 12, "schedule.epochs": 2, "optimizer.name": "sgd"}
     recipe = read_recipe(None, {**PLAIN, **loop, "optimizer.lr": 0.01, **changes})
     world, rank = (dist.get_world_size(), dist.get_rank()) if sharded else (1, 0)
@@ -43,7 +43,7 @@ def make(changes: dict[str, Any], sharded: bool) -> Learner:
 
 
 def batch(learner: Learner, seed: int) -> Batch:
-    """This process's share of a batch of 12 images."""
+    """Return this process's share of a batch of 12 images."""
     generator = torch.Generator().manual_seed(seed)
     side = learner.model.pretrained_cfg["input_size"][1]
     images = torch.randn(12, 3, side, side, generator=generator)
@@ -60,7 +60,7 @@ def weights(learner: Learner) -> dict[str, torch.Tensor]:
 
 
 def compare(changes: dict[str, Any]) -> list[float]:
-    """Four steps on this group and on one process: differences of norm, loss, accuracy and weights."""
+    """Take four steps here and on one process. Return differences of norm, loss, accuracy and weights."""
     group, alone = make(changes, sharded=True), make(changes, sharded=False)
     own = group.classifier.rows
     found = [0.0, 0.0, 0.0]
@@ -77,13 +77,13 @@ def compare(changes: dict[str, Any]) -> list[float]:
 
 
 def skip(changes: dict[str, Any]) -> tuple[list[bool], bool, float]:
-    """One process alone has a NaN in a step; who skipped it, what changed, and the scale of the loss."""
+    """Give one process a bad gradient. Return who skipped, whether weights stayed, and the loss scale."""
     learner = make(changes, sharded=True)
     learner.step(batch(learner, 0), 0)
     before = weights(learner)
     parameter = learner.classifier.weight
     handle = None
-    if dist.get_rank() == 1:  # in the gradient of its rows only: the loss is finite everywhere
+    if dist.get_rank() == 1:  # only in the gradient of its rows: the loss is finite everywhere
         handle = parameter.register_hook(lambda gradient: torch.full_like(gradient, torch.inf))
     outcome = learner.step(batch(learner, 1), 1)
     if handle is not None:
@@ -103,7 +103,7 @@ def refused(changes: dict[str, Any]) -> str:
 
 
 def saved_with_nan(folder: str, checked: bool) -> str:
-    """Save weights of which one row, of the last process, is NaN; the error if there is one."""
+    """Save weights with one NaN row, in the last process. Return the error if there is one."""
     learner = make({}, sharded=True)
     if dist.get_rank() == dist.get_world_size() - 1:
         with torch.no_grad():
@@ -146,7 +146,7 @@ MANY = {
 
 @pytest.mark.parametrize("name", MANY)
 def test_three_processes_learn_as_one_with_the_dense_classifier(group: Group, name: str) -> None:
-    # Mixing is by process, so it is left to the tests of the loss.
+    # Mixing is per process, so it is left to the tests of the loss.
     changes = {"loss.mixup": 0.0, "loss.cutmix": 0.0, **MANY[name]}
     for norm, loss, top1, weight in group.call(compare, changes):
         assert norm < 1e-4
@@ -196,7 +196,7 @@ def files(run: Path, step: int) -> list[str]:
 @needs_tiny10
 @pytest.mark.slow
 def test_a_run_is_that_of_the_dense_classifier(tmp_path: Path) -> None:
-    """With everything that keeps a state: BatchNorm, an average, dropout, mixup and cutmix, class weights."""
+    """Include everything that has state: BatchNorm, an average, dropout, mixup, cutmix, class weights."""
     recipe = {**DATA, "data.balance": "weights", "loss.label_smoothing": 0.1, "optimizer.clip": 1.0}
     for name, sharded in (("dense", False), ("sharded", True)):
         changes = {**recipe, "loop.shard_classes": sharded, "out": str(tmp_path / name)}
@@ -221,7 +221,7 @@ def test_stopped_on_four_processes_it_resumes_on_two_and_three(tmp_path: Path) -
     assert launch(4, folder(tmp_path, "four"), {"recipe": parts, "sigterm": [3, 2]}) == [143] * 4
     shares = (0, 3), (3, 6), (6, 8), (8, 10)
     assert files(run, 3) == [f"rows-{first:09d}-{last:09d}.safetensors" for first, last in shares]
-    # A process is killed after the checkpoint of the first epoch. One of its shards is torn as well.
+    # A process is killed after the checkpoint of the first epoch. One of its shards is truncated as well.
     codes = launch(2, folder(tmp_path, "two"), {"recipe": parts, "sigkill": [1, 5]})
     assert codes[1] == -signal.SIGKILL
     assert codes[0] not in (0, None)
@@ -230,7 +230,7 @@ def test_stopped_on_four_processes_it_resumes_on_two_and_three(tmp_path: Path) -
     assert launch(3, folder(tmp_path, "three"), {"recipe": parts}) == [0] * 3
     lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if line.get("event") == "resumed"] == [3, 3]
-    # Sums are in another order, and no more differs.
+    # Only the order of the sums differs.
     expected, found = final(whole), final(run)
     assert expected.keys() == found.keys()
     for name, value in expected.items():
@@ -257,13 +257,13 @@ def test_the_bundle_is_one_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert model.head.classifier.weight.shape == (10, 36)
     assert not isinstance(model.head.classifier, ShardedLinear)
 
-    # The predictions of the run are those of the whole model.
+    # The predictions of the run are those of the complete model.
     for row in rows(run / "predictions.csv")[:8]:
         (path,) = (TINY10 / "val").rglob(Path(row["name"]).name)
-        (likeliest,) = model.predict(path, top=1)
-        assert likeliest.name == row["predicted"]
-        assert likeliest.probability == pytest.approx(float(row["confidence"]), abs=1e-4)
-    # And so are those of a model whose classifier stays on the disk.
+        (prediction,) = model.predict(path, top=1)
+        assert prediction.name == row["predicted"]
+        assert prediction.probability == pytest.approx(float(row["confidence"]), abs=1e-4)
+    # A model whose classifier stays on the disk gives the same results.
     in_memory = load_model(bundle)
     images = torch.randn(4, *in_memory.pretrained_cfg["input_size"])
     monkeypatch.setattr("covpool.models.shards.available_bytes", lambda: 1000)
@@ -272,7 +272,7 @@ def test_the_bundle_is_one_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert streamed.num_classes == 10
     torch.testing.assert_close(streamed(images), in_memory(images))
     assert streamed.predict(str(next((TINY10 / "val").rglob("*.*"))), top=2)
-    # A damaged shard is refused, and so is one that is missing.
+    # Damaged and missing shards are refused.
     shard = bundle / "model-00003-of-00003.safetensors"
     good = shard.read_bytes()
     shard.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))

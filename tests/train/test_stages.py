@@ -1,4 +1,4 @@
-"""The two stages of fine-tuning are announced, and the remaining time is that of a stage."""
+"""The two stages of fine-tuning are announced, and the remaining time is per stage."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def test_the_time_left_is_that_of_the_stage(
     lines = capsys.readouterr().err.splitlines()
     assert "stage 1 of 2: epochs 1 to 2, pooling and classifier; backbone frozen" in lines
     assert "stage 2 of 2: epochs 3 to 4, all layers, slower" in lines
-    told = [
+    matches = [
         re.findall(r"epoch (\d)/4, step (\d+) of 100, (.+ left in stage \d of 2)", line) for line in lines
     ]
-    shown = [match for found in told for match in found]
-    assert shown[0] == ("1", "30", "2 min 50 s left in stage 1 of 2")  # 170 steps of a second
+    shown = [match for found in matches for match in found]
+    assert shown[0] == ("1", "30", "2 min 50 s left in stage 1 of 2")  # 170 steps of 1 s
     second = next(one for one in shown if one[0] == "3")
     steps = 200 - int(second[1])
     assert second[2] == f"{terminal.duration(5 * steps)} left in stage 2 of 2"

@@ -67,7 +67,7 @@ def test_the_head_alone_has_a_cycle_and_what_follows_is_as_from_the_start() -> N
     found = factors(tuple(range(50)), epochs=5, head_first=0.4, head_lr=1.0, **options)
     head, rest = found[:20], found[20:]
     assert rest == pytest.approx(factors(tuple(range(30)), epochs=3, **options))
-    assert max(head) == pytest.approx(10, rel=0.01)  # ten times the rate of what follows
+    assert max(head) == pytest.approx(10, rel=0.01)  # ten times the learning rate that follows
     assert head.index(max(head)) == 6
     assert head[0] < 2
     assert head[-1] < 0.2
@@ -85,7 +85,7 @@ def test_the_share_of_the_head_is_in_whole_epochs(epochs: int, of_head: int) -> 
 
 
 ALONE = Processes(0, 1, torch.device("cpu"))
-# Without BatchNorm, whose statistics would tell the parts of a batch apart.
+# Without BatchNorm, whose statistics depend on how a batch is divided.
 PLAIN = {"model.backbone": "test_vit", "model.image_size": None}
 
 
@@ -117,7 +117,7 @@ def batch(learner: Learner, seed: int, n: int = 6) -> Batch:
 
 
 def state(learner: Learner) -> dict[str, Tensor]:
-    """All that a step can change."""
+    """Return everything that a step can change."""
     found = {f"model {name}": tensor.clone() for name, tensor in learner.model.state_dict().items()}
     assert learner.ema is not None
     found |= {f"ema {name}": tensor.clone() for name, tensor in learner.ema.module.state_dict().items()}
@@ -138,7 +138,7 @@ def test_a_step_that_is_not_finite_changes_nothing(optimizer: str, bad: str) -> 
     assert outcome.counts
     after = state(learner)
     assert all(torch.equal(before[name], after[name]) for name in before)
-    # And the next step is as if it had never been.
+    # The next step is as if the bad one had not happened.
     other = copy.deepcopy(make({"optimizer.name": optimizer}))
     other.step(batch(other, 0), 0)
     assert learner.step(batch(learner, 2), 2) == other.step(batch(other, 2), 2)
@@ -149,7 +149,7 @@ def test_a_step_that_is_not_finite_changes_nothing(optimizer: str, bad: str) -> 
 
 
 def test_a_step_is_what_torch_does() -> None:
-    """Against the equations of SGD with momentum, on two steps."""
+    """Compare two steps with the equations of SGD with momentum."""
     learner = make(
         {
             **PLAIN,
@@ -211,13 +211,13 @@ def test_dropout_depends_on_the_cursor_and_nothing_before() -> None:
     assert losses[0] == losses[1]
 
 
-@pytest.mark.slow  # convolutions in float16 are, on a CPU
+@pytest.mark.slow  # float16 convolutions are slow on a CPU
 def test_half_precision_scales_its_loss_and_skips_overflow() -> None:
     learner = make({"loop.precision": "float16"})
     learner.scaler = torch.GradScaler("cpu", init_scale=2.0**26)
     scale, outcomes = learner.scaler.get_scale(), [learner.step(batch(learner, i), i) for i in range(12)]
     assert outcomes[0].skipped
-    assert not outcomes[0].counts  # the next scale is lower: nothing is wrong
+    assert not outcomes[0].counts  # the next scale is lower; this is not a fault
     assert not outcomes[-1].skipped
     assert learner.scaler.get_scale() < scale
 
@@ -289,7 +289,7 @@ def test_sgd_and_adamw_are_those_of_torch(name: str) -> None:
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
-# Numbers in the state, in the groups, as tensors; a scalar per layer; two momentums.
+# Optimizers with numbers in the state, in the groups, or as tensors; a scalar per layer; two momentums.
 @pytest.mark.parametrize(
     "name",
     [

@@ -1,4 +1,4 @@
-"""What a run survives: kills, stops, other numbers of processes, a full disk, NaN; all in real processes."""
+"""Runs survive kills, stops, other numbers of processes, a full disk and NaN, in real processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.train.recorded_run import global_batches, hashes, launch, steps
 pytestmark = needs_tiny10
 
 ROOT = Path(__file__).parents[2]
-# Twelve steps in an epoch, and five images that are left over in each.
+# 12 steps per epoch, with 5 images left over in each.
 BATCHES, LAST = 12, 24
 DATA: dict[str, Any] = {"data.path": str(TINY10), "data.limit": 125}
 
@@ -39,7 +39,7 @@ def events(run: Path, what: str) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two processes from beginning to end; its record is in ``record``, its run in ``run``."""
+    """Train on two processes from beginning to end, with the record in ``record`` and the run in ``run``."""
     path = tmp_path_factory.mktemp("undisturbed")
     record = folder(path, "record")
     assert launch(2, record, {"recipe": {**DATA, "out": str(path / "run")}}) == [0, 0]
@@ -59,7 +59,7 @@ def test_each_sample_comes_once_in_an_epoch(undisturbed: Path) -> None:
 def test_stopped_twice_in_an_epoch_it_ends_as_if_it_never_was(undisturbed: Path, tmp_path: Path) -> None:
     record, run = folder(tmp_path, "record"), tmp_path / "run"
     recipe = {**DATA, "out": str(run)}
-    # One rank alone gets the signal, in the middle of a step; both stop after it, with a checkpoint.
+    # Only one rank receives the signal, in the middle of a step. Both stop after it, with a checkpoint.
     codes = launch(2, record, {"recipe": {**recipe, "data.workers": 1}, "sigterm": [1, 2]})
     assert codes == [143, 143]
     assert (run / "checkpoints" / "step-00000003").is_dir()
@@ -67,7 +67,7 @@ def test_stopped_twice_in_an_epoch_it_ends_as_if_it_never_was(undisturbed: Path,
     assert (run / "checkpoints" / "step-00000008").is_dir()
     assert launch(2, record, {"recipe": {**recipe, "data.workers": 2}}) == [0, 0]
     assert [event["step"] for event in events(run, "resumed")] == [3, 8]
-    for rank in (0, 1):  # the same images, and the same random numbers, in every step of every rank
+    for rank in (0, 1):  # every step of every rank has the same images and random numbers
         assert steps(record, rank) == steps(undisturbed / "record", rank)
     assert hashes(run, LAST) == hashes(undisturbed / "run", LAST)
     assert set(hashes(run, LAST)) == {"model.safetensors", "optimizer.safetensors", "ema.safetensors"}
@@ -80,7 +80,7 @@ def test_stopped_in_either_stage_it_ends_as_if_it_never_was(tmp_path: Path) -> N
     whole, parts = folder(tmp_path, "whole"), folder(tmp_path, "parts")
     assert launch(2, whole, {"recipe": {**recipe, "out": str(tmp_path / "whole-run")}}) == [0, 0]
     run = {"recipe": {**recipe, "out": str(tmp_path / "run")}}
-    for rank, last in ((1, 6), (0, BATCHES - 1), (1, BATCHES + 3)):  # in one, between the two, in the other
+    for rank, last in ((1, 6), (0, BATCHES - 1), (1, BATCHES + 3)):  # in stage 1, between stages, in stage 2
         assert launch(2, parts, {**run, "sigterm": [rank, last]}) == [143, 143]
     assert launch(2, parts, run) == [0, 0]
     for rank in (0, 1):
@@ -113,7 +113,7 @@ def test_on_another_number_of_processes_the_batches_stay(tmp_path: Path, layout:
 
 
 def shards(path: Path) -> str:
-    """125 images of tiny10 in several small tars, and some to validate on."""
+    """Write 125 images of tiny10 in several small tars, and some to validate on. Return the folder."""
     from covpool.data.division import split_off
     from covpool.data.shards.write import write_shards
     from covpool.data.sources import open_images
@@ -135,7 +135,7 @@ def test_killed_and_started_again_it_ends_as_if_it_never_was(
     recipe = {**DATA, "out": str(run), "checkpoint.steps": 1}
     codes = launch(2, record, {"recipe": recipe, "sigkill": [killed, 4]})
     assert codes[killed] == -signal.SIGKILL
-    assert codes[1 - killed] not in (0, None)  # it cannot go on alone
+    assert codes[1 - killed] not in (0, None)  # it cannot continue alone
     assert launch(2, record, {"recipe": recipe}) == [0, 0]
     assert [event["step"] for event in events(run, "resumed")] == [4]
     for rank in (0, 1):
@@ -146,7 +146,7 @@ def test_killed_and_started_again_it_ends_as_if_it_never_was(
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", [1, 0])
 def test_a_process_that_does_not_answer_is_named(tmp_path: Path, lost: int) -> None:
-    """Alive, but silent: its connections stay open, as those of a machine that is cut off."""
+    """The process is alive but silent: its connections stay open, like those of a disconnected machine."""
     record, run = folder(tmp_path, "record"), tmp_path / "run"
     recipe = {**DATA, "out": str(run), "checkpoint.steps": 1}
     plan = {"recipe": {**recipe, "loop.timeout": 0.05}, "sigstop": [lost, 4]}
@@ -155,15 +155,15 @@ def test_a_process_that_does_not_answer_is_named(tmp_path: Path, lost: int) -> N
     codes = launch(2, record, plan)
     released.join()
     assert codes[1 - lost] == 2
-    told = (record / f"stderr-{1 - lost}.txt").read_text()
-    assert f"rank {lost} on {socket.gethostname()} does not answer" in told
-    assert "Rerun the command to resume" in told
+    message = (record / f"stderr-{1 - lost}.txt").read_text()
+    assert f"rank {lost} on {socket.gethostname()} does not answer" in message
+    assert "Rerun the command to resume" in message
     assert launch(2, record, {"recipe": recipe}) == [0, 0]
     assert [event["step"] for event in events(run, "resumed")] == [4]
 
 
 def release(record: Path, stopped: int, other: int) -> None:
-    """End a stopped process once the other has ended, which must not wait for it."""
+    """Kill a stopped process after the other has reported it. The other must not wait for it."""
     give_up = time.monotonic() + 100
     while time.monotonic() < give_up:
         time.sleep(0.2)
@@ -199,7 +199,7 @@ def test_killed_under_torchrun_it_ends_as_if_it_never_was(
 
 
 def kill_when(record: Path, rank: int, cursor: int) -> None:
-    """SIGKILL a rank as soon as it has done a step."""
+    """Send SIGKILL to a rank as soon as it has done a step."""
     give_up = time.monotonic() + 120
     while cursor not in finished_steps(record, rank):
         assert time.monotonic() < give_up, "it did not begin"
@@ -216,12 +216,12 @@ def finished_steps(record: Path, rank: int) -> list[int]:
 def test_a_nan_never_reaches_the_weights(tmp_path: Path) -> None:
     record, run = folder(tmp_path, "record"), tmp_path / "run"
     recipe = {**DATA, "out": str(run), "schedule.epochs": 1, "checkpoint.steps": 1, "checkpoint.keep": 99}
-    # Of the second only one rank's share is spoilt: both have to skip it.
+    # In the second bad step, only one rank's share contains NaN. Both ranks must skip it.
     plan = {"recipe": {**recipe, "loop.max_skips": 2}, "nan": [[0, 3], [1, 3], [1, 6]]}
     assert launch(2, record, plan) == [0, 0]
     skipped = [cursor for cursor, step in steps(record, 0).items() if step["skipped"]]
     assert skipped == [3, 6] == [c for c, step in steps(record, 1).items() if step["skipped"]]
-    for cursor in skipped:  # weights, statistics of BatchNorm, momentum and average: all as before
+    for cursor in skipped:  # weights, BatchNorm statistics, momentum and average are as before
         assert hashes(run, cursor + 1) == hashes(run, cursor)
     assert hashes(run, 5) != hashes(run, 4)
     noted = events(run, "skipped")
@@ -236,18 +236,18 @@ def test_too_many_nans_stop_the_run(tmp_path: Path) -> None:
     record, run = folder(tmp_path, "record"), tmp_path / "run"
     plan = {"recipe": {**DATA, "out": str(run), "loop.max_skips": 1}, "nan": [[1, 3], [0, 5]]}
     assert launch(2, record, plan) == [2, 2]
-    told = (record / "stderr-0.txt").read_text()
-    assert "2 steps had a loss or a gradient that is not finite, more than --max-skips 1" in told
-    assert "--max-skips" not in (record / "stderr-1.txt").read_text()  # the first speaks for all
+    message = (record / "stderr-0.txt").read_text()
+    assert "2 steps had a loss or a gradient that is not finite, more than --max-skips 1" in message
+    assert "--max-skips" not in (record / "stderr-1.txt").read_text()  # only the first rank reports it
 
 
 def test_a_full_disk_leaves_the_last_checkpoint(undisturbed: Path, tmp_path: Path) -> None:
     record, run = folder(tmp_path, "record"), tmp_path / "run"
     recipe = {**DATA, "out": str(run), "checkpoint.steps": 4}
     assert launch(2, record, {"recipe": recipe, "full_disk": [0, 5]}) == [2, 2]
-    told = (record / "stderr-0.txt").read_text()
-    assert "no checkpoint could be written" in told
-    assert "Traceback" not in told
+    message = (record / "stderr-0.txt").read_text()
+    assert "no checkpoint could be written" in message
+    assert "Traceback" not in message
     names = [path.name for path in (run / "checkpoints").iterdir()]
     assert names == ["step-00000004"], "and nothing half written beside it"
     assert launch(2, record, {"recipe": recipe}) == [0, 0]
@@ -265,11 +265,11 @@ def test_a_file_system_that_is_full_leaves_the_last_checkpoint(undisturbed: Path
     recipe = {**DATA, "out": str(run), "checkpoint.steps": 2, "checkpoint.keep": 99}
     try:
         assert launch(2, record, {"recipe": recipe}) == [2, 2]
-        told = (record / "stderr-0.txt").read_text()
-        assert "no checkpoint could be written" in told
-        assert "No space left on device" in told
+        message = (record / "stderr-0.txt").read_text()
+        assert "no checkpoint could be written" in message
+        assert "No space left on device" in message
         *old, last = sorted(path.name for path in (run / "checkpoints").iterdir())
-        assert old  # some room is made, as a person would make it
+        assert old  # free some space, as a user would
         for name in old:
             shutil.rmtree(run / "checkpoints" / name)
         assert launch(2, record, {"recipe": {**recipe, "checkpoint.keep": 1}}) == [0, 0]
@@ -284,7 +284,7 @@ def test_a_file_system_that_is_full_leaves_the_last_checkpoint(undisturbed: Path
 def test_resumed_on_three_processes_it_ends_as_if_it_never_was(
     tmp_path: Path, head_first: float, stops: tuple[int, ...]
 ) -> None:
-    # Where three gradients are added, their order counts: DDP must bucket them alike before and after.
+    # With three gradients the order of addition matters: DDP must use the same buckets before and after.
     recipes = [
         {**DATA, "out": str(tmp_path / name), "schedule.head_first": head_first}
         for name in ("whole", "stopped")

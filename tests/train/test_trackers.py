@@ -1,7 +1,7 @@
-"""Where the numbers of a run go: curves that go on when a run does.
+"""Trackers: curves continue when a run resumes.
 
-Weights & Biases and MLflow keep state in their modules and warn when imported, so they run in processes
-of their own.
+Weights & Biases and MLflow keep state in their modules and warn when imported, so they run in separate
+processes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def is_installed(package: str) -> bool:
 needs_wandb = pytest.mark.skipif(not is_installed("wandb"), reason="wandb is an extra")
 needs_mlflow = pytest.mark.skipif(not is_installed("mlflow"), reason="mlflow is an extra")
 
-# Two lives of a run, the second from step 2.
+# A run that is interrupted and resumed from step 2.
 RUN = """
 import dataclasses, json, sys
 from pathlib import Path
@@ -47,15 +47,15 @@ def live(name, begin, steps):
     tracker.add({"val/top1": step / 10}, step)
     return tracker
 """
-# What is kept until `wandb sync` sends it.
+# The records that `wandb sync` would send.
 WANDB = """
 from wandb.proto.wandb_internal_pb2 import Record
 from wandb.sdk.internal.datastore import DataStore
-told = []
+runs = []
 for begin, steps in ((0, (1, 2, 3)), (2, (3, 4))):
     tracker = live("wandb", begin, steps)
     run = tracker._run
-    told.append({"id": run.id, "name": run.name, "seed": run.config["seed"], "rows": []})
+    runs.append({"id": run.id, "name": run.name, "seed": run.config["seed"], "rows": []})
     tracker.close()
     [file] = Path(run.dir).parent.glob("*.wandb")
     store = DataStore()
@@ -64,8 +64,8 @@ for begin, steps in ((0, (1, 2, 3)), (2, (3, 4))):
         items = Record.FromString(data).history.item
         row = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
         if row:
-            told[-1]["rows"].append([row["_step"], row["train/loss"], row.get("val/top1")])
-print("told", json.dumps(told))
+            runs[-1]["rows"].append([row["_step"], row["train/loss"], row.get("val/top1")])
+print("told", json.dumps(runs))
 """
 MLFLOW = """
 import mlflow
@@ -105,7 +105,7 @@ def told(script: str, folder: Path, **environment: str) -> Any:
     return json.loads(line.removeprefix("told "))
 
 
-# As people name folders; no identifier.
+# A typical folder name that is not an identifier.
 NAME = "it's #1: birds, 50%?"
 
 
@@ -139,7 +139,7 @@ def test_tensorboard(tmp_path: Path) -> None:
             tracker.add({"train/loss": begin + 1 / step}, step)
         tracker.close()
     events = EventAccumulator(str(folder.tensorboard)).Reload().Scalars("train/loss")
-    # What the first life did after its checkpoint is no more.
+    # The steps of the first part after its checkpoint are gone.
     assert [(event.step, event.value) for event in events] == [
         (1, 1.0),
         (2, 0.5),

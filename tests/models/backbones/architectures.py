@@ -1,4 +1,4 @@
-"""Networks of timm, small ones of many families, with what their features are to be."""
+"""Small timm networks of many families, with the expected properties of their features."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ class Architecture:
     """A network and its features in a second-order model.
 
     Attributes:
-        name: timm's.
-        channels: of the features, before any expansion.
-        stride: how many pixels of the image make one position.
+        name: timm's name.
+        channels: number of feature channels, before any expansion.
+        stride: image pixels per spatial position.
         kept: whether the last stage keeps its resolution.
-        size: the side of the images to try it with.
-        tokens: class, distillation and register tokens, ``None`` for maps.
-        fast: tried by every run of the tests, and not by the slow ones alone.
+        size: image size in pixels for the tests.
+        prefix_tokens: number of class, distillation and register tokens, ``None`` for maps.
+        fast: whether the fast tests include it, and not only the slow ones.
     """
 
     name: str
@@ -45,7 +45,7 @@ FAMILIES: dict[str, list[Architecture]] = {
     "vgg": [Architecture("vgg11_bn", 512), Architecture("vgg11", 512)],
     "densenet": [Architecture("densenet121", 1024)],
     "inception": [
-        # Its last halving is partly a function, not a layer: it stays.
+        # Its last halving is partly a function, not a layer, so it stays.
         Architecture("inception_v3", 2048, kept=False, size=107, stride=54),
         Architecture("inception_v4", 1536, size=107, stride=22),
         Architecture("xception41", 2048),
@@ -64,7 +64,7 @@ FAMILIES: dict[str, list[Architecture]] = {
     ],
     "ghostnet": [Architecture("ghostnet_050", 80)],
     "convnext": [
-        # It joins 2x2 patches between its stages: no stride to take away.
+        # It merges 2x2 patches between its stages, so there is no stride to remove.
         Architecture("convnext_atto", 320, stride=32, kept=False),
         Architecture("convnextv2_atto", 320, stride=32, kept=False),
     ],

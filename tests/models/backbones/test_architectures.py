@@ -1,4 +1,4 @@
-"""Every family of timm, through everything a model must do: shapes, gradients, a new classifier, a bundle."""
+"""Every timm family through all steps of a model: shapes, gradients, a new classifier, a bundle."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from covpool.models import PooledClassifier
 from tests.models.backbones.architectures import ARCHITECTURES, FAMILIES, Architecture
 
 ALEXNET = Architecture("alexnet", 256, size=127, stride=19)
-# timm's own for tests, which are quick.
+# timm's own test networks, which are fast.
 SMALL = [
     Architecture("test_efficientnet", 64, fast=True),
     Architecture("test_convnext", 64, stride=32, kept=False, fast=True),

@@ -1,4 +1,4 @@
-"""A bundle for the tests of bundles, and copies of it to spoil."""
+"""A bundle for the tests of bundles, and copies of it to damage."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def saved(model: PooledClassifier, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture(scope="module")
 def other() -> PooledClassifier:
-    """Of the same shape."""
+    """Return a model of the same shape with other weights."""
     torch.manual_seed(1)
     return trained()
 
 
 @pytest.fixture
 def bundle(saved: Path, tmp_path: Path) -> Path:
-    """A copy to spoil."""
+    """Return a copy to damage."""
     return Path(shutil.copytree(saved, tmp_path / "birds"))

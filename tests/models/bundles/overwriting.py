@@ -1,7 +1,8 @@
-"""A process that forks others, which overwrite a bundle without end, and kills them at random moments.
+"""Fork processes that overwrite a bundle endlessly, and kill them at random moments.
 
-``python -m tests.models.bundles.overwriting FOLDER KILLS`` ends with code 0 if a whole bundle was there after
-every kill, and tells how many different ones were seen and what the kills left beside them.
+``python -m tests.models.bundles.overwriting FOLDER KILLS`` exits with code 0 if a complete bundle was there
+after every kill. It prints the number of different bundles seen and the names of other files that the kills
+left behind.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tests.models.bundles.samples import trained
 
 
 def save(model: PooledClassifier, folder: Path, number: int) -> None:
-    """Weights that are all one number, so that a mixture of two bundles shows."""
+    """Save a bundle whose weights all have one value, so that a mix of two bundles is detected."""
     with torch.no_grad():
         for tensor in model.state_dict().values():
             tensor.fill_(number)
@@ -31,7 +32,7 @@ def save(model: PooledClassifier, folder: Path, number: int) -> None:
 
 
 def check(folder: Path) -> int:
-    """The number of the bundle; raise unless it is whole."""
+    """Return the number of the bundle; raise an error unless the bundle is complete."""
     (number,) = {
         value for tensor in load_model(folder).state_dict().values() for value in tensor.unique().tolist()
     }
@@ -39,7 +40,7 @@ def check(folder: Path) -> int:
 
 
 def main(parent: Path, kills: int) -> None:
-    """Kill, check, and go on from there."""
+    """Kill a process, check the bundle, and repeat."""
     torch.set_num_threads(1)
     folder, moments, model = parent / "model", random.Random(0), trained()
     save(model, folder, 0)

@@ -1,4 +1,4 @@
-"""Bundles for the tests of bundles, ways to tamper with one, and checks that it is refused."""
+"""Bundles for the tests of bundles, functions that tamper with one, and checks that it is refused."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from covpool.models.bundle import load_model, read_card
 from covpool.models.card import card_hash
 
 CLASSES = ("Jay", "Zaunkönig", "鷦鷯")
-# The quickest to build.
+# The fastest model to build.
 TINY = {"backbone": "test_vit", "backbone_options": {"depth": 1}}
 
 
 def trained(**options: Any) -> PooledClassifier:
-    """A small model whose weights and BatchNorm statistics are not those of a new one."""
+    """Return a small model whose weights and BatchNorm statistics differ from those of a new one."""
     model = create_model(**{"dim": 8, "num_classes": len(CLASSES), **(options or TINY)})
     with torch.no_grad():
         for parameter in model.parameters():
@@ -41,12 +41,12 @@ def images(model: PooledClassifier) -> Tensor:
 
 
 def all_tensors(model: PooledClassifier) -> dict[str, Tensor]:
-    """Parameters and buffers, with those that are no part of the state."""
+    """Return all parameters and buffers, including buffers that are not in the state dict."""
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
 def edit_card(folder: Path, edit: Callable[[dict[str, Any]], object], *, rehash: bool = True) -> None:
-    """Change the card; with ``rehash`` as someone would who means it."""
+    """Edit the card. With ``rehash``, also recompute its hash, as an attacker would."""
     path = folder / "covpool.json"
     fields = json.loads(path.read_text(encoding="utf-8"))
     edit(fields)
@@ -56,10 +56,10 @@ def edit_card(folder: Path, edit: Callable[[dict[str, Any]], object], *, rehash:
 
 
 def put_weights(folder: Path, data: bytes) -> None:
-    """Other weights, with a card that says so."""
+    """Replace the weights, and record their hash and size in the card."""
     (folder / "model.safetensors").write_bytes(data)
-    told = {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
-    edit_card(folder, lambda fields: fields["weights"].update(told))
+    entry = {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
+    edit_card(folder, lambda fields: fields["weights"].update(entry))
 
 
 def edit_weights(folder: Path, edit: Callable[[dict[str, Tensor]], object]) -> None:
@@ -79,7 +79,7 @@ def assert_refused(folder: Path, reason: str) -> None:
 
 
 def assert_not_loaded(folder: Path, reason: str) -> None:
-    """What only the network can tell; the card in itself is in order."""
+    """Check that the card is readable, but loading the model fails."""
     read_card(folder)
     with pytest.raises(BundleError, match=reason):
         load_model(folder)
@@ -94,7 +94,7 @@ def assert_same(found: nn.Module, wanted: nn.Module) -> None:
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """To compare by: zeros have a sign."""
+    """Return the bytes of a tensor, which also distinguish 0.0 from -0.0."""
     return tensor.detach().flatten().contiguous().view(torch.uint8)
 
 

@@ -1,4 +1,4 @@
-"""A bundle restores the model to the bit; saving replaces a bundle completely, or leaves the old one."""
+"""A bundle restores the model bit by bit. Saving replaces a bundle completely or leaves the old one."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def slow(*values: object) -> Any:
 
 RESNET = {"dim": 16, "image_size": 64}
 LOW_RANK = {"dim": 16, "join": "cls", "rank": 4}
-# Its rotary embedding is a buffer that is computed, not saved, and is cast with the rest.
+# Its rotary embedding is a computed buffer. It is not saved, but is cast with the rest.
 ROTARY = {"backbone_options": {"depth": 1}, "image_size": 56}
 MLP = {"head": "mlp", "hidden": (8,), "hidden_batchnorm": True, "image_size": 96}
 
@@ -124,12 +124,12 @@ def test_a_card_of_an_early_version_is_read() -> None:
         {"lr": 0.1},
     )
     assert (card.preprocessing["input_size"], card.bytes) == ((3, 160, 160), 394860)
-    # Embeddings that the version of this card wrote still belong to the bundle.
+    # Embeddings written by that version still match this bundle.
     assert bundle_digest(card) == "03d53bc2c003f6cd4e95ad02415251a148eb70f40c90d7339813ef6a50582be6"
 
 
 def test_a_bundle_whose_tokens_bypassed_a_batchnorm_is_loaded(bundle: Path, model: PooledClassifier) -> None:
-    """The tensors of an early version with ``reduction="auto"``."""
+    """Use the tensors of an early version with ``reduction="auto"``."""
 
     def edit(tensors: dict[str, torch.Tensor]) -> None:
         weight = tensors["pool.reduction.projection.weight"]
@@ -146,7 +146,7 @@ def test_a_bundle_whose_tokens_bypassed_a_batchnorm_is_loaded(bundle: Path, mode
 def test_a_bundle_from_before_the_fitted_steps_gives_the_same_bits(
     tmp_path: Path, old: dict[str, int]
 ) -> None:
-    """Its card names no iteration, and means the paper's."""
+    """Its card names no iteration, which means the paper's iteration."""
     model = trained(**TINY, pool_options={"iteration": "paper", **old})
     x = images(model)
     save_model(model, tmp_path)
@@ -161,7 +161,7 @@ def test_a_bundle_from_before_the_fitted_steps_gives_the_same_bits(
 
 
 def test_a_bundle_names_its_iteration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another default does not change it."""
+    """A change of the default does not affect a saved bundle."""
     model = trained(**TINY)
     x = images(model)
     save_model(model, tmp_path)
@@ -356,7 +356,7 @@ def test_a_kill_while_saving_leaves_a_bundle(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.models.bundles.overwriting", str(tmp_path), "30"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT)
     assert result.returncode == 0, result.stdout + result.stderr
-    told = json.loads(result.stdout)
-    assert told["kills"] == 30
-    assert told["seen"] > 5, "the kills came before anything was saved"
-    assert told["left behind"], "no kill came in the middle of saving"
+    report = json.loads(result.stdout)
+    assert report["kills"] == 30
+    assert report["seen"] > 5, "the kills came before anything was saved"
+    assert report["left behind"], "no kill came in the middle of saving"

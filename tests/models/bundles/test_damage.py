@@ -1,4 +1,4 @@
-"""Damaged, foreign and mixed-up files are refused with the reason, and nothing in them is run."""
+"""Damaged, foreign and mismatched files are refused with a reason, and no code in them is run."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def test_a_flipped_bit_of_the_weights_is_found(bundle: Path) -> None:
 
 def test_every_flipped_bit_of_the_card_is_found(saved: Path) -> None:
     data = (saved / "covpool.json").read_bytes()
-    for place in range(len(data) - 1):  # the last is the end of the line, and says nothing
+    for place in range(len(data) - 1):  # the last byte is the line end, which carries no data
         spoilt = bytearray(data)
         spoilt[place] ^= 1 << place % 8
-        # Between tokens one space is as good as another.
+        # Whitespace characters between tokens are interchangeable.
         if data[place : place + 1].isspace() and spoilt[place : place + 1].isspace():
             continue
         with pytest.raises(BundleError):
@@ -118,7 +118,7 @@ def test_foreign_cards_are_refused(content: bytes, reason: str, bundle: Path) ->
 
 
 class Intruder:
-    """Writes a file when it is unpickled."""
+    """An object whose unpickling writes a file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -148,7 +148,7 @@ def test_pickles_are_refused_and_not_run(how: str, bundle: Path, tmp_path: Path)
 
 
 def test_newer_format_says_what_to_install(bundle: Path) -> None:
-    # The hash of a newer format may be another: the version is checked first.
+    # A newer format may use another hash, so the version is checked first.
     newer = {"format_version": 3, "written_by": "0.9.1'; rm -rf ~ #\x1b", "hash": "sha3:0"}
     edit_card(bundle, lambda fields: fields.update(newer), rehash=False)
     here = f"this covpool {re.escape(covpool.__version__)} reads up to format 1"

@@ -1,4 +1,4 @@
-"""Cards of someone who means it: the hashes are right, what they ask for is refused."""
+"""Cards by an attacker: their hashes are correct, but their content is refused."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_unknown_backbone_is_refused_with_the_versions(bundle: Path) -> None:
     ],
 )
 def test_enormous_networks_are_refused_without_being_built(config: dict[str, Any], bundle: Path) -> None:
-    load_model(bundle)  # what is imported on first use takes room too
+    load_model(bundle)  # imports on first use also take memory
 
     def edit(fields: dict[str, Any]) -> None:
         fields["classes"] = None

@@ -1,4 +1,4 @@
-"""Nothing in the package pickles."""
+"""Nothing in the package uses pickle."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PICKLERS = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "ma
 
 
 def pickling(source: str) -> Iterator[str]:
-    """What in it pickles or unpickles."""
+    """Yield everything in the source that pickles or unpickles."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import | ast.ImportFrom):
             modules = (

@@ -21,7 +21,7 @@ from tests.models.bundles.samples import CLASSES, trained
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """A new server, an empty cache, and no pauses between attempts."""
+    """Start a new server with an empty cache and no pauses between attempts."""
     with running() as server:
         monkeypatch.setattr(constants, "ENDPOINT", server.url)
         template = f"{server.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
@@ -54,6 +54,6 @@ def bundle(model: PooledClassifier, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture
 def pushed(hub: Hub, bundle: Path) -> str:
-    """The address of the bundle, put there without requests."""
+    """Return the address of a bundle that is on the server without any requests."""
     hub.put("ann/birds", {path.name: path.read_bytes() for path in bundle.iterdir()})
     return "hf-hub:ann/birds"

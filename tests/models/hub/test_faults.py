@@ -1,4 +1,4 @@
-"""A Hub that answers wrongly, slowly, or not at all: one sentence, no token, and no damaged model."""
+"""A Hub with wrong, slow or missing responses: one error sentence without the token, no damaged model."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ AGAIN = "try again"
 NOT_A_HUB = "does not answer as the Hub does"
 Act = Callable[[Handler], None]
 
-# Where it happens, what happens, and what the user is told.
+# The request (method and path), the fault, and the error message.
 DOWNLOADS: dict[str, tuple[str, str, Act, str]] = {
     "401": ("HEAD", CARD, status(401), "log in with hf auth login"),
     "403": ("HEAD", CARD, status(403), "your token does not allow this"),

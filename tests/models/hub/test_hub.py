@@ -124,7 +124,7 @@ def test_without_a_connection_the_cache_is_used(
 
 
 def test_both_files_are_of_one_commit(hub: Hub, pushed: str, bundle: Path) -> None:
-    """Even if another commit arrives between the two downloads."""
+    """Both files come from one commit, even if another commit arrives between the two downloads."""
     weights = (bundle / "model.safetensors").read_bytes()
 
     def push_meanwhile(handler: Any) -> None:
@@ -272,7 +272,7 @@ def test_a_repository_of_timm_is_no_bundle(hub: Hub) -> None:
 def test_the_code_of_the_page(
     hub: Hub, pushed: str, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All blocks of docs/hub.md."""
+    """Run all blocks of docs/hub.md."""
     hub.put("ann/moths", {path.name: path.read_bytes() for path in bundle.iterdir()})
     monkeypatch.chdir(tmp_path)
     Image.new("RGB", (40, 40)).save("photo.jpg")

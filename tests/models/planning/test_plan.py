@@ -1,4 +1,4 @@
-"""A plan says what a real model and a real training step take, without making them."""
+"""A plan predicts the cost of a model and of a training step without building the model."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CONFIGS = {
 }
 
 
-# A plan takes seconds; of those left to the slow tests, each part is in one of the others.
+# A plan takes seconds, so most configurations are left to the slow tests.
 FAST = ("resnet18", "vit", "low rank")
 every_config = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in CONFIGS]
@@ -70,7 +70,7 @@ def flops(costs: Footprint) -> int:
 
 
 def step(model: PooledClassifier, precision: torch.dtype) -> None:
-    """A training step, as a caller writes it."""
+    """Run one training step, as a user would write it."""
     images = torch.randn(BATCH, *model.pretrained_cfg["input_size"])
     with torch.autocast("cpu", precision, enabled=precision != torch.float32):
         outputs = model.train()(images)
@@ -82,7 +82,7 @@ def step(model: PooledClassifier, precision: torch.dtype) -> None:
 
 
 def bytes_kept(model: PooledClassifier, precision: torch.dtype) -> int:
-    """What autograd holds after a real forward pass, parameters aside."""
+    """Return the bytes that autograd saves in a real forward pass, without parameters."""
     kept: dict[int, Tensor] = {}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ def bytes_kept(model: PooledClassifier, precision: torch.dtype) -> int:
 
 
 class Uncounted(TorchDispatchMode):
-    """The FLOPs that torch's counter leaves out: of products in place, and of attention on a CPU."""
+    """Count the FLOPs that torch's counter omits: in-place products, and attention on a CPU."""
 
     products = attention = 0
 
@@ -108,7 +108,7 @@ class Uncounted(TorchDispatchMode):
         elif func is aten._scaled_dot_product_flash_attention_for_cpu.default:
             self.attention += 2 * self._product(args[0])
         elif func is aten._scaled_dot_product_flash_attention_for_cpu_backward.default:
-            self.attention += 5 * self._product(args[1])  # the scores again, and four gradients
+            self.attention += 5 * self._product(args[1])  # the recomputed scores, and four gradients
         return func(*args, **(kwargs or {}))
 
     @staticmethod
@@ -142,7 +142,7 @@ def test_flops_are_those_of_torchs_counter(name: str) -> None:
     costs, model = planned(name), built(name)
     with FlopCounterMode(display=False) as counter, Uncounted() as uncounted:
         step(model, torch.float32)
-    # torch follows the modules by hooks of its own.
+    # torch assigns FLOPs to modules with its own hooks.
     counted = {module: sum(flops.values()) for module, flops in counter.get_flop_counts().items()}
     assert flops(costs.head) == counted["PooledClassifier.head"]
     assert flops(costs.pooling) == counted.get("PooledClassifier.pool", 0) + uncounted.products
@@ -166,7 +166,7 @@ def test_flops_of_the_head_by_hand(resnet: Plan) -> None:
 def test_flops_of_the_pooling_by_hand(resnet: Plan) -> None:
     batch, channels, d, n = 256, 512, 256, 14 * 14
     reduction = 2 * channels * d * n
-    # On the positions' side: 3K - 3 products of n×n forward and 4K - 4 backward, 3 and 4 with the features.
+    # On the positions side: 3K - 3 n×n products forward and 4K - 4 backward, plus 3 and 4 with the features.
     forward, backward = 3 * FITTED_STEPS - 3, 4 * FITTED_STEPS - 4
     square, thin, wide = 2 * n**3, 2 * n * n * d, 2 * n * d * d
     assert resnet.pooling.forward_flops == batch * (reduction + forward * square + 2 * thin + wide)
@@ -211,7 +211,7 @@ def test_bytes_kept_are_those_of_a_real_step(name: str) -> None:
 def test_bytes_kept_are_those_of_a_real_step_under_autocast(name: str) -> None:
     costs, model = planned(name, "bfloat16").total, built(name)
     real = bytes_kept(model, torch.bfloat16)
-    # BatchNorm keeps mean and deviation in float32; torch's fake tensors have them in bfloat16.
+    # BatchNorm saves mean and deviation in float32; torch's fake tensors have them in bfloat16.
     norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
     assert costs.copy_bytes + costs.activation_bytes == real - sum(2 * 2 * n.num_features for n in norms)
 
@@ -240,7 +240,7 @@ def test_copies_are_those_of_the_weights_that_meet_a_product() -> None:
 def test_activations_grow_with_the_batch_and_copies_do_not() -> None:
     one = planned("low rank", "bfloat16").total
     three = plan(CONFIGS["low rank"], batch_size=3 * BATCH, precision="bfloat16").total
-    # But for the statistics of BatchNorm.
+    # The BatchNorm statistics do not grow.
     assert three.activation_bytes == pytest.approx(3 * one.activation_bytes, rel=0.01)
     assert three.copy_bytes == one.copy_bytes
     assert three.forward_flops == 3 * one.forward_flops
@@ -333,7 +333,7 @@ def test_heads_for_ten_million_classes() -> None:
         ({"num_classes": 1000, "dim": 128}, ["dim 128", "rank 512"]),
         ({"num_classes": 1000, "dim": 256, "rank": 64}, ["rank 64", "dense", "rank 512", "dim 128"]),
         ({"num_classes": 1000, "dim": 256, "rank": 512}, ["rank 512", "dense", "dim 128"]),
-        ({"num_classes": 10, "dim": 256}, ["dense", "dim 128"]),  # a rank of 512 would be the larger one
+        ({"num_classes": 10, "dim": 256}, ["dense", "dim 128"]),  # a rank of 512 would be larger than dense
         ({"num_classes": 10, "dim": 64}, ["dense"]),
         ({"num_classes": 10, "head": "mlp", "hidden": (8,), "dim": 64}, ["hidden 8", "dense"]),
         ({"num_classes": 100, "pool": "gap", "dim": None}, ["dense"]),
@@ -346,7 +346,7 @@ def test_alternatives_are_the_ones_that_save(changes: dict[str, Any], names: lis
 
 @pytest.mark.parametrize(("classes", "is_sharded"), [(3, False), (60, False), (63, False), (70, True)])
 def test_shards_are_recommended_where_they_send_less(classes: int, is_sharded: bool) -> None:
-    # 4 processes with 16 images each: about as many images as classes.
+    # 4 processes with 16 images each: the number of images is close to the number of classes.
     config = dataclasses.replace(RESNET, num_classes=classes, dim=256)
     costs = plan(config, batch_size=16, precision="float32", processes=4)
     assert (costs.recommendation == "class-sharded") is is_sharded

@@ -1,7 +1,7 @@
-"""The paper's networks written out from its text, on weights by the authors' names: an oracle.
+"""The paper's networks written out from its text, for weights with the authors' names: an oracle.
 
-Neither covpool nor timm is used: weights are a dict, a layer is a function of torch, and the covariance, its
-root and its upper triangle are the paper's equations.
+It uses neither covpool nor timm. Weights are a dict, and layers are functions of torch. The covariance, its
+root and its upper triangle follow the paper's equations.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.functional import paper
 Weights = dict[str, Tensor]
 
 R50, R101, R152 = (3, 4, 6, 3), (3, 4, 23, 3), (3, 8, 36, 3)
-# VGG-D: the widths of its convolutions, M for a max-pooling; the last pooling is the one that is dropped.
+# VGG-D: convolution widths, and M for max pooling. The last pooling is the one that the paper drops.
 VGG_D: tuple[int | str, ...] = (
     *(64, 64, "M", 128, 128, "M"),
     *(256, 256, 256, "M", 512, 512, 512, "M", 512, 512, 512),
@@ -25,7 +25,7 @@ VGG_D: tuple[int | str, ...] = (
 
 
 def resnet_weights(blocks: Sequence[int], *, classes: int, dim: int) -> Weights:
-    """Random weights of a bottleneck ResNet, named as in the authors' released files."""
+    """Return random weights of a bottleneck ResNet, named as in the authors' released files."""
     weights = _convolution("conv1", 3, 64, 7) | _batchnorm("bn1", 64)
     before = 64
     for stage, count in enumerate(blocks, start=1):
@@ -38,7 +38,7 @@ def resnet_weights(blocks: Sequence[int], *, classes: int, dim: int) -> Weights:
 
 
 def vgg_weights(*, classes: int, dim: int, hidden: int) -> Weights:
-    """Random weights of VGG-D with BatchNorm, named as the authors' training names them."""
+    """Return random weights of VGG-D with BatchNorm, named as in the authors' training code."""
     weights: Weights = {}
     before, layer = 3, 0
     for width in VGG_D:
@@ -55,7 +55,7 @@ def vgg_weights(*, classes: int, dim: int, hidden: int) -> Weights:
 
 
 def resnet_logits(weights: Weights, images: Tensor, *, steps: int = 5, last_stride: int = 1) -> Tensor:
-    """The network on weights by the released names; section 4.1 has the last stage at stride 1."""
+    """Compute ResNet logits from released names. In section 4.1 the last stage has stride 1."""
     x = F.conv2d(images, weights["conv1.weight"], stride=2, padding=3)
     x = F.max_pool2d(F.relu(_normalize(x, weights, "bn1")), 3, 2, 1)
     for stage, stride in zip((1, 2, 3, 4), (1, 2, 2, last_stride), strict=True):
@@ -68,7 +68,7 @@ def resnet_logits(weights: Weights, images: Tensor, *, steps: int = 5, last_stri
 
 
 def vgg_logits(weights: Weights, images: Tensor) -> Tensor:
-    """The network on weights by the names of training."""
+    """Compute VGG logits from weights with the names of the training code."""
     x, layer = images, 0
     for width in VGG_D:
         if width == "M":
@@ -80,7 +80,7 @@ def vgg_logits(weights: Weights, images: Tensor) -> Tensor:
         x = F.conv2d(x, weights["representation.conv_dr_block.0.weight"])
         x = F.relu(_normalize(x, weights, "representation.conv_dr_block.1"))
     x = second_order(x)
-    if "classifier.weight" in weights:  # fine-tuning takes the hidden layers away
+    if "classifier.weight" in weights:  # fine-tuning removes the hidden layers
         return _linear(x, weights, "classifier")
     for layer in (0, 3):
         x = F.relu(_linear(x, weights, f"classifier.{layer}"))
@@ -88,12 +88,12 @@ def vgg_logits(weights: Weights, images: Tensor) -> Tensor:
 
 
 def alexnet_logits(weights: Weights, images: Tensor) -> Tensor:
-    """AlexNet, ``conv1`` to ``fc8``, with BatchNorm after every layer but the last."""
+    """Compute AlexNet logits, ``conv1`` to ``fc8``, with BatchNorm after every layer but the last."""
     x = images
     for layer, (stride, padding) in enumerate(((4, 2), (1, 2), (1, 1), (1, 1), (1, 1)), start=1):
         x = F.conv2d(x, weights[f"conv{layer}.weight"], stride=stride, padding=padding)
         x = F.relu(_normalize(x, weights, f"bn{layer}"))
-        if layer in (1, 2):  # the one after conv5 is dropped
+        if layer in (1, 2):  # the pooling after conv5 is dropped
             x = F.max_pool2d(x, 3, 2)
     x = second_order(x)
     for layer in (6, 7):
@@ -102,14 +102,14 @@ def alexnet_logits(weights: Weights, images: Tensor) -> Tensor:
 
 
 def second_order(x: Tensor, steps: int = 5) -> Tensor:
-    """Maps ``(B, d, H, W)`` to the upper triangle, row by row, of the root of their covariance."""
+    """Map ``(B, d, H, W)`` to the upper triangle, row by row, of the root of the covariance."""
     c = paper.isqrt_cov(x.flatten(2), steps)
     rows, columns = torch.triu_indices(c.shape[-1], c.shape[-1])
     return c[:, rows, columns]
 
 
 def as_trained(released: Weights, *, from_scratch: bool) -> Weights:
-    """A ResNet's weights under the names that the authors' training gives them."""
+    """Rename the weights of a ResNet as the authors' training code names them."""
     reduction = ("representation.conv_dr_block.0.", "representation.conv_dr_block.1.")
     prefixes = {
         "conv1.": "features.0.",
@@ -126,7 +126,7 @@ def as_trained(released: Weights, *, from_scratch: bool) -> Weights:
 
 
 def renamed(weights: Mapping[str, Tensor], prefixes: Mapping[str, str]) -> Weights:
-    """New prefixes for old; every name has exactly one of the old."""
+    """Replace prefixes. Every name must have exactly one of the old prefixes."""
     result: Weights = {}
     for name, tensor in weights.items():
         (old,) = (prefix for prefix in prefixes if name.startswith(prefix))
@@ -135,7 +135,7 @@ def renamed(weights: Mapping[str, Tensor], prefixes: Mapping[str, str]) -> Weigh
 
 
 def randomize_batchnorm(state: Mapping[str, Tensor]) -> None:
-    """Give a new network's BatchNorms statistics and scales of their own, so that a mix-up shows."""
+    """Give the BatchNorms of a new network different statistics and scales, so that a mix-up is detected."""
     for name, tensor in state.items():
         if name.endswith("running_mean"):
             stem = name.removesuffix(".running_mean")
@@ -173,7 +173,7 @@ def _convolution(name: str, before: int, after: int, side: int, bias: bool = Fal
 def _batchnorm(name: str, channels: int, scale: float = 1.0) -> Weights:
     return {
         f"{name}.weight": scale
-        * (0.5 + torch.rand(channels)),  # a small one keeps deep residual sums in bounds
+        * (0.5 + torch.rand(channels)),  # a small scale keeps deep residual sums bounded
         f"{name}.bias": 0.1 * torch.randn(channels),
         f"{name}.running_mean": 0.1 * torch.randn(channels),
         f"{name}.running_var": 0.5 + torch.rand(channels),

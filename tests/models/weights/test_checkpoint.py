@@ -1,4 +1,4 @@
-"""Files of weights: what is read, what is refused and how, and how names become timm's."""
+"""Weight files: which are read, which are refused with which error, and how names map to timm's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import covpool
 from covpool.errors import CheckpointError
 from covpool.models.weights import load_backbone, read_state_dict
 
-NAME = "test_resnet"  # a small one, which timm tests itself with
+NAME = "test_resnet"  # a small network that timm uses for its own tests
 
 
 def network(**options: Any) -> nn.Module:
@@ -29,7 +29,7 @@ def network(**options: Any) -> nn.Module:
 
 @pytest.fixture
 def weights() -> dict[str, Tensor]:
-    """Of a network with a classifier, and nowhere what a new network has."""
+    """Return weights of a network with a classifier. They all differ from those of a new network."""
     model = timm.create_model(NAME, num_classes=5)
     return {n: torch.rand(t.shape) if t.is_floating_point() else t + 3 for n, t in model.state_dict().items()}
 
@@ -54,7 +54,7 @@ def test_files_of_torch(
     path = tmp_path / "weights.pth"
     torch.save(
         content, path, _use_new_zipfile_serialization=zipped
-    )  # files from before torch 1.6 are no zips
+    )  # files from before torch 1.6 are not zip archives
     read = read_state_dict(path)
     assert list(read) == list(weights)
     assert all(torch.equal(read[name], tensor) for name, tensor in weights.items())
@@ -69,7 +69,7 @@ def test_safetensors(tmp_path: Path, weights: dict[str, Tensor]) -> None:
 
 
 class RunsCode:
-    """A pickle of it makes a folder when it is read."""
+    """An object whose pickle creates a folder when it is loaded."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -87,7 +87,7 @@ def test_nothing_in_a_file_is_run(tmp_path: Path, zipped: bool) -> None:
     with pytest.raises(CheckpointError, match=r"mkdir\), and reading that can run any code"):
         read_state_dict(path)
     assert not trap.exists()
-    torch.load(path, weights_only=False)  # the trap is one
+    torch.load(path, weights_only=False)  # unsafe loading does run the code
     assert trap.exists()
 
 
@@ -105,7 +105,7 @@ def test_whole_module_is_refused(tmp_path: Path) -> None:
 
 
 def torchscript() -> bytes:
-    with warnings.catch_warnings(action="ignore"):  # deprecated, but such files are about
+    with warnings.catch_warnings(action="ignore"):  # deprecated, but such files exist
         return torch.jit.script(nn.Linear(2, 2)).save_to_buffer()
 
 
@@ -178,7 +178,7 @@ def test_prefixes(tmp_path: Path, weights: dict[str, Tensor]) -> None:
     model = network()
     file = {f"net.body.{n}": t for n, t in weights.items() if not n.startswith("fc.")}
     file |= {"net.body.head.weight": torch.zeros(3), "scale": torch.zeros(1)}
-    # The longest prefix counts: net.body.head. is dropped, though net.body. fits it too.
+    # The longest prefix applies: net.body.head. is dropped, although net.body. also matches.
     load_backbone(model, save(file, tmp_path), {"net.body.": "", "net.body.head.": None, "scale": None})
     assert_loaded(model, weights)
 
@@ -242,7 +242,7 @@ def without(weights: dict[str, Tensor], *names: str) -> dict[str, Tensor]:
 
 
 def bias_first(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The same, but for a bias and a weight of one shape that changed places."""
+    """Return the same weights with a bias and a weight of equal shape swapped in order."""
     names = list(weights)
     i, j = names.index("bn1.weight"), names.index("bn1.bias")
     names[i], names[j] = names[j], names[i]
@@ -333,7 +333,7 @@ def test_misfits_are_named_in_one_sentence(tmp_path: Path, weights: dict[str, Te
         load_backbone(model, path, key_map)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert_loaded(model, before)  # all or nothing
+    assert_loaded(model, before)  # nothing was loaded
 
 
 def test_key_map_of_another_kind(tmp_path: Path, weights: dict[str, Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints of the authors' code, made here name for name and shape for shape, through to their logits."""
+"""Checkpoints of the authors' code, recreated with the same names and shapes, and their logits."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def logits_of(model: PooledClassifier, x: Tensor) -> Tensor:
 
 
 def training_checkpoint(state_dict: Weights, arch: str) -> dict[str, Any]:
-    """What the authors' main.py saves: the learning rate and the best precision are tensors."""
+    """Return a checkpoint as the authors' main.py saves it: learning rate and best precision are tensors."""
     parameter = torch.nn.Parameter(torch.zeros(3))
     optimizer = torch.optim.SGD([parameter], lr=0.1, momentum=0.9)
     parameter.grad = torch.ones(3)
@@ -88,7 +88,7 @@ def training_checkpoint(state_dict: Weights, arch: str) -> dict[str, Any]:
 
 
 def with_prefix(weights: Weights, part: str = "") -> Weights:
-    """``module.`` after ``part``, where DataParallel was."""
+    """Insert ``module.`` after ``part``, as DataParallel does."""
     return {
         f"{part}module.{n.removeprefix(part)}" if n.startswith(part) else n: t for n, t in weights.items()
     }
@@ -155,7 +155,7 @@ def test_every_form_of_a_resnet(
 
 
 def test_resnet_that_is_not_the_papers_keeps_its_stride(save: Save, resnet50: Weights) -> None:
-    # The authors' code pools an ordinary ResNet too: the same names, but its last stage halves the map.
+    # The authors' code also pools an ordinary ResNet. It has the same names, but its last stage has stride 2.
     checkpoint = training_checkpoint(as_trained(resnet50, from_scratch=True), "resnet50")
     model = convert_checkpoint(save(checkpoint))
     x = images()
@@ -208,7 +208,7 @@ def test_preprocessing_is_torchvisions(save: Save, vgg: Weights) -> None:
     settings = timm.data.resolve_model_data_config(convert_checkpoint(save(vgg)))
     assert settings["input_size"] == (3, 224, 224)
     assert settings["interpolation"] == "bilinear"
-    assert settings["crop_pct"] == 0.875  # of 256
+    assert settings["crop_pct"] == 0.875  # 224 of 256 pixels
     assert tuple(settings["mean"]) == (0.485, 0.456, 0.406)
     assert tuple(settings["std"]) == (0.229, 0.224, 0.225)
 
@@ -244,7 +244,7 @@ def test_file_from_before_batchnorm_counted(save: Save, vgg: Weights) -> None:
 
 
 def changed(weights: Weights, **changes: Tensor | None) -> Weights:
-    """A copy with tensors set, or taken out by ``None``; ``__`` stands for the dot."""
+    """Return a copy with tensors set, or removed by ``None``. ``__`` stands for the dot."""
     result = dict(weights)
     for name, tensor in changes.items():
         key = name.replace("__", ".")
@@ -320,7 +320,7 @@ def test_resnet_of_another_depth(save: Save, resnet50: Weights) -> None:
 
 
 def test_numbers_of_numpy_are_refused_with_advice(save: Save, vgg: Weights) -> None:
-    # So the authors' code writes the learning rate of its logarithmic schedule.
+    # The authors' code writes the learning rate of its logarithmic schedule like this.
     checkpoint = training_checkpoint(vgg, "mpncovvgg16_bn")
     checkpoint["optimizer"]["param_groups"][0]["lr"] = np.float64(0.1)
     with pytest.raises(CheckpointError, match=r"numpy.*weights_only=False.*state_dict alone"):

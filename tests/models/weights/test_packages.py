@@ -1,4 +1,4 @@
-"""Pretrained weights without a hub: from installed packages, from the hub's cache, or one line of advice."""
+"""Pretrained weights without the Hub: from installed packages, from its cache, or one line of advice."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ IMAGES = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
 
 @pytest.fixture
 def no_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Block the hub: its address is a closed port of this machine. Return the folder of its cache."""
+    """Make the Hub unreachable by pointing it to a closed local port. Return its cache folder."""
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "https://127.0.0.1:9")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     for name in ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
@@ -36,7 +36,7 @@ def no_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def installed(name: str) -> Package:
     package = PACKAGES[name]
-    package_file(package.name, "")  # skips the test if there is no such package
+    package_file(package.name, "")  # skips the test if the package is missing
     return package
 
 
@@ -110,7 +110,7 @@ def test_a_bundle_records_the_package(tmp_path: Path) -> None:
 
 
 def test_gray_images_give_the_features_of_gray_in_rgb() -> None:
-    """The mean and deviation of all channels are equal, so timm's conversion is exact."""
+    """All channels have the same mean and deviation, so timm's conversion is exact."""
     installed("efficientnet_lite0")
     gray = covpool.create_model("efficientnet_lite0", num_classes=0, pretrained=True, in_chans=1).eval()
     color = covpool.create_model("efficientnet_lite0", num_classes=0, pretrained=True).eval()

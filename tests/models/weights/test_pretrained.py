@@ -1,9 +1,9 @@
-"""Weights that others trained, loaded into backbones, log real birds apart before any training here.
+"""Pretrained backbones separate real bird species before any training by covpool.
 
-The vectors are those of a frozen network, so nothing has learned a reduction of the channels. That of
-EfficientNet-Lite0 needs none: it is the covariance of its last stage's 320 channels, 51,360 numbers. The 2048
-channels of a ResNet-50 are reduced to 128 by the principal components of the training photographs. Both keep
-the stride of their last stage, which their weights were trained with.
+The vectors come from frozen networks, so no channel reduction was learned. EfficientNet-Lite0 needs none: its
+vector is the covariance of the 320 channels of its last stage, 51,360 values. The 2048 channels of ResNet-50
+are reduced to 128 by the principal components of the training photographs. Both keep the stride of their last
+stage, because their weights were trained with it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from covpool.models import PooledClassifier
 from covpool.models.weights import read_state_dict
 from tests.models.weights.sparrows import Photos, maps_of, package_file, photos, svm_accuracy, vectors_of
 
-# ImageNet's classes from cock to vulture, from black grouse to black swan, from white stork to albatross.
+# The bird classes of ImageNet: cock to vulture, black grouse to black swan, white stork to albatross.
 BIRDS = {*range(7, 25), *range(80, 101), *range(127, 147)}
 
 
@@ -39,7 +39,7 @@ def lite_file(size: int) -> Path:
 
 
 def lite(size: int = 0, **options: Any) -> PooledClassifier:
-    """Input is (x - 127) / 128 of pixels from 0 to 255."""
+    """Create a model whose input is (x - 127) / 128 for pixels x from 0 to 255."""
     return covpool.create_model(
         f"tf_efficientnet_lite{size}",
         checkpoint_path=lite_file(size),
@@ -61,7 +61,7 @@ def imgsim(**options: Any) -> PooledClassifier:
 
 @pytest.fixture
 def report(capsys: pytest.CaptureFixture[str]) -> Any:
-    """Print past pytest: on stderr, which the workers of pytest-xdist share with it."""
+    """Print past pytest's capture to stderr, which the pytest-xdist workers share with pytest."""
 
     def write(text: str) -> None:
         with capsys.disabled():
@@ -71,7 +71,7 @@ def report(capsys: pytest.CaptureFixture[str]) -> Any:
 
 
 def lite0_accuracy(pool: str, train: Photos, test: Photos, **options: Any) -> float:
-    """Each method on the features it takes by itself: the average on 1280 channels, the covariance on 320."""
+    """Use the default features of each method: 1280 channels for the average, 320 for the covariance."""
     model = lite(num_classes=0, pool=pool, dim=None, keep_resolution=False, **options)
     vectors = [vectors_of(model, maps_of(model, split.images)) for split in (train, test)]
     return svm_accuracy(vectors[0], train.species, vectors[1], test.species)
@@ -100,14 +100,14 @@ def test_imgsim_tells_all_sparrows_apart(report: Any) -> None:
     average = imgsim(num_classes=0, pool="gap")
     covariance = imgsim(num_classes=0, dim=128, pool_options={"reduction": "linear"})
     train, test = (photos(split, average) for split in ("train", "test"))
-    maps = [maps_of(average, split.images) for split in (train, test)]  # the same for both
+    maps = [maps_of(average, split.images) for split in (train, test)]  # both models share the maps
     reduce_by_principal_components(covariance, maps[0])
     accuracy = {}
     for model in (average, covariance):
         vectors = [vectors_of(model, part) for part in maps]
         accuracy[model.config.pool] = svm_accuracy(vectors[0], train.species, vectors[1], test.species)
     report(f"imgsim's ResNet-50, 21 sparrows, 224 px: {listed(accuracy)}, chance {test.chance:.1f}")
-    assert min(accuracy.values()) > 2.5 * test.chance  # its similarity is not one of species
+    assert min(accuracy.values()) > 2.5 * test.chance  # imgsim measures image similarity, not species
 
 
 @pytest.mark.slow

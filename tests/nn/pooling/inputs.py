@@ -1,4 +1,4 @@
-"""Features whose covariance is of the three kinds that decide whether a gradient is right."""
+"""Features with three kinds of covariance spectrum, which decide whether a gradient is correct."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ def full_rank(batch: int = 2, positions: int = 12) -> Tensor:
 
 
 def rank_deficient(batch: int = 2, positions: int = 5) -> Tensor:
-    """Fewer positions than channels: every small change keeps the rank, that of the centred too."""
+    """Fewer positions than channels. Small changes keep the rank, also that of the centered features."""
     return full_rank(batch, positions)
 
 
 def repeated(batch: int = 2) -> Tensor:
-    """A covariance (or second moment) whose eigenvalues are 1, 1, 1, 2, 2, 3, in a basis of no channel.
+    """Return features whose covariance and second moment have eigenvalues 1, 1, 1, 2, 2, 3.
 
-    The features are the columns of ``±√(nλ) u``: centred by construction, so that both are the same.
+    The features are the columns of ``±√(nλ) u``. They are centered by construction, so covariance and second
+    moment are equal. The basis is not aligned with the channels.
     """
     rng = np.random.default_rng(5)
     images = []

@@ -1,4 +1,4 @@
-"""The method that docs/adding_a_method.md adds: one file and one line, and everything takes it."""
+"""The method of docs/adding_a_method.md: one file and one line make it available everywhere."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def blocks() -> list[str]:
 
 @pytest.fixture(autouse=True)
 def _added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page's file, and the page's line."""
+    """Add the page's file and the page's line."""
     file = tmp_path / f"{NAME}.py"
     file.write_text(blocks()[0], "utf-8")
     spec = importlib.util.spec_from_file_location(NAME, file)

@@ -1,4 +1,4 @@
-"""Methods whose gradient is an approximation by nature: what it is then, and where it is exact."""
+"""Methods with an approximate gradient: its values, and the cases where it is exact."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tests.nn.pooling.oracle import Array, check_gradient, covariance, pooled, r
 
 
 def upstream() -> Array:
-    """A symmetric gradient of the root, one for every test."""
+    """Return a symmetric upstream gradient for the root, the same in every test."""
     g = np.random.default_rng(3).standard_normal((C, C))
     return g + g.T
 
 
 def gradient(method: str, x: Tensor, **options: object) -> Array:
-    """Of ``⟨G, root⟩`` with respect to the features of one image."""
+    """Return the gradient of ``⟨G, root⟩`` with respect to the features of one image."""
     leaf = x.clone().requires_grad_()
     vector = METHODS[method](C, **options)(leaf)
     g = upstream()
@@ -30,7 +30,7 @@ def gradient(method: str, x: Tensor, **options: object) -> Array:
 
 
 def of_features(of_sigma: Array, x: Tensor) -> Array:
-    """From the gradient of Σ to that of the features."""
+    """Convert the gradient of Σ to the gradient of the features."""
     centred = x[0].numpy() - x[0].numpy().mean(1, keepdims=True)
     return 2 * of_sigma @ centred / x.shape[2]
 
@@ -52,7 +52,7 @@ def test_exact_where_eigenvalues_are_apart(method: str, options: dict, features:
 
 @pytest.mark.parametrize("method", ["svd_taylor", "svd_pade", "mpa_lya", "mtp_lya"])
 def test_no_gradient_of_differences_in_general(method: str) -> None:
-    """The claim that it is approximate is not idle."""
+    """These gradients really are approximate: they fail gradcheck."""
     with pytest.raises(RuntimeError, match="Jacobian mismatch"):
         check_gradient(method, repeated())
 
@@ -60,10 +60,10 @@ def test_no_gradient_of_differences_in_general(method: str) -> None:
 @pytest.mark.parametrize("method", ["svd_taylor", "svd_pade"])
 @pytest.mark.parametrize("closeness", [0.0, 0.999])
 def test_gradient_of_the_decomposition(method: str, closeness: float) -> None:
-    """By the derivatives of eigenvectors and eigenvalues, as the authors write them, with numpy.
+    """Compare with the authors' derivatives of eigenvectors and eigenvalues, in numpy.
 
-    Of eigenvalues apart and of some that differ by a thousandth. Where they are equal, it depends on which
-    eigenvectors the library happens to choose.
+    The eigenvalues are far apart, or some differ by a thousandth. For equal eigenvalues the gradient depends
+    on which eigenvectors the library chooses.
     """
     x = (1 - closeness) * full_rank(1) + closeness * repeated(1)
     values, vectors = np.linalg.eigh(covariance(x)[0])
@@ -89,7 +89,7 @@ def test_gradient_of_the_decomposition(method: str, closeness: float) -> None:
 
 @pytest.mark.parametrize("degree", [0, 1, 5])
 def test_the_approximant_of_the_geometric_series_is_its_sum(degree: int) -> None:
-    """Over a polynomial of degree one it is 1/(1 − r) already; over any higher one the system is singular."""
+    """A denominator of degree one gives exactly 1/(1 − r). Any higher degree makes the system singular."""
     upper_one, lower_one = scipy.interpolate.pade([1.0] * (degree + 2), 1, degree)
     r = np.linspace(-0.9, 0.99, 50)
     np.testing.assert_allclose(upper_one(r) / lower_one(r), 1 / (1 - r), rtol=1e-12)
@@ -109,7 +109,7 @@ def test_gradient_solves_lyapunov_at_the_approximate_root(method: str) -> None:
 
 
 def simplex() -> Tensor:
-    """Five positions in six channels all as far apart: four eigenvalues are equal, two are zero."""
+    """Return five equidistant positions in six channels: four eigenvalues are equal, two are zero."""
     turned, _ = np.linalg.qr(np.random.default_rng(4).standard_normal((C, C)))
     return torch.from_numpy(turned[:, :5] @ np.eye(5))[None]
 
@@ -123,7 +123,7 @@ def simplex() -> Tensor:
     ],
 )
 def test_of_high_degree_both_are_exact(method: str, degree: int, features: object) -> None:
-    """On fewer positions than channels too, which the usual quotient gets 30 % wrong."""
+    """This includes fewer positions than channels, where the usual quotient is off by 30 %."""
     x = features()
     expected = [upper(root) for root in root_of_covariance(x)]
     np.testing.assert_allclose(pooled(method, x, degree=degree), expected, atol=1e-6)
@@ -131,7 +131,7 @@ def test_of_high_degree_both_are_exact(method: str, degree: int, features: objec
 
 
 def test_pade_at_the_papers_size_is_near_the_root() -> None:
-    """d=256 on 14×14: with zeros kept at zero, a few hundredths off where it was thirty."""
+    """For d=256 on 14×14, keeping zeros at zero reduces the error from about 0.3 to a few hundredths."""
     x = torch.randn(1, 256, 196, generator=torch.Generator().manual_seed(0)).relu()
     exact = METHODS["mpn_cov"](256)(x)
     found = METHODS["mpa_lya"](256)(x)

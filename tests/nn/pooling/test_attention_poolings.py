@@ -56,7 +56,7 @@ def loop_simpool(state: State, image: Array, weights: Array, gamma: float = 2.0)
 
 
 def loop_attentive(state: State, image: Array, weights: Array, heads: int = 8) -> list[float]:
-    """Every position projected, as the equations have it; not fused."""
+    """Project every position as in the equations, without fusing."""
     keys = [state["key.weight"] @ x for x in image.T]
     values = [state["value.weight"] @ x for x in image.T]
     each = -(-len(image) // heads)
@@ -88,9 +88,9 @@ CASES: list[tuple[str, dict[str, Any], Callable[..., Any]]] = [
     ("abmilp", {"hidden": 5, "gated": True}, loop_abmilp),
     ("simpool", {}, loop_simpool),
     ("simpool", {"gamma": 1.25}, loop_simpool),
-    ("attentive", {}, loop_attentive),  # as many heads as channels
+    ("attentive", {}, loop_attentive),  # one head per channel
     ("attentive", {"heads": 3}, loop_attentive),
-    ("attentive", {"heads": 4}, loop_attentive),  # which leaves 3 of 2 channels
+    ("attentive", {"heads": 4}, loop_attentive),  # results in 3 heads of 2 channels
     ("efficient_probing", {}, loop_efficient_probing),
     ("efficient_probing", {"queries": 2}, loop_efficient_probing),
     ("efficient_probing", {"queries": 4, "value": False}, loop_efficient_probing),
@@ -101,7 +101,7 @@ every_case = pytest.mark.parametrize(
 
 
 def trained(name: str, options: dict[str, Any]) -> nn.Module:
-    """With parameters that all do something, and attention that is far from even."""
+    """Return a pooling whose parameters all have an effect, with attention far from uniform."""
     torch.manual_seed(3)
     pool = METHODS[name](C, **options).double()
     for parameter_name, parameter in pool.named_parameters():
@@ -130,7 +130,7 @@ def test_is_the_equations(name: str, options: dict[str, Any], loop: Callable[...
 
 @every_case
 def test_gradients(name: str, options: dict[str, Any], loop: Callable[..., Any]) -> None:
-    """Of features, weights and every parameter, against finite differences."""
+    """Check the gradients of features, weights and all parameters against finite differences."""
     pool, x = trained(name, options), SPECTRA["full rank"](1, 7)
     names, parameters = zip(*pool.named_parameters(), strict=True)
     weights = torch.rand(1, 7, dtype=torch.float64).add(0.1).requires_grad_()
@@ -143,7 +143,7 @@ def test_gradients(name: str, options: dict[str, Any], loop: Callable[..., Any])
 
 
 def test_attention_of_extreme_scores_and_weights() -> None:
-    """Huge scores, also where nothing counts, and weights that no product of float32 can hold."""
+    """Test huge scores, also at zero weights, and weights whose products underflow in float32."""
     scores = torch.tensor([[[1e12, -1e12, 3e12, 0.0]], [[0.0, 0.0, 0.0, 0.0]], [[5.0, 1.0, 9.0, 2.0]]])
     weights = torch.tensor([[1.0, 1.0, 0.0, 1.0], [1e-30, 3e-30, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]])
     leaves = scores.requires_grad_(), weights.requires_grad_()
@@ -155,7 +155,7 @@ def test_attention_of_extreme_scores_and_weights() -> None:
 
 
 def test_a_small_weight_with_a_large_score_wins() -> None:
-    """The product w·exp(s) of the one position would be zero in float32, the other's infinite."""
+    """In float32, exp(200) is infinite and exp(-200) is zero, so w·exp(s) must not be computed directly."""
     found = attention(torch.tensor([[[200.0, 0.0]]]), torch.tensor([[1e-30, 1.0]]))
     torch.testing.assert_close(found, torch.tensor([[[1.0, 0.0]]]))
     found = attention(torch.tensor([[[-200.0, 0.0]]]), torch.tensor([[1.0, 1e-38]]))
@@ -171,7 +171,7 @@ def test_efficient_probing_starts_near_the_average() -> None:
 
 
 def test_simpool_of_an_image_does_not_depend_on_the_batch() -> None:
-    """The authors' code subtracts the smallest feature of the batch."""
+    """The authors' code subtracts the smallest feature of the whole batch."""
     pool, x = trained("simpool", {}), torch.randn(3, C, 9, dtype=torch.float64)
     alone = pool(x[:1])
     x[1:] *= 50

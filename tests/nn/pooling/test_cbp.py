@@ -1,4 +1,4 @@
-"""Compact bilinear pooling: its sketches against explicit sums, the kernel they approximate."""
+"""Compact bilinear pooling: its sketches against explicit sums, and the kernel that they approximate."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def convolved(a: Array, b: Array) -> Array:
 
 
 def slow_sketch(pool: Cbp, image: Array, position_weights: Array) -> Array:
-    """Position by position, as the paper writes it."""
+    """Compute the sketch position by position, as the paper writes it."""
     signs = pool.signs.numpy().astype(np.float64)
     total = np.zeros(pool.out_features)
     for x, weight in zip(image.T, position_weights, strict=True):
@@ -68,7 +68,7 @@ def kernel_estimates(projection: str, x: Tensor, y: Tensor, features: int, seeds
 
 @projections
 def test_approximates_the_kernel_of_the_second_moment(projection: str) -> None:
-    """Unbiased over the random numbers, with a variance that falls as 1/features."""
+    """The estimate is unbiased over the seeds, and its variance falls as 1/features."""
     generator = torch.Generator().manual_seed(2)
     x, y = torch.randn(2, 1, 12, 7, generator=generator, dtype=torch.float64) + 0.5
     pairs = [(p, q) for p in x[0].numpy().T for q in y[0].numpy().T]

@@ -69,7 +69,7 @@ def test_in_evaluation_is_the_covariance(spectrum: str) -> None:
 )
 @pytest.mark.parametrize("training", [False, True])
 def test_gradient(spectrum: str, training: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In training with one mask; the rate, which is a constant of the derivative, held still."""
+    """Training uses one fixed mask and a fixed rate, because the derivative treats the rate as a constant."""
     at_rate(monkeypatch, 0.4)
     torch.manual_seed(0)
     pool = DropCov(6).double().train(training)

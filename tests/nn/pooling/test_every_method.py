@@ -1,4 +1,4 @@
-"""What holds for every method, whatever it computes: shapes, dtypes, masks, broken and degenerate input."""
+"""Properties of every method: shapes, dtypes, masks, invalid and degenerate input."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.nn.pooling.oracle import upstream, value_and_gradient
 
 B, C = 3, 6
 
-# Options that take other code, beside every method as it comes; and sizes that keep the tests short.
+# Options that run other code, in addition to the defaults of every method, and small sizes for speed.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "abmilp gated": ("abmilp", {"gated": True}),
     "cbp": ("cbp", {"features": 50}),
@@ -41,14 +41,14 @@ every_method = pytest.mark.parametrize("name", dict.fromkeys([*METHODS, *VARIANT
 
 
 def make(name: str, channels: int = C) -> Method:
-    """The method as it is at evaluation: where there is chance in training, it is not the matter here."""
+    """Return the method in evaluation mode, without the randomness of training."""
     torch.manual_seed(0)
     method, options = VARIANTS.get(name, (name, {}))
     return METHODS[method](channels, **options).eval()
 
 
 def layer(name: str, dim: int | None, **more: Any) -> CovPool:
-    """The whole layer around it, in training."""
+    """Return the complete layer around the method, in training mode."""
     method, options = VARIANTS.get(name, (name, {}))
     return CovPool(C, method, dim=dim, **more, **options)
 
@@ -87,13 +87,13 @@ def test_half_precision_is_computed_in_float32(name: str) -> None:
 
 @every_method
 def test_float32_is_near_float64(name: str) -> None:
-    """On fewer positions than channels, and features as a backbone leaves them."""
+    """Use fewer positions than channels, and features like those of a backbone."""
     generator = torch.Generator().manual_seed(5)
     x = torch.randn(2, 64, 49, generator=generator).relu() * torch.rand(64, 1, generator=generator)
     pool = make(name, 64)
     found = value_and_gradient(pool, x)
     expected = value_and_gradient(pool.double(), x.double())
-    # The signed root of an entry near zero is so steep that a gradient through it has few digits.
+    # Near zero the signed root is so steep that a gradient through it has few correct digits.
     limits = (1e-3, 0.5) if name.startswith("improved_bcnn") else (2e-4, 2e-3)
     for single, double, limit in zip(found, expected, limits, strict=True):
         assert ((single - double).norm() / double.norm()).item() < limit
@@ -103,10 +103,10 @@ def test_float32_is_near_float64(name: str) -> None:
     "name", [name for name in METHODS if name not in ("improved_bcnn", "moment_probing")]
 )
 def test_float32_on_a_spectrum_of_photographs(name: str) -> None:
-    """A condition number of 3.7e5, as 320 channels of 14×14 positions have: none may be taken for zero.
+    """Test a condition number of 3.7e5, as for 320 channels on 14×14 positions: no eigenvalue counts as zero.
 
-    Exact roots have the fewest digits there: the derivative at a small eigenvalue is large, and its
-    eigenvector uncertain.
+    Exact roots have the fewest correct digits here: the derivative at a small eigenvalue is large, and its
+    eigenvector is uncertain.
     """
     generator = torch.Generator().manual_seed(6)
     left, _ = torch.linalg.qr(torch.randn(320, 195, generator=generator, dtype=torch.float64))
@@ -177,12 +177,12 @@ def test_masked_positions_may_hold_anything(name: str) -> None:
     "name", dict.fromkeys(name for name in [*METHODS, *VARIANTS] if name not in APPROXIMATE)
 )
 def test_gradient_of_the_weights(name: str) -> None:
-    """Against finite differences; at a weight of zero, against one step to the side where weights are."""
+    """Compare with finite differences, and with a one-sided difference at a weight of zero."""
     pool, x = make(name).double(), torch.randn(2, C, 9, dtype=torch.float64)
     weights = torch.rand(2, 9, dtype=torch.float64) + 0.1
-    if "newton_schulz" not in name:  # whose gradient, after few steps, is an approximation as well
+    if "newton_schulz" not in name:  # after few steps its gradient is approximate too
         assert torch.autograd.gradcheck(lambda w: pool(x, w), weights.clone().requires_grad_())
-    if name in ("cholesky", "gem", "simpool"):  # which say that they have none at zero
+    if name in ("cholesky", "gem", "simpool"):  # documented: no reliable gradient at zero
         return
     weights[:, 3] = 0.0
     step = torch.zeros_like(weights)
@@ -204,9 +204,9 @@ def test_everything_masked_is_finite(name: str) -> None:
 
 @every_method
 def test_degenerate_features(name: str) -> None:
-    """Constant, duplicated, spiky, of any scale, on more and on fewer positions than channels, and on one.
+    """Test degenerate features of all scales, with more positions than channels, fewer, and one.
 
-    All kinds and scales are images of one batch: a batch for each would take fifty times as long.
+    All kinds and scales are in one batch, because one batch per case would take fifty times as long.
     """
     pool = make(name)
     cases = [(kind, exponent) for kind in KINDS for exponent in (-12, -6, 0, 6, 12)]
@@ -277,7 +277,7 @@ def test_reset_parameters_reaches_every_parameter(name: str) -> None:
 
 @every_method
 def test_every_parameter_learns(name: str) -> None:
-    """DistributedDataParallel waits for a gradient of each."""
+    """DistributedDataParallel waits for the gradient of every parameter."""
     torch.manual_seed(0)
     pool = layer(name, 4)
     y = pool(torch.randn(B, C, 3, 5))
@@ -295,7 +295,7 @@ def test_repr_tells_every_option(name: str) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_the_documentation_says_what_must_be_known(name: str) -> None:
-    """The paper (but for the baselines), the cost, and what becomes of zero eigenvalues."""
+    """It states the paper (except for baselines), the cost, and the treatment of zero eigenvalues."""
     text = " ".join((METHODS[name].__doc__ or "").split())
     if METHODS[name].order == 1:
         return

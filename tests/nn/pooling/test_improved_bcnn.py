@@ -1,4 +1,4 @@
-"""Improved B-CNN: six ways to one function, against scipy and differences."""
+"""Improved B-CNN: six ways to compute one function, against scipy and finite differences."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_is_three_normalisations_in_a_row(forward: str) -> None:
 @grid({}, spectrum=list(SPECTRA), forward=list(FORWARDS), backward=list(BACKWARDS))
 def test_gradient_of_a_root_that_has_converged(spectrum: str, forward: str, backward: str) -> None:
     if spectrum == "rank-deficient" and forward == "newton_schulz" and backward == "lyapunov_iteration":
-        # Thirty steps amplify rounding in the null space by 1.5^30; fewer do.
+        # 30 steps amplify rounding in the null space by 1.5^30. Fewer steps are enough.
         options = {"steps": 22, "backward_steps": 18}
     else:
         options = EXACT
@@ -42,7 +42,7 @@ def test_gradient_of_a_root_that_has_converged(spectrum: str, forward: str, back
 
 @ways
 def test_after_few_steps_the_gradient_is_near(forward: str, backward: str) -> None:
-    """With the default steps, in float32, at the paper's size: how near, relative to the exact gradient."""
+    """Test the error relative to the exact gradient, with default steps, in float32, at the paper's size."""
     x = torch.randn(1, 64, 169, generator=torch.Generator().manual_seed(1)).relu()
     upstream = torch.randn(1, 64 * 65 // 2, generator=torch.Generator().manual_seed(2))
 
@@ -69,7 +69,7 @@ def test_a_root_that_is_less_steep() -> None:
 
 
 def test_with_it_the_gradient_in_float32_has_digits() -> None:
-    """Of features that a ReLU has made sparse, as they are in a network; without it, it has none."""
+    """On sparse ReLU features, as in a network, the float32 gradient is inaccurate without eps."""
     x = torch.randn(4, 64, 49, generator=torch.Generator().manual_seed(1)).sub(1).relu()
     upstream = torch.randn(4, 64 * 65 // 2, generator=torch.Generator().manual_seed(2))
 

@@ -1,4 +1,4 @@
-"""What the table of methods in docs/methods.md says of lengths, scale and gradients is so."""
+"""The table of methods in docs/methods.md is correct about vector lengths, scale and gradients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "methods.md"
 
 
 class Row(NamedTuple):
-    """The cells of a method, as they stand."""
+    """The cells of one method, as written."""
 
     method: str
     computes: str
@@ -30,7 +30,7 @@ class Row(NamedTuple):
 
 
 def read_rows() -> dict[str, Row]:
-    """The table between two comments; none where the tests are without the checkout around them."""
+    """Return the table between two comments, or nothing if the tests run without the checkout."""
     if not PAGE.exists():
         return {}
     table = re.search(
@@ -77,9 +77,9 @@ def test_scale(name: str) -> None:
 
 @every_row
 def test_gradient(name: str) -> None:
-    """Of those that are approximate, their own tests say how far."""
+    """For approximate gradients, the method's own tests check the error."""
     if ROWS[name].gradient == "exact":
-        # In one direction drawn at random, for the vectors of some are long; each has a test of all of them.
+        # Test one random direction, because some vectors are long. The method's own tests cover all.
         assert torch.autograd.gradcheck(make(name), full_rank().requires_grad_(), fast_mode=True)
     else:
         assert ROWS[name].gradient == "approximate"

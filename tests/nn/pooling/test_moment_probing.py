@@ -1,4 +1,4 @@
-"""Moment Probing against loops in numpy and scipy, finite differences."""
+"""Moment Probing against loops in numpy and scipy, and against finite differences."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ small = partial(METHODS["moment_probing"], width=32, heads=4)
 
 
 def trained(**options: int) -> MomentProbing:
-    """With a LayerNorm that does something."""
+    """Return a pooling whose LayerNorm has an effect."""
     torch.manual_seed(4)
     pool = MomentProbing(6, **options).double()
     torch.nn.init.normal_(pool.norm.weight)
@@ -31,7 +31,7 @@ def trained(**options: int) -> MomentProbing:
 
 
 def convolved(maps: Array, kernels: Array) -> Array:
-    """Every second place of scipy's correlation, summed over the maps."""
+    """Return every second position of scipy's correlation, summed over the maps."""
     return np.array(
         [
             sum(scipy.signal.correlate2d(m, k, "valid") for m, k in zip(maps, row, strict=True))[::2, ::2]
@@ -41,7 +41,7 @@ def convolved(maps: Array, kernels: Array) -> Array:
 
 
 def slow_heads(pool: MomentProbing, image: Array) -> list[Array]:
-    """Position by position: head by head, (w, n)."""
+    """Return each head as ``(w, n)``, computed position by position."""
     state = {name: value.numpy() for name, value in pool.state_dict().items()}
     columns = []
     for x in image.T:
@@ -128,5 +128,5 @@ def test_wrong_options_are_refused(options: dict[str, int], message: str) -> Non
 
 
 def test_constant_features_are_zero() -> None:
-    """Rounding does not become a column of unit length."""
+    """Rounding noise must not become a column of unit length."""
     assert (small(6)(torch.randn(2, 6, 1).expand(-1, -1, 9)) == 0).all()

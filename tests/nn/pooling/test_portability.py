@@ -1,4 +1,4 @@
-"""Every row of the table of support in docs/methods.md: what works agrees, and what fails fails still."""
+"""The support table in docs/methods.md: supported cases agree with eager mode, the others still fail."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.nn.test_portable import assert_all_close, everything
 PAGE = Path(__file__).parents[3] / "docs" / "methods.md"
 C = 6
 
-# Tracing and code generation warn of code of torch's own.
+# torch's own code raises these warnings during tracing and code generation.
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
@@ -30,7 +30,7 @@ pytestmark = [
 
 
 class Row(NamedTuple):
-    """A method with options, and for each road ``"yes"`` or the operator that stops it."""
+    """A method with options, and for each target ``"yes"`` or the operator that is missing."""
 
     method: str
     options: dict[str, Any]
@@ -47,7 +47,7 @@ class Row(NamedTuple):
 
 
 def read_rows() -> list[Row]:
-    """The table between two comments; none where the tests are without the checkout around them."""
+    """Return the table between two comments, or nothing if the tests run without the checkout."""
     if not PAGE.exists():
         return []
     table = re.search(
@@ -74,7 +74,7 @@ ROWS = read_rows()
 
 
 def rows(*fast: str) -> pytest.MarkDecorator:
-    """All of them; but for those named, slow."""
+    """Parametrize over all rows. Rows that are not named are slow."""
     return pytest.mark.parametrize(
         "row",
         [pytest.param(row, marks=() if str(row) in fast else pytest.mark.slow, id=str(row)) for row in ROWS],
@@ -86,7 +86,7 @@ def batches() -> list[tuple[Tensor, ...]]:
 
 
 def as_the_page_says(answer: str) -> AbstractContextManager[object]:
-    """Nothing raises where it says yes; elsewhere the operator is what is missing."""
+    """Expect no error if the page says yes, otherwise an error that names the missing operator."""
     if answer == "yes":
         return nullcontext()
     missing = rf"No ONNX function found for <OpOverload\(op='{re.escape(answer)}'"
@@ -94,18 +94,18 @@ def as_the_page_says(answer: str) -> AbstractContextManager[object]:
 
 
 def check_trained_compiled(row: Row, backend: str) -> None:
-    """In training, chance included: value, gradient of features and parameters, for batches of two sizes."""
+    """Check training, including randomness: value and all gradients, for two batch sizes."""
     torch.compiler.reset()
     pool = row.pool()
-    twin = copy.deepcopy(pool)
+    eager = copy.deepcopy(pool)
     compiled = torch.compile(pool, fullgraph=True, dynamic=True, backend=backend)
-    for n, inputs in enumerate(batches()[::2]):  # a batch of one is a program of its own
+    for n, inputs in enumerate(batches()[::2]):  # a batch of one compiles to a separate program
         with torch.compiler.set_stance("fail_on_recompile" if n else "default"):
             torch.manual_seed(1)
             got = everything(compiled, inputs)
         torch.manual_seed(1)
         assert_all_close(
-            {name.removeprefix("_orig_mod."): value for name, value in got.items()}, everything(twin, inputs)
+            {name.removeprefix("_orig_mod."): value for name, value in got.items()}, everything(eager, inputs)
         )
 
 
@@ -125,13 +125,13 @@ def test_compiled_whole_and_dynamic(row: Row) -> None:
 
 @rows()
 def test_compiled_by_inductor(row: Row) -> None:
-    with inductor_config.patch(fallback_random=True):  # to draw as torch itself does
+    with inductor_config.patch(fallback_random=True):  # draw random numbers as torch itself does
         check_trained_compiled(row, "inductor")
 
 
 @rows("isqrt_cov", "mpn_cov", "dropcov")
 def test_exported_with_a_dynamic_batch(row: Row) -> None:
-    """The value alone: a program that was exported has the gradient of its operators, not ours."""
+    """Compare values only: the gradient of an exported program comes from its operators, not from covpool."""
     pool, (example, *others) = row.pool().eval(), batches()
     program = torch.export.export(pool, example, dynamic_shapes=(BATCH,)).module()
     for inputs in others:

@@ -1,4 +1,4 @@
-"""The cost that each method states, counted: products of matrices forward and backward."""
+"""The documented cost of each method: matrix products forward and backward."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 from covpool.nn.pooling import METHODS
 from tests.functional.counting import count_value_and_gradient
 
-# On more positions than channels. The covariance or second moment itself is one product and two.
+# With more positions than channels. The covariance or second moment takes 1 product forward and 2 backward.
 COSTS: list[tuple[str, dict[str, Any], int, int]] = [
     ("gap", {}, 0, 0),
     ("cov", {}, 1, 2),
-    ("isqrt_cov", {"iteration": "paper"}, 1 + 12, 1 + 16),  # which knows that the gradient of Σ is symmetric
+    ("isqrt_cov", {"iteration": "paper"}, 1 + 12, 1 + 16),  # uses that the gradient of Σ is symmetric
     ("isqrt_cov", {"iteration": "fitted", "steps": 3}, 1 + 6, 1 + 8),
     ("mpn_cov", {}, 1 + 1, 2 + 4),
     ("bcnn", {}, 1, 2),
@@ -45,6 +45,6 @@ def test_products(method: str, options: dict[str, Any], forward: int, backward: 
 
 def test_every_method_is_counted_or_has_other_operations() -> None:
     counted = {method for method, *_ in COSTS}
-    # A QR decomposition, mostly convolutions, and methods of first order without d×d matrices.
+    # Exceptions: a QR decomposition, a method of mostly convolutions, and first-order methods.
     others = {"abmilp", "attentive", "efficient_probing", "gem", "simpool"}
     assert set(METHODS) - counted == {"cholesky", "moment_probing"} | others

@@ -1,4 +1,4 @@
-"""Functions of the whole spectrum, the Gaussian embedding and the Cholesky factor, against scipy."""
+"""Functions of the spectrum, the Gaussian embedding and the Cholesky factor, against scipy."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TestPowerTmlr:
         np.testing.assert_allclose(pooled("power_tmlr", x, power=power), expected, atol=1e-11)
 
     def test_tends_to_the_logarithm(self) -> None:
-        """What θ → 0 of the power-Euclidean metric is."""
+        """The logarithm is the limit θ → 0 of the power-Euclidean metric."""
         x = full_rank()
         expected = [upper(scipy.linalg.logm(sigma)) for sigma in covariance(x)]
         np.testing.assert_allclose(pooled("power_tmlr", x, power=1e-7), expected, atol=1e-5)
@@ -50,7 +50,7 @@ class TestPowerTmlr:
 class TestG2DeNet:
     @staticmethod
     def embedded(image: np.ndarray, beta: float) -> np.ndarray:
-        """The four blocks, one by one."""
+        """Assemble the four blocks."""
         mean, sigma = image.mean(1, keepdims=True), np.cov(image, bias=True)
         return np.block([[sigma + beta**2 * mean @ mean.T, beta * mean], [beta * mean.T, np.ones((1, 1))]])
 
@@ -69,7 +69,7 @@ class TestG2DeNet:
         check_gradient("g2denet", SPECTRA[spectrum](), root=root, beta=0.7)
 
     def test_tells_means_apart(self) -> None:
-        """What no method on the covariance alone can."""
+        """A method on the covariance alone cannot do this."""
         x = full_rank()
         moved = x + torch.linspace(-1, 1, C, dtype=x.dtype)[:, None]
         np.testing.assert_allclose(pooled("mpn_cov", moved), pooled("mpn_cov", x), atol=1e-12)
@@ -93,14 +93,14 @@ class TestCholesky:
         check_gradient("cholesky", SPECTRA[spectrum](), eps=0.05)
 
     def test_float32_where_a_factorisation_of_the_matrix_fails(self) -> None:
-        """At this scale ε is far below the rounding of Σ, whose pivots turn negative."""
+        """At this scale ε is far below the rounding of Σ, so pivots become negative."""
         x = rank_deficient(positions=3).float() * 1e3
         sigma = torch.stack([image.cov(correction=0) for image in x])
         _, failed = torch.linalg.cholesky_ex(sigma + 1e-6 * torch.eye(C))
         assert failed.any()
         found = METHODS["cholesky"](C)(x)
         assert found.isfinite().all()
-        # The pivots that there are come out as in float64.
+        # The first pivot matches float64.
         exact = pooled("cholesky", x.double())
         np.testing.assert_allclose(found[:, 0], exact[:, 0], rtol=1e-5)
 
@@ -118,7 +118,7 @@ class TestPolarExpress:
 
 @pytest.mark.parametrize("power", [1e-4, 1e-6])
 def test_a_small_power_keeps_its_digits_in_float32(power: float) -> None:
-    """The tangent of the power tends to the logarithm; a difference of numbers near 1 would be noise."""
+    """The tangent of the power tends to the logarithm. A difference of numbers near 1 would be noise."""
     x = full_rank()
     found = METHODS["power_tmlr"](C, power=power)(x.float()).numpy()
     np.testing.assert_allclose(found, pooled("power_tmlr", x, power=power), atol=1e-4)

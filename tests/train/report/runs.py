@@ -1,4 +1,4 @@
-"""Folders as runs leave them, with predictions by a seeded chance."""
+"""Run folders as training writes them, with seeded random predictions."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ out: {out}
 
 
 def labelled(images: ImageSet) -> list[tuple[str, int]]:
-    """Name and class of every image."""
+    """Return the name and class of every image."""
     return [(images.name(i), int(images.labels[i])) for i in range(len(images))]
 
 
 def invented(classes: int, each: int) -> list[tuple[str, int]]:
-    """Names and classes of images that are nowhere."""
+    """Return names and classes of images that do not exist."""
     return [(f"{c}/{i}.jpg", c) for c in range(classes) for i in range(each)]
 
 
@@ -50,7 +50,7 @@ def write_run(
     seed: int = 0,
     pool: str = "isqrt_cov",
 ) -> Path:
-    """A run's folder: what it predicts is right by ``accuracy``, and else mostly the next class."""
+    """Write a run folder. Predictions are correct at the rate ``accuracy``, else mostly the next class."""
     folder.mkdir(parents=True, exist_ok=True)
     random = np.random.default_rng(seed)
     steps = 40

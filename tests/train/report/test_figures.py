@@ -1,4 +1,4 @@
-"""Curves, confusion matrices, thumbnails and maps: their content, and that any name can be drawn."""
+"""The content of curves, confusion matrices, thumbnails and maps, also for unusual names."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_curves_show_the_columns_of_the_metrics(tmp_path: Path) -> None:
     np.testing.assert_allclose(lines["validation"].get_ydata(), 100 * run.epochs["top1"])
     assert lines["validation"].get_xdata().tolist() == list(range(1, 13))
     assert lines["best epoch: 9"].get_xdata() == [9, 9]
-    assert len(loss.get_lines()[0].get_xdata()) == 300  # of 480 steps
+    assert len(loss.get_lines()[0].get_xdata()) == 300  # reduced from 480 steps
     assert loss.get_lines()[0].get_ydata().mean() == pytest.approx(run.steps["loss"].mean(), rel=0.01)
     assert rate.get_yscale() == "linear"
 
@@ -80,7 +80,7 @@ def test_curves_of_one_epoch_without_validation(tmp_path: Path) -> None:
     figure = draw_curves({"": run}, LIGHT)
     labels = [line.get_label() for line in figure.axes[1].get_lines()]
     assert labels == ["training"]
-    assert figure.axes[1].get_lines()[0].get_marker() == "o"  # one point is no line
+    assert figure.axes[1].get_lines()[0].get_marker() == "o"  # a single point needs a marker
     assert size_of(png(figure, 50)) == (780, 180)
 
 
@@ -113,7 +113,7 @@ def test_confusions_are_those_of_scikit_learn(tmp_path: Path, classes: int) -> N
     table = confusion_matrix(predictions.labels, predictions.predicted, labels=np.arange(classes))
     counts = _counts(predictions, shown)
     assert (counts[:, : len(shown)] == table[np.ix_(shown, shown)]).all()
-    assert (counts.sum(axis=1) == table.sum(axis=1)[shown]).all()  # none is lost
+    assert (counts.sum(axis=1) == table.sum(axis=1)[shown]).all()  # no image is lost
     assert len(shown) == min(classes, SHOWN)
     np.fill_diagonal(table, 0)
     first = np.unravel_index(table.argmax(), table.shape)
@@ -147,7 +147,7 @@ def test_names_that_are_shortened_to_the_same_get_numbers() -> None:
 def test_names_as_they_are_drawn() -> None:
     assert drawn("House_Sparrow", "", 20) == "House_Sparrow"
     assert drawn("a" * 10 + "b" * 10, "", 7) == "aaa…bbb"
-    assert drawn("\U000f0000\U000f0001", "class 3", 20) == "class 3"  # for private use, and in no font
+    assert drawn("\U000f0000\U000f0001", "class 3", 20) == "class 3"  # private use, in no font
     assert drawn("", "class 3", 20) == "class 3"
     assert drawn("a\x1bb", "", 20) == "a□b"
 

@@ -1,4 +1,4 @@
-"""The files that a report reads, the figures per class, and the intervals."""
+"""The files that a report reads, the metrics per class, and the intervals."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_without_validation_the_columns_are_empty(tmp_path: Path) -> None:
 def test_a_log_of_a_run_that_was_killed(tmp_path: Path) -> None:
     write_run(tmp_path, CLASSES, invented(3, 4), epochs=1)
     with (tmp_path / "log.jsonl").open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"step": 40, "loss": 9.0, "lr": 0.5}) + "\n")  # done again
+        file.write(json.dumps({"step": 40, "loss": 9.0, "lr": 0.5}) + "\n")  # a repeated step
         file.write(json.dumps({"event": "skipped", "step": 41}) + "\n")
         file.write(json.dumps({"step": 41, "loss": None, "lr": 0.5}) + "\n")
         file.write('{"step": 42, "lo')
@@ -78,7 +78,7 @@ def test_a_class_that_is_nowhere_is_named(tmp_path: Path) -> None:
 
 @pytest.fixture
 def predictions(tmp_path: Path) -> Predictions:
-    """Of 30 classes, three of which have no images, and one of these is what nothing is taken for."""
+    """Return predictions for 30 classes. Three have no images, and one of these is never predicted."""
     images = [(name, label) for name, label in invented(30, 12) if label not in (3, 28, 29)]
     classes = [f"class {number}" for number in range(30)]
     found = read_run(write_run(tmp_path, classes, images, accuracy=0.6)).predictions
@@ -159,7 +159,7 @@ def test_the_interval_of_a_difference_covers_the_true_one(
 
 
 def sign_test(first: int, second: int) -> float:
-    """Both tails of a fair coin."""
+    """Return the two-sided p-value for a fair coin."""
     tosses = first + second
     tail = sum(math.comb(tosses, k) for k in range(min(first, second) + 1))
     return min(1.0, 2 * tail / 2**tosses)
@@ -181,4 +181,4 @@ def test_clear_is_what_test_and_interval_call_so() -> None:
     assert PairedDifference(615, 125, 66).is_clear
     assert PairedDifference(615, 66, 125).is_clear
     assert not PairedDifference(615, 30, 25).is_clear
-    assert not PairedDifference(100, 5, 0).is_clear  # 1 in 16
+    assert not PairedDifference(100, 5, 0).is_clear  # the p-value is 1/16

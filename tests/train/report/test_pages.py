@@ -1,4 +1,4 @@
-"""The report of a run and of a comparison: complete, self-contained, and safe whatever names it holds."""
+"""The reports of a run and of a comparison: complete, self-contained, and safe for any names."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ class Page(HTMLParser):
 
 
 def assert_harmless(page: Page) -> None:
-    """Nothing that runs, nothing from elsewhere, and every element closed."""
+    """Check that nothing runs, nothing is loaded from elsewhere, and every element is closed."""
     assert page.open == []
     for tag, attributes in page.elements:
         assert tag not in ("script", "iframe", "object", "embed", "link", "base", "form", "svg")
         assert not [name for name in attributes if name.startswith("on")]
         for name in ("src", "srcset"):
             assert (attributes.get(name) or "data:image/").startswith("data:image/")
-        if tag == "a":  # to the report of a run, below or next to the page
+        if tag == "a":  # links to the report of a run, below or next to the page
             assert re.fullmatch(r"[\w%.-][\w%./-]*/report\.html", attributes["href"] or "")
     css = "".join(page.text[: next(i for i, text in enumerate(page.text) if "color-scheme" in text) + 1])
     assert "url(" not in css
@@ -119,7 +119,7 @@ def test_all_of_it_is_in_the_page(run: Path, tiny10: ImageSet) -> None:
     sources = [attributes["src"] or "" for tag, attributes in page.elements if tag == "img"]
     assert sum(source.startswith("data:image/jpeg") for source in sources) == 24
     assert sum(source.startswith("data:image/png") for source in sources) == 4
-    assert sum(tag == "source" for tag, _ in page.elements) == 4  # for dark pages
+    assert sum(tag == "source" for tag, _ in page.elements) == 4  # for dark mode
 
 
 @needs_tiny10
@@ -184,7 +184,7 @@ onmessage = message => document.querySelector("pre").append(JSON.stringify(messa
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="there is no chromium to look at the page")
 def test_in_a_browser_nothing_runs_and_nothing_is_cut_off(tmp_path: Path) -> None:
-    """By its escaping alone: the policy that forbids scripts has to go for the one that looks."""
+    """Test the escaping alone. The policy that forbids scripts is removed, so that the probe can run."""
     html = write_evil(tmp_path).read_text(encoding="utf-8")
     policy = re.compile('<meta http-equiv="Content-Security-Policy"[^>]*>')
     assert policy.search(html)
@@ -196,14 +196,14 @@ def test_in_a_browser_nothing_runs_and_nothing_is_cut_off(tmp_path: Path) -> Non
     options = ("--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=4000", "--dump-dom")
     command = ["chromium", *options, (tmp_path / "frame.html").as_uri()]
     dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
-    told = [
+    messages = [
         json.loads(line)
         for line in re.findall(
             r"\{.*?\}(?=\n)", dom.replace("&gt;", ">").replace("&lt;", "<").replace("&amp;", "&")
         )
     ]
-    assert len(told) == 2
-    for page in told:
+    assert len(messages) == 2
+    for page in messages:
         assert page["title"].startswith(EVIL[1])
         assert not page["wide"]
 
@@ -253,7 +253,7 @@ def test_the_page(tmp_path: Path) -> None:
     assert f"{difference:+.1f} points of top-1: isqrt_cov minus {EVIL[0]}" in page.words
     assert f"isqrt_cov alone is correct on {sum(a[n] and not b[n] for n in a)}" in page.words
     assert "There is one training run of each" in page.words
-    assert "model.poolisqrt_covgap" in page.words  # in cells
+    assert "model.poolisqrt_covgap" in page.words  # in table cells
     links = [attributes["href"] for tag, attributes in page.elements if tag == "a"]
     assert links == ["../../isqrt_cov/report.html", "../../gap/report.html"]
     assert f"covpool predict {first / 'bundle'} PHOTO.jpg" in page.words  # the run to use
