@@ -45,7 +45,8 @@ def test_onnx_runtime(backbone: str, tmp_path: Path) -> None:
     check_onnx(model.eval(), tmp_path / "model.onnx", (images,), others)
 
 
-@models()
+@pytest.mark.slow
+@pytest.mark.parametrize("backbone", ["resnet10t", "vit_tiny_patch16_224"])  # EfficientNet takes minutes
 def test_compiled_training(backbone: str) -> None:
     model, images = make(backbone)
     # Evaluation mode: in training, BatchNorm uses batch statistics, and sums run in another order.
