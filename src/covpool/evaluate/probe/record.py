@@ -97,27 +97,26 @@ class ProbeFolder:
             common = range(min(seeds[one["head"]], seeds[AVERAGE]))
             ours, theirs = ([self.predictions(head, k) for k in common] for head in (one["head"], AVERAGE))
             if all(file.exists() for file in (*ours, *theirs)):  # not in results of an earlier version
-                one["over_gap"] = paired_difference(ours, theirs, classes)
+                one["over_gap"] = paired_difference(mean_right(ours, classes), mean_right(theirs, classes))
 
     def keep_best(self, head: str) -> None:
         """Copy the bundle of the best head to ``bundle``."""
         copy_bundle(self.head(head), self.path / "bundle")
 
 
-def paired_difference(
-    ours: Sequence[Path], theirs: Sequence[Path], classes: tuple[str, ...]
-) -> dict[str, float]:
+def mean_right(files: Sequence[Path], classes: tuple[str, ...]) -> np.ndarray:
+    """Return for each image the share of seeds that classify it right; each file is a seed's predictions."""
+    return np.mean([read_predictions(file, classes).right for file in files], axis=0)  # type: ignore[no-any-return]
+
+
+def paired_difference(ours: np.ndarray, theirs: np.ndarray) -> dict[str, float]:
     """Return the difference of two heads in accuracy, with a 95 % interval over images.
 
     Args:
-        ours: predictions of a head, a file per seed.
-        theirs: predictions of the other head for the same images, with the same seeds.
-        classes: names of the classes.
+        ours: share of seeds that classify each image right, for a head.
+        theirs: the same for the other head.
     """
-    right = [
-        [read_predictions(file, classes).right.astype(float) for file in side] for side in (ours, theirs)
-    ]
-    per_image = np.mean(right[0], axis=0) - np.mean(right[1], axis=0)
+    per_image = ours - theirs
     middle, half = float(per_image.mean()), 1.96 * float(per_image.std()) / len(per_image) ** 0.5
     return {"mean": middle, "low": middle - half, "high": middle + half}
 
