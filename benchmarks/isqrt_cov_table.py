@@ -42,7 +42,7 @@ class Target:
             "speedup": f"speed over {self.contender}",
             "overhead": f"time over {self.contender}",
             "cost": f"{self.contender}: time over ours",
-            "memory": f"{self.contender}: MiB an image kept for the gradient",
+            "memory": f"{self.contender}: MiB per image kept for the gradient",
         }[self.quantity]
 
     @property
@@ -174,7 +174,7 @@ def _ratios(results: Results, measure: str) -> str:
             for contender in rivals
         ]
         rows.append([_size_words(name, size), with_quartiles(**milliseconds), *ratios])
-    return table(["size", "ours, ms a batch", *rivals], rows)
+    return table(["size", "ours, ms per batch", *rivals], rows)
 
 
 def _times(results: Results) -> str:
@@ -187,7 +187,7 @@ def _times(results: Results) -> str:
                 milliseconds = {key: value * 1e3 for key, value in found[measure]["seconds"].items()}
                 cells += [with_quartiles(**milliseconds), str(found[measure]["rounds"])]
             rows.append([_size_words(name, size), contender, *cells])
-    titles = ["size", "contender", "value, ms a batch", "rounds", "with gradient, ms a batch", "rounds"]
+    titles = ["size", "contender", "value, ms per batch", "rounds", "with gradient, ms per batch", "rounds"]
     return table(titles, _without_repeats(rows))
 
 
@@ -210,7 +210,7 @@ def _untimed(results: Results) -> str:
         "size",
         "contender",
         "products (value / with gradient)",
-        "MiB kept an image",
+        "MiB kept per image",
         "error of value",
         "error of gradient",
     ]

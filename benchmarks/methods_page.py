@@ -129,7 +129,7 @@ def _training(steps: list[dict[str, Any]]) -> list[str]:
         said.append(f"{words} {_growth(steps, count)}")
         if RIVAL in steps[0][count]:
             said.append(f"{words} {_gap(steps, count)}")
-    said.append(f"Two processes over one, images a second: {_scaling(steps)}.")
+    said.append(f"Two processes over one, images per second: {_scaling(steps)}.")
     return said
 
 
@@ -141,7 +141,7 @@ def _growth(steps: list[dict[str, Any]], count: str) -> str:
         if speed <= before
     ]
     grows = f"does not grow at a batch of {', '.join(falls)}" if falls else "grows with every batch size"
-    return f"the speed of `isqrt_cov` {grows}: {_from_to(steps, speeds, 'images a second')}."
+    return f"the speed of `isqrt_cov` {grows}: {_from_to(steps, speeds, 'images per second')}."
 
 
 def _gap(steps: list[dict[str, Any]], count: str) -> str:
@@ -149,7 +149,7 @@ def _gap(steps: list[dict[str, Any]], count: str) -> str:
     gaps = [_speed(found, count, REFERENCE) - _speed(found, count, RIVAL) for found in steps]
     return (
         f"a step with `{RIVAL}` takes {_range(ratios)} times that with `isqrt_cov`; the gap between their "
-        f"speeds (positive where `isqrt_cov` leads) is {_from_to(steps, gaps, 'images a second')}; in the "
+        f"speeds (positive where `isqrt_cov` leads) is {_from_to(steps, gaps, 'images per second')}; in the "
         f"paper it {'is nearly the same at every batch size' if count == 'one' else 'grows with the batch'}."
     )
 

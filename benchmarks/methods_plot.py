@@ -177,7 +177,7 @@ def _draw_memory(axes: Any, size: dict[str, Any], labels: list[str], *, with_pap
     for row, (label, mebibytes) in enumerate(zip(labels, kept, strict=True)):
         _note(axes, f"{mebibytes:.2f}", (max(mebibytes, theirs.get(label, 0)), row), points=6, va="center")
     axes.margins(x=0.25)
-    axes.set_title("MiB kept an image", loc="left", fontsize=10)
+    axes.set_title("MiB kept per image", loc="left", fontsize=10)
 
 
 def _draw_training(figure: Any, steps: list[dict[str, Any]]) -> None:
@@ -201,5 +201,5 @@ def _draw_training(figure: Any, steps: list[dict[str, Any]]) -> None:
         axes.set_title(f"{words} of one thread{' each' if count == 'two' else ''}", loc="left", fontsize=10)
         axes.set_xlabel("images in a batch")
     panels[0].set_ylim(bottom=0)  # sets both panels, after both are drawn
-    panels[0].set_ylabel("images a second, training AlexNet")
+    panels[0].set_ylabel("images per second, training AlexNet")
     panels[0].legend(frameon=False, fontsize=9, loc="upper left")

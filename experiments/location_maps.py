@@ -151,7 +151,7 @@ def table(results: dict[str, Any]) -> str:
         "better) or brought in (insertion, more is better), mean ± standard error; in how many images of a "
         "hundred the exact map is the better one.",
         "",
-        "| order of places | deletion | insertion | exact is better: deletion | insertion |",
+        "| order of positions | deletion | insertion | exact is better: deletion | insertion |",
         "|---|---|---|---|---|",
     ]
     for name in results["rows"][0]:

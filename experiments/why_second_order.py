@@ -269,8 +269,8 @@ def table(results: dict[str, Any]) -> str:
     lines = [
         f"{first} and {second}, the two of {results['classes']} species whose mean features are nearest; "
         f"channels {a} and {b} of {results['arguments']['channels']}. Chosen on training images, measured on "
-        f"{counts} test images. Right: of all pairs of an image of each species, how many the number tells "
-        "apart; a coin has 50.",
+        f"{counts} test images. Right: of all pairs of an image of each species, how many the value orders "
+        "correctly; chance is 50.",
         "",
         f"| value computed from an image | {first} | {second} | right, % |",
         "|---|---|---|---|",

@@ -66,16 +66,16 @@ def test_the_paper_is_compared_with_at_its_size_alone(methods_results: Results) 
 def test_speed_that_grows_and_speed_that_does_not(methods_results: Results) -> None:
     grown = verdicts(results_of(methods_results, trained=GROWING))
     assert said_of(grown, "On one process the speed").endswith(
-        "grows with every batch size: 4.0 images a second at a batch of 8, 8.0 at 32."
+        "grows with every batch size: 4.0 images per second at a batch of 8, 8.0 at 32."
     )
     gap = said_of(grown, "On one process a step with `mpn_cov`")
     assert "takes 1.10 to 1.20 times that with `isqrt_cov`" in gap
-    assert "is 0.4 images a second at a batch of 8, 1.3 at 32" in gap
+    assert "is 0.4 images per second at a batch of 8, 1.3 at 32" in gap
     assert "`isqrt_cov` 1.50, `mpn_cov` 1.50." in grown[-1]
 
     stuck = verdicts(results_of(methods_results, trained=[steps(8, 2.0, 1.8), steps(32, 9.0, 8.0)]))
     assert "does not grow at a batch of 32" in said_of(stuck, "On two processes the speed")
-    assert "is -0.4 images a second" in said_of(stuck, "On one process a step")
+    assert "is -0.4 images per second" in said_of(stuck, "On one process a step")
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 def test_the_loop_costs_less_than_a_twentieth(capsys: pytest.CaptureFixture[str]) -> None:
     found = loop_against_bare(rounds=15)
     with capsys.disabled():
-        print(f"\nloop over bare, images a second: {found['ratio']:.3f}")
+        print(f"\nloop over bare, images per second: {found['ratio']:.3f}")
     assert found["ratio"] >= 0.95
 
 
@@ -25,7 +25,7 @@ def test_shards_are_read_as_fast_as_a_folder(capsys: pytest.CaptureFixture[str])
     found = shards_against_folder(open_images(Path(TINY10), "val"), rounds=9)
     with capsys.disabled():
         print(
-            f"\nshards over folder, images a second: {found['ratio']:.3f} read, "
+            f"\nshards over folder, images per second: {found['ratio']:.3f} read, "
             f"{found['ratio of batches']:.3f} decoded into batches"
         )
     assert found["ratio"] >= 1.0
@@ -34,5 +34,5 @@ def test_shards_are_read_as_fast_as_a_folder(capsys: pytest.CaptureFixture[str])
 def test_a_second_process_adds_a_core(capsys: pytest.CaptureFixture[str]) -> None:
     found = two_processes_against_one(rounds=9)
     with capsys.disabled():
-        print(f"\ntwo processes over one, images a second: {found['ratio']:.3f}")
+        print(f"\ntwo processes over one, images per second: {found['ratio']:.3f}")
     assert found["ratio"] > 1.0

@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import pickle
+import re
 from pathlib import Path
 
 import pytest
@@ -123,13 +124,14 @@ def test_a_pickle_with_the_name_and_hash_of_tensors_runs_nothing(tmp_path: Path)
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_manifest_cannot_name_files_elsewhere(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["../secret", "secret\0"])
+def test_a_manifest_names_only_plain_files(name: str, tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path, checkpoint(1))
     (tmp_path / "secret").write_bytes(b"x")
     manifest = json.loads((path / "manifest.json").read_bytes())
-    manifest["../secret"] = hashlib.sha256(b"x").hexdigest()
+    manifest[name] = hashlib.sha256(b"x").hexdigest()
     (path / "manifest.json").write_bytes(json.dumps(manifest, indent=1, sort_keys=True).encode())
-    with pytest.raises(DamagedCheckpointError, match=r"names '\.\./secret'"):
+    with pytest.raises(DamagedCheckpointError, match=re.escape(f"names {name!r}")):
         read_checkpoint(path)
 
 

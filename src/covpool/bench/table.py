@@ -102,7 +102,12 @@ def _origin(results: Results) -> str:
 def _layers(name: str, size: dict[str, Any]) -> str:
     """Return the table of one size, fastest first. The paper has values for one size."""
     batch, with_paper = size["batch"], name == PAPER_SIZE
-    titles = ["method", "ms an image, with gradient (value alone)", "times `isqrt_cov`", "MiB kept an image"]
+    titles = [
+        "method",
+        "ms per image, with gradient (value alone)",
+        "times `isqrt_cov`",
+        "MiB kept per image",
+    ]
     paper_titles = ["paper: ms (forward)", "paper: times iSQRT-COV", "paper: MB"]
     rows = []
     for label, found in sorted(size["entries"].items(), key=lambda item: _seconds(item[1])):
@@ -130,10 +135,10 @@ def _decompositions(sizes: dict[str, Any]) -> str:
     titles = [
         "of the covariances at",
         "algorithm",
-        "ms a matrix, with gradient (value alone)",
+        "ms per matrix, with gradient (value alone)",
         "times the layer `isqrt_cov`, with gradient",
         "value alone",
-        "MiB kept a matrix",
+        "MiB kept per matrix",
         *(f"paper: {column}, ms" for column in columns),
     ]
     rows = []

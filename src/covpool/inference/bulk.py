@@ -334,7 +334,7 @@ def _rows_text(done: Done) -> str:
         return f"{there}, all of them there already{again}"
     rate = done.new_images / max(done.seconds, 1e-9)
     new = "" if done.new_images == done.images else f", {done.new_images:,} rows of them new"
-    lines = [f"{there}{new}, in {duration(done.seconds)} ({rate:,.0f} images a second)"]
+    lines = [f"{there}{new}, in {duration(done.seconds)} ({rate:,.0f} images per second)"]
     if done.bad_images:
         lines.append(f"unreadable images: {done.bad_images:,} of the new ones; see the column error")
     if done.unreachable:

@@ -73,7 +73,7 @@ def table(experiment: Experiment, results: Results) -> str:
     labels = [row.label for row in experiment.rows if row.label in trained]
     timed = [label for label in labels if label in results["times"]]
     head = ["", "top-1 error, %", "top-5 error, %", "seeds", "seconds a run"]
-    head += [f"ms an image (forward), times {experiment.reference}"] if timed else []
+    head += [f"ms per image (forward), times {experiment.reference}"] if timed else []
     lines = [f"# {experiment.title}", "", f"In the paper: {experiment.paper}.", "", *_setting(results), ""]
     lines += [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for label in labels:

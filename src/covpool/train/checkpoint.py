@@ -32,6 +32,7 @@ MANIFEST, STATE, SUFFIX = "manifest.json", "state.json", ".safetensors"
 MAX_JSON_BYTES = 64 << 20
 NAME = re.compile(r"step-(\d{8,})")
 ROW_FILE = re.compile(r"rows-\d{9}-\d{9}\.safetensors")
+PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
 
 @dataclass
@@ -330,7 +331,7 @@ def _write(path: Path, data: bytes) -> str:
 
 
 def _read(path: Path, name: str, expected: object) -> bytes:
-    if Path(name).name != name:  # ../x would be read elsewhere
+    if not PLAIN_NAME.fullmatch(name):  # ../x would be read elsewhere
         raise DamagedCheckpointError(f"{path}: {MANIFEST} names {name!r}")
     data = (path / name).read_bytes()
     if hashlib.sha256(data).hexdigest() != expected:

@@ -278,12 +278,20 @@ def test_a_list_may_have_urls_and_paths_of_the_disk(tmp_path: Path) -> None:
             images.read(2)
 
 
+def parquet_with_a_bad_name() -> bytes:
+    """Return a Parquet file with a column name that is not UTF-8."""
+    stream = io.BytesIO()
+    pq.write_table(pa.table({"image": [b"x"], "note": ["y"]}), stream)
+    return stream.getvalue().replace(b"note", b"\xb0ote")
+
+
 @pytest.mark.parametrize(
     ("files", "sentence"),
     [
         ({"notes.txt": b""}, "has no images"),
         ({"a.parquet": b"", "b.jpg": b""}, r"end in \.parquet, such as a\.parquet, next to other images"),
         ({"a.parquet": b"no Parquet"}, "is not a Parquet file, or is truncated"),
+        ({"a.parquet": parquet_with_a_bad_name()}, "is not a Parquet file, or is truncated: 'utf-8' codec"),
         ({"list.csv": b"file\na.jpg\n"}, "has no column 'path'"),
         ({"list.csv": b"path,label\n,1\n"}, "has no path in row 2"),
         ({"list.csv": b"path\n\xff\n"}, "not in UTF-8"),

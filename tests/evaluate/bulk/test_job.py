@@ -244,6 +244,6 @@ def test_options_that_make_no_sense(make: Any, sentence: str) -> None:
 def test_what_a_person_reads() -> None:
     done = Done("rows", 2000, 2, 1000, 1, 3, 10.0)
     assert report_text(done) == (
-        "rows: 2,000 rows in 2 files, 1,000 rows of them new, in 10 s (100 images a second)\n"
+        "rows: 2,000 rows in 2 files, 1,000 rows of them new, in 10 s (100 images per second)\n"
         "unreadable images: 3 of the new ones; see the column error"
     )

@@ -65,5 +65,5 @@ def test_nine_tenths_of_a_bare_loop(tmp_path: Path, capsys: pytest.CaptureFixtur
         ours = seconds(lambda k=k: infer(bundle, data, tmp_path / f"out{k}", Embed(), files, running))  # type: ignore[misc]
         ratios.append(bare / ours)
     with capsys.disabled():
-        print(f"\nembed over a bare loop, images a second: {median(ratios):.3f}")
+        print(f"\nembed over a bare loop, images per second: {median(ratios):.3f}")
     assert median(ratios) >= 0.9

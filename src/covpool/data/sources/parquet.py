@@ -325,7 +325,7 @@ def _opened(root: Address, name: str) -> Iterator[tuple[Any, Any]]:
     try:
         with where.open() as file, pq.ParquetFile(file) as parquet:
             yield file, parquet
-    except pa.ArrowInvalid as error:
+    except (pa.ArrowInvalid, UnicodeDecodeError) as error:  # names or texts may not be UTF-8
         raise ShardError(f"{where.url} is not a Parquet file, or is truncated: {error}") from error
     except OSError as error:  # from pyarrow too if a page is damaged, without a file name
         raise ShardError(f"{where.url} cannot be read: {error.strerror or error}") from error
