@@ -33,6 +33,8 @@ T = TypeVar("T")
 TIMEOUT = 10.0
 # Seconds in which the processes that are left sign a list, so that the lost ones can be named.
 ROLL_CALL = 10.0
+# Texts in the errors of gloo when another process is lost, which have no type of their own.
+LOST = ("gloo", "Application timeout caused pair closure")
 # Seconds to wait for the last exchange; a thread needs microseconds once it runs.
 LAST_EXCHANGE = 0.5
 # Numbers the process groups; all processes count the same.
@@ -184,7 +186,8 @@ def joined_processes(device: str = "auto", timeout: float = TIMEOUT) -> Iterator
             device=found,
         )
     except RuntimeError as error:
-        if store is None or not (isinstance(error, dist.DistError) or "gloo" in str(error)):
+        is_lost = isinstance(error, dist.DistError) or any(words in str(error) for words in LOST)
+        if store is None or not is_lost:
             raise
         raise LostProcessError(
             f"{_lost(store)} (limit: {timeout:g} min, --loop.timeout): the run stops. Rerun the command to "

@@ -146,7 +146,10 @@ def test_killed_and_started_again_it_ends_as_if_it_never_was(
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", [1, 0])
 def test_a_process_that_does_not_answer_is_named(tmp_path: Path, lost: int) -> None:
-    """The process is alive but silent: its connections stay open, like those of a disconnected machine."""
+    """The process is alive but silent: its connections stay open, like those of a disconnected machine.
+
+    The store is in the process of rank 0, so without it the other process cannot ask who is left.
+    """
     record, run = folder(tmp_path, "record"), tmp_path / "run"
     recipe = {**DATA, "out": str(run), "checkpoint.steps": 1}
     plan = {"recipe": {**recipe, "loop.timeout": 0.05}, "sigstop": [lost, 4]}
@@ -156,7 +159,8 @@ def test_a_process_that_does_not_answer_is_named(tmp_path: Path, lost: int) -> N
     released.join()
     assert codes[1 - lost] == 2
     message = (record / f"stderr-{1 - lost}.txt").read_text()
-    assert f"rank {lost} on {socket.gethostname()} does not answer" in message
+    name = f"rank {lost} on {socket.gethostname()}" if lost else "the machine with the store of torchrun"
+    assert f"{name} does not answer" in message
     assert "Rerun the command to resume" in message
     assert launch(2, record, {"recipe": recipe}) == [0, 0]
     assert [event["step"] for event in events(run, "resumed")] == [4]
