@@ -34,6 +34,8 @@ from covpool.processes import Processes
 from covpool.provenance.origin import Results
 from tests.bench.conftest import QUICK, TINY
 
+pytestmark = pytest.mark.slow
+
 
 def test_file_is_named_after_the_suite(methods_file: Path) -> None:
     suite, _, device = methods_file.stem.split("--")
@@ -123,7 +125,6 @@ def test_ratios_of_steps_are_taken_within_rounds() -> None:
     assert found["one"]["isqrt_cov"]["seconds"]["median"] == 6.0
 
 
-@pytest.mark.slow
 def test_steps_on_one_process_and_on_two(tmp_path: Path) -> None:
     setting = Setting(pools=("isqrt_cov", "gap"), image_size=64, classes=10, hidden=(16, 16))
     path = run_methods(tmp_path, sections=["training"], batch_sizes=(4, 8), step_rounds=2, setting=setting)
@@ -217,9 +218,6 @@ def test_a_storage_is_counted_once_and_the_input_not_at_all() -> None:
     features, first_product = 2 * 16 * 9, 2 * 16 * 16
     assert bytes_kept_for_backward(pool, FEATURES) == 4 * (features + first_product)
     assert bytes_kept_for_backward(lambda x: x * x, FEATURES) == 0
-
-
-pytestmark = pytest.mark.slow
 
 
 def summed(processes: Processes, first: int) -> Iterator[tuple[int, float, int]]:

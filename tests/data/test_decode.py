@@ -13,9 +13,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image, TiffImagePlugin
+from PIL import Image, ImageOps, TiffImagePlugin
 
-from covpool.data import decode as decoding
 from covpool.data.decode import decode
 from tests.data.kinds_of_files import FILES
 from tests.data.pictures import (
@@ -89,7 +88,7 @@ def test_colours(data: bytes, tolerance: int) -> None:
         pytest.param(encode(grey16(), "TIFF"), 0, id="tiff of 16 bits"),
         pytest.param(encode(grey16(big=True), "TIFF"), 0, id="tiff of 16 bits, the upper first"),
         pytest.param(encode(grey16(), "PPM"), 0, id="pgm of 16 bits"),
-        pytest.param(encode(corners().convert("L").convert("I"), "TIFF"), 255, id="tiff of 32 bits"),
+        pytest.param(encode(grey16().convert("I"), "TIFF"), 0, id="tiff of 32 bits"),
     ],
 )
 def test_greys(data: bytes, tolerance: int) -> None:
@@ -173,19 +172,16 @@ def test_transparent_colours_and_palettes() -> None:
 @pytest.mark.parametrize("orientation", range(10))
 @pytest.mark.parametrize("image_format", ["JPEG", "PNG", "WEBP", "TIFF"])
 def test_upright(image_format: str, orientation: int) -> None:
-    # The image that a camera in this orientation stores; upright, it shows the corners.
-    method = decoding.UPRIGHT.get(orientation)
-    turned_back = {Image.Transpose.ROTATE_90: 4, Image.Transpose.ROTATE_270: 2}
-    stored = corners() if method is None else corners().transpose(turned_back.get(method, method))
     exif = Image.Exif()
     exif[0x0112] = orientation
     options = (
         {"lossless": True} if image_format == "WEBP" else {"quality": 95} if image_format == "JPEG" else {}
     )
-    image = decode(encode(stored, image_format, exif=exif, **options))
-    assert image.size == (24, 16)
-    assert_seen(image, COLOURS, tolerance=3)
-    assert decode(encode(image, "PNG")).size == (24, 16), "it would be turned a second time"
+    data = encode(corners(), image_format, exif=exif, **options)
+    image = decode(data)
+    assert image.tobytes() == ImageOps.exif_transpose(Image.open(io.BytesIO(data))).tobytes()
+    assert image.size == ((16, 24) if 5 <= orientation <= 8 else (24, 16))
+    assert decode(encode(image, "PNG")).size == image.size, "it would be turned a second time"
 
 
 def test_broken_orientation_is_ignored() -> None:

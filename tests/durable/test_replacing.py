@@ -113,6 +113,10 @@ def test_everything_is_on_the_disk_before_it_takes_its_name(
 
 
 def test_what_a_kill_left_does_not_hide_a_missing_folder(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        leftover = tmp_path / ".it.covpool-saving-1" / name
+        leftover.parent.mkdir(exist_ok=True)
+        leftover.write_text(NEW)
     with pytest.raises(FileNotFoundError):
         dying.read(replacing, "folder", str(tmp_path / "it"))
 
