@@ -155,7 +155,10 @@ def test_unknown_contenders_are_named(tmp_path: Path) -> None:
 
 
 def test_committed_results_follow_the_schema() -> None:
-    for path in (Path(__file__).parents[2] / "results").rglob("isqrt_cov--*.json"):
+    files = list((Path(__file__).parents[2] / "results").rglob("isqrt_cov--*.json"))
+    if not files:
+        pytest.skip("no results next to the tests")
+    for path in files:
         assert read_results(path)["suite"] == "isqrt_cov"
 
 
@@ -251,7 +254,7 @@ def test_the_front_page_shows_the_committed_results(tmp_path: Path) -> None:
     root = Path(__file__).parents[2]
     committed = sorted(root.glob("results/*/isqrt_cov--*--cpu.json"))
     if not committed:
-        pytest.skip("no results beside the tests")
+        pytest.skip("no results next to the tests")
     page = Path(shutil.copy(root / "README.md", tmp_path / "README.md"))
     summary_into(page, committed[-1])
     assert page.read_text(encoding="utf-8") == (root / "README.md").read_text(encoding="utf-8")

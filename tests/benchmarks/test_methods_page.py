@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from PIL import Image, ImageChops, ImageStat
 
 from benchmarks.methods_page import WHY_A_GPU_DIFFERS, markdown, render, verdicts
 from benchmarks.methods_plot import draw
@@ -119,9 +120,13 @@ def test_the_picture_has_the_papers_figures_beside_ours(
 def test_the_committed_page_and_picture_are_those_of_the_committed_figures(tmp_path: Path) -> None:
     files = sorted(RESULTS.glob("*/methods--*.json"))
     if not files:
-        pytest.skip("there are no results beside the tests")
+        pytest.skip("there are no results next to the tests")
     for file in files:
         picture = file.with_suffix(".png")
         assert picture.exists()
         assert file.with_suffix(".md").read_text("utf-8") == markdown(read_results(file), picture.name)
         draw(read_results(file), tmp_path / "again.png")
+        with Image.open(tmp_path / "again.png") as new, Image.open(picture) as old:
+            assert new.size == old.size
+            difference = ImageChops.difference(new.convert("L"), old.convert("L"))
+        assert ImageStat.Stat(difference).mean[0] < 1  # versions of matplotlib differ in single pixels

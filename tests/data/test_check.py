@@ -21,6 +21,10 @@ from tests.data.pictures import RED, SPARROWS, corners, encode, jpeg, needs_spar
 from tests.data.sources.test_benchmarks import make_cub
 from tests.data.trees import digests, plant, write
 
+not_as_root = pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root ignores file permissions"
+)
+
 
 def found(report: Report) -> set[tuple[str, str]]:
     return {(problem.path, problem.problem) for problem in report.problems}
@@ -109,6 +113,7 @@ def test_files_are_not_changed(messy: Path) -> None:
     assert digests(messy) == before
 
 
+@not_as_root
 def test_a_folder_that_cannot_be_written_to(messy: Path) -> None:
     folders = [path for path in [messy, *messy.rglob("*")] if path.is_dir()]
     try:
@@ -136,7 +141,7 @@ def test_a_file_that_is_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert found(check(tmp_path)) == {("a/3.jpg", "too large")}
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read everything")
+@not_as_root
 def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
     plant(tmp_path, "a/1.jpg", "a/2.jpg")
     (tmp_path / "a/1.jpg").chmod(0)

@@ -71,9 +71,9 @@ def dtypes(device: torch.device) -> list[torch.dtype]:
 
 
 def test_every_public_operator_is_here() -> None:
-    tested = " ".join(OPERATORS)
+    tested = {name.partition(",")[0] for name in OPERATORS}
     values = {"Moments", "StreamingCovariance", "fitted_steps", "moments", "triu_unvec", "triu_vec"}
-    assert {name for name in functional.__all__ if name not in tested} <= values
+    assert set(functional.__all__) - tested == values
 
 
 @pytest.mark.parametrize("name", OPERATORS)

@@ -15,7 +15,6 @@ import torch
 from PIL import Image
 
 import covpool.functional
-from covpool import create_model, save_model
 from covpool.nn.pooling import METHODS
 from experiments import (
     bulk,
@@ -31,7 +30,7 @@ from experiments import (
     tiny10,
     why_second_order,
 )
-from tests.data.pictures import SPARROWS, needs_sparrows, photo
+from tests.data.pictures import photo
 from tests.evaluate.bulk.small import pictures, write_folder
 
 ROOT = Path(__file__).parents[2]
@@ -54,7 +53,7 @@ WITH_TABLES = (
 def committed(name: str) -> list[Path]:
     files = sorted(RESULTS.glob(f"*/{name}--*.json"))
     if not files:
-        pytest.skip("there are no results beside the tests")
+        pytest.skip("there are no results next to the tests")
     return files
 
 
@@ -282,22 +281,3 @@ def test_why_second_order_finds_species_and_channels_and_draws_them(tmp_path: Pa
     with Image.open(io.BytesIO(why_second_order.draw(results, tmp_path))) as picture:
         assert picture.width > 1000
         assert np.asarray(picture.convert("L")).std() > 20
-
-
-# location_maps
-
-
-@pytest.mark.slow
-@needs_sparrows
-def test_location_maps_measure_every_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(0)
-    model = create_model("test_resnet", dim=8, num_classes=3)
-    save_model(model, tmp_path / "bundle")
-    flat = torch.zeros(160, 160).numpy()  # the package grad-cam is not a dependency
-    monkeypatch.setattr(location_maps, "_grad_cam", lambda model, image, label: flat)
-    results = location_maps.run(tmp_path / "bundle", SPARROWS, 3)
-    orders = ["exact map", "Grad-CAM", "centre first", "random places"]
-    assert [list(row) for row in results["rows"]] == [orders] * 3
-    assert all(0 < area < 1 for row in results["rows"] for pair in row.values() for area in pair)
-    table = location_maps.table(results)
-    assert all(f"| {name} | 0." in table for name in orders)

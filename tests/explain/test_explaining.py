@@ -78,9 +78,7 @@ def test_a_folder(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 def test_a_class_that_is_not_there(bundle: Path, picture: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", str(bundle), str(picture), "--classes", "[wesp]"]) == 2
-    assert "the bundle has no class 'wesp': did you mean 'wasp'?" in capsys.readouterr().err.replace(
-        "; ", ": "
-    )
+    assert "the bundle has no class 'wesp': did you mean 'wasp'?" in capsys.readouterr().err
 
 
 def test_bad_images_are_counted(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

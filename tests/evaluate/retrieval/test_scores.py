@@ -90,7 +90,8 @@ def test_faiss_finds_what_the_exact_search_does(same: bool) -> None:
 @pytest.mark.parametrize("engine", ["exact", "faiss"])
 def test_of_equal_images_the_first_comes_first(engine: str) -> None:
     """The query itself is never found, though others are as near."""
-    pytest.importorskip("faiss")
+    if engine == "faiss":
+        pytest.importorskip("faiss")
     queries = torch.eye(3)[[0, 1, 1, 1, 2]]
     itself = torch.arange(5)
     exact = engine == "exact"
