@@ -42,7 +42,7 @@ WITH_COMMANDS = [name_of(page) for page in PAGES if list(commands(page)) or name
 def tiny_birds(splits: dict[str, int]) -> None:
     """Make a folder ``birds`` from two classes of tiny10. The split ``""`` is the folder itself."""
     if not TINY10.is_dir():
-        pytest.skip("tiny10 is not beside the project")
+        pytest.skip("tiny10 is not next to the project")
     for split, count in splits.items():
         for name in sorted((TINY10 / "train").iterdir())[:2]:
             folder = Path("birds", split, name.name)
@@ -53,7 +53,7 @@ def tiny_birds(splits: dict[str, int]) -> None:
 
 def sparrows_and_bundle(folder: str = "birds", train: int = 3, test: int = 9) -> None:
     if not SPARROWS.is_dir():
-        pytest.skip("the sparrows are not beside the project")
+        pytest.skip("the sparrows are not next to the project")
     some_sparrows(Path(folder), train, test)
     a_bundle(Path("runs/birds/bundle"))
 
@@ -173,9 +173,8 @@ def test_no_code_is_hidden_from_these_tests() -> None:
     """Python is fenced as ``python``. Pages that are prepared, checked or run elsewhere exist."""
     for page in PAGES:
         assert languages(page) <= {"", "python", "sh", "diff", "math", "yaml"}, name_of(page)
-        assert not re.findall(
-            r"^    (?:import|from) \w+", re.sub(r"```.*?```", "", read(page), flags=re.DOTALL)
-        )
+        unfenced = re.sub(r"```.*?```", "", read(page), flags=re.DOTALL)
+        assert not re.findall(r"^    (?:import|from) \w+", unfenced, re.MULTILINE), name_of(page)
     assert {*PREPARED, *CHECKED} <= set(WITH_CODE)
     for name, test in RUN_ELSEWHERE.items():
         assert python_blocks(ROOT / name)

@@ -61,7 +61,7 @@ def test_links(name: str) -> None:
 def test_it_runs_and_gives_what_is_stored(name: str, tmp_path: Path) -> None:
     images = IMAGES[name]
     if images is not None and not images.is_dir():
-        pytest.skip(f"{images.name} is not beside the project")
+        pytest.skip(f"{images.name} is not next to the project")
     found = executed(name, tmp_path)
     stderr = "".join(
         output.text for cell in code(found) for output in cell.outputs if output.get("name") == "stderr"

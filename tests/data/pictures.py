@@ -14,8 +14,8 @@ from PIL import Image
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"
 SPARROWS, TINY10 = SHARED / "sparrows", SHARED / "tiny10"
 
-needs_sparrows = pytest.mark.skipif(not SPARROWS.is_dir(), reason="the sparrows are not beside the project")
-needs_tiny10 = pytest.mark.skipif(not TINY10.is_dir(), reason="tiny10 is not beside the project")
+needs_sparrows = pytest.mark.skipif(not SPARROWS.is_dir(), reason="the sparrows are not next to the project")
+needs_tiny10 = pytest.mark.skipif(not TINY10.is_dir(), reason="tiny10 is not next to the project")
 
 # The colors of the four corners show the orientation of an image and errors in its colors.
 RED, GREEN, BLUE, WHITE, BLACK = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255), (0, 0, 0)

@@ -11,7 +11,7 @@ from tests.evaluate.birds import a_bundle, draw_nothing, some_sparrows
 @pytest.fixture(scope="session")
 def birds(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not SPARROWS.is_dir():
-        pytest.skip("the sparrows are not beside the project")
+        pytest.skip("the sparrows are not next to the project")
     return some_sparrows(tmp_path_factory.mktemp("birds"))
 
 

@@ -31,7 +31,7 @@ def test_every_experiment_is_compared_with_the_paper() -> None:
 def test_experiments_follow_their_schema_and_can_be_drawn(one: Comparison, tmp_path: Path) -> None:
     files = sorted(RESULTS.glob(f"*/{one.experiment.name}--*.json"))
     if not files:
-        pytest.skip("there are no results beside the tests")
+        pytest.skip("there are no results next to the tests")
     for file in files:
         copy = tmp_path / file.name
         shutil.copy(file, copy)
@@ -48,7 +48,7 @@ def test_experiments_follow_their_schema_and_can_be_drawn(one: Comparison, tmp_p
 def test_the_page_of_results_is_made_from_the_results() -> None:
     committed = RESULTS.parent / "docs" / "results.md"
     if not committed.exists():
-        pytest.skip("there are no pages beside the tests")
+        pytest.skip("there are no pages next to the tests")
     text = committed.read_text(encoding="utf-8")
     assert text.startswith(claims_page(RESULTS / release(), f"../results/{release()}"))
 
@@ -57,7 +57,7 @@ def test_the_page_of_results_is_made_from_the_results() -> None:
 def test_the_page_has_the_hours_at_full_size() -> None:
     committed = RESULTS.parent / "docs" / "results.md"
     if not committed.exists():
-        pytest.skip("there are no pages beside the tests")
+        pytest.skip("there are no pages next to the tests")
     text = page(RESULTS / release(), f"../results/{release()}")
     assert committed.read_text(encoding="utf-8") == text
     assert f"| {resnet().row} | 60 | 38.4 |" in text
@@ -72,7 +72,7 @@ def test_networks_that_were_trained_in_two_precisions() -> None:
     for name in ("figure2", "approximation"):
         files = sorted((RESULTS / release()).glob(f"{name}--*.json"))
         if len(files) != 1:
-            pytest.skip("there is not one file of results beside the tests")
+            pytest.skip("there is not one file of results next to the tests")
         runs = json.loads(files[0].read_bytes())["runs"]
         errors.append({run["label"]: run for run in runs if run["seed"] == 0})
     coarse, fine = errors

@@ -334,18 +334,14 @@ def flags() -> dict[str, object]:
 
 
 @pytest.mark.parametrize("precision", ["highest", "medium"])
-def test_no_global_flag_is_touched_nor_has_a_say(precision: str) -> None:
+def test_no_global_flag_is_touched(precision: str) -> None:
     x = torch.randn(3, 12, 9)
-    expected = value_and_gradients(both_sides, (x,))
     before = torch.get_float32_matmul_precision()
     try:
         torch.set_float32_matmul_precision(precision)
         flags_before = flags()
-        got = value_and_gradients(both_sides, (x,))
+        value_and_gradients(both_sides, (x,))
         value_and_gradients(partial(isqrt_cov, compute_dtype=torch.bfloat16), (x,))
         assert flags() == flags_before
     finally:
         torch.set_float32_matmul_precision(before)
-    if precision == before:
-        for a, b in zip(got, expected, strict=True):
-            assert torch.equal(a, b)

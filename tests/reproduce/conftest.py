@@ -17,7 +17,7 @@ def tiny_imagenet(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def write_tiny_imagenet(folder: Path) -> None:
     """Link tiny10 into the folder layout of Tiny-ImageNet."""
     if not TINY10.is_dir():
-        pytest.skip("tiny10 is not beside the project")
+        pytest.skip("tiny10 is not next to the project")
     (folder / "val" / "images").mkdir(parents=True)
     classes = sorted(path.name for path in (TINY10 / "train").iterdir())
     lines = []

@@ -36,6 +36,9 @@ def test_smallest_form(experiment: Experiment, tiny_imagenet: Path, tmp_path: Pa
     small = few_rows(experiment)
     place = Place(tiny_imagenet, tmp_path / "runs", tmp_path / "out", SMALLEST)
     (file,) = run_experiments([small], place, seeds=1, log=messages.append)
+    names = [one.name for one in plan([small], 1)]
+    expected = [f"run {number} of {len(names)}: {name}" for number, name in enumerate(names, 1)]
+    assert messages == [f"{len(names)} runs, 1 seed", *expected]
     results = json.loads(file.read_bytes())
     assert [run["label"] for run in results["runs"]] == [row.label for row in small.rows]
     assert set(results["times"]) == ({row.label for row in small.rows} if small.reference else set())

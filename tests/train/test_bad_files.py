@@ -47,8 +47,9 @@ class Bomb:
 
 
 @pytest.fixture
-def flawed(tmp_path: Path) -> Path:
+def flawed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Write forty good training images and each unusable image once, in two classes."""
+    monkeypatch.chdir(tmp_path)  # the pickle would make its folder here
     root = tmp_path / "flawed"
     for split, count in (("train", 20), ("val", 8)):
         for number, name in enumerate(sorted((TINY10 / "train").iterdir())[:2]):
@@ -77,7 +78,7 @@ def test_bad_images_cost_one_sample_each_and_are_listed(flawed: Path, tmp_path: 
     assert all(row["reason"] and row["sentence"] for row in found)
     assert run.summary["bad_images"] == len(found) == 8
     assert run.summary["metrics"]["images"] == 16
-    assert not Path("ran").exists()
+    assert not (tmp_path / "ran").exists()
 
 
 @needs_tiny10

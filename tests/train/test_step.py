@@ -209,6 +209,8 @@ def test_dropout_depends_on_the_cursor_and_nothing_before() -> None:
         torch.rand(noise)
         losses.append([learner.step(batch(learner, 7), cursor).loss for cursor in (4, 4, 5)])
     assert losses[0] == losses[1]
+    learner = make({**PLAIN, "model.drop_rate": 0.5})
+    assert learner.step(batch(learner, 7), 5).loss != losses[0][0]
 
 
 @pytest.mark.slow  # float16 convolutions are slow on a CPU

@@ -28,7 +28,6 @@ from tests.hub_server import (
 )
 
 CARD, WEIGHTS, CDN = "/resolve/.*covpool.json", "/resolve/.*model.safetensors", "/cdn/"
-AGAIN = "try again"
 NOT_A_HUB = "does not answer as the Hub does"
 Act = Callable[[Handler], None]
 

@@ -48,7 +48,7 @@ def photos(
 ) -> Photos:
     """Return the first photographs of the first species (``None`` for all), preprocessed for the model."""
     if not FOLDER.is_dir():
-        pytest.skip("there is no shared/data/sparrows beside the repository")
+        pytest.skip("there is no shared/data/sparrows next to the repository")
     transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model), is_training=False)
     images, labels = [], []
     for label, folder in enumerate(sorted((FOLDER / split).iterdir())[:species]):

@@ -192,7 +192,6 @@ def test_vgg_fine_tuned_has_one_linear_layer(save: Save, vgg: Weights, dim: int 
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_released_vgg_of_a_thousand_classes(save: Save) -> None:
     weights = vgg_weights(classes=1000, dim=256, hidden=4096)
     path = save(with_prefix(weights, "features."))

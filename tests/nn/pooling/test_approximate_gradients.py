@@ -135,4 +135,4 @@ def test_pade_at_the_papers_size_is_near_the_root() -> None:
     x = torch.randn(1, 256, 196, generator=torch.Generator().manual_seed(0)).relu()
     exact = METHODS["mpn_cov"](256)(x)
     found = METHODS["mpa_lya"](256)(x)
-    assert (found - exact).norm() / exact.norm() < 0.2
+    assert (found - exact).norm() / exact.norm() < 0.08
