@@ -21,9 +21,9 @@ from covpool.functional.arguments import check_whole
 
 Run = Callable[[], object]
 # Called after each round with the number of rounds done and the total.
-Tell = Callable[[int, int], object]
+Report = Callable[[int, int], object]
 # Returns such a callback, given the name of the counted items, as covpool.terminal.Progress does.
-MakeProgress = Callable[[str], AbstractContextManager[Tell]]
+MakeProgress = Callable[[str], AbstractContextManager[Report]]
 Round = dict[str, float]
 
 
@@ -31,7 +31,7 @@ def nobody(done: int, total: int) -> None:
     """Ignore progress."""
 
 
-def silence(what: str) -> AbstractContextManager[Tell]:
+def silence(what: str) -> AbstractContextManager[Report]:
     """Return a progress callback that does nothing."""
     return nullcontext(nobody)
 
@@ -102,7 +102,7 @@ def time_interleaved(
     schedule: Schedule,
     seed: int,
     device: str = "cpu",
-    log: Tell = nobody,
+    log: Report = nobody,
 ) -> dict[str, Timing]:
     """Time every run against ``runs[reference]``."""
     warm = {name: _warm_up(run, schedule.warmup, device) for name, run in runs.items()}

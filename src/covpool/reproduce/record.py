@@ -72,7 +72,7 @@ def table(experiment: Experiment, results: Results) -> str:
     trained = {run["label"] for run in results["runs"]}
     labels = [row.label for row in experiment.rows if row.label in trained]
     timed = [label for label in labels if label in results["times"]]
-    head = ["", "top-1 error, %", "top-5 error, %", "seeds", "seconds a run"]
+    head = ["", "top-1 error, %", "top-5 error, %", "seeds", "seconds per run"]
     head += [f"ms per image (forward), times {experiment.reference}"] if timed else []
     lines = [f"# {experiment.title}", "", f"In the paper: {experiment.paper}.", "", *_setting(results), ""]
     lines += [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]

@@ -30,7 +30,7 @@ from covpool.reproduce.training import (
 )
 from covpool.terminal import duration
 
-Tell = Callable[[str], object]
+Log = Callable[[str], object]
 # Seeds to look for among finished runs: there may be more than this call requests.
 MOST_SEEDS = 20
 
@@ -65,7 +65,7 @@ def run_experiments(
     *,
     seeds: int = 3,
     budget: float | None = None,
-    log: Tell = print,
+    log: Log = print,
     progress: MakeProgress = silence,
 ) -> list[Path]:
     """Train the runs of some experiments and write the results. If interrupted, call it again to resume.
@@ -203,7 +203,7 @@ def run_all(
     budget: str | None = None,
     add: bool = False,
     scale: Scale = MINIATURE,
-    log: Tell = print,
+    log: Log = print,
     progress: MakeProgress = silence,
 ) -> list[Path]:
     """Run one experiment or all, and return the result files.
@@ -230,6 +230,10 @@ def run_all(
             raise UsageError("give --data the folder tiny-imagenet-200, which has train, val and wnids.txt")
         limit = None if budget is None else seconds_of(budget)
         known = known_runs(EXPERIMENTS.values(), out, scale) if add else {}
+        if add and not any(known.values()):
+            raise UsageError(
+                f"--add finds no results of this version in {out}: give --out their folder, such as results"
+            )
         place = Place(data, runs, out, scale, known)
         files += run_experiments(training, place, seeds=seeds, budget=limit, log=log, progress=progress)
     if name in (TABLE2, ALL):
