@@ -147,7 +147,8 @@ def disk_round(images: Path, folder: Path, reference: str) -> None:
             except OSError:
                 pass
         text, _ = process.communicate()
-        log(f"full disk: exit code {process.returncode}: {text.strip().splitlines()[-1][-160:]}")
+        sentence = text.strip().splitlines()[-1].replace(str(disk), "DISK")
+        log(f"full disk: exit code {process.returncode}: {sentence}")
         if process.returncode == 0:
             sys.exit("the disk was full, and the run did not notice")
         filler.unlink()
