@@ -121,6 +121,7 @@ def test_the_committed_page_and_picture_are_those_of_the_committed_figures(tmp_p
     files = sorted(RESULTS.glob("*/methods--*.json"))
     if not files:
         pytest.skip("there are no results next to the tests")
+    pytest.importorskip("matplotlib", minversion="3.11")  # earlier versions place labels elsewhere
     for file in files:
         picture = file.with_suffix(".png")
         assert picture.exists()
