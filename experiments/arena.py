@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -177,9 +177,11 @@ def run(case: Case, head: str, done: dict[str, dict[str, Any]], sets: Path, runs
         )
 
 
-def finished(case: Case, sets: Path, runs: Path) -> Iterator[dict[str, Any]]:
-    """Yield the results of the heads of a case that are finished in RUNS."""
+def newly_finished(case: Case, done: Container[str], sets: Path, runs: Path) -> Iterator[dict[str, Any]]:
+    """Yield the results of the heads of a case that are finished in RUNS and not yet in ``done``."""
     for head in case.heads:
+        if head in done:
+            continue
         folder = case.folder(head, runs)
         file = folder.path / "results.json"
         record = json.loads(file.read_bytes()) if file.exists() else {"rows": []}
@@ -336,8 +338,8 @@ def main(sets: str, runs: str, results: str, *names: str) -> None:
         done = write(file, Path(sets), Path(runs)).get(case.name, {})
         if head not in done:
             run(case, head, done, Path(sets), Path(runs))
-            write(file, Path(sets), Path(runs))
             print(f"{case.name}:{head} is done", flush=True)
+    write(file, Path(sets), Path(runs))
 
 
 def write(file: Path, sets: Path, runs: Path) -> dict[str, dict[str, dict[str, Any]]]:
@@ -345,7 +347,7 @@ def write(file: Path, sets: Path, runs: Path) -> dict[str, dict[str, dict[str, A
     old = json.loads(file.read_bytes())["cases"] if file.exists() else []
     done = {one["case"]: {head["head"]: head for head in one["heads"]} for one in old}
     for case in CASES:
-        for head in finished(case, sets, runs):
+        for head in newly_finished(case, done.get(case.name, ()), sets, runs):
             done.setdefault(case.name, {})[head["head"]] = head
     entries = {case.name: entry(case, done[case.name]) for case in CASES if case.name in done}
     made = {"schema_version": 1, "cases": list(entries.values()), "not_run": not_run(entries)}
