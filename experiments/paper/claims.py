@@ -23,13 +23,21 @@ from covpool.reproduce.experiments import Experiment
 
 Results = dict[str, Any]
 Verdict = Literal[
-    "agrees", "agrees in sign", "does not agree", "not resolved here", "not run here", "beyond the paper"
+    "agrees",
+    "agrees in sign",
+    "equal here",
+    "does not agree",
+    "not resolved here",
+    "not run here",
+    "beyond the paper",
 ]
 CONFIDENCE = 0.95
 # Rows whose error is within this number of points of chance did not learn.
 NEAR_GUESSING = 5.0
 # Times with a smaller relative difference count as equal.
 SAME = 0.1
+# Accuracies on frozen features whose difference lies within this much of zero count as equal.
+EQUAL = 0.005
 
 
 @dataclass(frozen=True)
@@ -136,6 +144,8 @@ def frozen_verdict(differences: Iterable[dict[str, float] | None]) -> Verdict:
     if not found:
         return "not run here"
     above, below = (any(one["low"] > 0 for one in found), any(one["high"] < 0 for one in found))
+    if not above and not below and all(max(-one["low"], one["high"]) < EQUAL for one in found):
+        return "equal here"
     if above == below:
         return "not resolved here"
     return "agrees in sign" if above else "does not agree"

@@ -23,6 +23,7 @@ from covpool.reproduce.record import PACKAGE, SCHEMA, empty_results, held_runs, 
 from experiments.paper.alexnet import APPROXIMATION, FIGURE2, TABLE3
 from experiments.paper.claims import (
     CONFIDENCE,
+    EQUAL,
     Claim,
     Comparison,
     Judgement,
@@ -69,6 +70,7 @@ Table 7 is measured from a checkout, with the commands in [experiments](../exper
 - *Agrees*: the difference is resolved (see below) and has the paper's sign. If the paper states how large the
   difference is, our value is not resolved from it by the same test.
 - *Agrees in sign*: resolved, with the paper's sign and another size.
+- *Equal here*: on frozen features, the 95 % interval of the difference lies within {equal:g} points of zero.
 - *Does not agree*: resolved, with the opposite sign; or another value, for claims without a sign.
 - *Not resolved here*: the difference is within seed noise, there is only one seed, or a seed failed.
 - *Beyond the paper*: the paper does not report this number.
@@ -96,23 +98,26 @@ FROZEN = """
 Some claims have a second test. Heads are trained on a frozen EfficientNet-Lite0 with 224 pixels, on data sets
 with thousands of test images, and compared image by image. The difference is that of accuracy in percentage
 points, with a 95 % interval over test images; each image counts with its mean over seeds. If this interval
-excludes zero, this test is the stronger one, and the claim is counted by it. The counted verdict is in bold.
-If the two data sets disagree, the claim is not resolved. Differences on frozen features say nothing about
-their size on ImageNet, so the best verdict is *agrees in sign*.
+excludes zero, or lies so close to zero that the heads are equal, this test is the stronger one, and the claim
+is counted by it. The counted verdict is in bold. If the two data sets disagree, the claim is not resolved.
+Differences on frozen features say nothing about their size on ImageNet, so the best verdict is *agrees in
+sign*.
 [All heads]({link}/{stem}.md) are in the results of `python -m experiments.arena`.
 """
 COUNTED: dict[Verdict, str] = {
     "agrees": "agree",
     "agrees in sign": "agree in sign",
+    "equal here": "are equal",
     "does not agree": "do not agree",
     "not resolved here": "are not resolved",
     "not run here": "were not run",
     "beyond the paper": "go beyond the paper",
 }
-RESOLVED = ("agrees", "agrees in sign", "does not agree", "beyond the paper")
+RESOLVED = ("agrees", "agrees in sign", "equal here", "does not agree", "beyond the paper")
 COLUMNS: tuple[Verdict, ...] = (
     "agrees",
     "agrees in sign",
+    "equal here",
     "does not agree",
     "not resolved here",
     "not run here",
@@ -260,6 +265,7 @@ def _head(sections: Sequence[tuple[str, Sequence[Judged]]], frozen: str, out: Pa
     by_frozen = sum(one.by_frozen for one in every)
     counted = ", ".join(f"{verdicts[verdict]} {words}" for verdict, words in COUNTED.items())
     numbers = {"classes": classes, "train": 500 * classes, "val": 50 * classes, "confidence": CONFIDENCE}
+    numbers["equal"] = 100 * EQUAL
     words = {
         "claims": len(every),
         "counted": counted,

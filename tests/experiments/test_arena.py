@@ -21,8 +21,7 @@ def test_cells_have_names_and_seeds() -> None:
     assert len(set(names)) == len(names)
     assert list(arena.cells("cub-lite0-224:gap")) == [(arena.CASES[1], "gap")]
     (case,) = {case for case, _ in arena.cells("cars-lite0-448")}
-    assert (case.seeds_of("gap"), arena.CASES[1].seeds_of("gap")) == (3, arena.CLAIM_SEEDS)
-    assert arena.CASES[1].seeds_of("efficient_probing") == 5
+    assert (case.seeds, arena.CASES[1].seeds) == (3, 5)
     with pytest.raises(ValueError, match=r"there is no cell cub-lite0-224:gapp; cells are named as"):
         list(arena.cells("cub-lite0-224:gapp"))
 
@@ -37,9 +36,9 @@ def test_every_claim_compares_heads_that_run() -> None:
 
 
 def test_verdicts_follow_the_intervals() -> None:
-    above, below, neither = (
+    above, below, neither, equal = (
         {"mean": (low + high) / 2, "low": low, "high": high}
-        for low, high in ((0.001, 0.02), (-0.02, -0.001), (-0.01, 0.02))
+        for low, high in ((0.001, 0.02), (-0.02, -0.001), (-0.01, 0.02), (-0.004, 0.003))
     )
     for found, expected in (
         ([None], "not run here"),
@@ -48,6 +47,9 @@ def test_verdicts_follow_the_intervals() -> None:
         ([below, neither, None], "does not agree"),
         ([above, below], "not resolved here"),
         ([neither], "not resolved here"),
+        ([equal], "equal here"),
+        ([equal, neither], "not resolved here"),
+        ([equal, above], "agrees in sign"),
     ):
         assert frozen_verdict(found) == expected
 

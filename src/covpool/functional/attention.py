@@ -17,6 +17,14 @@ from covpool.functional.numerics import reciprocal_or_zero
 HIGHEST = 30
 
 
+def scores(queries: Tensor, x: Tensor) -> Tensor:
+    r"""Return :math:`q_m^T x_p` for queries ``(M, C)``, ``(B, M, n)``.
+
+    ``queries @ x`` copies x first, which takes several times as long for some 10 queries.
+    """
+    return torch.bmm(queries.expand(x.shape[0], -1, -1), x)
+
+
 def attention(scores: Tensor, weights: Tensor | None = None) -> Tensor:
     r"""Return the softmax of scores over positions, each position counted by its weight.
 
@@ -82,6 +90,8 @@ def attended(x: Tensor, attention: Tensor, value: Tensor | None, each: int) -> T
         each: channels of a slice; see :func:`slices`.
     """
     queries = attention.shape[1]
+    if value is None and queries == 1:
+        return torch.bmm(attention, x.mT).squeeze(1)
     if value is None:
         x_BMJn = by_query(x.transpose(0, 1), queries, each).movedim(2, 0)
         return torch.matmul(x_BMJn, attention.unsqueeze(-1)).flatten(1)[:, : x.shape[1]]

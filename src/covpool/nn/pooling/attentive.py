@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from covpool.functional.arguments import check_whole
-from covpool.functional.attention import attended, attention, by_query, slices
+from covpool.functional.attention import attended, attention, by_query, scores, slices
 from covpool.functional.covariance import without_outliers
 from covpool.functional.numerics import at_least_float32, autocast_off
 from covpool.nn.pooling.method import Method
@@ -75,7 +75,7 @@ class Attentive(Method):
         with autocast_off(x_BCn):
             query_H1J = by_query(query_C, heads, each).unsqueeze(1)
             query_HC = torch.bmm(query_H1J, by_query(key_CC, heads, each)).squeeze(1) * each**-0.5
-            attention_BHn = attention(torch.matmul(query_HC, x_BCn), weights)
+            attention_BHn = attention(scores(query_HC, x_BCn), weights)
             return attended(x_BCn, attention_BHn, value_CC, each)
 
     def reset_parameters(self) -> None:

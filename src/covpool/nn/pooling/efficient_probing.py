@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from covpool.errors import UsageTypeError
 from covpool.functional.arguments import check_whole
-from covpool.functional.attention import attended, attention, slices
+from covpool.functional.attention import attended, attention, scores, slices
 from covpool.functional.covariance import without_outliers
 from covpool.functional.numerics import at_least_float32, autocast_off
 from covpool.nn.pooling.attentive import QUERY_STD
@@ -73,7 +73,7 @@ class EfficientProbing(Method):
         query_MC = self.query.to(x_BCn.dtype) * self.channels**-0.5
         value_CC = None if self.value is None else self.value.weight.to(x_BCn.dtype)
         with autocast_off(x_BCn):
-            attention_BMn = attention(torch.matmul(query_MC, x_BCn), weights)
+            attention_BMn = attention(scores(query_MC, x_BCn), weights)
             return attended(x_BCn, attention_BMn, value_CC, self.each)
 
     def reset_parameters(self) -> None:
