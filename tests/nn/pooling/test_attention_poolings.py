@@ -170,6 +170,17 @@ def test_efficient_probing_starts_near_the_average() -> None:
         torch.testing.assert_close(pool(x), expected, rtol=0.0, atol=2e-2)
 
 
+def test_efficient_probing_with_the_batchnorm_of_the_paper() -> None:
+    torch.manual_seed(0)
+    plain, x = METHODS["efficient_probing"](64), torch.randn(8, 64, 49)
+    normalized = METHODS["efficient_probing"](64, batchnorm=True)
+    normalized.load_state_dict(plain.state_dict(), strict=False)
+    y = plain(x)
+    expected = (y - y.mean(0)) / (y.var(0, unbiased=False) + 1e-5).sqrt()
+    torch.testing.assert_close(normalized(x), expected)
+    torch.testing.assert_close(normalized.eval()(x[:1]), normalized(x)[:1])  # at inference, one image alone
+
+
 def test_simpool_of_an_image_does_not_depend_on_the_batch() -> None:
     """The authors' code subtracts the smallest feature of the whole batch."""
     pool, x = trained("simpool", {}), torch.randn(3, C, 9, dtype=torch.float64)
@@ -196,6 +207,7 @@ def test_gem_is_the_average_at_one_and_limits_its_exponent() -> None:
         ("attentive", {"heads": 0}, "^heads must be at least 1"),
         ("efficient_probing", {"queries": 0}, "^queries must be at least 1"),
         ("efficient_probing", {"value": 1}, "^value must be true or false; got 1"),
+        ("efficient_probing", {"batchnorm": "no"}, "^batchnorm must be true or false; got 'no'"),
     ],
 )
 def test_wrong_options_are_refused(name: str, options: dict[str, Any], message: str) -> None:

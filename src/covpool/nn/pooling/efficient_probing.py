@@ -25,15 +25,18 @@ class EfficientProbingOptions:
         queries: largest number of queries. The channels are divided among them; the last query may have
             fewer, and there are never more queries than channels.
         value: project the features before they are averaged.
+        batchnorm: apply BatchNorm without learned scale and shift to the vector, as the paper does.
     """
 
     queries: int = 32
     value: bool = True
+    batchnorm: bool = False
 
     def __post_init__(self) -> None:
         check_whole("queries", self.queries)
-        if not isinstance(self.value, bool):
-            raise UsageTypeError(f"value must be true or false; got {self.value!r}")
+        for name in ("value", "batchnorm"):
+            if not isinstance(given := getattr(self, name), bool):
+                raise UsageTypeError(f"{name} must be true or false; got {given!r}")
 
 
 class EfficientProbing(Method):
@@ -51,8 +54,8 @@ class EfficientProbing(Method):
     With ``value=False`` the values are the features: :math:`V = I`. The features are averaged before the
     projection, so the cost is 2·M·d·n + d² products instead of M·d·n + d²·n.
 
-    The paper's BatchNorm before the linear layer belongs to the classifier and is not included. It is a
-    first-order method, so zero eigenvalues have no meaning for it.
+    The paper has a BatchNorm before the linear layer; ``batchnorm=True`` adds it. It is a first-order method,
+    so zero eigenvalues have no meaning for it.
     """
 
     summary: ClassVar[str] = "many queries, each attending for its slice of channels (Efficient Probing)"
@@ -65,6 +68,7 @@ class EfficientProbing(Method):
         queries, self.each = slices(channels, self.options.queries)
         self.query = nn.Parameter(torch.empty(queries, channels))
         self.value = nn.Linear(channels, channels, bias=False) if self.options.value else None
+        self.norm = nn.BatchNorm1d(channels, affine=False) if self.options.batchnorm else None
         nn.init.normal_(self.query, std=QUERY_STD)
 
     def forward(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -74,10 +78,12 @@ class EfficientProbing(Method):
         value_CC = None if self.value is None else self.value.weight.to(x_BCn.dtype)
         with autocast_off(x_BCn):
             attention_BMn = attention(scores(query_MC, x_BCn), weights)
-            return attended(x_BCn, attention_BMn, value_CC, self.each)
+            y_BC = attended(x_BCn, attention_BMn, value_CC, self.each)
+            return y_BC if self.norm is None else self.norm(y_BC)
 
     def reset_parameters(self) -> None:
-        """Draw new queries and a new projection."""
+        """Draw new queries and a new projection, and reset the BatchNorm."""
         nn.init.normal_(self.query, std=QUERY_STD)
-        if self.value is not None:
-            self.value.reset_parameters()
+        for module in (self.value, self.norm):
+            if module is not None:
+                module.reset_parameters()
