@@ -20,7 +20,7 @@ RESULTS = ROOT / "results" / "0.1.0"
 # Pages that quote measurements, and the result files with these measurements.
 QUOTING = {
     "why_second_order.md": ["why_second_order", "fine_grained", "methods", "spectra", "tiny10"],
-    "benchmarks.md": ["fine_grained", "fine_tuning", "isqrt_cov", "methods", "sparrows", "tiny10"],
+    "benchmarks.md": ["arena", "fine_grained", "fine_tuning", "isqrt_cov", "methods", "sparrows", "tiny10"],
     "choose_a_head.md": ["fine_grained", "fine_tuning", "methods", "sparrows", "tiny10"],
 }
 
@@ -128,6 +128,13 @@ def test_the_exchange_of_gradients() -> None:
             parameters = sum(parameter.numel() for parameter in build_model(config).parameters())
         milliseconds = 2 * 4 * parameters / 10e9 * 1e3  # sent and received, 4 bytes each
         assert shown == [f"{parameters:,}", f"{4 * parameters / 1e6:.0f}", f"{milliseconds:.0f}"]
+
+
+def test_the_tables_of_heads_are_those_of_the_results() -> None:
+    from docs.making.arena import page
+
+    text = read(DOCS / "benchmarks.md")
+    assert page(text) == text, "python -m docs.making.arena writes the tables"
 
 
 def test_recipes_are_all_there() -> None:
