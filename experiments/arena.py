@@ -75,6 +75,11 @@ AS_PAPER = tuple(
 DIGITS = "0123456789"  # numbers of seeds
 # Number of training images, also of sets that are not on this machine.
 TRAINED = {"sparrows": 629, "cub": 5994, "cars": 8137, "flowers": 6552}
+BACKBONES = {
+    "lite0": "EfficientNet-Lite0",
+    "lite2": "EfficientNet-Lite2",
+    "similarity50": "ResNet-50 for image similarity",
+}
 
 
 @dataclass(frozen=True)
@@ -99,6 +104,11 @@ class Case:
     def name(self) -> str:
         """Return the name of the case on the command line."""
         return f"{self.data}-{self.backbone}-{self.size}"
+
+    @property
+    def title(self) -> str:
+        """Return the data set, the backbone and the image size in words."""
+        return f"{TITLES[self.data].partition(',')[0]}, {BACKBONES[self.backbone]}, {self.size} pixels"
 
     @property
     def epochs(self) -> int:
@@ -146,7 +156,6 @@ class Case:
         return float(self.trainings(head) * self.epochs * TRAINED[self.data] * self.size**2)
 
 
-SETS = ("sparrows", "cub", "cars", "flowers")
 CASES = tuple(
     Case(data, backbone, size, seeds, claims=(backbone, size) == ("lite0", 224) and data in ("cub", "cars"))
     for backbone, size, seeds in (
@@ -155,7 +164,7 @@ CASES = tuple(
         ("lite2", 224, 5),
         ("similarity50", 224, 5),
     )
-    for data in SETS
+    for data in TRAINED
 )
 
 
@@ -311,18 +320,26 @@ def _rows(made: dict[str, Any]) -> list[str]:
 def draw(results: dict[str, Any], path: Path) -> None:
     """Write the figure: accuracy against the time of one training run, a panel per case."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, NullFormatter
 
     made = results["cases"]
     figure = Figure(figsize=(8, 4.5 * len(made)), layout="constrained")
     for axes, case in zip(figure.subplots(len(made), 1, squeeze=False)[:, 0], made, strict=True):
         for one in case["heads"]:
+            if one["head"] not in CONTEST:
+                continue
             first = one["head"].split("@")[0].split("+")[0]
             color = "#D55E00" if first in (*ATTENTIVE, "gem") else "#777777" if first == "gap" else "#0072B2"
             spread = one["test"]["top1"]
             point = (max(one["seconds"], 0.1), 100 * spread["mean"])
             axes.errorbar(*point, yerr=100 * (spread["sd"] or 0.0), fmt="o", color=color, markersize=4)
-            axes.annotate(one["head"], point, fontsize=6, xytext=(3, 2), textcoords="offset points")
-        axes.set(xscale="log", xlabel="seconds per training", ylabel="test accuracy in %", title=case["case"])
+            axes.annotate(one["head"], point, fontsize=8, xytext=(5, 3), textcoords="offset points")
+        (title,) = (known.title for known in CASES if known.name == case["case"])
+        axes.set(xscale="log", xlabel="seconds per training run", ylabel="test accuracy in %", title=title)
+        axes.set_xlim(right=2 * axes.get_xlim()[1])  # room for names
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_formatter(NullFormatter())
     figure.savefig(path, dpi=130)
 
 

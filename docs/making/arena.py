@@ -10,22 +10,11 @@ from typing import Any
 from covpool.evaluate.probe.record import difference, percent
 from covpool.provenance.machine import release
 from covpool.provenance.origin import results_file
-from experiments.arena import CONTEST
+from experiments.arena import CASES, CONTEST
 
 PAGE = Path(__file__).parents[1] / "benchmarks.md"
 RESULTS = PAGE.parents[1] / "results" / release()
 PART = re.compile(r"(<!-- arena:begin -->\n).*?(<!-- arena:end -->)", flags=re.DOTALL)
-SETS = {
-    "sparrows": "21 sparrows of CUB-200-2011",
-    "cub": "CUB-200-2011",
-    "cars": "Stanford Cars",
-    "flowers": "Flowers-102",
-}
-BACKBONES = {
-    "lite0": "EfficientNet-Lite0",
-    "lite2": "EfficientNet-Lite2",
-    "similarity50": "ResNet-50 for image similarity",
-}
 
 
 def tables() -> str:
@@ -37,13 +26,13 @@ def tables() -> str:
 
 def table(case: dict[str, Any]) -> str:
     """Return the table of one data set with one backbone."""
-    data, backbone, size = case["case"].split("-")
+    (described,) = (one for one in CASES if one.name == case["case"])
     heads = [one for one in case["heads"] if one["head"] in CONTEST]
     best = case["best_attentive"]
     titles = ["head", "top-1 accuracy", "over gap", f"over {best}" if best else "over attentive"]
     titles += ["trained parameters", "vector", "seconds"]
     lines = [
-        f"**{SETS[data]}**, {BACKBONES[backbone]}, {size} pixels, {heads[0]['seeds']} seeds:",
+        f"**{described.title}**, {described.seeds} seeds:",
         "",
         f"| {' | '.join(titles)} |",
         "|---" * len(titles) + "|",
