@@ -21,7 +21,7 @@ RESULTS = ROOT / "results" / "0.1.0"
 QUOTING = {
     "why_second_order.md": ["why_second_order", "fine_grained", "methods", "spectra", "tiny10"],
     "benchmarks.md": ["arena", "fine_grained", "fine_tuning", "isqrt_cov", "methods", "sparrows", "tiny10"],
-    "choose_a_head.md": ["fine_grained", "fine_tuning", "methods", "sparrows", "tiny10"],
+    "choose_a_head.md": ["arena", "fine_grained", "fine_tuning", "methods", "sparrows", "tiny10"],
 }
 
 
