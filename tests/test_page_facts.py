@@ -132,9 +132,17 @@ def test_the_exchange_of_gradients() -> None:
 
 def test_the_tables_of_heads_are_those_of_the_results() -> None:
     from docs.making.arena import page
+    from experiments.arena import ATTENTIVE
 
     text = read(DOCS / "benchmarks.md")
     assert page(text) == text, "python -m docs.making.arena writes the tables"
+    cars = text.partition("**Stanford Cars, EfficientNet-Lite0, 224 pixels**")[2].partition("\n\n**")[0]
+    rows = [re.split(r" ?\| ?", line)[1:3] for line in cars.splitlines() if line.startswith("| `")]
+    shown = r"reaches ([\d.]+) % on Stanford Cars at 224 px, and the best attentive probe ([\d.]+) %"
+    ((ours, best),) = re.findall(shown, read(README))
+    accuracies = {name.strip("`"): accuracy.partition(" ")[0] for name, accuracy in rows}
+    assert accuracies["isqrt_cov"] == ours
+    assert best == max(accuracies[name] for name in ATTENTIVE if name in accuracies)
 
 
 def test_recipes_are_all_there() -> None:
