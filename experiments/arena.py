@@ -11,7 +11,8 @@ many seeds classify it right, which is all that paired differences need. Cells t
 with the hours that they would take.
 
 Learning rate and dropout of a head, and the best attentive head, are chosen on held-out training images. Test
-images decide nothing. Heads with other numbers of steps or another normalization use the learning rate and
+images decide no setting of a head. The number of epochs is the same for all heads. On CUB-200-2011 two heads
+were tested with 5 and with 10 epochs before 5 were chosen for their cost. Heads with other numbers of steps or another normalization use the learning rate and
 the dropout of the paper's 5 steps.
 """
 
@@ -281,7 +282,7 @@ def table(results: dict[str, Any]) -> str:
         "With 'flip', logits are averaged over the image and its horizontal flip.",
         "Differences are without flip, in percentage points, paired by image, with 95 % intervals.",
         f"Every head had {TRIALS} trials of learning rate and dropout on held-out training images.",
-        "Test images decide nothing. Seconds are those of one training of a head.",
+        "Test images decide no setting of a head. Seconds are those of one training of a head.",
     ]
     for made in results["cases"]:
         data = made["case"].split("-")[0]
