@@ -12,8 +12,8 @@ with the hours that they would take.
 
 Learning rate and dropout of a head, and the best attentive head, are chosen on held-out training images. Test
 images decide no setting of a head. The number of epochs is the same for all heads. On CUB-200-2011 two heads
-were tested with 5 and with 10 epochs before 5 were chosen for their cost. Heads with other numbers of steps or another normalization use the learning rate and
-the dropout of the paper's 5 steps.
+were tested with 5 and with 10 epochs before 5 were chosen for their cost. Heads with other numbers of steps
+or another normalization use the learning rate and the dropout of the paper's 5 steps.
 """
 
 from __future__ import annotations
