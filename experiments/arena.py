@@ -170,6 +170,11 @@ CASES = tuple(
 )
 
 
+def case_named(name: str) -> Case:
+    """Return the case with this name."""
+    return next(case for case in CASES if case.name == name)
+
+
 def run(case: Case, head: str, done: dict[str, dict[str, Any]], sets: Path, runs: Path) -> None:
     """Tune and train a cell; ``done`` has the finished heads of its case."""
     with NamedProgress() as progress:
@@ -285,8 +290,8 @@ def table(results: dict[str, Any]) -> str:
         "Test images decide no setting of a head. Seconds are those of one training of a head.",
     ]
     for made in results["cases"]:
-        data = made["case"].split("-")[0]
-        lines += ["", f"## {made['case']}: {TITLES[data]}", "", *_rows(made)]
+        title = TITLES[case_named(made["case"]).data]
+        lines += ["", f"## {made['case']}: {title}", "", *_rows(made)]
         if made["claims"]:
             lines += ["", "| claim of the paper | source | difference | verdict |", "|---|---|---|---|"]
             lines += [
@@ -336,8 +341,8 @@ def draw(results: dict[str, Any], path: Path) -> None:
             point = (max(one["seconds"], 0.1), 100 * spread["mean"])
             axes.errorbar(*point, yerr=100 * (spread["sd"] or 0.0), fmt="o", color=color, markersize=4)
             axes.annotate(one["head"], point, fontsize=8, xytext=(5, 3), textcoords="offset points")
-        (title,) = (known.title for known in CASES if known.name == case["case"])
-        axes.set(xscale="log", xlabel="seconds per training run", ylabel="test accuracy in %", title=title)
+        axes.set(xscale="log", xlabel="seconds per training run", ylabel="test accuracy in %")
+        axes.set_title(case_named(case["case"]).title)
         axes.set_xlim(right=2 * axes.get_xlim()[1])  # room for names
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.xaxis.set_major_formatter("{x:g}")

@@ -10,7 +10,7 @@ from typing import Any
 from covpool.evaluate.probe.record import difference, percent
 from covpool.provenance.machine import release
 from covpool.provenance.origin import results_file
-from experiments.arena import CASES, CONTEST
+from experiments.arena import CONTEST, case_named
 
 PAGE = Path(__file__).parents[1] / "benchmarks.md"
 RESULTS = PAGE.parents[1] / "results" / release()
@@ -26,7 +26,7 @@ def tables() -> str:
 
 def table(case: dict[str, Any]) -> str:
     """Return the table of one data set with one backbone."""
-    (described,) = (one for one in CASES if one.name == case["case"])
+    described = case_named(case["case"])
     heads = [one for one in case["heads"] if one["head"] in CONTEST]
     best = case["best_attentive"]
     titles = ["head", "top-1 accuracy", "over gap", f"over {best}" if best else "over attentive"]

@@ -113,15 +113,8 @@ COUNTED: dict[Verdict, str] = {
     "not run here": "were not run",
     "beyond the paper": "go beyond the paper",
 }
-RESOLVED = ("agrees", "agrees in sign", "equal here", "does not agree", "beyond the paper")
-COLUMNS: tuple[Verdict, ...] = (
-    "agrees",
-    "agrees in sign",
-    "equal here",
-    "does not agree",
-    "not resolved here",
-    "not run here",
-)
+RESOLVED = COUNTED.keys() - {"not resolved here", "not run here"}
+COLUMNS = tuple(verdict for verdict in COUNTED if verdict != "beyond the paper")
 
 
 def page(folder: Path, link: str) -> str:
