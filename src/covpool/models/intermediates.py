@@ -20,7 +20,7 @@ LAYERS: tuple[Layers, ...] = (LAST, *SEVERAL)
 def layer_maps(network: Any, images: Tensor, layers: Layers) -> tuple[Tensor, list[Tensor]]:
     """Return the features of the network, and the maps ``(B, C, H, W)`` of its layers.
 
-    Layers are what timm's ``forward_intermediates`` returns: the stages of a convolutional network, the
+    Layers are the outputs of timm's ``forward_intermediates``: the stages of a convolutional network, the
     blocks of a transformer, without prefix tokens and after its last norm.
 
     Args:

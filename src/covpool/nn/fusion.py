@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from covpool.errors import UsageError
 from covpool.functional.arguments import check_choice, check_whole
-from covpool.nn.cov_pool import CovPool, Reduction, ReductionKind, make_method
-from covpool.nn.pooling.method import Method
+from covpool.nn.cov_pool import DIM, CovPool, Reduction, ReductionKind, make_method
+from covpool.nn.pooling import DEFAULT_METHOD, METHODS, Method
 
 Fusion = Literal["each", "concat"]
 FUSIONS = ("each", "concat")
@@ -45,14 +45,15 @@ class LayersPool(CovPool):
     def __init__(
         self,
         channels: Sequence[int],
-        method: str = "isqrt_cov",
-        dim: int | None = 256,
+        method: str = DEFAULT_METHOD,
+        dim: int | None = DIM,
         *,
         fusion: Fusion = "each",
         reduction: ReductionKind = "convolution",
         **method_options: Any,
     ) -> None:
         nn.Module.__init__(self)
+        check_choice("method", method, METHODS)
         check_choice("fusion", fusion, FUSIONS)
         for width in channels:
             check_whole("channels of every layer", width)
@@ -70,7 +71,7 @@ class LayersPool(CovPool):
 
 
 def shares(dim: int, layers: int) -> tuple[int, ...]:
-    """Divide ``dim`` channels among layers; the last ones get what is left over.
+    """Divide ``dim`` channels among layers; the last ones get the remainder.
 
     Example:
         >>> shares(128, 5)

@@ -24,6 +24,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "abmilp gated": ("abmilp", {"gated": True}),
     "cbp": ("cbp", {"features": 50}),
     "cbp random_maclaurin": ("cbp", {"features": 50, "projection": "random_maclaurin"}),
+    "efficient_probing batchnorm": ("efficient_probing", {"batchnorm": True}),
     "efficient_probing of features": ("efficient_probing", {"queries": 2, "value": False}),
     "g2denet newton_schulz": ("g2denet", {"root": "newton_schulz"}),
     "improved_bcnn newton_schulz lyapunov": ("improved_bcnn", {"forward": "newton_schulz"}),
@@ -293,15 +294,13 @@ def test_repr_tells_every_option(name: str) -> None:
     assert f"out_features={make(name).out_features}" in text
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "gap"])
 def test_the_documentation_says_what_must_be_known(name: str) -> None:
-    """It states the paper (except for baselines), the cost, and the treatment of zero eigenvalues."""
+    """It states the paper, the cost, and for second order the treatment of zero eigenvalues."""
     text = " ".join((METHODS[name].__doc__ or "").split())
-    if METHODS[name].order == 1:
-        return
-    assert "Cost" in text
-    assert "eigenvalues" in text
-    assert name == "cov" or any(str(year) in text for year in range(2015, 2026))
+    assert "cost" in text.lower()
+    assert METHODS[name].order == 1 or "eigenvalues" in text
+    assert name == "cov" or any(str(year) in text for year in range(2015, 2027))
 
 
 @every_method

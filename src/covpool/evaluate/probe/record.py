@@ -164,7 +164,7 @@ def table_cells(record: dict[str, Any]) -> list[list[str]]:
     titles = {"val": _chosen_on(record["images"]), "test": "test", "svm": "SVM, test"}
     named = [f"{titles[name]}{flip}" for name in columns for flip in ("", ", flip")]
     over = ["over gap"] if any(head.get("over_gap") for head in heads) else []
-    # What tuning chose, and what each head costs, next to its accuracy.
+    # The chosen settings and the cost of each head, next to its accuracy.
     tuned = ["lr", "dropout", "parameters", "vector"] if record.get("trials") else []
     rows = [["head", "seeds", *named, *over, *tuned, "seconds"]]
     for head in heads:

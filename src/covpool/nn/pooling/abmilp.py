@@ -45,8 +45,7 @@ class Abmilp(Method):
 
     With ``gated=True``, :math:`\tanh(V x_p) \odot \operatorname{sigm}(U x_p)` takes the place of the tanh.
 
-    Cost: one product of hidden×d by d×n, two when gated. It is a first-order method, so zero eigenvalues have
-    no meaning for it.
+    Cost: one product of hidden×d by d×n, two when gated.
     """
 
     summary: ClassVar[str] = "attention by a hidden layer on each position (AbMILP)"

@@ -50,8 +50,7 @@ class Attentive(Method):
     2·H·d·n + 2·d² products instead of 2·d²·n.
 
     There are no biases: a bias of the keys cancels in the softmax, and one of the values is a bias of the
-    classifier. AIM's BatchNorm of the features is not included. It is a first-order method, so zero
-    eigenvalues have no meaning for it.
+    classifier. AIM's BatchNorm of the features is not included.
     """
 
     summary: ClassVar[str] = "one learned query with multi-head cross-attention (AIM, V-JEPA)"

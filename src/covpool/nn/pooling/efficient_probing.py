@@ -54,8 +54,7 @@ class EfficientProbing(Method):
     With ``value=False`` the values are the features: :math:`V = I`. The features are averaged before the
     projection, so the cost is 2·M·d·n + d² products instead of M·d·n + d²·n.
 
-    The paper has a BatchNorm before the linear layer; ``batchnorm=True`` adds it. It is a first-order method,
-    so zero eigenvalues have no meaning for it.
+    The paper has a BatchNorm before the linear layer; ``batchnorm=True`` adds it.
     """
 
     summary: ClassVar[str] = "many queries, each attending for its slice of channels (Efficient Probing)"
@@ -68,7 +67,7 @@ class EfficientProbing(Method):
         queries, self.each = slices(channels, self.options.queries)
         self.query = nn.Parameter(torch.empty(queries, channels))
         self.value = nn.Linear(channels, channels, bias=False) if self.options.value else None
-        self.norm = nn.BatchNorm1d(channels, affine=False) if self.options.batchnorm else None
+        self.norm = nn.BatchNorm1d(channels, eps=1e-6, affine=False) if self.options.batchnorm else None
         nn.init.normal_(self.query, std=QUERY_STD)
 
     def forward(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -79,7 +78,11 @@ class EfficientProbing(Method):
         with autocast_off(x_BCn):
             attention_BMn = attention(scores(query_MC, x_BCn), weights)
             y_BC = attended(x_BCn, attention_BMn, value_CC, self.each)
-            return y_BC if self.norm is None else self.norm(y_BC)
+        if self.norm is None:
+            return y_BC
+        # In a layer cast to half precision, BatchNorm needs its own dtype.
+        normalized: Tensor = self.norm(y_BC.to(self.query.dtype))
+        return normalized.to(y_BC.dtype)
 
     def reset_parameters(self) -> None:
         """Draw new queries and a new projection, and reset the BatchNorm."""

@@ -48,7 +48,7 @@ class Gem(Method):
     uses 1e-6 instead of zero; here zero has a finite gradient. If no feature that counts is positive, the
     root is infinitely steep in a weight of zero; that derivative is zero here.
 
-    Cost: a power of every feature. It is a first-order method, so zero eigenvalues have no meaning for it.
+    Cost: a power of every feature.
     """
 
     summary: ClassVar[str] = "generalized mean of every channel, with a learned exponent (GeM)"
@@ -70,7 +70,8 @@ class Gem(Method):
         # In units of a channel's largest feature no power overflows. The unit cancels, also in the gradient.
         unit_BC1 = counted_BCn.detach().amax(-1, keepdim=True)
         unit_BC1 = unit_BC1.masked_fill(unit_BC1 < torch.finfo(x_BCn.dtype).tiny, 0.0)
-        p = self.p.to(x_BCn.dtype).clamp(LOWEST, HIGHEST)
+        p = self.p.to(x_BCn.dtype)
+        p = p + (p.clamp(LOWEST, HIGHEST) - p).detach()  # outside the range it has a gradient, and may return
         powers_BCn = power_or_zero(x_BCn * reciprocal_or_zero(unit_BC1), p)
         return power_or_zero(mean(powers_BCn, weights), 1 / p) * unit_BC1.squeeze(-1)
 

@@ -50,7 +50,7 @@ class Simpool(Method):
     :math:`K^T Q \mu`, so the cost is 2·d² products per image instead of d²·n.
 
     Only positions of positive weight count in the minimum, so the result jumps where the weight of the
-    smallest feature becomes zero. It is a first-order method, so zero eigenvalues have no meaning for it.
+    smallest feature becomes zero.
     """
 
     summary: ClassVar[str] = "attention of the image's own average, generalized mean (SimPool)"
