@@ -7,10 +7,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from covpool.evaluate.probe.record import difference, percent
 from covpool.provenance.machine import release
 from covpool.provenance.origin import results_file
-from experiments.arena import CONTEST, case_named
+from experiments.arena import case_named, rows
 
 PAGE = Path(__file__).parents[1] / "benchmarks.md"
 RESULTS = PAGE.parents[1] / "results" / release()
@@ -26,23 +25,8 @@ def tables() -> str:
 
 def table(case: dict[str, Any]) -> str:
     """Return the table of one data set with one backbone."""
-    described = case_named(case["case"])
-    heads = [one for one in case["heads"] if one["head"] in CONTEST]
-    best = case["best_attentive"]
-    titles = ["head", "top-1 accuracy", "over gap", f"over {best}" if best else "over attentive"]
-    titles += ["trained parameters", "vector", "seconds"]
-    lines = [
-        f"**{described.title}**, {described.seeds} seeds:",
-        "",
-        f"| {' | '.join(titles)} |",
-        "|---" * len(titles) + "|",
-    ]
-    for one in sorted(heads, key=lambda one: -one["test"]["top1"]["mean"]):
-        cells = [f"`{one['head']}`", percent(one["test"], "top1")]
-        cells += [difference(one["over_gap"]), difference(one["over_attentive"])]
-        cells += [f"{one['parameters']:,}", f"{one['vector']:,}", f"{one['seconds']:.0f}"]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+    seeds = case["heads"][0]["seeds"]
+    return "\n".join([f"**{case_named(case['case']).title}**, {seeds} seeds:", "", *rows(case, short=True)])
 
 
 def page(text: str) -> str:

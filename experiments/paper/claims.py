@@ -117,7 +117,7 @@ def less_time(text: str, less: str, more: str, ratio: float) -> Claim:
         times = results["times"]
         if less not in times or more not in times:
             return Judgement("", "not run here")
-        return judged_ratio(times[less]["both"]["ratio"], times[more]["both"]["ratio"], ratio)
+        return judged_ratio(times[less]["both"], times[more]["both"], ratio)
 
     return Claim(text, f"{ratio:.2f} times", judge)
 
@@ -129,7 +129,7 @@ def same_time(text: str, one: str, other: str, ratio: float) -> Claim:
         times = results["times"]
         if one not in times or other not in times:
             return Judgement("", "not run here")
-        low, middle, high = ratio_of(times[one]["both"]["ratio"], times[other]["both"]["ratio"])
+        low, middle, high = _ratio_of(times[one]["both"], times[other]["both"])
         same = low > 1 - SAME and high < 1 + SAME
         apart = high < 1 - SAME or low > 1 + SAME
         verdict: Verdict = "agrees" if same else "does not agree" if apart else "not resolved here"
@@ -143,9 +143,9 @@ def frozen_verdict(differences: Iterable[dict[str, float] | None]) -> Verdict:
     found = [one for one in differences if one is not None]
     if not found:
         return "not run here"
-    above, below = (any(one["low"] > 0 for one in found), any(one["high"] < 0 for one in found))
-    if not above and not below and all(max(-one["low"], one["high"]) < EQUAL for one in found):
+    if all(max(-one["low"], one["high"]) < EQUAL for one in found):
         return "equal here"
+    above, below = (any(one["low"] > 0 for one in found), any(one["high"] < 0 for one in found))
     if above == below:
         return "not resolved here"
     return "agrees in sign" if above else "does not agree"
@@ -156,15 +156,31 @@ def not_run(text: str, paper: str, why: str) -> Claim:
     return Claim(text, paper, lambda results: Judgement(why, "not run here"))
 
 
-def ratio_of(less: dict[str, float], more: dict[str, float]) -> tuple[float, float, float]:
-    """Return ``more / less``, both relative to a reference: the lowest, middle and highest by quartiles."""
-    return more["q1"] / less["q3"], more["median"] / less["median"], more["q3"] / less["q1"]
+def _ratio_of(less: dict[str, Any], more: dict[str, Any]) -> tuple[float, float, float]:
+    """Return ``more / less`` of two timings in the same rounds: low end, median and high end."""
+    (low_less, low_more), (middle_less, middle_more), (high_less, high_more) = zip(
+        _median_interval(less), _median_interval(more), strict=True
+    )
+    return low_more / high_less, middle_more / middle_less, high_more / low_less
 
 
-def judged_ratio(less: dict[str, float], more: dict[str, float], paper: float) -> Judgement:
+def _median_interval(timing: dict[str, Any]) -> tuple[float, float, float]:
+    """Return the median ratio to the reference with an interval of about 95 %.
+
+    For normal noise, the standard error of a median is 1.25 standard deviations divided by √rounds, and the
+    quartiles are 1.35 standard deviations apart: 1.96 · 1.25 / 1.35 = 1.81.
+    """
+    ratio = timing["ratio"]
+    margin = 1.81 * (ratio["q3"] - ratio["q1"]) / math.sqrt(timing["rounds"])
+    return ratio["median"] - margin, ratio["median"], ratio["median"] + margin
+
+
+def judged_ratio(less: dict[str, Any], more: dict[str, Any], paper: float) -> Judgement:
     """Judge whether ``more`` takes more time than ``less``, and whether the ratio is the paper's."""
-    low, middle, high = ratio_of(less, more)
+    low, middle, high = _ratio_of(less, more)
     ours = f"{middle:.2f} times [{low:.2f}, {high:.2f}]"
+    if low > 1 - SAME and high < 1 + SAME:
+        return Judgement(ours, "equal here")
     if low <= 1 <= high:
         return Judgement(ours, "not resolved here")
     if (middle > 1) != (paper > 1):

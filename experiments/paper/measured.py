@@ -25,7 +25,7 @@ def _times(text: str, less: str, more: str, paper: float) -> Claim:
         if FILE not in results:
             return Judgement("", "not run here")
         entries = results[FILE]["layers"][PAPER_SIZE]["entries"]
-        faster, slower = (entries[label]["value_and_gradient"]["ratio"] for label in (less, more))
+        faster, slower = (entries[label]["value_and_gradient"] for label in (less, more))
         return judged_ratio(faster, slower, paper)
 
     return Claim(text, f"{paper:.1f} times", judge)

@@ -24,6 +24,7 @@ from experiments.paper.alexnet import APPROXIMATION, FIGURE2, TABLE3
 from experiments.paper.claims import (
     CONFIDENCE,
     EQUAL,
+    SAME,
     Claim,
     Comparison,
     Judgement,
@@ -70,7 +71,8 @@ Table 7 is measured from a checkout, with the commands in [experiments](../exper
 - *Agrees*: the difference is resolved (see below) and has the paper's sign. If the paper states how large the
   difference is, our value is not resolved from it by the same test.
 - *Agrees in sign*: resolved, with the paper's sign and another size.
-- *Equal here*: on frozen features, the 95 % interval of the difference lies within {equal:g} points of zero.
+- *Equal here*: the 95 % interval lies within {equal:g} points of zero, on frozen features; or within
+  {same:.0%} of 1, for a ratio of times.
 - *Does not agree*: resolved, with the opposite sign; or another value, for claims without a sign.
 - *Not resolved here*: the difference is within seed noise, there is only one seed, or a seed failed.
 - *Beyond the paper*: the paper does not report this number.
@@ -80,8 +82,9 @@ seeds. It is pooled over all settings of the experiment, except those in which t
 difference is resolved if it exceeds its standard error times the one-sided {confidence:.0%} quantile of
 Student's t. The error of a failed run is that of random guessing.
 
-Ratios of times are medians with quartiles in brackets. A ratio is resolved if both quartiles are on one
-side of 1. Times and memory within 10 % count as equal. Accuracies of Table 7 are compared by Welch's test
+Ratios of times are medians over rounds that time all methods in turn. In brackets is the 95 % interval of
+the median, about median ± 1.81 (q3 - q1) / √rounds for quartiles q1 and q3. A ratio is resolved if this
+interval excludes 1. Memory within 10 % counts as equal. Accuracies of Table 7 are compared by Welch's test
 over their seeds.
 
 The ± does not include the choice of test images. That would add a standard error of about one point to the
@@ -100,9 +103,10 @@ with thousands of test images, and compared image by image. The difference is th
 points, with a 95 % interval over test images; each image counts with its mean over seeds. If this interval
 excludes zero, or lies so close to zero that the heads are equal, this test is the stronger one, and the claim
 is counted by it. The counted verdict is in bold. If the two data sets disagree, the claim is not resolved.
-Differences on frozen features say nothing about their size on ImageNet, so the best verdict is *agrees in
-sign*.
-[All heads]({link}/{stem}.md) are in the results of `python -m experiments.arena`.
+Heads with another number of steps or another normalization use the learning rate and dropout that were tuned
+for 5 steps. Differences on frozen features say nothing about their size on ImageNet, so the best verdict is
+*agrees in sign*.
+The [heads that were run]({link}/{stem}.md) are in the results of `python -m experiments.arena`.
 """
 COUNTED: dict[Verdict, str] = {
     "agrees": "agree",
@@ -114,7 +118,6 @@ COUNTED: dict[Verdict, str] = {
     "beyond the paper": "go beyond the paper",
 }
 RESOLVED = COUNTED.keys() - {"not resolved here", "not run here"}
-COLUMNS = tuple(verdict for verdict in COUNTED if verdict != "beyond the paper")
 
 
 def page(folder: Path, link: str) -> str:
@@ -163,7 +166,7 @@ def claims_page(folder: Path, link: str) -> str:
         described = one.experiment if isinstance(one, Comparison) else one
         sections.append((described.title, judged))
         parts += [f"## {described.title}", "", f"The paper: {described.paper}.", "", *claim_lines(judged), ""]
-        parts += _files(paths, link)
+        parts += _files(described.title, paths, link)
         parts += [f"At full size: {one.at_full_size}", ""]
     frozen = "" if arena is None else FROZEN.format(link=link, stem=arena.stem)
     head = _head(sections, frozen, folder.parent)
@@ -188,8 +191,8 @@ def _frozen(one: Comparison | Measurement, claim: Claim, cases: list[dict[str, A
 def summary_lines(sections: Sequence[tuple[str, Sequence[Judged]]]) -> list[str]:
     """Return a table with the verdicts and the first resolved claim of every section."""
     lines = [
-        f"| experiment | {' | '.join(COLUMNS)} | first resolved claim |",
-        "|---" * (len(COLUMNS) + 2) + "|",
+        f"| experiment | {' | '.join(COUNTED)} | first resolved claim |",
+        "|---" * (len(COUNTED) + 2) + "|",
     ]
     for title, judged in sections:
         counts = Counter(one.counted.verdict for one in judged)
@@ -200,7 +203,7 @@ def summary_lines(sections: Sequence[tuple[str, Sequence[Judged]]]) -> list[str]
         )
         cells = [
             f"[{title.partition(':')[0]}](#{_anchor(title)})",
-            *(str(counts[name] or "") for name in COLUMNS),
+            *(str(counts[name] or "") for name in COUNTED),
         ]
         lines.append(f"| {' | '.join([*cells, next(resolved, '')])} |")
     return lines
@@ -225,7 +228,7 @@ def claim_lines(judged: Sequence[Judged]) -> list[str]:
     frozen = any(one.frozen is not None and one.frozen.ours for one in judged)
     titles = ["claim", "the paper", "here", "verdict"]
     if frozen:
-        titles = [*titles[:2], "from scratch", "verdict", "frozen features", "verdict"]
+        titles = [*titles[:2], "error from scratch", "verdict", "accuracy on frozen features", "verdict"]
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     for one in judged:
         cells = [one.claim.text, one.claim.paper, one.found.ours]
@@ -241,12 +244,12 @@ def claim_lines(judged: Sequence[Judged]) -> list[str]:
     return lines
 
 
-def _files(paths: Sequence[Path], link: str) -> list[str]:
+def _files(title: str, paths: Sequence[Path], link: str) -> list[str]:
     lines = []
     for path in paths:
         if path.with_suffix(".png").exists():
-            lines += [f"![{path.stem}]({link}/{path.stem}.png)", ""]
-        lines += [f"[Table]({link}/{path.stem}.md), [figures]({link}/{path.name}).", ""]
+            lines += [f"![{title}]({link}/{path.stem}.png)", ""]
+        lines += [f"[Table]({link}/{path.stem}.md), [data]({link}/{path.name}).", ""]
     return lines
 
 
@@ -258,11 +261,11 @@ def _head(sections: Sequence[tuple[str, Sequence[Judged]]], frozen: str, out: Pa
     by_frozen = sum(one.by_frozen for one in every)
     counted = ", ".join(f"{verdicts[verdict]} {words}" for verdict, words in COUNTED.items())
     numbers = {"classes": classes, "train": 500 * classes, "val": 50 * classes, "confidence": CONFIDENCE}
-    numbers["equal"] = 100 * EQUAL
+    numbers["equal"], numbers["same"] = 100 * EQUAL, SAME
     words = {
         "claims": len(every),
         "counted": counted,
-        "by_frozen": f" {by_frozen} are counted by a test on frozen features." if by_frozen else "",
+        "by_frozen": f" The verdicts on {by_frozen} come from heads on frozen features." if by_frozen else "",
         "frozen": frozen,
         "summary": "\n".join(summary_lines(sections)),
         "precision": precision,

@@ -116,6 +116,7 @@ FIGURE4 = Comparison(
         lower_error("After the last epoch, iSQRT-COV is better than MPN-COV", OURS, MPN_COV, 0.59),
     ),
     draw=draw_figure4,
+    heads={OURS: "isqrt_cov@steps=5", MPN_COV: "mpn_cov"},
 )
 
 

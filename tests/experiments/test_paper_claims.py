@@ -109,7 +109,9 @@ def test_whether_it_learns(errors: list[float], expected: str) -> None:
         ((1.8, 1.9, 2.0), 1.9, "agrees"),
         ((1.8, 1.9, 2.0), 5.0, "agrees in sign"),
         ((0.5, 0.6, 0.7), 5.0, "does not agree"),
-        ((0.9, 1.1, 1.2), 5.0, "not resolved here"),
+        ((0.9, 1.1, 1.2), 5.0, "agrees in sign"),
+        ((0.8, 1.1, 1.3), 5.0, "not resolved here"),
+        ((0.9, 1.0, 1.1), 5.0, "equal here"),
     ],
 )
 def test_times(ratio: tuple[float, float, float], paper: float, expected: str) -> None:
@@ -122,7 +124,7 @@ def test_times(ratio: tuple[float, float, float], paper: float, expected: str) -
         ((0.98, 1.0, 1.02), "agrees"),
         ((1.9, 2.0, 2.1), "does not agree"),
         ((0.97, 0.98, 0.99), "agrees"),
-        ((0.8, 1.0, 1.2), "not resolved here"),
+        ((0.5, 1.0, 1.5), "not resolved here"),
     ],
 )
 def test_the_same_time(ratio: tuple[float, float, float], expected: str) -> None:
@@ -131,8 +133,8 @@ def test_the_same_time(ratio: tuple[float, float, float], expected: str) -> None
 
 def with_times(ratio: tuple[float, float, float]) -> dict[str, Any]:
     found = results(a=[40.0], b=[40.0])
-    one = {"both": {"ratio": {"q1": 1.0, "median": 1.0, "q3": 1.0}}}
-    other = {"both": {"ratio": dict(zip(("q1", "median", "q3"), ratio, strict=True))}}
+    one = {"both": {"ratio": {"q1": 1.0, "median": 1.0, "q3": 1.0}, "rounds": 30}}
+    other = {"both": {"ratio": dict(zip(("q1", "median", "q3"), ratio, strict=True)), "rounds": 30}}
     return found | {"times": {"a": one, "b": other}}
 
 

@@ -105,7 +105,7 @@ def _last_pairs_only(epochs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [epoch | {"pairs": []} for epoch in epochs[:-1]] + epochs[-1:]
 
 
-SCHEDULE = Schedule(rounds=7, warmup=1, slow_rounds=5)
+SCHEDULE = Schedule(rounds=30, warmup=1)
 
 
 def timed(
@@ -160,4 +160,5 @@ def _figures(timing: Timing, batch: int) -> dict[str, Any]:
     return {
         "milliseconds": {key: 1e3 * seconds[key] / batch for key in ("median", "q1", "q3")},
         "ratio": {key: asdict(timing.ratio)[key] for key in ("median", "q1", "q3")},
+        "rounds": timing.ratio.count,
     }
