@@ -21,6 +21,7 @@ paper's 5 steps.
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import sys
 from collections.abc import Callable, Container, Iterator
@@ -349,17 +350,19 @@ def draw(results: dict[str, Any], path: Path) -> None:
     from matplotlib.ticker import LogLocator, NullFormatter
 
     made = results["cases"]
-    figure = Figure(figsize=(8, 4.5 * len(made)), layout="constrained")
-    for axes, case in zip(figure.subplots(len(made), 1, squeeze=False)[:, 0], made, strict=True):
+    lines = math.ceil(len(made) / 2)
+    figure = Figure(figsize=(12, 4 * lines), layout="constrained")
+    for place, case in enumerate(made):
+        axes = figure.add_subplot(lines, 2, place + 1)
         heads = [one for one in case["heads"] if one["head"] in CONTEST]
-        for place, one in enumerate(sorted(heads, key=lambda one: one["test"]["top1"]["mean"])):
+        for i, one in enumerate(sorted(heads, key=lambda one: one["test"]["top1"]["mean"])):
             first = one["head"].split("@")[0].split("+")[0]
             color = "#D55E00" if first in (*ATTENTIVE, "gem") else "#777777" if first == "gap" else "#0072B2"
             spread = one["test"]["top1"]
             point = (max(one["seconds"], 0.1), 100 * spread["mean"])
             axes.errorbar(*point, yerr=100 * (spread["sd"] or 0.0), fmt="o", color=color, markersize=4)
             # Names above and below their points in turns, so that those of similar accuracy do not overlap.
-            offset = (5, 3 if place % 2 else -9)
+            offset = (5, 3 if i % 2 else -9)
             axes.annotate(one["head"], point, fontsize=8, xytext=offset, textcoords="offset points")
         axes.set(xscale="log", xlabel="seconds per training run", ylabel="test accuracy in %")
         axes.set_title(case_named(case["case"]).title)
