@@ -127,7 +127,7 @@ class ProbeOptions:
 
     The default learning rate and dropout were tuned on 21 species of CUB-200-2011, including their test
     images. On held-out training images of CUB-200-2011 and Stanford Cars they are the best of 4 trials of
-    ``isqrt_cov``, or within 0.4 points of it (results/0.1.0/arena--xeon-amx-1c--cpu.json).
+    ``isqrt_cov``, or within 0.7 points of it (results/0.1.0/arena--xeon-amx-1c--cpu.json).
 
     Attributes:
         model: a backbone of timm.
