@@ -207,10 +207,9 @@ def newly_finished(case: Case, done: Container[str], sets: Path, runs: Path) -> 
         right = mean_right([folder.predictions(head, seed) for seed in seeds], classes) * len(seeds)
         yield {
             **summarised(record)["heads"][0],
-            **{
-                key: record[key]
-                for key in ("date", "versions", "machine", "arguments", "images", "trials", "rows")
-            },
+            **{key: record[key] for key in ("date", "versions", "machine", "images", "trials", "rows")},
+            "arguments": record["arguments"]
+            | {"data": case.data, "weights": Path(record["arguments"]["weights"]).name},
             "right": "".join(DIGITS[round(count)] for count in right),
         }
 
