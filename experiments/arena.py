@@ -42,7 +42,7 @@ from covpool.evaluate.probe.record import (
     mean_right,
     paired_difference,
     percent,
-    summarised,
+    summarized,
 )
 from covpool.nn import methods
 from covpool.terminal import NamedProgress, duration
@@ -206,7 +206,7 @@ def newly_finished(case: Case, done: Container[str], sets: Path, runs: Path) -> 
         seeds = range(len(record["rows"]))
         right = mean_right([folder.predictions(head, seed) for seed in seeds], classes) * len(seeds)
         yield {
-            **summarised(record)["heads"][0],
+            **summarized(record)["heads"][0],
             **{key: record[key] for key in ("date", "versions", "machine", "images", "trials", "rows")},
             "arguments": record["arguments"]
             | {"data": case.data, "weights": Path(record["arguments"]["weights"]).name},

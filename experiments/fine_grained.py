@@ -24,7 +24,7 @@ from typing import Any
 from covpool.device import fastest_precision
 from covpool.durable import replace_file
 from covpool.evaluate.probe import ProbeOptions, probe
-from covpool.evaluate.probe.record import percent, summarised
+from covpool.evaluate.probe.record import percent, summarized
 from covpool.provenance.machine import machine_name
 
 PACKAGES = {
@@ -161,7 +161,7 @@ def entry(case: Case, record: dict[str, Any]) -> dict[str, Any]:
         "case": {**vars(case), "name": case.name},
         "command": case.command(record["arguments"]["precision"]),
         **{key: record[key] for key in (*kept, "rows")},
-        "heads": summarised(record)["heads"],
+        "heads": summarized(record)["heads"],
     }
 
 

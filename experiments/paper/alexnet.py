@@ -9,7 +9,7 @@ from covpool.reproduce.experiments import EXACT, FITTED, FROBENIUS, OBSERVED, PL
 from experiments.paper.claims import (
     Claim,
     Comparison,
-    Judgement,
+    Judgment,
     Results,
     less_time,
     lower_error,
@@ -101,13 +101,13 @@ TABLE3 = Comparison(
 )
 
 
-def as_it_is(results: Results) -> Judgement:
+def as_it_is(results: Results) -> Judgment:
     """Report final condition numbers, not resolved: fewer steps always leave a larger one."""
     last = {label: epochs[-1]["after"]["condition"] for label, epochs in results["observations"].items()}
     known = [f"{label}: {last[label]:.0f}" for label in OBSERVED if last.get(label) is not None]
     if not known:
-        return Judgement("", "not run here")
-    return Judgement(f"condition numbers after the pooling are {', '.join(known)}", "not resolved here")
+        return Judgment("", "not run here")
+    return Judgment(f"condition numbers after the pooling are {', '.join(known)}", "not resolved here")
 
 
 def draw_approximation(results: Results, figure: Figure) -> None:

@@ -41,7 +41,7 @@ EQUAL = 0.005
 
 
 @dataclass(frozen=True)
-class Judgement:
+class Judgment:
     """A measurement in words, and its verdict."""
 
     ours: str
@@ -61,7 +61,7 @@ class Claim:
 
     text: str
     paper: str
-    judge: Callable[[Results], Judgement]
+    judge: Callable[[Results], Judgment]
     rows: tuple[str, str] | None = None
 
 
@@ -76,14 +76,14 @@ def lower_error(text: str, lower: str, higher: str, points: float | None = None,
         at: fraction of the epochs after which errors are compared.
     """
 
-    def judge(results: Results) -> Judgement:
+    def judge(results: Results) -> Judgment:
         ours, others = (errors(results, label, at) for label in (lower, higher))
         if not ours or not others:
-            return Judgement("", "not run here")
+            return Judgment("", "not run here")
         for label in (lower, higher):
             failed, seeds = _failed(results, label)
             if 0 < failed < seeds:  # their mean and spread mean little
-                return Judgement(f"{failed} of {seeds} seeds of {label} failed", "not resolved here")
+                return Judgment(f"{failed} of {seeds} seeds of {label} failed", "not resolved here")
         difference = statistics.mean(others) - statistics.mean(ours)
         spread, freedom = pooled_spread(results, at)
         return _judged(difference, spread, freedom, (len(ours), len(others)), points)
@@ -95,17 +95,17 @@ def lower_error(text: str, lower: str, higher: str, points: float | None = None,
 def fails_to_learn(text: str, label: str, paper: str) -> Claim:
     """Return the claim that the error of all seeds of a row stays near chance."""
 
-    def judge(results: Results) -> Judgement:
+    def judge(results: Results) -> Judgment:
         found = errors(results, label)
         if not found:
-            return Judgement("", "not run here")
+            return Judgment("", "not run here")
         limit = guessing(results) - NEAR_GUESSING
         ours = f"{statistics.mean(found):.1f} % error; chance is {guessing(results):.0f} %"
         if len(found) < 2:
-            return Judgement(f"{ours}, one seed", "not resolved here")
+            return Judgment(f"{ours}, one seed", "not resolved here")
         if max(found) < limit:
-            return Judgement(ours, "does not agree")
-        return Judgement(ours, "agrees" if min(found) >= limit else "not resolved here")
+            return Judgment(ours, "does not agree")
+        return Judgment(ours, "agrees" if min(found) >= limit else "not resolved here")
 
     return Claim(text, paper, judge)
 
@@ -113,10 +113,10 @@ def fails_to_learn(text: str, label: str, paper: str) -> Claim:
 def less_time(text: str, less: str, more: str, ratio: float) -> Claim:
     """Return the claim that a step of one row takes less time than another's; ``ratio`` is the paper's."""
 
-    def judge(results: Results) -> Judgement:
+    def judge(results: Results) -> Judgment:
         times = results["times"]
         if less not in times or more not in times:
-            return Judgement("", "not run here")
+            return Judgment("", "not run here")
         return judged_ratio(times[less]["both"], times[more]["both"], ratio)
 
     return Claim(text, f"{ratio:.2f} times", judge)
@@ -125,15 +125,15 @@ def less_time(text: str, less: str, more: str, ratio: float) -> Claim:
 def same_time(text: str, one: str, other: str, ratio: float) -> Claim:
     """Return the claim that steps of two rows take the same time, within a tenth."""
 
-    def judge(results: Results) -> Judgement:
+    def judge(results: Results) -> Judgment:
         times = results["times"]
         if one not in times or other not in times:
-            return Judgement("", "not run here")
+            return Judgment("", "not run here")
         low, middle, high = _ratio_of(times[one]["both"], times[other]["both"])
         same = low > 1 - SAME and high < 1 + SAME
         apart = high < 1 - SAME or low > 1 + SAME
         verdict: Verdict = "agrees" if same else "does not agree" if apart else "not resolved here"
-        return Judgement(f"{middle:.2f} times [{low:.2f}, {high:.2f}]", verdict)
+        return Judgment(f"{middle:.2f} times [{low:.2f}, {high:.2f}]", verdict)
 
     return Claim(text, f"{ratio:.2f} times", judge)
 
@@ -153,7 +153,7 @@ def frozen_verdict(differences: Iterable[dict[str, float] | None]) -> Verdict:
 
 def not_run(text: str, paper: str, why: str) -> Claim:
     """Return a claim that no experiment here tests."""
-    return Claim(text, paper, lambda results: Judgement(why, "not run here"))
+    return Claim(text, paper, lambda results: Judgment(why, "not run here"))
 
 
 def _ratio_of(less: dict[str, Any], more: dict[str, Any]) -> tuple[float, float, float]:
@@ -175,17 +175,17 @@ def _median_interval(timing: dict[str, Any]) -> tuple[float, float, float]:
     return ratio["median"] - margin, ratio["median"], ratio["median"] + margin
 
 
-def judged_ratio(less: dict[str, Any], more: dict[str, Any], paper: float) -> Judgement:
+def judged_ratio(less: dict[str, Any], more: dict[str, Any], paper: float) -> Judgment:
     """Judge whether ``more`` takes more time than ``less``, and whether the ratio is the paper's."""
     low, middle, high = _ratio_of(less, more)
     ours = f"{middle:.2f} times [{low:.2f}, {high:.2f}]"
     if low > 1 - SAME and high < 1 + SAME:
-        return Judgement(ours, "equal here")
+        return Judgment(ours, "equal here")
     if low <= 1 <= high:
-        return Judgement(ours, "not resolved here")
+        return Judgment(ours, "not resolved here")
     if (middle > 1) != (paper > 1):
-        return Judgement(ours, "does not agree")
-    return Judgement(ours, "agrees" if low <= paper <= high else "agrees in sign")
+        return Judgment(ours, "does not agree")
+    return Judgment(ours, "agrees" if low <= paper <= high else "agrees in sign")
 
 
 def errors(results: Results, label: str, at: float = 1.0) -> list[float]:
@@ -224,21 +224,21 @@ def pooled_spread(results: Results, at: float = 1.0) -> tuple[float | None, int]
 
 def _judged(
     difference: float, spread: float | None, freedom: int, seeds: tuple[int, int], points: float | None
-) -> Judgement:
+) -> Judgment:
     direction, points_apart = "lower" if difference >= 0 else "higher", f"{abs(difference):.1f}"
     if spread is None or min(seeds) < 2:
-        return Judgement(f"{points_apart} points {direction}, one seed", "not resolved here")
+        return Judgment(f"{points_apart} points {direction}, one seed", "not resolved here")
     from scipy.stats import t
 
     error = spread * math.sqrt(sum(1 / count for count in seeds))
     ours = f"{points_apart} ± {error:.1f} points {direction}"
     margin = error * float(t.ppf(CONFIDENCE, freedom))
     if abs(difference) <= margin:
-        return Judgement(ours, "not resolved here")
+        return Judgment(ours, "not resolved here")
     if difference < 0:
-        return Judgement(ours, "does not agree")
+        return Judgment(ours, "does not agree")
     near = points is None or abs(difference - points) <= margin
-    return Judgement(ours, "agrees" if near else "agrees in sign")
+    return Judgment(ours, "agrees" if near else "agrees in sign")
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from covpool.bench.table import LAYERS, PAPER_SIZE
 from experiments.paper.claims import (
     CONFIDENCE,
     Claim,
-    Judgement,
+    Judgment,
     Measurement,
     Results,
     judged_ratio,
@@ -21,9 +21,9 @@ FILE = "methods"
 
 
 def _times(text: str, less: str, more: str, paper: float) -> Claim:
-    def judge(results: Results) -> Judgement:
+    def judge(results: Results) -> Judgment:
         if FILE not in results:
-            return Judgement("", "not run here")
+            return Judgment("", "not run here")
         entries = results[FILE]["layers"][PAPER_SIZE]["entries"]
         faster, slower = (entries[label]["value_and_gradient"] for label in (less, more))
         return judged_ratio(faster, slower, paper)
@@ -35,20 +35,20 @@ def _memory(label: str, steps: int) -> Claim:
     paper = LAYERS[label].memory
     assert paper is not None
 
-    def judge(results: Results) -> Judgement:
+    def judge(results: Results) -> Judgment:
         if FILE not in results:
-            return Judgement("", "not run here")
+            return Judgment("", "not run here")
         found = results[FILE]["layers"][PAPER_SIZE]["entries"][label]["bytes_kept_per_image"] / 2**20
         near = abs(found / paper - 1) < 0.1
-        return Judgement(f"{found:.2f} MiB", "agrees" if near else "does not agree")
+        return Judgment(f"{found:.2f} MiB", "agrees" if near else "does not agree")
 
     return Claim(f"Memory per image saved for backward, {steps} steps", f"{paper} MB", judge)
 
 
-def _growing_gap(results: Results) -> Judgement:
+def _growing_gap(results: Results) -> Judgment:
     """Judge whether isqrt_cov's lead over mpn_cov, on two processes, is larger at the largest batch."""
     if FILE not in results or results[FILE]["training"] is None:
-        return Judgement("", "not run here")
+        return Judgment("", "not run here")
     steps = results[FILE]["training"]["steps"]
     first, last = (_lead(step["batch"], step["two"]) for step in (steps[0], steps[-1]))
     ours = " and ".join(
@@ -56,8 +56,8 @@ def _growing_gap(results: Results) -> Judgement:
         for (low, middle, high), step in ((first, steps[0]), (last, steps[-1]))
     )
     if last[0] > max(first[2], 0):
-        return Judgement(ours, "agrees in sign")
-    return Judgement(ours, "does not agree" if last[2] < first[0] else "not resolved here")
+        return Judgment(ours, "agrees in sign")
+    return Judgment(ours, "does not agree" if last[2] < first[0] else "not resolved here")
 
 
 def _lead(batch: int, times: dict[str, Any]) -> tuple[float, float, float]:
@@ -122,12 +122,12 @@ def _probed(
 ) -> Claim:
     """Return the claim that one head is better than another, on EfficientNet-Lite0, frozen, at 224 pixels."""
 
-    def judge(results: Results) -> Judgement:
+    def judge(results: Results) -> Judgment:
         heads = [
             _head(results, data, head, dim, part) for head, dim in zip((better, than), dims, strict=True)
         ]
         if None in heads:
-            return Judgement("", "not run here")
+            return Judgment("", "not run here")
         (high, high_seeds), (low, low_seeds) = heads  # type: ignore[misc]
         return _beyond(_above(high, low, high_seeds, low_seeds), paper)
 
@@ -146,11 +146,11 @@ def _head(results: Results, data: str, head: str, dim: int, part: str) -> tuple[
     return None
 
 
-def _above(high: dict[str, Any], low: dict[str, Any], high_seeds: int, low_seeds: int) -> Judgement:
+def _above(high: dict[str, Any], low: dict[str, Any], high_seeds: int, low_seeds: int) -> Judgment:
     """Judge by Welch's one-sided test; one seed has no spread, and is not resolved."""
     difference = 100 * (high["mean"] - low["mean"])
     if high["sd"] is None or low["sd"] is None:
-        return Judgement(f"{difference:+.1f} points, one seed", "not resolved here")
+        return Judgment(f"{difference:+.1f} points, one seed", "not resolved here")
     # Spreads are not pooled: backbones and sets differ.
     parts = [(one["sd"] ** 2 / seeds, seeds) for one, seeds in ((high, high_seeds), (low, low_seeds))]
     error = 100 * math.sqrt(sum(part for part, _ in parts))
@@ -160,22 +160,22 @@ def _above(high: dict[str, Any], low: dict[str, Any], high_seeds: int, low_seeds
     if error:
         freedom = sum(part for part, _ in parts) ** 2 / sum(part**2 / (seeds - 1) for part, seeds in parts)
         if abs(difference) <= error * float(t.ppf(CONFIDENCE, freedom)):
-            return Judgement(ours, "not resolved here")
-    return Judgement(ours, "agrees in sign" if difference > 0 else "does not agree")
+            return Judgment(ours, "not resolved here")
+    return Judgment(ours, "agrees in sign" if difference > 0 else "does not agree")
 
 
-def _beyond(found: Judgement, paper: str) -> Judgement:
+def _beyond(found: Judgment, paper: str) -> Judgment:
     """Replace the verdict if the paper has no such row."""
-    return Judgement(found.ours, "beyond the paper") if paper == NO_ROW else found
+    return Judgment(found.ours, "beyond the paper") if paper == NO_ROW else found
 
 
-def _tuned(results: Results) -> Judgement:
+def _tuned(results: Results) -> Judgment:
     rows = [row for row in results.get(TUNED, {}).get("rows", []) if row["data"] == "sparrows"]
     top1 = {
         pool: [row["metrics"]["top1"] for row in rows if row["pool"] == pool] for pool in ("isqrt_cov", "gap")
     }
     if not all(top1.values()):
-        return Judgement("", "not run here")
+        return Judgment("", "not run here")
     high, low = (
         {"mean": statistics.mean(values), "sd": statistics.stdev(values) if len(values) > 1 else None}
         for values in top1.values()

@@ -27,7 +27,7 @@ from experiments.paper.claims import (
     SAME,
     Claim,
     Comparison,
-    Judgement,
+    Judgment,
     Measurement,
     Results,
     Verdict,
@@ -141,8 +141,8 @@ class Judged:
     """
 
     claim: Claim
-    found: Judgement
-    frozen: Judgement | None = None
+    found: Judgment
+    frozen: Judgment | None = None
 
     @property
     def by_frozen(self) -> bool:
@@ -150,7 +150,7 @@ class Judged:
         return self.frozen is not None and self.frozen.verdict in RESOLVED
 
     @property
-    def counted(self) -> Judgement:
+    def counted(self) -> Judgment:
         """Return the judgement by the stronger test."""
         return self.frozen if self.frozen is not None and self.by_frozen else self.found
 
@@ -173,7 +173,7 @@ def claims_page(folder: Path, link: str) -> str:
     return "\n".join([*head, *parts])
 
 
-def _frozen(one: Comparison | Measurement, claim: Claim, cases: list[dict[str, Any]]) -> Judgement | None:
+def _frozen(one: Comparison | Measurement, claim: Claim, cases: list[dict[str, Any]]) -> Judgment | None:
     """Test a claim on frozen features, on every data set that has results."""
     pair = one.frozen(claim) if isinstance(one, Comparison) else None
     if pair is None:
@@ -185,7 +185,7 @@ def _frozen(one: Comparison | Measurement, claim: Claim, cases: list[dict[str, A
         if (tested["better"], tested["other"]) == pair and tested["difference"] is not None
     }
     words = "; ".join(f"{SETS[name]} {difference(one)}" for name, one in found.items())
-    return Judgement(words, frozen_verdict(found.values()))
+    return Judgment(words, frozen_verdict(found.values()))
 
 
 def summary_lines(sections: Sequence[tuple[str, Sequence[Judged]]]) -> list[str]:
@@ -235,7 +235,7 @@ def claim_lines(judged: Sequence[Judged]) -> list[str]:
         if not frozen:
             cells.append(one.found.verdict)
         else:
-            second = one.frozen or Judgement("", "not run here")
+            second = one.frozen or Judgment("", "not run here")
             own, other = one.found.verdict, second.verdict if second.ours else ""
             cells += (
                 [own, second.ours, f"**{other}**"] if one.by_frozen else [f"**{own}**", second.ours, other]

@@ -12,7 +12,7 @@ from covpool.reproduce.networks import RESNETS
 from experiments.paper.claims import (
     Claim,
     Comparison,
-    Judgement,
+    Judgment,
     Results,
     fails_to_learn,
     less_time,
@@ -25,11 +25,11 @@ from experiments.paper.figures import COLOURS, curves, level, observed_curves, p
 FAR = 10.0
 
 
-def small_gradients(results: Results) -> Judgement:
+def small_gradients(results: Results) -> Judgment:
     """Judge the gradient of one feature entry at the pooling, from before the first step to the end."""
     found = results["observations"]
     if NONE not in found or MATCHED not in found:
-        return Judgement("", "not run here")
+        return Judgment("", "not run here")
     without, matched = ([epoch["gradient_rms"] for epoch in found[label]] for label in (NONE, MATCHED))
     ours = (
         f"from {without[0]:.1e} to {without[-1]:.1e} without, from {matched[0]:.1e} to {matched[-1]:.1e} "
@@ -37,8 +37,8 @@ def small_gradients(results: Results) -> Judgement:
     )
     ratios = [more / less for more, less in zip(matched, without, strict=True)]
     if min(ratios) > FAR:
-        return Judgement(ours, "agrees in sign")
-    return Judgement(ours, "does not agree" if max(ratios) < 1 / FAR else "not resolved here")
+        return Judgment(ours, "agrees in sign")
+    return Judgment(ours, "does not agree" if max(ratios) < 1 / FAR else "not resolved here")
 
 
 def _tuning(lr: float) -> tuple[Claim, Claim]:

@@ -35,7 +35,7 @@ from covpool.evaluate.probe.features import (
     svm_scores,
 )
 from covpool.evaluate.probe.options import ProbeOptions, arrays_of, head_config
-from covpool.evaluate.probe.record import PROTOCOL, ProbeFolder, new_record, summarised
+from covpool.evaluate.probe.record import PROTOCOL, ProbeFolder, new_record, summarized
 from covpool.evaluate.probe.tuning import best_trial, trial_settings
 from covpool.evaluate.results import mark_folder, prepare_folder
 from covpool.evaluate.svm.classifier import check_every_class
@@ -192,7 +192,7 @@ class Probing:
                     commit = record["source"]["commit"]
                     record["rows"].append(self._row(head, seed, commit, features))
                     self.folder.write(record)
-        record |= summarised(record)
+        record |= summarized(record)
         self.folder.add_differences(record["heads"], tuple(self.train_images.classes))
         self.folder.write(record)
         if record["best"] is not None:

@@ -142,7 +142,7 @@ def new_record(arguments: dict[str, Any], images: dict[str, int], device: str) -
     }
 
 
-def summarised(record: dict[str, Any]) -> dict[str, Any]:
+def summarized(record: dict[str, Any]) -> dict[str, Any]:
     """Return means and deviations over seeds, and the best head on the validation images."""
     heads = [_summary(name, record) for name in dict.fromkeys(row["head"] for row in record["rows"])]
     judged = [head for head in heads if head["val"] is not None]
@@ -159,7 +159,7 @@ def table(record: dict[str, Any]) -> str:
 
 def table_cells(record: dict[str, Any]) -> list[list[str]]:
     """Return the titles and a row per head: percent, mean ± standard deviation over seeds."""
-    heads = record["heads"] or summarised(record)["heads"]
+    heads = record["heads"] or summarized(record)["heads"]
     columns = [name for name in ("val", "test", "svm") if any(head[name] for head in heads)]
     titles = {"val": _chosen_on(record["images"]), "test": "test", "svm": "SVM, test"}
     named = [f"{titles[name]}{flip}" for name in columns for flip in ("", ", flip")]
