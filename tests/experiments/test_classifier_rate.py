@@ -6,7 +6,7 @@ from experiments.classifier_rate import SWEEPS, table
 
 
 def row(factor: int, seed: int, held_out: float, test: float) -> dict[str, Any]:
-    optimizer, epochs, pooling = SWEEPS[0]
+    optimizer, epochs, pooling = next(iter(SWEEPS))
     return {"optimizer": optimizer, "epochs": epochs, "pooling": pooling, "factor": factor, "seed": seed} | {
         "held_out": held_out,
         "test": test,
