@@ -87,6 +87,18 @@ def key_of(row: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(row[name] for name in KEYS)
 
 
+def by_factor(rows: list[dict[str, Any]], sweep: tuple[str, int, str]) -> dict[int, list[dict[str, Any]]]:
+    """Return the finished runs of a sweep by factor."""
+    found = {factor: [row for row in rows if key_of(row)[:4] == (*sweep, factor)] for factor in SWEEPS[sweep]}
+    return {factor: some for factor, some in found.items() if some}
+
+
+def chosen(rows: list[dict[str, Any]], sweep: tuple[str, int, str]) -> int:
+    """Return the factor with the best mean accuracy on held-out images."""
+    found = by_factor(rows, sweep)
+    return max(found, key=lambda factor: statistics.mean(row["held_out"] for row in found[factor]))
+
+
 def table(rows: list[dict[str, Any]]) -> str:
     """Return the results as Markdown."""
     lines = [
@@ -96,12 +108,9 @@ def table(rows: list[dict[str, Any]]) -> str:
         "| optimizer | epochs | pooling | factor of the classifier | seeds | held out | test |",
         "|---|---|---|---|---|---|---|",
     ]
-    for sweep, factors in SWEEPS.items():
-        found = {factor: [row for row in rows if key_of(row)[:4] == (*sweep, factor)] for factor in factors}
-        found = {factor: some for factor, some in found.items() if some}
-        means = {factor: statistics.mean(row["held_out"] for row in some) for factor, some in found.items()}
-        for factor, some in found.items():
-            name = f"**{factor}**" if means[factor] == max(means.values()) else str(factor)
+    for sweep in SWEEPS:
+        for factor, some in by_factor(rows, sweep).items():
+            name = f"**{factor}**" if factor == chosen(rows, sweep) else str(factor)
             cells = [*map(str, sweep), name, str(len(some)), _cell(some, "held_out"), _cell(some, "test")]
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -26,6 +26,7 @@ SHARED: dict[str, Any] = {
     # The backbone was trained on (x - 127) / 128 of values from 0 to 255.
     "model.preprocessing": {"mean": [0.498, 0.498, 0.498], "std": [0.502, 0.502, 0.502]},
     "weights.key_map": "order",
+    "optimizer.classifier_factor": 1,
     "batch_size": 32,
     "data.workers": 0,
 }

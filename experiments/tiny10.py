@@ -34,6 +34,7 @@ TRAINING = {
     "schedule.warmup": 1.0,
     "optimizer.name": "sgd",
     "optimizer.lr": 0.05,
+    "optimizer.classifier_factor": 1,
     "optimizer.momentum": 0.9,
     "optimizer.weight_decay": 5e-4,
     "optimizer.clip": None,

@@ -9,7 +9,7 @@ from typing import Any
 
 from covpool.provenance.machine import release
 from covpool.provenance.origin import results_file
-from experiments.arena import case_named, rows
+from experiments.arena import TRAINED, case_named, rows
 
 PAGE = Path(__file__).parents[1] / "benchmarks.md"
 RESULTS = PAGE.parents[1] / "results" / release()
@@ -17,10 +17,16 @@ PART = re.compile(r"(<!-- arena:begin -->\n).*?(<!-- arena:end -->)", flags=re.D
 
 
 def tables() -> str:
-    """Return a table of the contest per data set and backbone, the most accurate head first."""
+    """Return a table of the contest per data set and backbone, large images and large sets first."""
     file = results_file(RESULTS, "arena")
     assert file is not None
-    return "\n\n".join(table(case) for case in json.loads(file.read_bytes())["cases"])
+    return "\n\n".join(table(case) for case in sorted(json.loads(file.read_bytes())["cases"], key=place))
+
+
+def place(made: dict[str, Any]) -> tuple[bool, int, int]:
+    """Return the sort key of a table."""
+    case = case_named(made["case"])
+    return case.longer, -case.size, -TRAINED[case.data]
 
 
 def table(case: dict[str, Any]) -> str:

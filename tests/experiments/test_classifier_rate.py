@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import json
 from typing import Any
 
-from experiments.classifier_rate import SWEEPS, table
+from covpool.train.recipe_files import read_recipe
+from experiments.classifier_rate import SWEEPS, chosen, table
+from tests.pages import ROOT, needs_pages
 
 
 def row(factor: int, seed: int, held_out: float, test: float) -> dict[str, Any]:
@@ -19,3 +22,11 @@ def test_the_factor_is_chosen_on_held_out_images() -> None:
         "| SGD | 5 | isqrt_cov | 1 | 1 | 50.0 | 90.0 |",
         "| SGD | 5 | isqrt_cov | **4** | 2 | 55.0 ± 7.1 | 45.0 ± 7.1 |",
     ]
+
+
+@needs_pages
+def test_the_factor_of_modern_is_the_one_chosen() -> None:
+    (file,) = (ROOT / "results" / "0.1.0").glob("classifier_rate--*.json")
+    rows = json.loads(file.read_bytes())["rows"]
+    found = {chosen(rows, sweep) for sweep in SWEEPS if sweep[0].startswith("modern")}
+    assert found == {read_recipe("modern").optimizer.classifier_factor}
