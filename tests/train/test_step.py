@@ -100,6 +100,7 @@ def make(changes: dict[str, Any], seed: int = 0) -> Learner:
             "batch_size": 6,
             "schedule.epochs": 2,
             "optimizer.name": "sgd",
+            "optimizer.classifier_factor": 1,
             "optimizer.clip": None,
             "seed": seed,
             **changes,
