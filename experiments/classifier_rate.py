@@ -37,9 +37,9 @@ SHARED = {
     "data.val_fraction": 0.1,
 }
 OPTIMIZERS: dict[str, dict[str, Any]] = {
-    "SGD": TRAINING | SHARED,
+    "SGD": TRAINING | SHARED,  # in bfloat16 too
     "modern": SHARED,
-    "modern, bfloat16": SHARED | {"loop.precision": "bfloat16"},  # faster
+    "modern, bfloat16": SHARED | {"loop.precision": "bfloat16"},
 }
 KEYS = ("optimizer", "epochs", "pooling", "factor", "seed")
 # Values of KEYS without factor and seed, and the factors. Each is trained with all seeds.
@@ -88,9 +88,11 @@ def key_of(row: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def by_factor(rows: list[dict[str, Any]], sweep: tuple[str, int, str]) -> dict[int, list[dict[str, Any]]]:
-    """Return the finished runs of a sweep by factor."""
-    found = {factor: [row for row in rows if key_of(row)[:4] == (*sweep, factor)] for factor in SWEEPS[sweep]}
-    return {factor: some for factor, some in found.items() if some}
+    """Return the runs of a sweep by factor, with the seeds that are finished for every factor."""
+    of_sweep = [row for row in rows if key_of(row)[:3] == sweep]
+    found = {factor: [row for row in of_sweep if row["factor"] == factor] for factor in SWEEPS[sweep]}
+    seeds = set.intersection(*({row["seed"] for row in some} for some in found.values()))
+    return {factor: [row for row in some if row["seed"] in seeds] for factor, some in found.items() if seeds}
 
 
 def chosen(rows: list[dict[str, Any]], sweep: tuple[str, int, str]) -> int:

@@ -248,7 +248,7 @@ def parameter_groups(
         weight_decay: weight decay of all parameters that ``decay_norms`` and the backbone's authors do not
             exempt.
         classifier_factor: learning rate of the classifier and its hidden layers, relative to ``lr``. The
-            paper fine-tunes with 5; use 1 to train from scratch.
+            paper fine-tunes with 5, and trains from scratch with 1.
         layer_decay: learning rate of each backbone layer relative to the next (0.75 is usual for
             transformers); ``None`` for one learning rate.
         decay_norms: apply weight decay to norms and biases, as the paper does. Recipes with AdamW do not.
