@@ -20,7 +20,8 @@ def tables() -> str:
     """Return a table of the contest per data set and backbone, large images and large sets first."""
     file = results_file(RESULTS, "arena")
     assert file is not None
-    return "\n\n".join(table(case) for case in sorted(json.loads(file.read_bytes())["cases"], key=place))
+    cases = [case for case in json.loads(file.read_bytes())["cases"] if len(case["heads"]) > 1]
+    return "\n\n".join(table(case) for case in sorted(cases, key=place))
 
 
 def place(made: dict[str, Any]) -> tuple[bool, int, int]:
