@@ -369,7 +369,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator, NullFormatter
 
-    made = results["cases"]
+    made = [case for case in results["cases"] if len(case["heads"]) > 1] or results["cases"]
     lines = math.ceil(len(made) / 2)
     figure = Figure(figsize=(14, 4.5 * lines), layout="constrained")
     for place, case in enumerate(made):
