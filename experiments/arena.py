@@ -376,16 +376,15 @@ def draw(results: dict[str, Any], path: Path) -> None:
         axes = figure.add_subplot(lines, 2, place + 1)
         heads = [one for one in case["heads"] if one["head"] in CONTEST]
         heads.sort(key=lambda one: one["test"]["top1"]["mean"])
-        colors = []
-        for one in heads:
-            first = one["head"].split("@")[0].split("+")[0]
-            color = (
-                "#D55E00" if first in (*ATTENTIVE, "gem") else "#777777" if first == AVERAGE else "#0072B2"
-            )
-            spread = one["test"]["top1"]
-            point = (max(one["seconds"], 0.1), 100 * spread["mean"])
-            axes.errorbar(*point, yerr=100 * (spread["sd"] or 0.0), fmt="o", color=color, markersize=4)
-            colors.append(color)
+        points = [(max(one["seconds"], 0.1), 100 * one["test"]["top1"]["mean"]) for one in heads]
+        firsts = [one["head"].split("@")[0].split("+")[0] for one in heads]
+        colors = [
+            "#D55E00" if first in (*ATTENTIVE, "gem") else "#777777" if first == AVERAGE else "#0072B2"
+            for first in firsts
+        ]
+        for one, point, color in zip(heads, points, colors, strict=True):
+            spread = 100 * (one["test"]["top1"]["sd"] or 0.0)
+            axes.errorbar(*point, yerr=spread, fmt="o", color=color, markersize=4)
         axes.set(xscale="log", xlabel="seconds per training run", ylabel="test accuracy in %")
         axes.set_title(case_named(case["case"]).title)
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -393,12 +392,11 @@ def draw(results: dict[str, Any], path: Path) -> None:
         axes.xaxis.set_minor_formatter(NullFormatter())
         # The names are in a column at the right, each with a line to its point.
         low, high = axes.get_ylim()
-        accuracies = [100 * one["test"]["top1"]["mean"] for one in heads]
-        column = apart([(accuracy - low) / (high - low) for accuracy in accuracies], 0.035)
-        for one, color, accuracy, height in zip(heads, colors, accuracies, column, strict=True):
+        column = apart([(accuracy - low) / (high - low) for _, accuracy in points], 0.035)
+        for one, point, color, height in zip(heads, points, colors, column, strict=True):
             axes.annotate(
                 one["head"],
-                (max(one["seconds"], 0.1), accuracy),
+                point,
                 xytext=(1.04, height),
                 textcoords="axes fraction",
                 va="center",
