@@ -39,16 +39,16 @@ def test_metrics_are_those_of_torchmetrics(classes: int, n: int) -> None:
     logits = torch.randn(n, classes) + 2 * torch.nn.functional.one_hot(labels, classes)
     found = predict(batches(logits, labels, 16))
     measured = measure(found[0], classes)
-    assert measured.top1 == pytest.approx(oracle.multiclass_accuracy(logits, labels, classes, "micro"))
+    assert measured["top1"] == pytest.approx(oracle.multiclass_accuracy(logits, labels, classes, "micro"))
     top5 = oracle.multiclass_accuracy(logits, labels, classes, "micro", top_k=min(5, classes))
-    assert measured.top5 == pytest.approx(top5)
+    assert measured["top5"] == pytest.approx(top5)
     # torchmetrics also leaves out classes without images and predictions.
-    assert measured.macro_f1 == pytest.approx(oracle.multiclass_f1_score(logits, labels, classes, "macro"))
+    assert measured["macro_f1"] == pytest.approx(oracle.multiclass_f1_score(logits, labels, classes, "macro"))
     present = labels.unique()
     recall = oracle.multiclass_recall(logits, labels, classes, "none")[present].mean()
-    assert measured.balanced_accuracy == pytest.approx(recall)
-    assert measured.loss == pytest.approx(torch.nn.functional.cross_entropy(logits, labels))
-    assert measured.images == n
+    assert measured["balanced_accuracy"] == pytest.approx(recall)
+    assert measured["loss"] == pytest.approx(torch.nn.functional.cross_entropy(logits, labels))
+    assert measured["images"] == n
 
 
 def test_predictions_are_in_the_order_of_the_set() -> None:
@@ -76,14 +76,14 @@ def test_a_network_of_nans_has_no_hits() -> None:
     labels = torch.zeros(4, dtype=torch.int64) + 1
     found = predict(batches(torch.full((4, 9), torch.nan), labels, 4))
     measured = measure(found[0], 9)
-    assert (measured.top1, measured.top5) == (0, 0)
+    assert (measured["top1"], measured["top5"]) == (0, 0)
 
 
 def test_of_equal_logits_the_first_count() -> None:
     labels = torch.arange(9)
     found = predict(batches(torch.zeros(9, 9), labels, 4))
     measured = measure(found[0], 9)
-    assert (measured.top1, measured.top5) == (pytest.approx(1 / 9), pytest.approx(5 / 9))
+    assert (measured["top1"], measured["top5"]) == (pytest.approx(1 / 9), pytest.approx(5 / 9))
 
 
 def test_a_prediction_that_is_stopped_gives_none() -> None:

@@ -38,8 +38,10 @@ def make(changes: dict[str, Any], sharded: bool) -> Learner:
     recipe = read_recipe(None, {**PLAIN, **loop, "optimizer.lr": 0.01, **changes})
     world, rank = (dist.get_world_size(), dist.get_rank()) if sharded else (1, 0)
     processes = Processes(rank, world, torch.device("cpu"))
-    objective = Objective(recipe.loss, torch.linspace(0.5, 1.5, len(CLASSES)))
-    return Learner(make_model(recipe, CLASSES, processes), recipe, processes, objective, batches=10)
+    model = make_model(recipe, CLASSES, processes)
+    divided = model.head.classifier if sharded else None
+    objective = Objective(recipe.loss, torch.linspace(0.5, 1.5, len(CLASSES)), divided)
+    return Learner(model, recipe, processes, objective, batches=10)
 
 
 def batch(learner: Learner, seed: int) -> Batch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from typing import Any
 
 import pytest
@@ -11,9 +12,10 @@ from torch import Tensor
 
 from covpool.data.loader import Batch
 from covpool.errors import UsageError
+from covpool.nn.sharded import ShardedLinear
 from covpool.processes import Processes
 from covpool.train.network import Schedule, load_optimizer_tensors, make_model, optimizer_tensors
-from covpool.train.recipe import ScheduleOptions
+from covpool.train.recipe import LossOptions, ScheduleOptions
 from covpool.train.recipe_files import read_recipe
 from covpool.train.step import Learner, Objective
 
@@ -324,3 +326,18 @@ def test_the_state_of_an_optimizer_can_be_saved(name: str) -> None:
 def test_an_unknown_optimizer_is_named(name: str, sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
         make({"optimizer.name": name})
+
+
+@dataclasses.dataclass(frozen=True)
+class MoreOptions(LossOptions):
+    """A section ``loss`` with a new option."""
+
+    focus: float = 0.0
+
+
+def test_a_new_loss_option_is_not_ignored_by_a_divided_classifier() -> None:
+    divided = ShardedLinear(4, 3)
+    Objective(MoreOptions(label_smoothing=0.1), None, divided)
+    Objective(MoreOptions(focus=2.0))
+    with pytest.raises(UsageError, match=r"loss.focus does not work with classes divided over processes"):
+        Objective(MoreOptions(focus=2.0), None, divided)

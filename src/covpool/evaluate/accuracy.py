@@ -24,14 +24,11 @@ from covpool.functional.arguments import check_choice, check_whole
 from covpool.inference.forward import VIEWS, Pass, ProgressCall, Views, open_bundle, open_split
 from covpool.processes import joined_processes
 from covpool.terminal import counted
-from covpool.train.metrics import Predictions, measure, predict
+from covpool.train.metrics import METRICS, Predictions, measure, predict
 from covpool.train.run_folder import RunFolder
 
-NAMES = {
-    "top1": "top-1",
-    "top5": "top-5",
-    "macro_f1": "macro-F1",
-    "balanced_accuracy": "balanced accuracy",
+TITLES = {
+    **{name: metric.title for name, metric in METRICS.items()},
     "expected_calibration_error": "calibration error (ECE)",
     "maximum_calibration_error": "  largest of a bin",
 }
@@ -42,7 +39,7 @@ def results_table(results: Results) -> str:
     data = results["data"]
     title = f"{counted(results['images'], 'image')} of {data['split']}, {counted(data['classes'], 'class')}"
     lines = [title, "", f"{'':<25} {'%':>6}   95 % interval"]
-    for key, name in NAMES.items():
+    for key, name in TITLES.items():
         if key == "top5" and data["classes"] <= 5:
             continue  # always 100 %
         line = f"{name:<25} {100 * results['metrics'][key]:6.1f}"
@@ -138,7 +135,7 @@ def evaluate(
 
 
 def _measured(predictions: Predictions, classes: int, seed: int) -> dict[str, Any]:
-    metrics = asdict(measure(predictions, classes))
+    metrics = measure(predictions, classes)
     calibration = asdict(calibrate(predictions))
     for name in ("expected", "maximum"):
         metrics[f"{name}_calibration_error"] = calibration.pop(f"{name}_error")

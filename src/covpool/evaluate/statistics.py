@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from covpool.train.metrics import Predictions
+from covpool.train.metrics import METRICS, Counts, Predictions
 
 RESAMPLES = 2000
 LEVEL = 0.95
@@ -78,22 +78,9 @@ def _terms(predictions: Predictions, classes: int) -> sparse.csr_array:
 
 
 def _metrics(sums_FR: Column, n: int, classes: int) -> dict[str, Column]:
-    """Return the metrics of each resample, as :func:`covpool.train.metrics.measure` defines them."""
-    hits, of_class, called = sums_FR[2:].reshape(3, classes, -1)
-    return {
-        "top1": sums_FR[0] / n,
-        "top5": sums_FR[1] / n,
-        "macro_f1": _mean_of_shares(2 * hits, of_class + called),
-        "balanced_accuracy": _mean_of_shares(hits, of_class),
-    }
-
-
-def _mean_of_shares(parts_KR: Column, wholes_KR: Column) -> Column:
-    """Return the mean share over the classes that a resample contains."""
-    is_there = wholes_KR > 0
-    shares = np.divide(parts_KR, wholes_KR, out=np.zeros_like(parts_KR), where=is_there)
-    means: Column = shares.sum(axis=0) / is_there.sum(axis=0)
-    return means
+    """Return the metrics of each resample."""
+    counts = Counts(n, sums_FR[0], sums_FR[1], *sums_FR[2:].reshape(3, classes, -1))
+    return {name: metric.of(counts) for name, metric in METRICS.items()}
 
 
 BINS = 15

@@ -69,7 +69,7 @@ class PooledClassifier(nn.Module):
             config.with_iteration(), dim=_dim(config, channels), keep_resolution=backbone.kept_resolution
         )
         _check_class_token(self.config, self.format)
-        self.pool = _pool(self.config, self.format)
+        self.pool = make_pool(self.config, self.format)
         self.head = _head(self.config, self.pool.out_features)
         self.num_features = channels
         self.expansion = backbone.expansion
@@ -280,7 +280,7 @@ class PooledClassifier(nn.Module):
         config = dataclasses.replace(config, dim=dim)
         _check_class_token(config, self.format)
         like, self.config = next(self.parameters()), config
-        self.pool = _pool(config, self.format).to(like)
+        self.pool = make_pool(config, self.format).to(like)
         self.head = _head(config, self.pool.out_features).to(like)
         self.train(self.training)
 
@@ -355,7 +355,8 @@ def _dim(config: ModelConfig, channels: int) -> int | None:
     return DIM if channels > DIM and config.reduces else None
 
 
-def _pool(config: ModelConfig, form: FeatureFormat) -> CovPool | ClassToken:
+def make_pool(config: ModelConfig, form: FeatureFormat) -> CovPool | ClassToken:
+    """Return the pooling layer of a configuration for features of a format."""
     if config.pool == CLASS_TOKEN:
         return ClassToken(form.channels)
     options = dict(config.pool_options)

@@ -23,7 +23,7 @@ LOGGER = logging.getLogger("covpool")
 README = "README.md"
 MARK = "<!-- Written by covpool push. Remove this line, and later pushes keep your text. -->"
 MAX_RESULTS = 2**26
-# Metrics of `covpool eval` in the model card: their titles, and their types in the metadata of the Hub.
+# Titles of metrics in the model card, and their types in the metadata of the Hub, where it has one.
 METRICS = {
     "top1": ("top-1 accuracy", "accuracy"),
     "top5": ("top-5 accuracy", "accuracy"),
@@ -159,8 +159,8 @@ def readme(
             task_type="image-classification",
             dataset_type=dataset or "private",
             dataset_name=data,
-            metric_type=METRICS[key][1],
-            metric_name=METRICS[key][0],
+            metric_type=METRICS[key][1] if key in METRICS else key,
+            metric_name=_title(key),
             metric_value=value,
         )
         for key, value, _ in rows
@@ -220,7 +220,12 @@ def _metrics(results: Mapping[str, Any] | None) -> list[tuple[str, float, list[f
     if results is None:
         return []
     metrics, ends = results["metrics"], results["intervals"]
-    return [(key, metrics[key], ends.get(key)) for key in METRICS if metrics.get(key) is not None]
+    listed = dict.fromkeys((*METRICS, *ends))
+    return [(key, metrics[key], ends.get(key)) for key in listed if metrics.get(key) is not None]
+
+
+def _title(key: str) -> str:
+    return METRICS[key][0] if key in METRICS else key.replace("_", " ")
 
 
 def _table_of_metrics(
@@ -236,7 +241,7 @@ def _table_of_metrics(
         f"{results['date'][:10]}.\n",
         f"| metric | value | {level:.0%} interval |\n|---|---|---|",
         *(
-            f"| {METRICS[key][0]} | {value:.4f} | " + (f"{ends[0]:.4f} to {ends[1]:.4f} |" if ends else "|")
+            f"| {_title(key)} | {value:.4f} | " + (f"{ends[0]:.4f} to {ends[1]:.4f} |" if ends else "|")
             for key, value, ends in rows
         ),
         "",

@@ -20,7 +20,7 @@ from covpool.models.shards import count_parameters, load_together, save_together
 from covpool.processes import Processes, Signals, caught_signals, joined_processes
 from covpool.provenance.machine import describe_machine, describe_source, machine_name
 from covpool.terminal import counted
-from covpool.train.metrics import NAMES, widest_interval
+from covpool.train.metrics import METRICS, widest_interval
 from covpool.train.network import own_state
 from covpool.train.recipe import Recipe
 from covpool.train.recipe_files import write_recipe
@@ -159,7 +159,7 @@ def _train(
     if images is not None:
         load_together(final.learner.best_weights, final.folder.bundle, processes)
         predictions, metrics = final.evaluate(images)
-        found = {"split": split, "metrics": dataclasses.asdict(metrics)}
+        found = {"split": split, "metrics": metrics}
         processes.by_first(lambda: folder.write_predictions(predictions, images))
     # The time in training, over all sessions of a resumed run.
     seconds = sum(epoch["seconds"] for one in {trainer, final} for epoch in one.progress.history)
@@ -213,7 +213,7 @@ def _summary(trainer: Trainer, splits: Splits, seconds: float) -> dict[str, Any]
     return {
         "split": None,
         "metrics": None,
-        "validation": {name: best[name] for name in NAMES} if "top1" in best else None,
+        "validation": {name: best[name] for name in ("loss", *METRICS)} if "top1" in best else None,
         "best_epoch": best.get("epoch"),
         "last_epoch": progress.history[-1],
         "epochs": len(progress.history),

@@ -17,7 +17,7 @@ from covpool.errors import UsageError
 from covpool.models.model import PooledClassifier
 from covpool.processes import Processes
 from covpool.terminal import Progress, counted
-from covpool.train.metrics import NAMES
+from covpool.train.metrics import METRICS
 from covpool.train.recipe import Recipe
 from covpool.train.run_folder import RunFolder
 from covpool.train.step import Outcome
@@ -133,7 +133,7 @@ class Journal:
     def end_epoch(self, row: Mapping[str, Any], is_best: bool) -> None:
         """Log an epoch that is finished and validated."""
         if self.is_first:
-            self._track({f"val/{name}": row[name] for name in NAMES if name in row}, row["step"])
+            self._track({f"val/{name}": row[name] for name in ("loss", *METRICS) if name in row}, row["step"])
             self.progress.line(_epoch_line(row, self.epochs, is_best))
 
     def _open(self) -> None:

@@ -108,7 +108,7 @@ def _sweep(recipe: Recipe, processes: Processes, steps: int) -> tuple[list[float
     images = open_data(recipe.data, recipe.seed).train
     model = make_model(recipe, images.classes, processes)
     loader = make_loader(images, recipe, Preprocessing.of(model.pretrained_cfg), processes)
-    objective = make_objective(recipe, images, processes.device)
+    objective = make_objective(recipe, images, model)
     # The last step has the highest learning rate, so the epoch of the schedule is one step shorter.
     learner = Learner(model, recipe, processes, objective, batches=steps - 1)
     rates: list[float] = []

@@ -8,16 +8,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from covpool.data.loader import BadImage
 from covpool.errors import UsageError
-from covpool.inference.forward import Result
-from covpool.processes import Processes
+
+if TYPE_CHECKING:  # recipes list the metrics, and must be quick to import
+    from covpool.data.loader import BadImage
+    from covpool.inference.forward import Result
+    from covpool.processes import Processes
 
 TOP = 5
 
@@ -45,29 +48,56 @@ class Predictions:
     in_top5: NDArray[np.bool_]
 
 
-@dataclass(frozen=True)
-class Metrics:
-    """The metrics of a set; fractions from 0 to 1.
+class Counts(NamedTuple):
+    """Sums over the images of a set, from which metrics are computed.
+
+    The arrays may have a last axis R more, for the resamples of a bootstrap.
 
     Attributes:
-        loss: the mean cross-entropy.
-        top1: the top-1 accuracy.
-        top5: the top-5 accuracy.
-        macro_f1: the mean F1 of the classes that have images or predictions.
-        balanced_accuracy: the mean recall of the classes that have images.
         images: the number of images.
+        right: images whose predicted class is right.
+        in_top5: images whose class is among the top-5 predictions.
+        hits: ``(K,)``, images of each class whose predicted class is right.
+        of_class: ``(K,)``, images of each class.
+        called: ``(K,)``, images predicted as each class.
     """
 
-    loss: float
-    top1: float
-    top5: float
-    macro_f1: float
-    balanced_accuracy: float
     images: int
+    right: Any
+    in_top5: Any
+    hits: Any
+    of_class: Any
+    called: Any
 
 
-# All metrics except the number of images.
-NAMES = tuple(one.name for one in fields(Metrics) if one.name != "images")
+def _mean_over_classes(parts: Any, wholes: Any) -> Any:
+    """Return the mean of parts / wholes over the classes whose whole is not empty."""
+    is_there = wholes > 0
+    shares = np.divide(parts, wholes, out=np.zeros(np.shape(parts)), where=is_there)
+    return shares.sum(axis=0) / is_there.sum(axis=0)
+
+
+class Metric(NamedTuple):
+    """A metric, a fraction from 0 to 1.
+
+    Attributes:
+        title: its name in tables.
+        of: computes it from the counts.
+    """
+
+    title: str
+    of: Callable[[Counts], Any]
+
+
+# To add a metric, add a line. Training, evaluation, reports and recipes use this table.
+METRICS = {
+    "top1": Metric("top-1", lambda it: it.right / it.images),
+    "top5": Metric("top-5", lambda it: it.in_top5 / it.images),
+    # Classes that have images or predictions.
+    "macro_f1": Metric("macro-F1", lambda it: _mean_over_classes(2 * it.hits, it.of_class + it.called)),
+    "balanced_accuracy": Metric("balanced accuracy", lambda it: _mean_over_classes(it.hits, it.of_class)),
+}
+Metrics = dict[str, Any]
 
 
 def widest_interval(images: int) -> float:
@@ -142,7 +172,7 @@ def join_predictions(parts: list[Predictions]) -> Predictions:
 
 
 def measure(predictions: Predictions, classes: int) -> Metrics:
-    """Return all metrics.
+    """Return the mean cross-entropy ``loss``, every metric of :data:`METRICS`, and the number of ``images``.
 
     Raises:
         ValueError: if no image is readable.
@@ -151,15 +181,13 @@ def measure(predictions: Predictions, classes: int) -> Metrics:
     if n == 0:
         raise UsageError("no image is readable, so there is nothing to measure: run 'covpool check'")
     right = predictions.labels == predictions.predicted
-    hits = np.bincount(predictions.labels[right], minlength=classes)
-    of_class = np.bincount(predictions.labels, minlength=classes)
-    called = np.bincount(predictions.predicted, minlength=classes)
-    is_there, is_named = of_class > 0, of_class + called > 0
-    return Metrics(
-        loss=math.fsum(predictions.losses.tolist()) / n,  # exact, whatever the order
-        top1=int(right.sum()) / n,
-        top5=int(predictions.in_top5.sum()) / n,
-        macro_f1=float(np.mean(2 * hits[is_named] / (of_class + called)[is_named])),
-        balanced_accuracy=float(np.mean(hits[is_there] / of_class[is_there])),
-        images=n,
+    counts = Counts(
+        n,
+        int(right.sum()),
+        int(predictions.in_top5.sum()),
+        hits=np.bincount(predictions.labels[right], minlength=classes),
+        of_class=np.bincount(predictions.labels, minlength=classes),
+        called=np.bincount(predictions.predicted, minlength=classes),
     )
+    loss = math.fsum(predictions.losses.tolist()) / n  # exact, whatever the order
+    return {"loss": loss, **{name: float(one.of(counts)) for name, one in METRICS.items()}, "images": n}

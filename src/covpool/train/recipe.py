@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from covpool.data.layouts import Layout
 from covpool.data.transforms import Augmentation
@@ -12,8 +12,12 @@ from covpool.device import Device
 from covpool.errors import UsageError
 from covpool.functional.arguments import check_choice, check_positive, check_whole
 from covpool.models.config import ModelConfig
+from covpool.train.metrics import METRICS
 
-Monitor = Literal["top1", "macro_f1", "balanced_accuracy"]
+if TYPE_CHECKING:
+    Monitor = str
+else:
+    Monitor = Literal[tuple(METRICS)]
 
 
 @dataclass(frozen=True)
@@ -242,7 +246,7 @@ class ValidationOptions:
     refit: bool = False
 
     def __post_init__(self) -> None:
-        check_choice("monitor", self.monitor, ("top1", "macro_f1", "balanced_accuracy"))
+        check_choice("monitor", self.monitor, tuple(METRICS))
         check_whole("batch_size of validation", self.batch_size)
         if self.patience is not None:
             check_whole("patience", self.patience)

@@ -19,8 +19,9 @@ from covpool.data.image_set import ImageSet, class_counts
 from covpool.data.loader import Batch
 from covpool.data.order import number
 from covpool.device import autocast
+from covpool.errors import UsageError
 from covpool.models.model import PooledClassifier
-from covpool.nn.sharded import ShardedLinear
+from covpool.nn.sharded import Losses, ShardedLinear
 from covpool.processes import Processes
 from covpool.train.network import Schedule, make_optimizer, make_parallel
 from covpool.train.recipe import LossOptions, Recipe, ScheduleOptions
@@ -38,15 +39,35 @@ class Targets(NamedTuple):
     shares: Tensor
 
 
+# Options of the loss that also work with a classifier whose classes are divided over processes.
+DIVISIBLE = ("label_smoothing", "mixup", "cutmix")
+
+
 class Objective:
     """The loss of each image.
 
     Args:
         options: the section ``loss`` of the recipe.
         class_weights: the weight of each class; ``None`` for equal weights.
+        classifier: the classifier, if its classes are divided over processes.
+
+    Raises:
+        UsageError: if an option is set that such a classifier does not support.
     """
 
-    def __init__(self, options: LossOptions, class_weights: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        options: LossOptions,
+        class_weights: Tensor | None = None,
+        classifier: ShardedLinear | None = None,
+    ) -> None:
+        for field in dataclasses.fields(options) if classifier is not None else ():
+            if field.name not in DIVISIBLE and getattr(options, field.name) != field.default:
+                raise UsageError(
+                    f"loss.{field.name} does not work with classes divided over processes: leave it out, or "
+                    "train with a whole classifier"
+                )
+        self.classifier = classifier
         self.smoothing = options.label_smoothing
         self.class_weights = class_weights
         kinds = ((v2.MixUp, options.mixup), (v2.CutMix, options.cutmix))
@@ -63,26 +84,35 @@ class Objective:
         missing = 2 - shares_Bn.shape[1]  # a single image is mixed with itself
         return images, Targets(labels[F.pad(places_Bn, (0, missing))], F.pad(shares_Bn, (0, missing)))
 
-    def __call__(self, logits_BK: Tensor, targets: Targets) -> Tensor:
-        """Return the loss of each image, in float32."""
-        log_BK = logits_BK.float().log_softmax(dim=1)
-        losses_B = -(log_BK.gather(1, targets.classes) * targets.shares).sum(dim=1)
-        if self.smoothing:
-            losses_B = (1 - self.smoothing) * losses_B - self.smoothing * log_BK.mean(dim=1)
-        return self.weighted(losses_B, targets)
+    def __call__(self, outputs: Tensor, targets: Targets) -> Losses:
+        """Return losses in float32, predictions and targets of this process's images.
 
-    def weighted(self, losses_B: Tensor, targets: Targets) -> Tensor:
-        """Multiply losses by the weights of their classes."""
+        With a divided classifier they are of the images of all processes.
+
+        Args:
+            outputs: logits ``(B, K)``, or the input of a divided classifier.
+            targets: targets of this process's images.
+        """
+        if self.classifier is None:
+            log_BK = outputs.float().log_softmax(dim=1)
+            losses_B = -(log_BK.gather(1, targets.classes) * targets.shares).sum(dim=1)
+            if self.smoothing:
+                losses_B = (1 - self.smoothing) * losses_B - self.smoothing * log_BK.mean(dim=1)
+            found = Losses(losses_B, outputs.detach().argmax(dim=1), *targets)
+        else:
+            found = self.classifier.loss(outputs, *targets, label_smoothing=self.smoothing, averaged=True)
         if self.class_weights is None:
-            return losses_B
-        return losses_B * (self.class_weights[targets.classes] * targets.shares).sum(dim=1)
+            return found
+        factors_B = (self.class_weights[found.classes] * found.shares).sum(dim=1)
+        return found._replace(losses=found.losses * factors_B)
 
 
-def make_objective(recipe: Recipe, images: ImageSet, device: torch.device) -> Objective:
-    """Make the loss of a recipe for its training images."""
+def make_objective(recipe: Recipe, images: ImageSet, model: PooledClassifier) -> Objective:
+    """Make the loss of a recipe for its training images and its model."""
     is_weighted = recipe.data.balance == "weights"
-    weights = balancing_weights(images).to(device) if is_weighted else None
-    return Objective(recipe.loss, weights)
+    weights = balancing_weights(images).to(next(model.parameters()).device) if is_weighted else None
+    classifier = model.head.classifier
+    return Objective(recipe.loss, weights, classifier if isinstance(classifier, ShardedLinear) else None)
 
 
 def balancing_weights(images: ImageSet) -> Tensor:
@@ -134,8 +164,7 @@ class Learner:
         batches: int,
     ) -> None:
         self.model, self.recipe, self.processes, self.objective = model, recipe, processes, objective
-        classifier = model.head.classifier
-        self.classifier = classifier if isinstance(classifier, ShardedLinear) else None
+        self.classifier = objective.classifier
         self.optimizer = make_optimizer(model, recipe.optimizer)
         self.schedule = Schedule(_stages(recipe), recipe.optimizer.lr, batches)
         # The warmup keeps the average from staying near the initial weights.
@@ -247,17 +276,10 @@ class Learner:
         # Shares may differ by an image, so each part is divided by the global batch size.
         size = self.recipe.batch_size
         with autocast(self.processes.device, self.recipe.loop.precision):
-            outputs = self._network(x)
-            if self.classifier is not None:
-                found = self.classifier.loss(
-                    outputs, *targets, label_smoothing=self.objective.smoothing, averaged=True
-                )
-        if self.classifier is None:
-            losses, predicted = self.objective(outputs, targets), outputs.detach().argmax(dim=1)
-        else:  # every process has the losses of all images
-            targets, predicted = Targets(found.classes, found.shares), found.predicted
-            losses, size = self.objective.weighted(found.losses, targets), size * self.processes.world_size
-        return losses.sum() / size, (predicted == targets.classes[:, 0]).sum() / size
+            found = self.objective(self._network(x), targets)
+        if self.classifier is not None:  # every process has the losses of all images
+            size *= self.processes.world_size
+        return found.losses.sum() / size, (found.predicted == found.classes[:, 0]).sum() / size
 
     def _settle_buckets(self) -> None:
         """Let DDP rebuild its gradient buckets, which it does after the first step of a process.

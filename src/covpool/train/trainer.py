@@ -80,7 +80,7 @@ class Trainer:
         self.loader = make_loader(splits.train, recipe, self.preprocessing, processes)
         self._val_loader = None if splits.val is None else self._evaluation_loader(splits.val)
         self.batches = self.loader.batches
-        objective = make_objective(recipe, splits.train, processes.device)
+        objective = make_objective(recipe, splits.train, self.model)
         self.learner = Learner(self.model, recipe, processes, objective, self.batches)
         self.progress = Progress()
         self._origin = processes.by_first(self._describe_origin)
@@ -214,7 +214,7 @@ class Trainer:
             "seconds": progress.seconds,
         }
         if self.splits.val is not None:
-            row |= dataclasses.asdict(self.evaluate(self.splits.val)[1])
+            row |= self.evaluate(self.splits.val)[1]
             del row["images"]
         progress.history.append(row)
         is_best = self.best is row

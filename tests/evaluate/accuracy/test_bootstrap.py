@@ -22,7 +22,7 @@ def some(predictions: Predictions, ids: Any) -> Predictions:
 
 
 def all_metrics(predictions: Predictions) -> dict[str, float]:
-    metrics = dataclasses.asdict(measure(predictions, K))
+    metrics = measure(predictions, K)
     return {name: metrics[name] for name in ("top1", "top5", "macro_f1", "balanced_accuracy")}
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from covpool.evaluate.accuracy import NAMES, results_table
+from covpool.evaluate.accuracy import TITLES, results_table
 
 
 @pytest.mark.parametrize(("classes", "told"), [(5, False), (6, True)])
@@ -14,7 +14,7 @@ def test_five_guesses_are_told_where_they_may_be_wrong(classes: int, told: bool)
     results: dict[str, Any] = {
         "images": 20,
         "data": {"split": "test", "classes": classes},
-        "metrics": {**dict.fromkeys(NAMES, 1.0), "loss": 0.5},
+        "metrics": {**dict.fromkeys(TITLES, 1.0), "loss": 0.5},
         "intervals": {"top1": (0.9, 1.0)},
     }
     lines = results_table(results).splitlines()

@@ -18,6 +18,7 @@ from covpool.drawing import LIGHT, png
 from covpool.durable import replace_file
 from covpool.errors import UsageError
 from covpool.models.model import PooledClassifier
+from covpool.train.metrics import METRICS
 from covpool.train.report.figures import (
     SHOWN,
     curve_pictures,
@@ -39,14 +40,8 @@ from covpool.train.report.rendering import duration, number, percent, points, re
 from covpool.train.report.thumbnails import looks, most_confident_errors, tiles
 
 SPLITS = {"train": "training", "val": "validation", "test": "test"}
-# The names of the metrics.
-METRICS = {
-    "top1": "Top-1",
-    "top5": "Top-5",
-    "macro_f1": "Macro F1",
-    "balanced_accuracy": "Balanced accuracy",
-    "loss": "Loss",
-}
+# The titles of the metrics.
+TITLES = {name: metric.title.capitalize() for name, metric in METRICS.items()} | {"loss": "Loss"}
 Fact = tuple[str, str]
 PAGE = "report.html"
 # Thumbnails of errors, and of images that only one of two runs gets right.
@@ -78,7 +73,7 @@ def write_report(folder: Path, images: ImageSet | None = None, model: PooledClas
             title=run_title(run.summary),
             split=SPLITS.get(run.summary.get("split") or "", ""),
             metrics=metrics(run.summary),
-            metric_names=METRICS,
+            metric_names=TITLES,
             metric_text=metric_text,
             commands=next_commands(folder),
             run=run,
@@ -215,7 +210,7 @@ def _metrics(first: RunRecord, second: RunRecord) -> list[tuple[str, str, Any, A
     """Return key, name and the two values of each metric that both have."""
     one, other = metrics(first.summary), metrics(second.summary)
     return [
-        (key, name, one[key], other[key]) for key, name in METRICS.items() if key in one.keys() & other.keys()
+        (key, name, one[key], other[key]) for key, name in TITLES.items() if key in one.keys() & other.keys()
     ]
 
 
@@ -270,7 +265,7 @@ def metrics(summary: Mapping[str, Any]) -> dict[str, Any]:
     """Return the metrics of the reported split by key; top-5 only for more than 5 classes."""
     known: Mapping[str, Any] = summary.get("metrics") or {}
     left_out = {"top5"} if len(summary["classes"]) <= 5 else set()
-    return {key: known[key] for key in METRICS if key in known.keys() - left_out}
+    return {key: known[key] for key in TITLES if key in known.keys() - left_out}
 
 
 def metric_text(key: str, value: float | None) -> str:
