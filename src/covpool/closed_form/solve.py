@@ -1,0 +1,332 @@
+r"""Solve a linear classifier from sums: ridge regression in closed form, or logistic regression.
+
+With centered vectors X and centered one-hot labels Y, ridge regression is
+
+.. math::
+    W = (X^T X + \lambda I)^{-1} X^T Y = X^T (X X^T + \lambda I)^{-1} Y
+
+The bias restores the means. :math:`\lambda` is a multiple, the strength, of the mean squared norm of the
+centered vectors. It is the one with the smallest squared error on images that the solution has not seen:
+
+- With fewer rows than columns, each image is left out in turn, together with its flip. With
+  :math:`A = (X X^T + \lambda I)^{-1}` and N rows, the errors of an image's rows g are exactly
+  :math:`(\lambda A_{gg} - \tfrac1N 1 1^T)^{-1} (\lambda A Y)_g`.
+- Otherwise a solution from the sums of four fifths of the images is measured on the sums of the last fifth.
+
+Letters as in :mod:`covpool.closed_form.sums`; N = B·V rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from covpool.closed_form.sums import FOLDS, Part, Sums
+from covpool.errors import UsageError
+
+Kind = Literal["ridge", "logistic"]
+# Strengths are powers of this.
+STEP = 10**0.5
+MOST_STEPS = 12
+# Rows × columns × classes above which logistic regression is not tried.
+MAX_LOGISTIC = 4e9
+LOGISTIC_ITERATIONS = 100
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A linear classifier.
+
+    Attributes:
+        kind: how it was solved.
+        strength: of the regularization; see the module. For logistic regression, the inverse of
+            scikit-learn's ``C`` for vectors of mean squared norm 1.
+        weight: ``(K, p)`` in float64.
+        bias: ``(K,)`` in float64.
+        held_out: scores ``(B, K)`` of images that the solution of their fold has not seen: of all kept rows,
+            or of the held-out images among them.
+        labels: ``(B,)``, the classes of these images.
+        images: ``(B,)``, their numbers.
+    """
+
+    kind: Kind
+    strength: float
+    weight: Tensor
+    bias: Tensor
+    held_out: Tensor
+    labels: Tensor
+    images: Tensor
+
+    @property
+    def accuracy(self) -> float:
+        """The top-1 accuracy on held-out images."""
+        return float((self.held_out.argmax(dim=1) == self.labels).double().mean())
+
+    def scaled(self, factors: Tensor | float) -> Solution:
+        """Return the classifier with its scores multiplied, by one factor or one per class."""
+        rows = torch.as_tensor(factors, dtype=torch.float64)
+        return dataclasses.replace(
+            self,
+            weight=self.weight * (rows[:, None] if rows.ndim else rows),
+            bias=self.bias * rows,
+            held_out=self.held_out * rows,
+        )
+
+
+def solve(sums: Sums, *, kind: Kind | None = None, balance: bool = False) -> Solution:
+    """Return the classifier of some sums, with scores whose softmax are probabilities.
+
+    Args:
+        sums: of the training images.
+        kind: ``"ridge"`` or ``"logistic"``; ``None`` for ridge regression, unless logistic regression is
+            significantly more accurate on held-out images. It is tried only if all vectors are kept and it
+            is quick.
+        balance: count every class alike, for unbalanced training images.
+
+    Raises:
+        UsageError: if fewer than two classes have images.
+    """
+    if int((sums.counts() > 0).sum()) < 2:
+        raise UsageError("a classifier needs images of at least two classes")
+    found: list[Solution] = []
+    if kind != "logistic":
+        found.append(ridge(sums))
+    rows, columns = len(sums) * sums.views, min(sums.width, len(sums) * sums.views)
+    if kind == "logistic" or (
+        kind is None and sums.is_exact and rows * columns * len(sums.classes) <= MAX_LOGISTIC
+    ):
+        found.append(logistic(sums))
+    if balance:
+        counts = sums.counts().double().clamp(min=1)
+        found = [one.scaled(counts.mean() / counts if one.kind == "ridge" else 1.0) for one in found]
+    best = found[-1] if len(found) == 1 or _is_better(found[1], found[0]) else found[0]
+    return best.scaled(temperature(best.held_out, best.labels))
+
+
+def _is_better(one: Solution, other: Solution) -> bool:
+    """Return whether the difference in held-out accuracy is significant: above 2 standard errors."""
+    right = [(it.held_out.argmax(dim=1) == it.labels).double() for it in (one, other)]
+    difference = right[0] - right[1]
+    return bool(difference.mean() > 2 * difference.std() / len(difference) ** 0.5)
+
+
+def ridge(sums: Sums) -> Solution:
+    """Return the solution of ridge regression."""
+    if not sums.is_exact:
+        return _ridge_of_parts(sums)
+    if len(sums) * sums.views > sums.width:
+        return _ridge_of_many_rows(sums)
+    return _ridge_of_few_rows(sums)
+
+
+def _best_strength(error: Callable[[float], float]) -> float:
+    """Return the strength with the smallest error: from 1 downhill, in steps of half a decade."""
+    known = {0: error(1.0)}
+
+    def at(step: int) -> float:
+        if step not in known:
+            known[step] = error(STEP**step)
+        return known[step]
+
+    direction = -1 if at(-1) < at(0) else 1
+    step = 0
+    while abs(step) < MOST_STEPS and at(step + direction) < at(step):
+        step += direction
+    return STEP**step
+
+
+def _one_hot(labels: Tensor, classes: int, views: int = 1) -> Tensor:
+    return F.one_hot(labels, classes).double().repeat_interleave(views, dim=0)
+
+
+# --- fewer rows than columns: the dual, with exact leave-one-out
+
+
+def _ridge_of_few_rows(sums: Sums) -> Solution:
+    rows, classes = sums.rows, len(sums.classes)
+    x_Np = rows.vectors.flatten(0, 1).double()
+    y_NK = _one_hot(rows.labels, classes, sums.views)
+    mean_p, mean_K = x_Np.mean(dim=0), y_NK.mean(dim=0)
+    x_Np -= mean_p
+    gram_NN = x_Np @ x_Np.T
+    scale = float(gram_NN.diagonal().mean())
+    groups = torch.arange(len(rows)).repeat_interleave(sums.views)
+
+    def scores(strength: float, group_of_row: Tensor) -> Tensor:
+        """Return scores of every image, each from the images of the other groups, ``(B, K)``."""
+        inverse, targets = _dual(gram_NN, y_NK - mean_K, strength * scale)
+        errors = _left_out_errors(inverse, targets, strength * scale, group_of_row)
+        found: Tensor = (y_NK - errors).unflatten(0, (-1, sums.views))[:, 0]
+        return found
+
+    one_hot_BK = _one_hot(rows.labels, classes)
+    strength = _best_strength(lambda s: float((scores(s, groups) - one_hot_BK).square().sum()))
+    held_out = scores(strength, rows.folds.repeat_interleave(sums.views))
+    weight_pK = x_Np.T @ _dual(gram_NN, y_NK - mean_K, strength * scale)[1]
+    bias = mean_K - mean_p @ weight_pK
+    return Solution("ridge", strength, weight_pK.T, bias, held_out, rows.labels, rows.images)
+
+
+def _dual(gram_NN: Tensor, y_NK: Tensor, penalty: float) -> tuple[Tensor, Tensor]:
+    """Return ``(gram + penalty I)⁻¹``, and its product with y."""
+    regularized = gram_NN.clone()
+    regularized.diagonal().add_(penalty)
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(regularized))
+    return inverse, inverse @ y_NK
+
+
+def _left_out_errors(inverse_NN: Tensor, targets_NK: Tensor, penalty: float, group_of_row: Tensor) -> Tensor:
+    """Return labels minus scores of every row, by solutions without its group; see the module."""
+    errors = torch.empty_like(targets_NK)
+    order = group_of_row.argsort(stable=True)
+    sizes = torch.unique_consecutive(group_of_row[order], return_counts=True)[1]
+    share = 1 / len(inverse_NN)
+    if len(sizes.unique()) == 1:  # an image and its flip: all groups at once
+        rows = order.view(-1, int(sizes[0]))
+        blocks = penalty * inverse_NN[rows[:, :, None], rows[:, None, :]] - share
+        errors[rows] = torch.linalg.solve(blocks, penalty * targets_NK[rows])
+        return errors
+    for rows in order.split(sizes.tolist()):
+        block = penalty * inverse_NN[rows[:, None], rows] - share
+        errors[rows] = torch.linalg.solve(block, penalty * targets_NK[rows])
+    return errors
+
+
+# --- more rows than columns: the primal, from sums
+
+
+def _ridge_of_many_rows(sums: Sums) -> Solution:
+    """Solve from the sums of each fold, so that every image is held out once."""
+    rows, classes = sums.rows, len(sums.classes)
+    folds = []
+    for fold in range(FOLDS):
+        folds.append(Part.zeros(classes, sums.width))
+        folds[-1].add(rows[rows.folds == fold])
+    total = sum(folds[1:], start=folds[0])
+    rest = sum(folds[2:], start=folds[1])
+    strength = _best_strength(lambda s: _squared_error(_primal(rest, s), folds[0]))
+    held_out = torch.empty(len(rows), classes, dtype=torch.float64)
+    for fold, part in enumerate(folds):
+        left_out = rows.folds == fold
+        weight_pK, bias = _primal(_difference(total, part), strength)
+        held_out[left_out] = rows.vectors[left_out, 0].double() @ weight_pK + bias
+    weight_pK, bias = _primal(total, strength)
+    return Solution("ridge", strength, weight_pK.T, bias, held_out, rows.labels, rows.images)
+
+
+def _ridge_of_parts(sums: Sums) -> Solution:
+    train, held_out = sums.parts
+    strength = _best_strength(lambda s: _squared_error(_primal(train, s), held_out))
+    rows = sums.rows
+    weight_pK, bias = _primal(train, strength)
+    scores = rows.vectors[:, 0].double() @ weight_pK + bias
+    weight_pK, bias = _primal(train + held_out, strength)
+    return Solution("ridge", strength, weight_pK.T, bias, scores, rows.labels, rows.images)
+
+
+def _difference(total: Part, part: Part) -> Part:
+    return Part(total.counts - part.counts, total.class_sums - part.class_sums, total.gram - part.gram)
+
+
+def _primal(part: Part, strength: float) -> tuple[Tensor, Tensor]:
+    """Return weight ``(p, K)`` and bias ``(K,)`` of ridge regression on the images of some sums."""
+    count = part.counts.sum()
+    mean_p, mean_K = part.class_sums.sum(dim=0) / count, part.counts / count
+    gram_pp = part.full_gram().addr_(mean_p, mean_p, alpha=-float(count))
+    penalty = strength * float(gram_pp.diagonal().sum() / count)
+    gram_pp.diagonal().add_(penalty)
+    targets_pK = part.class_sums.T - torch.outer(mean_p, part.counts)
+    weight_pK = torch.cholesky_solve(targets_pK, torch.linalg.cholesky(gram_pp))
+    return weight_pK, mean_K - mean_p @ weight_pK
+
+
+def _squared_error(solution: tuple[Tensor, Tensor], part: Part) -> float:
+    """Return Σ‖xW + b − y‖² over the images of some sums, from the sums alone."""
+    weight_pK, bias = solution
+    sum_p, count = part.class_sums.sum(dim=0), part.counts.sum()
+    squares = (weight_pK * (part.full_gram() @ weight_pK)).sum() + 2 * (sum_p @ weight_pK) @ bias
+    products = (part.class_sums.T * weight_pK).sum() + part.counts @ bias
+    return float(squares + count * bias.square().sum() - 2 * products + count)
+
+
+# --- logistic regression
+
+
+def logistic(sums: Sums) -> Solution:
+    """Return the solution of logistic regression, from the kept vectors.
+
+    The strength is chosen by the loss on the held-out fold.
+    """
+    if not sums.is_exact:
+        raise UsageError("logistic regression needs the vectors of all images; there are only their sums")
+    rows, classes = sums.rows, len(sums.classes)
+    x_Np = rows.vectors.flatten(0, 1).double()
+    mean_p = x_Np.mean(dim=0)
+    x_Np -= mean_p
+    scale = float(x_Np.square().sum(dim=1).mean()) ** 0.5
+    x_Np /= scale
+    basis_pr = None
+    if len(x_Np) < sums.width:  # as many coordinates as rows are enough
+        basis_pr = torch.linalg.qr(x_Np.T)[0]
+        x_Np = x_Np @ basis_pr
+    x_Np, labels = x_Np.float(), rows.labels.repeat_interleave(sums.views)
+    fold_of_row, first_views = rows.folds.repeat_interleave(sums.views), slice(None, None, sums.views)
+    held_out = torch.zeros(len(rows), classes, dtype=torch.float64)
+    start = x_Np.new_zeros(x_Np.shape[1] + 1, classes)
+
+    def left_out(strength: float, fold: int) -> float:
+        nonlocal start
+        kept = fold_of_row != fold
+        start = _minimize(x_Np[kept], labels[kept], strength, start)
+        scores = (x_Np @ start[:-1] + start[-1])[first_views]
+        held_out[rows.folds == fold] = scores[rows.folds == fold].double()
+        some = rows.folds == fold
+        return float(F.cross_entropy(scores[some], rows.labels[some]))
+
+    strength = _best_strength(lambda s: left_out(s / 100, 0)) / 100
+    for fold in range(FOLDS):
+        left_out(strength, fold)
+    solved = _minimize(x_Np, labels, strength, start).double()
+    weight_pK = solved[:-1] if basis_pr is None else basis_pr @ solved[:-1]
+    weight_pK = weight_pK / scale
+    bias = solved[-1] - mean_p @ weight_pK
+    return Solution("logistic", strength, weight_pK.T, bias, held_out, rows.labels, rows.images)
+
+
+def _minimize(x_Np: Tensor, labels: Tensor, strength: float, start: Tensor) -> Tensor:
+    """Return weight and bias, ``(p + 1, K)``, by L-BFGS from ``start``."""
+    solution = start.clone().requires_grad_()
+    optimizer = torch.optim.LBFGS(
+        [solution],
+        max_iter=LOGISTIC_ITERATIONS,
+        tolerance_grad=1e-6,
+        tolerance_change=1e-9,
+        history_size=20,
+        line_search_fn="strong_wolfe",
+    )
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        logits = torch.addmm(solution[-1], x_Np, solution[:-1])
+        value = F.cross_entropy(logits, labels)
+        value = value + strength / (2 * len(x_Np)) * solution[:-1].square().sum()
+        value.backward()
+        return value
+
+    optimizer.step(loss)
+    return solution.detach()
+
+
+def temperature(scores: Tensor, labels: Tensor) -> float:
+    """Return the factor of the scores with the smallest cross-entropy: a search over powers of √2."""
+    if not len(labels):
+        return 1.0
+    factors = 2.0 ** torch.arange(-8, 16.5, 0.25)
+    losses = [float(F.cross_entropy(scores * float(factor), labels)) for factor in factors]
+    return float(factors[losses.index(min(losses))])
