@@ -212,23 +212,40 @@ def infer(
     Raises:
         ValueError: for example if ``out`` has the rows of another job.
     """
-    files, running = files or Files(), running or Running()
-    started = time.monotonic()
-    card = read_card(bundle)
+    read_card(bundle)  # raises before the images are listed
     _check_outside(out, data)
     with limited(requests or Requests()):
         images = open_unlabeled(data)
+    return infer_set(bundle, images, out, task, files, running, progress, name=str(data))
+
+
+def infer_set(
+    bundle: str | Path,
+    images: ImageSet,
+    out: str | Path,
+    task: Task,
+    files: Files | None = None,
+    running: Running | None = None,
+    progress: Progress = lambda done, total: None,
+    *,
+    name: str,
+) -> Done:
+    """Compute rows for the images of a set, whose name is part of the job; see :func:`infer`."""
+    files, running = files or Files(), running or Running()
+    started = time.monotonic()
+    card = read_card(bundle)
     units = divide(images, files.rows_per_file)
     place = open_place(out)
     files = _with_format(files, task, len(images), place)
     kind: Format = "csv" if files.format == "csv" else "parquet"
     writer, manifest = TableWriter(place, kind), Manifest(place)
     with place.held():
-        job = describe_job(card, task, files, images, units) | {"data": str(data)}
+        job = describe_job(card, task, files, images, units) | {"data": name}
         there = begin_or_continue(writer.place, job, str(out))
         left = list(_left(images, units, writer, manifest, running, there))
-        decoder = Decoder(Preprocessing.of(card.preprocessing))
-        predictor = partial(Predictor, pinned(bundle), task, running.device, card.sha256)
+        decoder = Decoder(Preprocessing.of(card.preprocessing), task.exact)
+        pad_to = running.batch_size if task.exact else 0
+        predictor = partial(Predictor, pinned(bundle), task, running.device, card.sha256, pad_to)
         try:
             work = Work(images, left, decoder, predictor, writer, manifest.add)
             bad = _engine(running)(work, running, progress) if left else 0

@@ -16,6 +16,11 @@ Progress = Callable[[int, int], None]
 UNREADABLE = bytes(hashlib.sha256().digest_size)
 
 
+def content_number(data: bytes) -> int:
+    """Return a number from 0 to 2**63 - 1 that identifies the bytes of an image."""
+    return int.from_bytes(hashlib.sha256(data).digest()[:8], "little") >> 1
+
+
 class Content(NamedTuple):
     """Digests of the images of a set.
 

@@ -2,7 +2,7 @@
 
 # Annotations are not postponed: jsonargparse would import the modules under TYPE_CHECKING to evaluate them.
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from covpool.device import DEVICES, Device
 from covpool.functional.arguments import check_choice, check_whole
@@ -27,6 +27,7 @@ class Predict:
         precision: precision of the network.
     """
 
+    exact: ClassVar[bool] = False
     top: int = 5
     flip: bool = False
     precision: Precision = "float32"
@@ -55,6 +56,7 @@ class Embed:
         precision: precision of the network.
     """
 
+    exact: ClassVar[bool] = False
     raw: bool = False
     project: int | None = None
     seed: int = 0

@@ -26,7 +26,7 @@ from covpool.inference.tasks import Columns
 from covpool.inference.work import Batch, Decoder, Progress, Unit, Work, Writer, bad_rows
 
 Row = dict[str, Any]
-COLUMNS = ("id", "image", "error")
+COLUMNS = ("id", "image", "error", "content")
 
 
 def run_ray(work: Work, running: Running, progress: Progress) -> int:
@@ -107,7 +107,7 @@ class _Actor:
         """Write the rows of a unit, in the batches of the local engine; return the counts as a row."""
         unit, part = _unit(str(rows["unit"][0])), None
         failure = str(rows["failure"][0])
-        parts = [] if failure else self._rows(unit, {name: np.asarray(rows[name][0]) for name in COLUMNS})
+        parts = [] if failure else self._rows(unit, {name: np.asarray(rows[name][0]) for name in COLUMNS if name in rows})
         try:
             if not failure:
                 part = self.writer(unit, parts)

@@ -60,6 +60,10 @@ class Task(Protocol):
     def precision(self) -> Precision:
         """Of the network."""
 
+    @property
+    def exact(self) -> bool:
+        """Whether values must not depend on the other images of a batch; rows then have ``content``."""
+
     def start(self, model: PooledClassifier) -> Outputs:
         """Get ready to compute it."""
 
@@ -219,8 +223,8 @@ def _arrow(columns: Columns) -> dict[str, Any]:
             made[name] = pa.FixedSizeListArray.from_arrays(
                 pa.array(values.reshape(-1)), values.shape[1], mask=pa.array(bad)
             )
-        elif name == "id":
-            made[name] = pa.array(values, pa.string())
+        elif name in ("id", "content"):
+            made[name] = pa.array(values, pa.string() if name == "id" else pa.int64())
         else:
             kind = pa.float32() if values.dtype == np.float32 else pa.string()
             made[name] = pa.array(values, kind, mask=~bad if name == "error" else bad)

@@ -26,6 +26,7 @@ from covpool.data.retries import cannot_go_on
 from covpool.data.transforms import Preprocessing, pixels_transform
 from covpool.device import chosen_device
 from covpool.errors import BadImageError, DataError, ShardError, UnreachableError, UsageError
+from covpool.inference.content import content_number
 from covpool.inference.forward import Forward, open_bundle
 from covpool.inference.options import Running
 from covpool.inference.place import Part
@@ -84,10 +85,11 @@ class Decoder:
 
     Args:
         preprocessing: the preprocessing of the network.
+        with_content: add a column ``content``, which identifies the bytes of each image.
     """
 
-    def __init__(self, preprocessing: Preprocessing) -> None:
-        self.size = preprocessing.size
+    def __init__(self, preprocessing: Preprocessing, with_content: bool = False) -> None:
+        self.size, self.with_content = preprocessing.size, with_content
         self.pixels = pixels_transform(preprocessing)
 
     def __call__(self, data: bytes) -> Tensor:
@@ -102,23 +104,29 @@ class Decoder:
     def batch(self, images: ImageSet, numbers: Sequence[int]) -> Batch:
         """Return the columns ``id``, ``image`` and ``error``; unreadable images have zeros as pixels.
 
+        With ``with_content`` there is a column ``content`` too, 0 for unreadable images.
+
         Raises:
             ShardError: if the whole input became unreadable.
         """
         pixels = torch.zeros(len(numbers), 3, self.size, self.size, dtype=torch.uint8)
         ids = np.empty(len(numbers), dtype=object)
-        errors = np.full(len(numbers), "", dtype=object)
+        errors, content = np.full(len(numbers), "", dtype=object), np.zeros(len(numbers), dtype=np.int64)
         for row, i in enumerate(numbers):
             ids[row] = image_id(images, i)
             try:
-                pixels[row] = self(images.read(i))
+                data = images.read(i)
+                pixels[row] = self(data)
+                if self.with_content:
+                    content[row] = content_number(data)
             except BadImageError as error:
                 errors[row] = f"{error.reason}: {error}"
             except UnreachableError as error:
                 errors[row] = f"{UNREACHABLE}{error}"
             except OSError as error:
                 errors[row] = f"unreadable: {error.strerror or error}"
-        return {"id": ids, "image": pixels, "error": errors}
+        batch = {"id": ids, "image": pixels, "error": errors}
+        return batch | {"content": content} if self.with_content else batch
 
 
 def image_id(images: ImageSet, i: int) -> str:
@@ -143,10 +151,16 @@ class Predictor:
         task: computes the columns.
         device: one of :data:`covpool.device.DEVICES`; ``"auto"`` is a GPU if there is one.
         sha256: the hash of the weights. A process may start long after the job, when the bundle was replaced.
+        pad_to: number of images to pad every batch to. A vector then does not depend on its batch.
     """
 
     def __init__(
-        self, bundle: str | Path, task: Task, device: str = "auto", sha256: str | None = None
+        self,
+        bundle: str | Path,
+        task: Task,
+        device: str = "auto",
+        sha256: str | None = None,
+        pad_to: int = 0,
     ) -> None:
         found = chosen_device(device)
         model = open_bundle(str(bundle), found)
@@ -160,10 +174,13 @@ class Predictor:
             precision=task.precision,
             views="flip" if task.flip else "one",
             preprocessing=Preprocessing.of(model.pretrained_cfg),
+            pad_to=pad_to,
         )
 
     def __call__(self, batch: Batch) -> Columns:
         """Return ``id``, the columns of the task, and ``error``, which is ``""`` for usable images.
+
+        A column ``content`` is passed on.
 
         Args:
             batch: the columns of :meth:`Decoder.batch`.
@@ -177,7 +194,8 @@ class Predictor:
             errors[good[~finite]] = NOT_FINITE
             for name, values in made.items():
                 columns[name][good[finite]] = values[finite]
-        return {"id": batch["id"], **columns, "error": errors}
+        passed_on = {"content": batch["content"]} if "content" in batch else {}
+        return {"id": batch["id"], **passed_on, **columns, "error": errors}
 
 
 def _finite_rows(columns: Columns, count: int) -> NDArray[np.bool_]:
