@@ -269,9 +269,7 @@ def run_local(work: Work, running: Running, progress: Progress) -> int:
     unfinished: dict[str, list[Columns]] = {}
     with ThreadPoolExecutor(1) as thread:
         writing: Future[Part] | None = None
-        for (unit, numbers), batch in _batches(work, running):
-            if isinstance(batch, Failure):
-                raise DataError(batch.sentence)
+        for (unit, numbers), batch in decoded_batches(work.images, work.units, work.decoder, running):
             rows = predictor(batch)
             unfinished.setdefault(unit.name, []).append(rows)
             done, bad = done + len(numbers), bad + bad_rows(rows)
@@ -285,16 +283,28 @@ def run_local(work: Work, running: Running, progress: Progress) -> int:
     return bad
 
 
-def _batches(work: Work, running: Running) -> Iterator[Decoded]:
+def decoded_batches(
+    images: ImageSet, units: Sequence[Unit], decoder: Decoder, running: Running
+) -> Iterator[tuple[Piece, Batch]]:
+    """Yield the decoded batches of some units, which other processes decode.
+
+    Raises:
+        DataError: if the whole input became unreadable.
+    """
     loader = DataLoader(
-        _Batches(work.images, work.decoder),
+        _Batches(images, decoder),
         batch_size=None,
-        sampler=_Pieces(work.units, running),
+        sampler=_Pieces(units, running),
         num_workers=running.workers,
         collate_fn=_as_it_is,
         worker_init_fn=outlive_signals() if running.workers else None,
     )
-    return (decoded for decoded in loader if decoded is not None)
+    for decoded in loader:
+        if decoded is None:
+            continue
+        if isinstance(decoded.batch, Failure):
+            raise DataError(decoded.batch.sentence)
+        yield decoded.piece, decoded.batch
 
 
 class _Batches(Dataset[Decoded | None]):
