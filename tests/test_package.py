@@ -106,10 +106,10 @@ def test_package_imports_torch_and_nothing_else(package: str) -> None:
         ("functional", "covpool.nn", True),
         ("functional", "covpool", True),
         ("nn", "covpool.functional", False),
-        ("nn", "covpool.bench.timing", True),
+        ("nn", "lab.bench.timing", True),
         ("bench", "covpool.nn", False),
         ("bench", "covpool.__version__", False),
-        ("bench", "covpool.reproduce", True),
+        ("bench", "lab.reproduce", True),
         ("bench", "torch", False),
     ],
 )
@@ -122,10 +122,10 @@ def test_imports_are_found_wherever_they_are() -> None:
 import torch.nn as nn
 from covpool import functional, __version__
 def f():
-    from covpool.bench.timing import time
+    from lab.bench.timing import time
 """
     found = sorted(imported_modules(ast.parse(source)))
-    assert found == ["covpool.__version__", "covpool.bench.timing", "covpool.functional", "torch.nn"]
+    assert found == ["covpool.__version__", "lab.bench.timing", "covpool.functional", "torch.nn"]
 
 
 def modules_after(script: str) -> set[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from covpool.bench import read_results, run_methods
+from lab.bench import read_results, run_methods
 from covpool.cli.bench import Arguments
 from covpool.cli.main import main
 from covpool.cli.parser import make_parser

@@ -13,12 +13,12 @@ import torch
 from PIL import Image
 
 from covpool.cli.main import VERBS, main, verb_file
-from covpool.reproduce.networks import SMALLEST
-from covpool.reproduce.runner import run_all
+from lab.reproduce.networks import SMALLEST
+from lab.reproduce.runner import run_all
 from tests.data.pictures import SPARROWS, needs_sparrows
 from tests.evaluate.birds import CLASSES, a_bundle
 from tests.models.weights.paper_networks import vgg_weights
-from tests.reproduce.conftest import write_tiny_imagenet
+from tests.lab.reproduce.conftest import write_tiny_imagenet
 
 SIDE = 72
 # A file that each example leaves for the user.
@@ -86,7 +86,7 @@ def provide(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
         torch.save({"state_dict": vgg_weights(classes=3, dim=16, hidden=8)}, "vgg.pth.tar")
     if verb == "reproduce":  # at the smallest scale, because the full one trains for minutes
         write_tiny_imagenet(Path("tiny-imagenet-200"))
-        monkeypatch.setattr("covpool.reproduce.runner.run_all", partial(run_all, scale=SMALLEST))
+        monkeypatch.setattr("lab.reproduce.runner.run_all", partial(run_all, scale=SMALLEST))
 
 
 def test_every_verb_has_an_example_of_one_line() -> None:

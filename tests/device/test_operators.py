@@ -159,8 +159,8 @@ def test_time_and_memory(device: torch.device, record: Callable[[str, str], None
 def test_bench_measures_on_it(device: torch.device, tmp_path: Path) -> None:
     from dataclasses import replace
 
-    from covpool.bench import read_results, run_methods
-    from covpool.bench.methods import LAYER_SCHEDULE
+    from lab.bench import read_results, run_methods
+    from lab.bench.methods import LAYER_SCHEDULE
 
     path = run_methods(
         tmp_path,

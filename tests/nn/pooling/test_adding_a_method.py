@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from covpool.bench.layers import chosen_entries
+from lab.bench.layers import chosen_entries
 from covpool.nn import CovPool, methods
 from covpool.nn.pooling import METHODS
 from covpool.train.recipe_files import read_recipe
