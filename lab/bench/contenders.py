@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from lab.bench.layers import Problem, value_alone
 from covpool.functional import fitted_steps, isqrt_cov
+from lab.bench.layers import Problem, value_alone
 
 
 @dataclass(frozen=True)

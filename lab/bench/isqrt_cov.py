@@ -1,26 +1,26 @@
 """Benchmark ``isqrt_cov`` against the alternatives: time, memory, number of products, rounding error.
 
-    python -m lab isqrt_cov                                  # about half an hour on two cores
-    python -m lab isqrt_cov --resume                         # keep the sizes that are done
-    python -m lab isqrt_cov --render FILE --page README.md   # page, figure and summary from results
+    python -m lab isqrt_cov            # about half an hour on two cores; rerun it to resume
+    python -m lab figures isqrt_cov    # page, figure and summary from results
 
 It writes ``results/<version>/isqrt_cov--<machine>--<device>.json`` with a page and a figure next to it.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import logging
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
+from covpool.device import chosen_device
+from covpool.functional import isqrt_cov
+from covpool.terminal import Progress
 from lab.bench.bare_engine import BARE, recorded_products
 from lab.bench.contenders import (
     BFLOAT16,
@@ -41,11 +41,17 @@ from lab.bench.isqrt_cov_plot import draw
 from lab.bench.isqrt_cov_table import markdown, summary
 from lab.bench.layers import MEASURES, Problem, Size, bytes_kept_for_backward, chosen_sizes
 from lab.bench.timing import MakeProgress, Schedule, rounded, silence, time_interleaved, timing_figures
-from covpool.device import chosen_device
-from covpool.durable import replace_file
-from covpool.functional import isqrt_cov
-from covpool.provenance.origin import Results, check_schema, new_results, results_path
-from covpool.terminal import Progress
+from lab.record import (
+    RESULTS,
+    ROOT,
+    SAME,
+    committed_file,
+    new_record,
+    read_record,
+    record_file,
+    resumed,
+    write_record,
+)
 
 SUITE = "isqrt_cov"
 CONTENDERS = {
@@ -65,14 +71,14 @@ CONTENDERS = {
     )
 }
 # Code that a result depends on, relative to the package. A resumed run must have the same code.
-SOURCES = ("functional", "../../lab/bench")
+SOURCES = ("functional", "lab/bench")
 BEGIN, END = "<!-- benchmark:begin -->", "<!-- benchmark:end -->"
 
 log = logging.getLogger(__name__)
 
 
 def run_isqrt_cov(
-    out: str | Path = "results",
+    out: str | Path = RESULTS,
     *,
     sizes: Iterable[str | Size] | None = None,
     batch: int | None = None,
@@ -81,7 +87,7 @@ def run_isqrt_cov(
     schedule: Schedule | None = None,
     device: str = "cpu",
     seed: int = 0,
-    resume: bool = False,
+    again: bool = False,
     progress: MakeProgress = silence,
 ) -> Path:
     """Measure every size, and write the results after each.
@@ -95,7 +101,8 @@ def run_isqrt_cov(
         schedule: rounds and warm-up.
         device: ``"cpu"`` or ``"cuda"``.
         seed: seed of the features, the upstream gradient and the order within rounds.
-        resume: keep the sizes that an earlier run finished; raise if its code or arguments differ.
+        again: measure all sizes; otherwise those that an earlier run finished are kept. Raise if its code or
+            arguments differ.
         progress: function that makes a progress listener for each part.
 
     Returns:
@@ -112,18 +119,19 @@ def run_isqrt_cov(
         "dtype": "float32",
         "schedule": asdict(schedule),
     }
-    results: Results = {"suite": SUITE, **new_results(SOURCES, arguments, device, seed), "sizes": {}}
-    path = results_path(out, SUITE, results)
-    if resume and path.exists():
-        results["sizes"] = _finished(path, results)
+    results = new_record(SUITE, SOURCES, arguments, device=device, seed=seed) | {"sizes": {}}
+    path = record_file(results, out)
+    # The list of sizes may differ from that of an earlier run.
+    same = (*SAME, "contenders", "steps", "dtype", "schedule")
+    results = resumed(results, path, same=same, again=again)
     for size in wanted:
-        if _same_shape(results["sizes"].get(size.name), size):
+        if size.is_that_of(results["sizes"].get(size.name)):
             log.info("%s: already measured", size.name)
             continue
         log.info("%s: %d channels, %d positions", size.name, size.channels, size.positions)
         problem = Problem(size, steps=steps, seed=seed, device=device)
         results["sizes"][size.name] = measure(problem, selected, schedule, progress)
-        write_results(path, results)
+        write_record(path, results)
     return path
 
 
@@ -173,27 +181,6 @@ def _selected(names: Collection[str] | None) -> list[Contender]:
     ]
 
 
-def _finished(path: Path, now: Results) -> dict[str, Any]:
-    """Return the sizes of an earlier run; the list of sizes may differ, everything else must match."""
-    earlier = read_results(path)
-    named = ("schema_version", "suite", "seed", "source", "versions", "machine", "device")
-    changed = [name for name in named if earlier[name] != now[name]]
-    for name in ("contenders", "steps", "dtype", "schedule"):
-        if earlier["arguments"][name] != now["arguments"][name]:
-            changed.append(name)
-    if changed:
-        raise ValueError(
-            f"cannot resume {path}: {', '.join(changed)} changed since; run without --resume to start again"
-        )
-    sizes: dict[str, Any] = earlier["sizes"]
-    return sizes
-
-
-def _same_shape(found: dict[str, Any] | None, size: Size) -> bool:
-    shape = {"channels": size.channels, "positions": size.positions, "batch": size.batch}
-    return found is not None and {name: found[name] for name in shape} == shape
-
-
 def _untimed(contender: Contender, ready: Prepared, problem: Problem, exact: Reference) -> dict[str, Any]:
     """Measure products, memory and error, without timing."""
     products = kept = error = None
@@ -234,24 +221,10 @@ def relative_errors(pool: Callable[[Tensor], Tensor], problem: Problem, exact: R
     }
 
 
-def read_results(path: str | Path) -> Results:
-    """Read results, and check them against the schema."""
-    results: Results = json.loads(Path(path).read_text(encoding="utf-8"))
-    check_schema(results, "benchmarks", SUITE)
-    return results
-
-
-def write_results(path: Path, results: Results) -> None:
-    """Check results against the schema, and replace the file in one step."""
-    check_schema(results, "benchmarks", SUITE)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, (json.dumps(results, indent=2, ensure_ascii=False) + "\n").encode())
-
-
 def render(path: str | Path) -> list[Path]:
     """Write the page (``.md``) and the figure (``.png``) next to a results JSON, and return both paths."""
     path = Path(path)
-    results = read_results(path)
+    results = read_record(path, SUITE)
     page, figure = path.with_suffix(".md"), path.with_suffix(".png")
     draw(results, figure)
     page.write_text(markdown(results, figure.name), encoding="utf-8")
@@ -265,50 +238,59 @@ def summary_into(page: str | Path, path: str | Path) -> Path:
     _, end, after = rest.partition(END)
     if not (begin and end):
         raise ValueError(f"{page} has no lines {BEGIN} and {END} to write between")
-    block = f"{BEGIN}\n{summary(read_results(path))}\n{END}"
+    block = f"{BEGIN}\n{summary(read_record(path))}\n{END}"
     page.write_text(before + block + after, encoding="utf-8")
     return page
 
 
-def main(words: Sequence[str] | None = None) -> list[Path]:
-    """Measure and render, or render alone; print and return the files written."""
-    parser = argparse.ArgumentParser(prog="python -m lab isqrt_cov")
-    add = parser.add_argument
-    add("--out", default="results", help="results folder (default: results)")
-    add("--sizes", nargs="+", help="feature sizes: 13x13, 14x14, 7x7, vit, 28x28 or C:n (default: all named)")
-    add("--batch", type=int, help="images per batch (default: the size's own)")
-    add("--rounds", type=int, default=30, help="timed rounds (default: 30)")
-    add("--no-compiled", action="store_true", help="leave out torch.compile")
-    add("--resume", action="store_true", help="keep the sizes that an earlier run finished")
-    add("--device", choices=("cpu", "cuda"), default="cpu", help="device (default: cpu)")
-    add("--seed", type=int, default=0, help="random seed (default: 0)")
-    add(
-        "--render", type=Path, metavar="FILE", help="write page and figure of a results JSON; measure nothing"
-    )
-    add("--page", type=Path, help="Markdown page with benchmark marks, to write the summary into")
-    arguments = parser.parse_args(words)
+def main(
+    out: Path = RESULTS,
+    sizes: tuple[str, ...] | None = None,
+    batch: int | None = None,
+    rounds: int = 30,
+    compiled: bool = True,
+    device: Literal["cpu", "cuda"] = "cpu",
+    seed: int = 0,
+    again: bool = False,
+) -> list[Path]:
+    """Compare isqrt_cov with eigh, svd, the paper's equations and bare products: time, memory, error.
+
+    It takes about half an hour on two cores. Rerun the command to resume. It also writes a page and a figure.
+
+    Args:
+        out: results folder.
+        sizes: feature sizes: 13x13, 14x14, 7x7, vit, 28x28, or channels and positions, as 64:49; all named
+            ones if not given.
+        batch: images per batch; the size's own if not given.
+        rounds: timed rounds.
+        compiled: measure torch.compile too.
+        device: device.
+        seed: random seed.
+        again: measure again what an earlier run has measured.
+    """
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    written = []
-    path = arguments.render
-    if path is None:
-        path = run_isqrt_cov(
-            arguments.out,
-            sizes=arguments.sizes,
-            batch=arguments.batch,
-            contenders=[n for n in CONTENDERS if n != COMPILED.name or not arguments.no_compiled],
-            schedule=Schedule(rounds=arguments.rounds),
-            device=arguments.device,
-            seed=arguments.seed,
-            resume=arguments.resume,
-            progress=Progress,
-        )
-        written.append(path)
-    written += render(path)
-    if arguments.page is not None:
-        written.append(summary_into(arguments.page, path))
-    print("\n".join(map(str, written)))
+    path = run_isqrt_cov(
+        out,
+        sizes=sizes,
+        batch=batch,
+        contenders=[name for name in CONTENDERS if name != COMPILED.name or compiled],
+        schedule=Schedule(rounds=rounds),
+        device=device,
+        seed=seed,
+        again=again,
+        progress=Progress,
+    )
+    written = [path, *render(path)]
+    print(*written, sep="\n")
     return written
 
 
-if __name__ == "__main__":
-    main()
+def write_pages(file: Path | None = None, page: Path = ROOT / "README.md") -> list[Path]:
+    """Write the page and the figure of results, and their summary in another page.
+
+    Args:
+        file: results of ``python -m lab isqrt_cov``; the committed ones if not given.
+        page: Markdown page with benchmark marks.
+    """
+    file = file or committed_file(SUITE)
+    return [*render(file), summary_into(page, file)]

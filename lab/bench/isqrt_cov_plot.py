@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from covpool.provenance.origin import Results
 from lab.bench.isqrt_cov_table import TARGETS
 from lab.bench.layers import Measure
-from covpool.provenance.origin import Results
 
 # Contender, color (distinguishable with any color vision), and text of the legend.
 _BARS = {

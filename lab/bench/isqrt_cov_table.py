@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from covpool.provenance.origin import Results
 from lab.bench.layers import MEASURES, MIB
 from lab.bench.table import machine_words, number, source_words, table, with_quartiles
-from covpool.provenance.origin import Results
 
 Quantity = Literal["speedup", "overhead", "cost", "memory"]
 
@@ -103,7 +103,7 @@ _EXPLANATION = (
 
 def markdown(results: Results, plot: str | None = None) -> str:
     """Return the whole report: origin, plot, targets, times, products, memory and error."""
-    parts = [f"# {results['suite']} on {machine_words(results)}", _origin(results)]
+    parts = [f"# {results['experiment']} on {machine_words(results)}", _origin(results)]
     if plot is not None:
         parts.append(f"![Time of each contender as a multiple of ours]({plot})")
     parts += ["## Targets", _targets(results)]

@@ -10,11 +10,11 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from lab.bench.timing import MakeProgress, Schedule, rounded, silence, time_interleaved, timing_figures
 from covpool.errors import UsageError
 from covpool.functional import covariance
 from covpool.functional.arguments import check_choice, check_whole
 from covpool.nn.pooling import METHODS, Method
+from lab.bench.timing import MakeProgress, Schedule, rounded, silence, time_interleaved, timing_figures
 
 MIB = 2**20
 Measure = Literal["value", "value_and_gradient"]
@@ -33,6 +33,11 @@ class Size:
     def __post_init__(self) -> None:
         for name in ("channels", "positions", "batch"):
             check_whole(name, getattr(self, name))
+
+    def is_that_of(self, found: Mapping[str, Any] | None) -> bool:
+        """Return whether results are of this size; ``None`` stands for no results."""
+        names = ("channels", "positions", "batch")
+        return found is not None and all(found[name] == getattr(self, name) for name in names)
 
 
 SIZES = {

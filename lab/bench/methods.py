@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import json
+import logging
+import sys
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from lab.bench.layers import Entry, Problem, Size, chosen_entries, chosen_sizes, measure_layers
-from lab.bench.steps import BATCH_SIZES, PAPER_SETTING, Setting, measured_steps
-from lab.bench.timing import MakeProgress, Schedule, silence
-from covpool.device import chosen_device
-from covpool.durable import replace_file
+from covpool.device import Device, chosen_device
 from covpool.errors import UsageError
 from covpool.functional.arguments import check_choice, check_whole
-from covpool.provenance.origin import Results, check_schema, new_results, results_path
+from covpool.terminal import Progress
+from lab.bench.layers import Entry, Problem, Size, chosen_entries, chosen_sizes, measure_layers
+from lab.bench.steps import BATCH_SIZES, PAPER_SETTING, Setting, measured_steps
+from lab.bench.table import report
+from lab.bench.timing import MakeProgress, Schedule, silence
+from lab.record import RESULTS, SAME, new_record, read_record, record_file, resumed, write_record
 
 SUITE = "methods"
 SECTIONS = ("layers", "training")
@@ -26,7 +28,7 @@ STEP_ROUNDS = 5
 
 
 def run_methods(
-    out: str | Path = "results",
+    out: str | Path = RESULTS,
     *,
     sections: Collection[str] = SECTIONS,
     methods: Collection[str] | None = None,
@@ -38,6 +40,7 @@ def run_methods(
     setting: Setting = PAPER_SETTING,
     device: str = "cpu",
     seed: int = 0,
+    again: bool = False,
     progress: MakeProgress = silence,
 ) -> Path:
     """Measure every pooling method as a layer, and some of them in training steps of a whole network.
@@ -56,6 +59,7 @@ def run_methods(
         device: device of the layers, one of :data:`covpool.device.DEVICES`; training steps always run on
             the CPU.
         seed: seed of features, gradients, weights, images and the order within rounds.
+        again: measure everything again; otherwise the parts in an earlier file of the same run are kept.
         progress: makes a progress listener for each part.
 
     Returns:
@@ -74,30 +78,32 @@ def run_methods(
         "batch_sizes": list(batch_sizes),
         "step_rounds": step_rounds,
     }
-    packages = ("functional", "nn", "models", "train", "../../lab/bench")
-    results: Results = {
-        "suite": SUITE,
-        **new_results(packages, arguments, device, seed),
+    packages = ("functional", "nn", "models", "train", "lab/bench")
+    record = new_record(SUITE, packages, arguments, device=device, seed=seed) | {
         "layers": {},
         "training": None,
     }
-    path = results_path(out, SUITE, results)
+    path = record_file(record, out)
+    record = resumed(record, path, same=(*SAME, *arguments), again=again)
     if "layers" in sections:
         for size in wanted:
+            if size.is_that_of(record["layers"].get(size.name)):
+                continue
             problem = Problem(size, seed=seed, device=device)
-            results["layers"][size.name] = measure_layers(problem, entries, schedule, progress)
-            write_results(path, results)
+            record["layers"][size.name] = measure_layers(problem, entries, schedule, progress)
+            write_record(path, record)
     if "training" in sections:
-        results["training"] = _trained(setting)
-        total = step_rounds * sum(batch_sizes)
+        record["training"] = record["training"] or _trained(setting)
+        finished = {one["batch"] for one in record["training"]["steps"]}
+        left = [size for size in batch_sizes if size not in finished]
         with progress("images in steps of training") as log:
             done = 0
-            for one in measured_steps(batch_sizes, step_rounds, seed, setting):
+            for one in measured_steps(left, step_rounds, seed, setting):
                 done += one.batch
-                log(done, total)
+                log(done, step_rounds * sum(left))
                 if one.results is not None:
-                    results["training"]["steps"].append(one.results)
-                    write_results(path, results)
+                    record["training"]["steps"].append(one.results)
+                    write_record(path, record)
     return path
 
 
@@ -125,25 +131,50 @@ def _trained(setting: Setting) -> dict[str, Any]:
     }
 
 
-def read_results(path: str | Path) -> Results:
-    """Read results from a JSON file, and check them against the schema."""
-    results: Results = json.loads(Path(path).read_text(encoding="utf-8"))
-    _check_suite(results)
-    return results
+def main(
+    out: Path = RESULTS,
+    sections: tuple[Literal["layers", "training"], ...] = ("layers", "training"),
+    methods: tuple[str, ...] | None = None,
+    sizes: tuple[str, ...] = PAPER_SIZES,
+    batch: int | None = None,
+    rounds: int = LAYER_SCHEDULE.rounds,
+    batch_sizes: tuple[int, ...] = BATCH_SIZES,
+    step_rounds: int = STEP_ROUNDS,
+    device: Device = "cpu",
+    seed: int = 0,
+    again: bool = False,
+) -> None:
+    """Measure time and memory of every pooling method, next to the paper's Table 2 and Figure 3.
 
+    It takes about 15 minutes on two cores, and prints the tables. Rerun the command to resume.
 
-def write_results(path: Path, results: Results) -> None:
-    """Check results against the schema, and replace the file in one step: a crash leaves no partial file."""
-    _check_suite(results)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, (json.dumps(results, indent=2, ensure_ascii=False) + "\n").encode())
-
-
-def _check_suite(results: Results) -> None:
-    suite = results.get("suite")
-    if suite != SUITE:
-        raise UsageError(
-            f"these are not results of python -m lab bench: suite is {suite!r}, not {SUITE!r}; "
-            "in a checkout, python -m lab isqrt_cov renders those of isqrt_cov"
-        )
-    check_schema(results, "lab.bench", SUITE)
+    Args:
+        out: results folder.
+        sections: parts to measure: layers (Table 2), training (Figure 3).
+        methods: pooling methods, as [gap,mpn_cov]; all if not given. isqrt_cov is always measured.
+        sizes: feature sizes of the layers: 13x13, 14x14, 7x7, vit, 28x28, or channels and positions, as
+            64:49.
+        batch: images per batch of a layer; the size's own if not given.
+        rounds: timed rounds of the layers.
+        batch_sizes: batch sizes of the training steps.
+        step_rounds: timed rounds of the training steps.
+        device: device of the layers; training steps always run on the CPU.
+        seed: random seed.
+        again: measure again what an earlier run has measured.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    path = run_methods(
+        out,
+        sections=sections,
+        methods=methods,
+        sizes=sizes,
+        batch=batch,
+        schedule=replace(LAYER_SCHEDULE, rounds=rounds),
+        batch_sizes=batch_sizes,
+        step_rounds=step_rounds,
+        device=device,
+        seed=seed,
+        again=again,
+        progress=Progress,
+    )
+    print(report(read_record(path)), path, sep="\n\n")

@@ -5,13 +5,13 @@ The page has the tables that ``python -m lab bench`` prints, and sentences that 
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
-from lab.bench.methods_plot import draw
+from covpool.provenance.origin import Results
 from lab.bench.layers import REFERENCE
-from lab.bench.methods import read_results
+from lab.bench.methods import SUITE
+from lab.bench.methods_plot import draw
 from lab.bench.table import (
     DECOMPOSITIONS,
     LAYERS,
@@ -21,7 +21,7 @@ from lab.bench.table import (
     times_isqrt_cov,
     with_quartiles,
 )
-from covpool.provenance.origin import Results
+from lab.record import committed_file, read_record
 
 WHY_A_GPU_DIFFERS = (
     "An iteration of Newton-Schulz is a few products of matrices. A GPU runs the products of a whole "
@@ -180,12 +180,17 @@ def _range(values: list[float]) -> str:
 
 def render(path: Path) -> list[Path]:
     """Write the page (``.md``) and the figure (``.png``) next to a results JSON, and return both paths."""
-    results = read_results(path)
+    results = read_record(path, SUITE)
     page, figure = path.with_suffix(".md"), path.with_suffix(".png")
     draw(results, figure)
     page.write_text(markdown(results, figure.name), encoding="utf-8")
     return [page, figure]
 
 
-if __name__ == "__main__":
-    print("\n".join(str(file) for given in sys.argv[1:] for file in render(Path(given))))
+def write_pages(file: Path | None = None) -> list[Path]:
+    """Write the page and the figure of results.
+
+    Args:
+        file: results of ``python -m lab bench``; the committed ones if not given.
+    """
+    return render(file or committed_file(SUITE))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from covpool.provenance.origin import Results
 from lab.bench.layers import MIB, REFERENCE
 from lab.bench.table import DECOMPOSITIONS, LAYERS, PAPER_SIZE, number, times_isqrt_cov
-from covpool.provenance.origin import Results
 
 # Distinguishable with any color vision.
 LAYER, DECOMPOSITION, PAPER = "#0072B2", "#999999", "#D55E00"

@@ -1,7 +1,7 @@
 """Benchmark the sharded classifier against a dense one under DistributedDataParallel.
 
-    python -m lab sharded                      # measures, and writes JSON and tables under results/
-    python -m lab sharded --page FILE.json     # writes the tables and the figure of docs/scale_out.md
+    python -m lab sharded            # measures, and writes JSON and tables under results/
+    python -m lab figures sharded    # writes the tables and the figure of docs/scale_out.md
 
 It measures three things, on random features and with SGD with momentum:
 
@@ -14,14 +14,13 @@ The bytes sent are those that a process wrote to sockets, by ``/proc/self/io``. 
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,7 @@ from torch.nn.parallel import DistributedDataParallel
 from covpool.drawing import LIGHT, dress, new_figure, png
 from covpool.durable import replace_file
 from covpool.nn.sharded import ShardedLinear
-from covpool.provenance.origin import new_results, results_path
+from lab.record import RESULTS, ROOT, committed_file, new_record, read_record, record_file, write_record
 
 SEED = 0
 KINDS = ("dense", "sharded")
@@ -46,7 +45,7 @@ CLASSES = (1_000, 10_000, 100_000)
 TRAFFIC = {"classes": CLASSES, "processes": (1, 2, 4), "features": 512, "images": 64}
 TIMES = {"classes": CLASSES, "processes": 2, "features": 2_080, "images": 64, "rounds": 3}
 LARGEST = {"classes": 75_000, "processes": 4, "features": 8_256, "images": 32, "steps": 4}
-PAGE = Path(__file__).parents[1] / "docs" / "scale_out.md"
+PAGE = ROOT / "docs" / "scale_out.md"
 FIGURE = PAGE.parent / "images" / "sharded.png"
 # Classes, features, GPUs and images per step of classifiers that are planned but not run.
 PLANNED = ((1_000_000, 8_256, 64, 4_096), (1_000_000, 512, 64, 4_096), (10_000, 32_896, 8, 1_024))
@@ -182,7 +181,7 @@ def _run(
 def measure(traffic: dict[str, Any], times: dict[str, Any], largest: dict[str, Any]) -> dict[str, Any]:
     """Run all measurements."""
     arguments = {"traffic": traffic, "times": times, "largest": largest}
-    results = new_results(("nn", "models"), arguments, "cpu", SEED)
+    results = new_record("sharded", ("nn", "models", "lab/bench"), arguments, seed=SEED)
     rows, timed = [], []
     for processes in traffic["processes"]:
         for classes in traffic["classes"]:
@@ -323,27 +322,25 @@ def page(text: str, results: dict[str, Any]) -> str:
     return text
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    """Measure, or write the page."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--out", default="results", help="folder of results")
-    parser.add_argument(
-        "--page", metavar="FILE.json", help="write the tables of docs/scale_out.md from results"
-    )
-    arguments = parser.parse_args(words)
-    if arguments.page:
-        results = json.loads(Path(arguments.page).read_text())
-        replace_file(PAGE, page(PAGE.read_text(encoding="utf-8"), results).encode())
-        replace_file(FIGURE, png(draw(results), dpi=120))
-        return
+def main(out: Path = RESULTS) -> None:
+    """Measure bytes and seconds of a classifier that is divided among processes, against a dense one.
+
+    Args:
+        out: results folder.
+    """
     results = measure(TRAFFIC, TIMES, LARGEST)
-    path = results_path(arguments.out, "sharded", results)
-    replace_file(path, json.dumps(results, indent=1).encode() + b"\n")
-    replace_file(path.with_suffix(".md"), f"# Sharded classifier\n\n{tables(results)}\n".encode())
+    path = record_file(results, out)
+    write_record(path, results, f"# Sharded classifier\n\n{tables(results)}")
     print(path)
 
 
-if __name__ == "__main__":
-    main()
+def write_pages(file: Path | None = None) -> list[Path]:
+    """Write the tables and the figure of docs/scale_out.md.
+
+    Args:
+        file: results of ``python -m lab sharded``; the committed ones if not given.
+    """
+    results = read_record(file or committed_file("sharded"))
+    replace_file(PAGE, page(PAGE.read_text(encoding="utf-8"), results).encode())
+    replace_file(FIGURE, png(draw(results), dpi=120))
+    return [PAGE, FIGURE]

@@ -21,6 +21,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.multiprocessing.spawn import ProcessContext, spawn
 
+from covpool.models.create import create_model
+from covpool.processes import Processes, joined_processes
+from covpool.train.network import make_parallel
 from lab.bench.layers import REFERENCE, paper_options
 from lab.bench.timing import (
     Round,
@@ -31,9 +34,6 @@ from lab.bench.timing import (
     timing_figures,
     timing_of,
 )
-from covpool.models.create import create_model
-from covpool.processes import Processes, joined_processes
-from covpool.train.network import make_parallel
 
 # The paper compares the first two; the third is the network without second-order pooling.
 POOLS = (REFERENCE, "mpn_cov", "gap")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from lab.bench.layers import MIB
 from covpool.provenance.origin import Results
+from lab.bench.layers import MIB
 
 
 class PaperLayer(NamedTuple):

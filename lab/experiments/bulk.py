@@ -1,6 +1,6 @@
 """Measure decoding and inference rates on one core, and compute the cost of a billion images from them.
 
-    python -m lab bulk PHOTOS results/VERSION/bulk--MACHINE--cpu
+    python -m lab bulk PHOTOS
 
 PHOTOS is a folder of photographs. The experiment writes a JSON file and the tables of docs/scale.md. Rates
 are per second of CPU time, so other processes hardly affect them.
@@ -8,9 +8,7 @@ are per second of CPU time, so other processes hardly affect them.
 
 from __future__ import annotations
 
-import json
 import math
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -23,12 +21,11 @@ from covpool.data.order import permutation
 from covpool.data.sources import open_unlabeled
 from covpool.data.transforms import Preprocessing
 from covpool.device import autocast
-from covpool.durable import replace_file
 from covpool.inference.work import Decoder
 from covpool.models.config import ModelConfig
 from covpool.models.create import create_model
 from covpool.models.plan import plan
-from covpool.provenance.origin import new_results
+from lab.record import new_record, record_file, write_record
 
 SIZES = (224, 448)
 PRECISIONS = ("float32", "bfloat16")
@@ -61,8 +58,7 @@ def run(photos: Path) -> dict[str, Any]:
             seconds[name].append(time.process_time() - started)
     arguments = {"photos": len(files), "batch": BATCH, "rounds": ROUNDS, "dim": DIM}
     return {
-        "suite": "bulk",
-        **new_results(("data", "models", "nn", "functional", "evaluate"), arguments, "cpu", SEED),
+        **new_record("bulk", ("data", "models", "nn", "functional", "evaluate"), arguments, seed=SEED),
         "images a core-second": {name: timed[name][1] / median(took) for name, took in seconds.items()},
         "bytes an image": round(sum(map(len, files)) / len(files)),
         "forward FLOPs": {str(size): _flops(size) for size in SIZES},
@@ -164,14 +160,13 @@ def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def main(arguments: list[str]) -> None:
-    """Measure, and write and print the results."""
-    photos, results = map(Path, arguments)
+def main(photos: Path, file: Path | None = None) -> None:
+    """Measure decoding and inference rates of one core.
+
+    Args:
+        photos: folder of photographs.
+        file: results file; by default that of this machine in results/.
+    """
     made = run(photos)
-    replace_file(results.with_suffix(".json"), json.dumps(made, indent=1).encode())
-    replace_file(results.with_suffix(".md"), f"{table(made)}\n".encode())
+    write_record(file or record_file(made), made, table(made))
     print(table(made))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -1,6 +1,6 @@
 """Choose the learning rate of the classifier for training from scratch, on ten classes of Tiny-ImageNet.
 
-    python -m lab classifier_rate DATA RUNS results/VERSION/classifier_rate--MACHINE--cpu
+    python -m lab classifier_rate DATA RUNS
 
 A larger scale of the pooled vector acts on SGD like a higher learning rate of the classifier: a factor s on
 the vector is a factor of s² on the learning rate. So only the learning rate is varied, with SGD and with the
@@ -12,17 +12,15 @@ each run.
 
 from __future__ import annotations
 
-import json
 import statistics
-import sys
 from pathlib import Path
 from typing import Any
 
-from covpool.durable import replace_file
 from covpool.train.fitting import fit
 from covpool.train.recipe_files import read_recipe
 from lab.experiments import tiny10
 from lab.experiments.tiny10 import SEEDS, TRAINING
+from lab.record import new_record, record_file, resumed, write_record
 
 # Half as wide as that of tiny10, to reduce the cost.
 NETWORK = tiny10.NETWORK | {"model.backbone_options": {"channels": [16, 32, 64, 128], "stem_width": 8}}
@@ -125,22 +123,24 @@ def _cell(rows: list[dict[str, Any]], name: str) -> str:
     )
 
 
-def main(data: str, runs: str, results: str) -> None:
-    """Train the networks that are missing, and write the results after each."""
-    file = Path(results).with_suffix(".json")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    rows: list[dict[str, Any]] = json.loads(file.read_bytes())["rows"] if file.exists() else []
-    folder = folder_of_splits(Path(data), Path(runs))
+def main(data: Path, runs: Path, file: Path | None = None) -> None:
+    """Train with several learning rates of the classifier. Rerun the command to resume.
+
+    Args:
+        data: ten classes of Tiny-ImageNet, with train and val by class.
+        runs: folder of the training runs.
+        file: results file; by default that of this machine in results/.
+    """
+    record = new_record("classifier_rate", ("functional", "nn", "models", "data", "train"))
+    record |= {"network": NETWORK, "rows": []}
+    file = file or record_file(record)
+    record = resumed(record, file)
+    rows = record["rows"]
+    folder = folder_of_splits(data, runs)
     for seed in SEEDS:
         for sweep, factors in SWEEPS.items():
             for factor in factors:
                 key = (*sweep, factor, seed)
                 if key not in map(key_of, rows):
-                    rows.append(run(folder, Path(runs), key))
-                    made = {"experiment": "classifier_rate", "network": NETWORK, "rows": rows}
-                    replace_file(file, (json.dumps(made, indent=1) + "\n").encode())
-                    replace_file(file.with_suffix(".md"), f"{table(rows)}\n".encode())
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+                    rows.append(run(folder, runs, key))
+                    write_record(file, record, table(rows))

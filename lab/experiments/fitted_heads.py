@@ -1,6 +1,6 @@
 """Train and evaluate heads with the paper's Newton-Schulz steps and with fitted ones.
 
-    python -m lab fitted_heads DATA CACHE results/VERSION/fitted_heads--MACHINE--cpu
+    python -m lab fitted_heads DATA CACHE
 
 DATA is a folder with ``train`` and ``test`` by class; its name is the name of the set. CACHE is a folder for
 the features of a frozen EfficientNet-Lite0. Heads have the defaults of ``covpool probe``. Each head trains
@@ -10,7 +10,6 @@ are kept. Rerun the command to resume.
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from statistics import mean, stdev
@@ -21,15 +20,13 @@ import torch
 
 from covpool.data.order import number
 from covpool.data.sources import open_splits
-from covpool.durable import replace_file
 from covpool.evaluate.probe.features import Extractor, fit_head, frozen_config, head_outputs
 from covpool.evaluate.probe.options import ProbeOptions, head_config
 from covpool.inference.store import CachedFeatures
-from covpool.models.card import versions
 from covpool.models.config import ModelConfig
 from covpool.models.create import build_model
 from covpool.models.model import PooledClassifier
-from covpool.provenance.machine import describe_machine, describe_source, machine_name
+from lab.record import new_record, record_file, resumed, write_record
 
 SEEDS = 5
 # Above this number of training images, heads train for 10 epochs, as in fine_grained.
@@ -138,27 +135,23 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join([*lines, "", note])
 
 
-def main(arguments: list[str]) -> None:
-    """Train the heads that are missing, and write the results after each."""
-    data, cache, path = map(Path, arguments)
-    file = path.with_suffix(".json")
-    results = json.loads(file.read_bytes()) if file.exists() else {"experiment": "fitted_heads", "sets": {}}
+def main(data: Path, cache: Path, file: Path | None = None) -> None:
+    """Train heads with the paper's steps and with fitted ones. Rerun the command to resume.
+
+    Args:
+        data: a data set with train and test by class.
+        cache: folder of the cached features.
+        file: results file; by default that of this machine in results/.
+    """
+    record = new_record("fitted_heads", ("functional", "nn", "models", "data", "evaluate"))
+    file = file or record_file(record)
+    record = resumed(record | {"sets": {}}, file)
     heads = Heads(data, cache)
-    found = results["sets"].setdefault(data.name, {"images": len(heads.test.usable), "rows": []})
+    found = record["sets"].setdefault(data.name, {"images": len(heads.test.usable), "rows": []})
     for seed in range(SEEDS):
         for iteration in TRAINED:
             if any((row["trained"], row["seed"]) == (iteration, seed) for row in found["rows"]):
                 continue
             found["rows"].append(heads.row(iteration, seed))
-            results |= {
-                "source": describe_source(("functional", "nn", "models", "data", "evaluate")),
-                "versions": versions(),
-                "machine": machine_name(describe_machine("cpu")),
-            }
-            replace_file(file, json.dumps(results, indent=1).encode())
-            replace_file(path.with_suffix(".md"), f"{table(results)}\n".encode())
-    print(table(results))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+            write_record(file, record, table(record))
+    print(table(record))

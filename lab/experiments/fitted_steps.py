@@ -1,7 +1,7 @@
 """Fit the coefficients of Newton-Schulz steps, and draw their errors.
 
-    python -m lab fitted_steps results/VERSION/fitted_steps--MACHINE--cpu docs/images/fitted_steps.png
-    python -m lab fitted_steps FILE.json PICTURE    # draw results again
+    python -m lab fitted_steps            # measure
+    python -m lab figures fitted_steps    # draw the results
 
 K steps turn an eigenvalue λ of the normalized covariance into ``y_K(λ)``:
 
@@ -18,9 +18,7 @@ centers the error.
 
 from __future__ import annotations
 
-import json
 import math
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,9 +30,9 @@ from scipy.optimize import minimize
 from covpool.drawing import LIGHT, dress, new_figure, png
 from covpool.durable import replace_file
 from covpool.functional.newton_schulz import Coefficients, paper_steps
-from covpool.models.card import versions
-from covpool.provenance.machine import describe_machine, describe_source, machine_name
+from lab.record import ROOT, committed_file, new_record, read_record, record_file, write_record
 
+PICTURE = ROOT / "docs" / "images" / "fitted_steps.png"
 Values = NDArray[np.float64]
 
 SEED = 0
@@ -174,13 +172,9 @@ def run() -> dict[str, Any]:
             }
         )
     return {
-        "experiment": "fitted_steps",
-        "seed": SEED,
+        **new_record("fitted_steps", ("functional", "lab/experiments"), seed=SEED),
         "starts": STARTS,
         "fits": found,
-        "source": describe_source(("functional", "../../lab/experiments")),
-        "versions": versions(),
-        "machine": machine_name(describe_machine("cpu")),
     }
 
 
@@ -243,18 +237,23 @@ def draw(results: dict[str, Any], path: Path) -> None:
     replace_file(path, png(figure))
 
 
-def main(arguments: list[str]) -> None:
-    """Fit, write the results, and draw; or draw results that exist."""
-    results, picture = map(Path, arguments)
-    if results.suffix == ".json":
-        made = json.loads(results.read_bytes())
-    else:
-        made = run()
-        replace_file(results.with_suffix(".json"), json.dumps(made, indent=1).encode())
-        replace_file(results.with_suffix(".md"), f"{table(made)}\n".encode())
-    draw(made, picture)
+def main(file: Path | None = None) -> None:
+    """Fit the coefficients of Newton-Schulz steps, and measure their errors.
+
+    Args:
+        file: results file; by default that of this machine in results/.
+    """
+    made = run()
+    write_record(file or record_file(made), made, table(made))
     print(table(made))
 
 
-if __name__ == "__main__":
-    main(sys.argv[1:])
+def write_pages(file: Path | None = None, picture: Path = PICTURE) -> list[Path]:
+    """Draw docs/images/fitted_steps.png.
+
+    Args:
+        file: results of ``python -m lab fitted_steps``; the committed ones if not given.
+        picture: file of the picture.
+    """
+    draw(read_record(file or committed_file("fitted_steps")), picture)
+    return [picture]

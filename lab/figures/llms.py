@@ -8,13 +8,15 @@ from typing import Any
 
 import yaml
 
-DOCS = Path(__file__).parents[1]
+from lab.record import ROOT
+
+DOCS = ROOT / "docs"
 FILE = DOCS / "llms.txt"
 
 
 def text() -> str:
     """Return the contents, from the navigation and the first sentence of every page."""
-    config = (DOCS.parent / "mkdocs.yml").read_text("utf-8")
+    config = (ROOT / "mkdocs.yml").read_text("utf-8")
     navigation: list[dict[str, Any]] = yaml.safe_load(config[config.index("\nnav:") :])["nav"]
     lines = [
         "# covpool",
@@ -45,5 +47,7 @@ def _about(path: str) -> str:
     return f": {sentence}" if sentence else ""
 
 
-if __name__ == "__main__":
+def write_pages() -> list[Path]:
+    """Write docs/llms.txt."""
     FILE.write_text(text(), "utf-8")
+    return [FILE]

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from lab.record import ROOT
 from tests.test_package import PACKAGES, imports_of
 
-PICTURE = Path(__file__).parents[1] / "images" / "packages.svg"
+PICTURE = ROOT / "docs" / "images" / "packages.svg"
 STEP, LEFT, TOP, SIDE = 30, 20, 20, 150
 INK, FAINT, LINE, BOX, DOT = "#1f2328", "#656d76", "#e4e8ec", "#e8eaf6", "#3f51b5"
 
@@ -53,5 +54,7 @@ def _dot(x: int, y: int, title: str) -> str:
     return f'<circle cx="{x + 12}" cy="{y + 12}" r="6" fill="{DOT}"><title>{title}</title></circle>'
 
 
-if __name__ == "__main__":
+def write_pages() -> list[Path]:
+    """Draw docs/images/packages.svg."""
     PICTURE.write_text(svg(), "utf-8")
+    return [PICTURE]

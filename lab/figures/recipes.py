@@ -7,8 +7,9 @@ from importlib import resources
 from pathlib import Path
 
 from covpool.train.recipe_files import recipe_names
+from lab.record import ROOT
 
-PAGE = Path(__file__).parents[1] / "recipes.md"
+PAGE = ROOT / "docs" / "recipes.md"
 PART = re.compile(r"(<!-- recipes:begin -->\n).*?(<!-- recipes:end -->)", flags=re.DOTALL)
 # Image folder by a word in the name of a recipe. All other recipes are for your own images.
 DATA = {
@@ -41,5 +42,7 @@ def page(text: str) -> str:
     return PART.sub(lambda part: f"{part[1]}{table()}\n{part[2]}", text)
 
 
-if __name__ == "__main__":
+def write_pages() -> list[Path]:
+    """Write the table in docs/recipes.md."""
     PAGE.write_text(page(PAGE.read_text("utf-8")), "utf-8")
+    return [PAGE]

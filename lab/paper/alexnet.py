@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from matplotlib.figure import Figure
 
-from lab.reproduce import experiments
-from lab.reproduce.experiments import EXACT, FITTED, FROBENIUS, OBSERVED, PLAIN, STEPS, TRACE
 from lab.paper.claims import (
     Claim,
     Comparison,
@@ -16,6 +14,8 @@ from lab.paper.claims import (
     same_time,
 )
 from lab.paper.figures import eigenvalue_maps, level, observed_curves, panel, points, ranking
+from lab.reproduce import experiments
+from lab.reproduce.experiments import EXACT, FITTED, FROBENIUS, OBSERVED, PLAIN, STEPS, TRACE
 
 
 def draw_figure2(results: Results, figure: Figure) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from matplotlib.figure import Figure
 
-from covpool.provenance.origin import results_file
+from lab.record import shown_file
 from lab.reproduce.experiments import Experiment
 
 Results = dict[str, Any]
@@ -287,6 +287,6 @@ class Measurement:
 
     def read(self, folder: Path) -> tuple[Results, list[Path]]:
         """Return the results in a folder, and their paths."""
-        found = {name: results_file(folder, name) for name in self.files}
+        found = {name: shown_file(folder, name) for name in self.files}
         paths = {name: path for name, path in found.items() if path is not None}
         return {name: json.loads(path.read_bytes()) for name, path in paths.items()}, list(paths.values())

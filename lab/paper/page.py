@@ -16,10 +16,6 @@ from covpool.drawing import png
 from covpool.durable import replace_file
 from covpool.evaluate.probe.record import difference
 from covpool.provenance.machine import release
-from covpool.provenance.origin import check_schema, results_file
-from lab.reproduce.experiments import EXPERIMENTS, Experiment
-from lab.reproduce.networks import MINIATURE, Scale
-from lab.reproduce.record import PACKAGE, SCHEMA, empty_results, held_runs, table
 from lab.paper.alexnet import APPROXIMATION, FIGURE2, TABLE3
 from lab.paper.claims import (
     CONFIDENCE,
@@ -37,6 +33,10 @@ from lab.paper.figures import empty_figure
 from lab.paper.full_size import full_size_lines
 from lab.paper.measured import TABLE2, TABLE7
 from lab.paper.resnet import FIGURE4, TABLE4, TABLE5, TABLE6
+from lab.record import RESULTS, ROOT, read_record, shown_file
+from lab.reproduce.experiments import EXPERIMENTS, Experiment
+from lab.reproduce.networks import MINIATURE, Scale
+from lab.reproduce.record import empty_results, held_runs, table
 
 # In the order of the paper.
 ALL = (FIGURE2, TABLE2, TABLE3, TABLE4, FIGURE4, TABLE5, TABLE6, APPROXIMATION, TABLE7)
@@ -57,14 +57,14 @@ test images). Such small
 networks can show the sign of a difference, but not how large it is on ImageNet.
 
 ```sh
-pip install 'covpool[eval]'
-python -m lab reproduce figure2 --data tiny-imagenet-200          # one experiment; rerun the command to resume
-python -m lab reproduce all --data tiny-imagenet-200 --budget 8h  # all, with as many seeds as the budget allows
-python -m lab reproduce figure2 --data tiny-imagenet-200 --add    # add seeds to results whose run folders are gone
+pip install -e '.[dev]'   # in a checkout
+python -m lab reproduce figure2 --data tiny-imagenet-200 --out runs/results      # rerun the command to resume
+python -m lab reproduce all --data tiny-imagenet-200 --out runs/results --budget 8h
+python -m lab reproduce figure2 --data tiny-imagenet-200 --seeds 5   # add seeds to the committed results
 ```
 
-Table 7 is measured from a checkout, with the commands in [experiments](../experiments/README.md). `python
--m lab paper` writes this page from the files in [results](../results).
+With `--budget`, as many seeds are trained as the time allows. [lab](../lab/README.md) lists all commands,
+also those of Table 7. `python -m lab paper` writes this page from the files in [results](../results).
 
 ## How to read the verdicts
 
@@ -158,7 +158,7 @@ class Judged:
 def claims_page(folder: Path, link: str) -> str:
     """Return the page without the part on training at full size, whose FLOPs take a while to count."""
     parts, sections = [], []
-    arena = results_file(folder, "arena")
+    arena = shown_file(folder, "arena")
     cases = [] if arena is None else json.loads(arena.read_bytes())["cases"]
     for one in ALL:
         found, paths = _found(one, folder)
@@ -217,7 +217,7 @@ def _anchor(title: str) -> str:
 def _found(one: Comparison | Measurement, folder: Path) -> tuple[Results, list[Path]]:
     if isinstance(one, Measurement):
         return one.read(folder)
-    path = results_file(folder, one.experiment.name)
+    path = shown_file(folder, one.experiment.name)
     if path is None:
         return empty_results(one.experiment, MINIATURE), []
     return json.loads(path.read_text(encoding="utf-8")), [path]
@@ -300,8 +300,7 @@ def precision_sentence(points: list[float]) -> str:
 
 def render(one: Comparison, path: Path) -> list[Path]:
     """Write the table with the claims (``.md``) and the figure (``.png``) of a results JSON."""
-    results = json.loads(path.read_text(encoding="utf-8"))
-    check_schema(results, PACKAGE, SCHEMA)
+    results = read_record(path)
     judged = [Judged(claim, claim.judge(results)) for claim in one.claims]
     lines = [table(one.experiment, results), "", *claim_lines(judged), ""]
     made = {
@@ -333,3 +332,8 @@ def write(out: Path, file: Path) -> list[Path]:
     link = Path(os.path.relpath(folder, file.parent)).as_posix()
     replace_file(file, page(folder, link).encode())
     return [*made, file]
+
+
+def main() -> None:
+    """Write the tables and figures of the reproduction in results/, and docs/results.md."""
+    print(*write(RESULTS, ROOT / "docs" / "results.md"), sep="\n")

@@ -6,9 +6,6 @@ from dataclasses import replace
 
 from matplotlib.figure import Figure
 
-from lab.reproduce import experiments
-from lab.reproduce.experiments import BATCHNORM, DIMS, FIRST, MATCHED, MPN_COV, NONE, OURS, TUNED
-from lab.reproduce.networks import RESNETS
 from lab.paper.claims import (
     Claim,
     Comparison,
@@ -20,6 +17,9 @@ from lab.paper.claims import (
     not_run,
 )
 from lab.paper.figures import COLOURS, curves, level, observed_curves, panel, points
+from lab.reproduce import experiments
+from lab.reproduce.experiments import BATCHNORM, DIMS, FIRST, MATCHED, MPN_COV, NONE, OURS, TUNED
+from lab.reproduce.networks import RESNETS
 
 # The gradients of one seed are resolved if they differ by more than this factor at every epoch.
 FAR = 10.0

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lab.bench.timing import MakeProgress, Schedule, Timing, silence, time_interleaved
 from covpool.data.decode import decode
 from covpool.data.transforms import Preprocessing, evaluation_transform
 from covpool.explain.diagnosis import medians, summed_up
@@ -23,10 +22,11 @@ from covpool.explain.evidence import watched_pooling
 from covpool.functional import covariance, triu_unvec
 from covpool.models.model import PooledClassifier
 from covpool.processes import joined_processes
-from lab.reproduce.networks import Configuration, Scale
 from covpool.train.checkpoint import list_checkpoints, read_checkpoint
 from covpool.train.network import make_model
 from covpool.train.splits import open_data
+from lab.bench.timing import MakeProgress, Schedule, Timing, silence, time_interleaved
+from lab.reproduce.networks import Configuration, Scale
 
 IMAGES = 64
 # Pairs of eigenvalues (before, after) saved for the last epoch: as many as a figure can show.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections import Counter
 from collections.abc import Iterable
@@ -12,25 +11,23 @@ from typing import Any
 
 from covpool.durable import replace_file
 from covpool.models.card import plain_json, versions
-from covpool.provenance.origin import Results, check_schema, new_results, results_path
+from covpool.provenance.origin import Results
+from covpool.train.run_folder import csv_bytes
+from lab.record import new_record, read_record, record_file, write_record
 from lab.reproduce.experiments import Experiment
 from lab.reproduce.networks import Scale
-from covpool.train.run_folder import csv_bytes
 
-PACKAGE = "lab.reproduce"
-SCHEMA = "experiment"
 # The packages that results depend on.
-PACKAGES = ("functional", "nn", "models", "data", "inference", "train", "../../lab/reproduce")
+PACKAGES = ("functional", "nn", "models", "data", "inference", "train", "lab/reproduce")
 # Columns of the CSV, after the label.
 COLUMNS = ("seed", "top1_error", "top5_error", "train_error", "epochs", "parameters", "seconds", "failed")
 
 
 def empty_results(experiment: Experiment, scale: Scale) -> Results:
     """Return results without runs."""
-    head = new_results(PACKAGES, {"scale": asdict(scale)}, "cpu", None)
+    head = new_record(experiment.name, PACKAGES, {"scale": asdict(scale)})
     head["versions"] |= versions()
     return {
-        "experiment": experiment.name,
         **head,
         "runs": [],
         "times": {},
@@ -46,11 +43,10 @@ def earlier(experiment: Experiment, scale: Scale, out: Path) -> dict[Path, Resul
         ValueError: if a file does not match its schema.
     """
     head = empty_results(experiment, scale)
-    own = results_path(out, experiment.name, head)
+    own = record_file(head, out)
     found = {}
     for path in sorted(own.parent.glob(f"{experiment.name}--*.json"), key=lambda path: (path == own, path)):
-        results = json.loads(path.read_bytes())
-        check_schema(results, PACKAGE, SCHEMA)
+        results = read_record(path)
         if results["arguments"] == head["arguments"]:
             found[path] = results
     return found
@@ -59,10 +55,8 @@ def earlier(experiment: Experiment, scale: Scale, out: Path) -> dict[Path, Resul
 def write(results: Results, out: Path) -> Path:
     """Check and write the JSON, and a CSV next to it."""
     plain = plain_json("results", results)
-    check_schema(plain, PACKAGE, SCHEMA)
-    path = results_path(out, plain["experiment"], plain)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, (json.dumps(plain, indent=1, ensure_ascii=False) + "\n").encode())
+    path = record_file(plain, out)
+    write_record(path, plain)
     replace_file(path.with_suffix(".csv"), table_of_runs(plain))
     return path
 

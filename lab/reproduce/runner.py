@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import json
+import logging
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from covpool.errors import UsageError
+from covpool.functional.arguments import check_choice, check_whole
+from covpool.terminal import Progress, duration
 from lab.bench.methods import run_methods
 from lab.bench.table import aligned
 from lab.bench.table import report as bench_report
 from lab.bench.timing import MakeProgress, silence
-from covpool.errors import UsageError
-from covpool.functional.arguments import check_choice, check_whole
-from covpool.provenance.origin import results_path
+from lab.record import RESULTS, read_record, record_file
 from lab.reproduce.experiments import EXPERIMENTS, Experiment
 from lab.reproduce.networks import MINIATURE, Configuration, Scale
 from lab.reproduce.observation import observed, timed
@@ -28,7 +31,6 @@ from lab.reproduce.training import (
     trained,
     write_subset,
 )
-from covpool.terminal import duration
 
 Log = Callable[[str], object]
 # Seeds to look for among finished runs: there may be more than this call requests.
@@ -143,7 +145,7 @@ def collected(experiment: Experiment, place: Place) -> dict[str, Any]:
         for label, configuration in experiment.configurations(MOST_SEEDS)
         if (run := _done(experiment, configuration, place)) is not None
     ]
-    own = results_path(place.out, experiment.name, results)
+    own = record_file(results, place.out)
     for path, before in earlier(experiment, place.scale, place.out).items():
         # Times are comparable only on the same machine.
         if path == own and set(before["times"]) == {row.label for row in experiment.rows}:
@@ -198,10 +200,10 @@ def run_all(
     *,
     data: Path | None = None,
     runs: Path = Path("runs/reproduce"),
-    out: Path = Path("results"),
+    out: Path = RESULTS,
     seeds: int = 3,
     budget: str | None = None,
-    add: bool = False,
+    again: bool = False,
     scale: Scale = MINIATURE,
     log: Log = print,
     progress: MakeProgress = silence,
@@ -217,7 +219,7 @@ def run_all(
         out: folder of results.
         seeds: number of seeds for rows that test a claim.
         budget: training time, such as ``8h``.
-        add: add to the results in ``out``; their runs are not trained again.
+        again: train again the runs that the results in ``out`` hold.
         scale: size of the experiments.
         log: called with each line of progress.
         progress: returns a progress callback for timing.
@@ -229,21 +231,55 @@ def run_all(
         if data is None:
             raise UsageError("give --data the folder tiny-imagenet-200, which has train, val and wnids.txt")
         limit = None if budget is None else seconds_of(budget)
-        known = known_runs(EXPERIMENTS.values(), out, scale) if add else {}
-        if add and not any(known.values()):
-            raise UsageError(
-                f"--add finds no results of this version in {out}: give --out their folder, such as results"
-            )
+        known = {} if again else known_runs(EXPERIMENTS.values(), out, scale)
         place = Place(data, runs, out, scale, known)
         files += run_experiments(training, place, seeds=seeds, budget=limit, log=log, progress=progress)
     if name in (TABLE2, ALL):
-        files.append(run_methods(out, progress=progress))
+        files.append(run_methods(out, again=again, progress=progress))
     return files
 
 
 def report(file: Path) -> str:
     """Return the tables of a result file, for a terminal."""
-    results = json.loads(file.read_bytes())
-    if "experiment" not in results:
-        return bench_report(results)
-    return aligned(table(EXPERIMENTS[results["experiment"]], results))
+    results = read_record(file)
+    experiment = EXPERIMENTS.get(results["experiment"])
+    return bench_report(results) if experiment is None else aligned(table(experiment, results))
+
+
+def main(
+    experiment: str,
+    data: Path | None = None,
+    runs: Path = Path("runs/reproduce"),
+    out: Path = RESULTS,
+    seeds: int = 3,
+    budget: str | None = None,
+    again: bool = False,
+) -> None:
+    """Reproduce a table or a figure of the paper in miniature.
+
+    Small networks train on a part of Tiny-ImageNet, each in minutes. Rerun the command to resume. Runs that
+    the results folder holds are not trained. It writes a JSON and a CSV of all runs, and prints the table.
+
+    Args:
+        experiment: figure2, table2, table3, table4, figure4, table5, table6 or approximation; or all of them.
+        data: folder tiny-imagenet-200, as shipped.
+        runs: folder of the training runs.
+        out: results folder.
+        seeds: number of random seeds per row.
+        budget: time limit, as 8h; fewer seeds are trained if the time is too short for all.
+        again: train again the runs that the results hold.
+    """
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    log = partial(print, file=sys.stderr, flush=True)
+    files = run_all(
+        experiment,
+        data=data,
+        runs=runs,
+        out=out,
+        seeds=seeds,
+        budget=budget,
+        again=again,
+        log=log,
+        progress=Progress,
+    )
+    print("\n\n".join(map(report, files)), "", *files, sep="\n")

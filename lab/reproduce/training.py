@@ -20,13 +20,13 @@ from covpool.durable import replace_file
 from covpool.errors import NotFiniteError, UsageError
 from covpool.processes import joined_processes
 from covpool.provenance.machine import describe_source
-from lab.reproduce.networks import Configuration, Scale
 from covpool.terminal import duration
 from covpool.train.fitting import fit
 from covpool.train.network import make_model
 from covpool.train.recipe import Recipe
 from covpool.train.run_folder import RunFolder, as_begun, csv_bytes
 from covpool.train.splits import open_data
+from lab.reproduce.networks import Configuration, Scale
 
 # Seed of the choice of classes, the same in every experiment.
 SEED = 0

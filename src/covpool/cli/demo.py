@@ -36,8 +36,8 @@ class Result:
 
 def run(arguments: Arguments) -> Result:
     """Train, and write the page."""
-    from covpool.functional.arguments import check_whole
     from covpool.demo.training import PAGE, run_demo
+    from covpool.functional.arguments import check_whole
     from covpool.terminal import Progress
 
     check_whole("--seeds", arguments.seeds)

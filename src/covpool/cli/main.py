@@ -79,8 +79,6 @@ PROJECT = {
         "push": Verb("a bundle to the Hugging Face Hub, with a model card", "hub"),
     },
     "paper": {
-        "bench": Verb("time and memory of the pooling methods, here", "bench"),
-        "reproduce": Verb("a table or figure again, in miniature", "eval", resumes=True),
         "convert": Verb("a checkpoint of fast-MPN-COV into a bundle", "models"),
     },
     "machine": {
@@ -88,8 +86,6 @@ PROJECT = {
     },
 }
 VERBS = {name: verb for verbs in PROJECT.values() for name, verb in verbs.items()}
-# They measure what any program would see, so they keep the default memory settings.
-MEASURING = ("bench", "reproduce")
 
 
 # Begins the help of a verb in help.txt; the name of the verb follows.
@@ -149,7 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _print(f"covpool {verb}", help_texts()[verb])
     if {"-h", "--help"} & {*rest}:
         return _print(f"covpool {verb}", short_help(verb))
-    if arguments is None and verb not in MEASURING:  # otherwise the process belongs to another program
+    if arguments is None:  # otherwise the process belongs to another program
         keep_freed_memory()
     return _run(verb, rest)
 

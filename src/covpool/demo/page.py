@@ -11,13 +11,13 @@ from matplotlib.ticker import MaxNLocator
 from PIL import Image
 from torch import Tensor
 
+from covpool.demo.training import CLASSES, POOLINGS, SIDE, Network, Textures
 from covpool.drawing import Theme, dress, new_figure
 from covpool.explain.evidence import factors, symmetric
 from covpool.explain.evidence_figures import overlay
 from covpool.models.card import versions
 from covpool.nn.pooling import Method
 from covpool.provenance.machine import machine_name
-from covpool.demo.training import CLASSES, POOLINGS, SIDE, Network, Textures
 from covpool.terminal import duration
 from covpool.train.report.figures import picture
 from covpool.train.report.pages import environment

@@ -1,4 +1,4 @@
-"""Results of one real benchmark of the layers at a tiny size, shared by the tests."""
+"""Results of real benchmarks at tiny sizes, shared by the tests that read results."""
 
 from __future__ import annotations
 
@@ -6,12 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from lab.bench import Schedule, Size, run_methods
-from lab.bench.methods import read_results
 from covpool.provenance.origin import Results
+from lab.bench.isqrt_cov import CONTENDERS, run_isqrt_cov
+from lab.bench.layers import Size
+from lab.bench.methods import run_methods
+from lab.bench.timing import Schedule
+from lab.record import read_record
 
 TINY = Size("tiny", 16, 9, batch=4)
-QUICK = Schedule(rounds=2, warmup=1, sample_seconds=0.0)
+# One size with fewer positions than channels, and one with more.
+TINY_SIZES = (Size("tiny", 16, 9, batch=2), Size("wide", 8, 20, batch=3))
+QUICK = Schedule(rounds=3, warmup=1, sample_seconds=0.0)
+EAGER = tuple(name for name in CONTENDERS if name != "compiled")
 
 
 @pytest.fixture(scope="session")
@@ -22,4 +28,15 @@ def methods_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def methods_results(methods_file: Path) -> Results:
-    return read_results(methods_file)
+    return read_record(methods_file)
+
+
+@pytest.fixture(scope="session")
+def results_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("results")
+    return run_isqrt_cov(out, sizes=TINY_SIZES, contenders=EAGER, schedule=QUICK)
+
+
+@pytest.fixture
+def results(results_file: Path) -> Results:
+    return read_record(results_file)

@@ -6,6 +6,9 @@ import pytest
 import scipy.linalg
 import torch
 
+from covpool.functional import isqrt_cov
+from covpool.functional.isqrt_cov import cheaper_side
+from covpool.provenance.origin import Results
 from lab.bench.bare_engine import recorded_products
 from lab.bench.contenders import (
     eigh_root_of_covariance,
@@ -15,9 +18,6 @@ from lab.bench.contenders import (
 )
 from lab.bench.isqrt_cov import CONTENDERS
 from lab.bench.layers import MEASURES, Problem, Size, bytes_kept_for_backward
-from covpool.functional import isqrt_cov
-from covpool.functional.isqrt_cov import cheaper_side
-from covpool.provenance.origin import Results
 
 TINY = Problem(Size("tiny", 16, 9, batch=2))
 WIDE = Problem(Size("wide", 4, 60, batch=2))

@@ -11,45 +11,45 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from covpool.provenance.machine import release
+from covpool.provenance.origin import Results, schema
 from lab.bench.isqrt_cov import (
     CONTENDERS,
     main,
-    read_results,
     render,
     run_isqrt_cov,
     summary_into,
-    write_results,
+    write_pages,
 )
 from lab.bench.isqrt_cov_plot import draw
 from lab.bench.isqrt_cov_table import TARGETS, Target, markdown
-from lab.bench import SIZES, Size
-from covpool.provenance.machine import release
-from covpool.provenance.origin import Results, schema
+from lab.bench.layers import SIZES, Size
+from lab.record import read_record, write_record
 from tests.lab.bench.conftest import EAGER, QUICK, TINY_SIZES
 
 
 def test_schema_is_a_schema() -> None:
-    jsonschema.Draft202012Validator.check_schema(schema("benchmarks", "isqrt_cov"))
+    jsonschema.Draft202012Validator.check_schema(schema("lab", "isqrt_cov"))
 
 
 @pytest.mark.slow
 def test_the_command_measures_and_renders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    small = ["--sizes", "6:4", "--batch", "2", "--rounds", "2", "--no-compiled"]
-    written = main(["--out", str(tmp_path), *small])
+    written = main(tmp_path, sizes=("6:4",), batch=2, rounds=2, compiled=False)
     assert [path.suffix for path in written] == [".json", ".md", ".png"]
-    assert read_results(written[0])["sizes"]["6:4"]["batch"] == 2
+    assert read_record(written[0])["sizes"]["6:4"]["batch"] == 2
     page = tmp_path / "page.md"
     page.write_text("<!-- benchmark:begin -->\n<!-- benchmark:end -->\n", encoding="utf-8")
-    capsys.readouterr()
-    main(["--render", str(written[0]), "--page", str(page)])
-    assert capsys.readouterr().out.split() == [*map(str, written[1:]), str(page)]
+    assert capsys.readouterr().out.split() == [*map(str, written)]
+    assert write_pages(written[0], page) == [*written[1:], page]
     assert "6:4" in page.read_text(encoding="utf-8")
 
 
-def test_file_is_named_after_release_suite_machine_and_device(results_file: Path, results: Results) -> None:
+def test_file_is_named_after_release_experiment_machine_and_device(
+    results_file: Path, results: Results
+) -> None:
     assert results_file.parent.name == release(results["versions"]["covpool"])
-    suite_name, machine, device = results_file.stem.split("--")
-    assert (suite_name, device) == ("isqrt_cov", "cpu")
+    name, machine, device = results_file.stem.split("--")
+    assert (name, device) == ("isqrt_cov", "cpu")
     assert machine.endswith("-1c")  # the test process uses one thread
 
 
@@ -88,7 +88,7 @@ def test_results_name_no_host(results: Results) -> None:
 def test_broken_results_are_not_written(results: Results, tmp_path: Path) -> None:
     results["sizes"]["tiny"]["contenders"]["ours"]["value"]["rounds"] = 0
     with pytest.raises(jsonschema.ValidationError):
-        write_results(tmp_path / "broken.json", results)
+        write_record(tmp_path / "broken.json", results)
     assert not list(tmp_path.iterdir())
 
 
@@ -115,18 +115,18 @@ def test_an_interrupted_run_keeps_what_it_has_and_resume_skips_it(
     with pytest.raises(KeyboardInterrupt):
         run_isqrt_cov(tmp_path, sizes=sizes, schedule=QUICK)
     (path,) = tmp_path.rglob("*.json")
-    assert list(read_results(path)["sizes"]) == ["tiny"]
+    assert list(read_record(path)["sizes"]) == ["tiny"]
 
     measured.clear()
-    run_isqrt_cov(tmp_path, sizes=TINY_SIZES, schedule=QUICK, resume=True)
+    run_isqrt_cov(tmp_path, sizes=TINY_SIZES, schedule=QUICK)
     assert measured == ["wide"]
-    assert list(read_results(path)["sizes"]) == ["tiny", "wide"]
+    assert list(read_record(path)["sizes"]) == ["tiny", "wide"]
 
 
 def test_resume_measures_a_size_again_when_its_batch_changed(measured: list[str], tmp_path: Path) -> None:
     run_isqrt_cov(tmp_path, sizes=TINY_SIZES, schedule=QUICK)
     measured.clear()
-    run_isqrt_cov(tmp_path, sizes=TINY_SIZES, batch=2, schedule=QUICK, resume=True)
+    run_isqrt_cov(tmp_path, sizes=TINY_SIZES, batch=2, schedule=QUICK)
     assert measured == ["wide"]
 
 
@@ -137,7 +137,7 @@ def test_resume_measures_a_size_again_when_its_batch_changed(measured: list[str]
 def test_resume_refuses_other_arguments(measured: list[str], tmp_path: Path, change, named: str) -> None:
     run_isqrt_cov(tmp_path, sizes=TINY_SIZES, schedule=QUICK)
     with pytest.raises(ValueError, match=f"cannot resume .*: {named} changed"):
-        run_isqrt_cov(tmp_path, sizes=TINY_SIZES, schedule=QUICK, resume=True, **change)
+        run_isqrt_cov(tmp_path, sizes=TINY_SIZES, schedule=QUICK, **change)
 
 
 def test_resume_refuses_other_code(
@@ -146,7 +146,7 @@ def test_resume_refuses_other_code(
     run_isqrt_cov(tmp_path, sizes=TINY_SIZES, schedule=QUICK)
     monkeypatch.setattr("lab.bench.isqrt_cov.SOURCES", ("nn",))
     with pytest.raises(ValueError, match="source changed"):
-        run_isqrt_cov(tmp_path, sizes=TINY_SIZES, schedule=QUICK, resume=True)
+        run_isqrt_cov(tmp_path, sizes=TINY_SIZES, schedule=QUICK)
 
 
 def test_unknown_contenders_are_named(tmp_path: Path) -> None:
@@ -155,11 +155,11 @@ def test_unknown_contenders_are_named(tmp_path: Path) -> None:
 
 
 def test_committed_results_follow_the_schema() -> None:
-    files = list((Path(__file__).parents[2] / "results").rglob("isqrt_cov--*.json"))
+    files = list((Path(__file__).parents[3] / "results").rglob("isqrt_cov--*.json"))
     if not files:
         pytest.skip("no results next to the tests")
     for path in files:
-        assert read_results(path)["suite"] == "isqrt_cov"
+        assert read_record(path)["experiment"] == "isqrt_cov"
 
 
 @pytest.fixture
@@ -251,7 +251,7 @@ def test_a_page_without_marks_is_refused(results_file: Path, tmp_path: Path) -> 
 
 def test_the_front_page_shows_the_committed_results(tmp_path: Path) -> None:
     """Every figure in the README comes from the committed results: rendering them changes nothing."""
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     committed = sorted(root.glob("results/*/isqrt_cov--*--cpu.json"))
     if not committed:
         pytest.skip("no results next to the tests")

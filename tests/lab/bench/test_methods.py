@@ -13,7 +13,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lab.bench import run_methods
+from covpool.device import chosen_device
+from covpool.nn.pooling import METHODS
+from covpool.processes import Processes
+from covpool.provenance.origin import Results
 from lab.bench.layers import (
     REFERENCE,
     SIZES,
@@ -26,12 +29,11 @@ from lab.bench.layers import (
     chosen_sizes,
     measure_layers,
 )
-from lab.bench.methods import read_results, write_results
+from lab.bench.methods import run_methods
 from lab.bench.steps import POOLS, Setting, _results, from_two_processes
 from lab.bench.table import LAYERS
-from covpool.nn.pooling import METHODS
-from covpool.processes import Processes
-from covpool.provenance.origin import Results
+from lab.bench.timing import Schedule
+from lab.record import read_record, write_record
 from tests.lab.bench.conftest import QUICK, TINY
 
 pytestmark = pytest.mark.slow
@@ -128,7 +130,7 @@ def test_ratios_of_steps_are_taken_within_rounds() -> None:
 def test_steps_on_one_process_and_on_two(tmp_path: Path) -> None:
     setting = Setting(pools=("isqrt_cov", "gap"), image_size=64, classes=10, hidden=(16, 16))
     path = run_methods(tmp_path, sections=["training"], batch_sizes=(4, 8), step_rounds=2, setting=setting)
-    results = read_results(path)
+    results = read_record(path)
     assert results["layers"] == {}
     trained = results["training"]["steps"]
     assert [found["batch"] for found in trained] == [4, 8]
@@ -157,7 +159,7 @@ def test_wrong_arguments_are_named_before_anything_runs(wrong: Any, sentence: st
 def test_results_without_the_reference_are_not_written(methods_results: Results, tmp_path: Path) -> None:
     del methods_results["layers"]["tiny"]["entries"]["isqrt_cov"]
     with pytest.raises(jsonschema.ValidationError):
-        write_results(tmp_path / "broken.json", methods_results)
+        write_record(tmp_path / "broken.json", methods_results)
 
 
 def test_every_method_is_in_the_suite() -> None:
@@ -254,3 +256,19 @@ def test_problem_is_the_same_every_time() -> None:
     assert torch.equal(again.features, Problem(TINY).features)
     assert torch.equal(again.upstream, Problem(TINY).upstream)
     assert not torch.equal(Problem(TINY, seed=1).features, Problem(TINY).features)
+
+
+@pytest.mark.slow
+def test_the_device_is_measured(pytestconfig: pytest.Config, tmp_path: Path) -> None:
+    device = chosen_device(pytestconfig.getoption("--device")).type
+    schedule = Schedule(rounds=2, warmup=1, sample_seconds=0.001)
+    path = run_methods(
+        tmp_path,
+        sections=["layers"],
+        methods=["gap"],
+        sizes=["8:9"],
+        batch=2,
+        schedule=schedule,
+        device=device,
+    )
+    assert read_record(path, "methods")["device"] == device

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from PIL import Image, ImageChops, ImageStat
 
+from covpool.provenance.origin import Results
 from lab.bench.methods_page import WHY_A_GPU_DIFFERS, markdown, render, verdicts
 from lab.bench.methods_plot import draw
-from lab.bench import read_results
-from covpool.provenance.origin import Results
+from lab.record import read_record
 from tests.lab.bench.made_up import results_of, size, steps
 
-RESULTS = Path(__file__).parents[2] / "results"
+RESULTS = Path(__file__).parents[3] / "results"
 LAYERS = size({"mpn_cov": 1.3, "gap": 0.01})
 GROWING = [steps(8, 2.0, 2.2), steps(32, 4.0, 4.8)]
 
@@ -125,8 +125,8 @@ def test_the_committed_page_and_picture_are_those_of_the_committed_figures(tmp_p
     for file in files:
         picture = file.with_suffix(".png")
         assert picture.exists()
-        assert file.with_suffix(".md").read_text("utf-8") == markdown(read_results(file), picture.name)
-        draw(read_results(file), tmp_path / "again.png")
+        assert file.with_suffix(".md").read_text("utf-8") == markdown(read_record(file), picture.name)
+        draw(read_record(file), tmp_path / "again.png")
         with Image.open(tmp_path / "again.png") as new, Image.open(picture) as old:
             assert new.size == old.size
             difference = ImageChops.difference(new.convert("L"), old.convert("L"))

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from lab.bench import sharded
-from covpool.provenance.origin import results_file
+from lab.record import shown_file
 
-ROOT = Path(__file__).parents[2]
-RESULTS = results_file(ROOT / "results" / "0.1.0", "sharded")
+ROOT = Path(__file__).parents[3]
+RESULTS = shown_file(ROOT / "results" / "0.1.0", "sharded")
 
 
 @pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow)])
@@ -37,9 +37,7 @@ def test_the_page_has_the_results() -> None:
     assert RESULTS is not None
     results = json.loads(RESULTS.read_text())
     text = sharded.PAGE.read_text(encoding="utf-8")
-    assert sharded.page(text, results) == text, (
-        f"python -m lab sharded --page {RESULTS} writes the page"
-    )
+    assert sharded.page(text, results) == text, "python -m lab figures sharded writes the page"
     drawn = {line.get_label(): line.get_ydata() for line in sharded.draw(results).axes[1].get_lines()}
     assert len(drawn) == 4
     assert drawn["sharded, 4 processes"][-1] < drawn["dense, 4 processes"][-1] / 1000

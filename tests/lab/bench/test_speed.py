@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from lab.bench.isqrt_cov import read_results
-from lab.bench.isqrt_cov_table import TARGETS, Target
 from covpool.provenance.machine import describe_machine
 from covpool.provenance.origin import Results
+from lab.bench.isqrt_cov_table import TARGETS, Target
+from lab.record import read_record
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 ROUNDS = 15
 # The median of a run of this length can miss a target by this much through noise. Memory has no noise.
 MARGIN = 0.05
@@ -36,7 +36,7 @@ pytestmark = [
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """Results of a run in a separate process, on all cores; the test process is limited to one thread."""
     out = tmp_path_factory.mktemp("speed")
-    command = [sys.executable, "-m", "lab.bench.isqrt_cov", "--rounds", str(ROUNDS)]
+    command = [sys.executable, "-m", "lab", "isqrt_cov", "--rounds", str(ROUNDS)]
     done = subprocess.run(
         [*command, "--out", str(out)],
         cwd=ROOT,
@@ -46,7 +46,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Results:
         text=True,
         timeout=3600,
     )
-    return read_results(done.stdout.splitlines()[0])
+    return read_record(done.stdout.splitlines()[0])
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: f"{target.size}-{target.label}")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from lab.bench import read_results
-from lab.bench.table import aligned, sections
 from covpool.provenance.origin import Results, check_schema
+from lab.bench.methods_page import render
+from lab.bench.table import aligned, sections
 from tests.lab.bench.made_up import results_of, size, steps
 
 GROWING = [steps(8, 2.0, 2.2), steps(32, 4.0, 4.8)]
@@ -17,7 +17,7 @@ GROWING = [steps(8, 2.0, 2.2), steps(32, 4.0, 4.8)]
 
 def test_made_up_results_follow_the_schema(methods_results: Results) -> None:
     made_up = results_of(methods_results, {"13x13": size({"mpn_cov": 1.3})}, GROWING)
-    check_schema(made_up, "lab.bench", "methods")
+    check_schema(made_up, "lab", "methods")
 
 
 def test_tables_have_the_paper_beside_ours(methods_results: Results) -> None:
@@ -45,12 +45,12 @@ def test_every_row_of_a_table_has_the_cells_of_its_header(methods_results: Resul
         assert cells is None or line.count("|") == cells, line
 
 
-@pytest.mark.parametrize("suite", ["isqrt_cov", None])
-def test_results_of_another_suite_are_refused(suite, methods_results: Results, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["isqrt_cov", None])
+def test_results_of_another_experiment_are_refused(name, methods_results: Results, tmp_path: Path) -> None:
     file = tmp_path / "other.json"
-    file.write_text(json.dumps({**methods_results, "suite": suite}))
-    with pytest.raises(ValueError, match=f"not results of python -m lab bench: suite is {suite!r}, not 'methods'"):
-        read_results(file)
+    file.write_text(json.dumps({**methods_results, "experiment": name}))
+    with pytest.raises(ValueError, match=f"has the results of {name}, not of methods"):
+        render(file)
 
 
 def test_tables_are_aligned_for_a_terminal() -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lab.bench.training import loop_against_bare, shards_against_folder, two_processes_against_one
 from covpool.data.sources import open_images
+from lab.bench.training import loop_against_bare, shards_against_folder, two_processes_against_one
 from tests.data.pictures import TINY10, needs_tiny10
 
 pytestmark = pytest.mark.slow

@@ -33,7 +33,7 @@ from lab.experiments import (
 from tests.data.pictures import photo
 from tests.evaluate.bulk.small import pictures, write_folder
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "results"
 WITH_TABLES = (
     bulk,
@@ -160,7 +160,7 @@ def test_fitted_coefficients_are_those_of_the_program(steps: int) -> None:
 @pytest.mark.slow
 def test_fits_are_drawn_from_the_results(tmp_path: Path) -> None:
     picture = tmp_path / "made.png"
-    fitted_steps.main([str(committed("fitted_steps")[-1]), str(picture)])
+    fitted_steps.write_pages(committed("fitted_steps")[-1], picture)
     assert picture.read_bytes() == (ROOT / "docs" / "images" / "fitted_steps.png").read_bytes()
 
 
@@ -223,7 +223,7 @@ def test_the_page_on_numerics_has_the_accuracy_of_fitted_steps() -> None:
 
 def test_spectra_are_drawn_from_the_results(tmp_path: Path) -> None:
     file = committed("spectra")[-1]
-    spectra.main([str(file), str(tmp_path / "made.png")])
+    spectra.write_pages(file, tmp_path / "made.png")
     assert (tmp_path / "made.png").stat().st_size > 10_000
 
 

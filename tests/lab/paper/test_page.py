@@ -12,15 +12,15 @@ from PIL import Image
 
 from covpool.cli.train import parse
 from covpool.provenance.machine import release
-from lab.reproduce.experiments import EXPERIMENTS
-from lab.reproduce.networks import MINIATURE
-from lab.reproduce.record import table_of_runs
 from covpool.train.recipe_files import recipe_names
 from lab.paper.claims import Comparison
 from lab.paper.full_size import IMAGES, ROWS, FullSize
 from lab.paper.page import COMPARISONS, claims_page, page, precision_differences, render, write
+from lab.reproduce.experiments import EXPERIMENTS
+from lab.reproduce.networks import MINIATURE
+from lab.reproduce.record import table_of_runs
 
-RESULTS = Path(__file__).parents[2] / "results"
+RESULTS = Path(__file__).parents[3] / "results"
 
 
 def test_every_experiment_is_compared_with_the_paper() -> None:

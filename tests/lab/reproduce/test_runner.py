@@ -166,11 +166,6 @@ def test_an_unknown_experiment() -> None:
         run_all("table9")
 
 
-def test_results_must_exist_to_add_to_them(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="--add finds no results of this version in"):
-        run_all("figure2", data=tmp_path, out=tmp_path, add=True)
-
-
 def test_data_is_asked_for() -> None:
     with pytest.raises(ValueError, match="give --data the folder tiny-imagenet-200"):
         run_all("figure2")

@@ -13,6 +13,9 @@ import torch
 
 from covpool.errors import NotFiniteError, TrainingError
 from covpool.models.create import build_model
+from covpool.train.checkpoint import list_checkpoints, read_checkpoint, write_checkpoint
+from covpool.train.recipe_files import write_recipe
+from covpool.train.run_folder import RunFolder
 from lab.reproduce.experiments import EXPERIMENTS
 from lab.reproduce.networks import MINIATURE, SMALLEST, Configuration
 from lab.reproduce.observation import observed
@@ -24,9 +27,6 @@ from lab.reproduce.training import (
     trained,
     write_subset,
 )
-from covpool.train.checkpoint import list_checkpoints, read_checkpoint, write_checkpoint
-from covpool.train.recipe_files import write_recipe
-from covpool.train.run_folder import RunFolder
 
 CONFIGURATION = Configuration("alexnet", "isqrt_cov", {"steps": 3})
 
