@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import statistics
 import tempfile
 import time
@@ -31,6 +30,7 @@ import torch.multiprocessing
 import torch.nn.functional as F
 from matplotlib.figure import Figure
 from torch import Tensor, nn
+from torch.multiprocessing.spawn import start_processes
 from torch.nn.parallel import DistributedDataParallel
 
 from covpool.drawing import LIGHT, dress, new_figure, png
@@ -160,9 +160,8 @@ def measure_largest(classes: int, features: int, images: int, steps: int) -> dic
 def together(function: Callable[..., Any], processes: int, **arguments: Any) -> Any:
     """Call a function in ``processes`` gloo processes, and return the result of the first."""
     with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.start_processes(
-            _run, (processes, folder, function, arguments), nprocs=processes, start_method="fork"
-        )
+        given = (processes, folder, function, arguments)
+        start_processes(_run, given, nprocs=processes, start_method="fork")
         return json.loads(Path(folder, "result.json").read_text())
 
 
@@ -318,7 +317,8 @@ def page(text: str, results: dict[str, Any]) -> str:
     for name, table in (("sharded", tables(results)), ("planned", arithmetic())):
         begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
         new = f"{begin}\n{table}\n{end}"
-        text = re.sub(f"{begin}.*{end}", lambda _, new=new: new, text, flags=re.DOTALL)
+        before, _, rest = text.partition(begin)
+        text = before + new + rest.partition(end)[2]
     return text
 
 

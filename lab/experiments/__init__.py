@@ -1,1 +1,1 @@
-"""One-off experiments whose results are committed, run from a checkout: see README.md."""
+"""One experiment per file; ``python -m lab`` lists them."""

@@ -11,7 +11,6 @@ of the fit, it is that of the paper's 5 steps. The upstream gradient is random.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +61,7 @@ def measured(maps: Iterable[Tensor]) -> dict[str, Any]:
 
 def _derived(x: Tensor, upstream: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
     leaf = x.detach().requires_grad_()
-    value = partial(isqrt_cov, **options)(leaf)
+    value = isqrt_cov(leaf, **options)
     return value.detach(), torch.autograd.grad(value, leaf, upstream)[0]
 
 

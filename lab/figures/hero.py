@@ -35,10 +35,9 @@ def draw() -> bytes:
     axes.set(yticks=range(len(rows)), yticklabels=names, xticks=[], xlim=(0, 106))
     axes.invert_yaxis()
     axes.tick_params(length=0)
-    bars = axes.containers[:2]
-    figure.legend(
-        bars, ("average pooling", "covariance pooling"), loc="outside lower right", ncols=2, frameon=False
-    )
+    for bars, name in zip(axes.containers, ("average pooling", "covariance pooling"), strict=False):
+        bars.set_label(name)
+    figure.legend(loc="outside lower right", ncols=2, frameon=False)
     title = "Top-1 accuracy in %, frozen EfficientNet-Lite0, linear classifier"
     axes.set_title(title, loc="left", fontsize=11, color=LIGHT.ink)
     return png(figure, dpi=200)

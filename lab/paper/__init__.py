@@ -1,1 +1,1 @@
-"""The paper's claims next to the results of ``python -m lab reproduce``: ``python -m lab paper``."""
+"""The claims of the paper, and verdicts on them from the results: ``python -m lab paper``."""

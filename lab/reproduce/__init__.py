@@ -1,1 +1,1 @@
-"""Experiments whose results are committed under ``results/``: one file each."""
+"""Small versions of the networks of the paper's tables and figures: ``python -m lab reproduce``."""

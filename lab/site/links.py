@@ -27,7 +27,11 @@ LINK = re.compile(r"(\]\()([^)\s#:]+)((?:#[\w.-]*)?\))")
 def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
     """Add the files that pages link to, and the files that those link to."""
     root = Path(config.config_file_path).parent
-    waiting = [file for file in files if file.src_uri.endswith(".md") and not file.inclusion.is_excluded()]
+    waiting = [
+        file
+        for file in files
+        if file.src_uri.endswith(".md") and file.inclusion.value > InclusionLevel.DRAFT.value
+    ]
     while waiting:
         file = waiting.pop()
         for target in _outside(file.src_uri, file.content_string, root):

@@ -75,3 +75,12 @@ def test_bench_prints_the_tables_and_where_the_figures_are(
 def test_mistakes(words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 2
     assert sentence in capsys.readouterr().err
+
+
+def test_pages_name_commands_that_exist() -> None:
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "lab").rglob("*.md")]
+    text = "\n".join(page.read_text("utf-8") for page in [*pages, *(ROOT / "lab").rglob("*.py")])
+    named = re.findall(r"python\s-m\slab (figures )?([a-z]\w+)", text)
+    assert len(named) > 30
+    unknown = [name for figure, name in named if name not in (FIGURES if figure else {*COMMANDS, "figures"})]
+    assert unknown == []
