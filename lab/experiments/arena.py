@@ -22,7 +22,6 @@ paper's 5 steps.
 from __future__ import annotations
 
 import json
-import math
 import statistics
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
@@ -45,6 +44,7 @@ from covpool.evaluate.probe.record import (
 )
 from covpool.nn import methods
 from covpool.terminal import NamedProgress, duration
+from lab.experiments.arena_picture import draw
 from lab.experiments.fine_grained import OWN, PACKAGES, TITLES, weights_file
 from lab.paper.claims import frozen_verdict
 from lab.paper.page import COMPARISONS
@@ -360,70 +360,6 @@ def rows(made: dict[str, Any], *, short: bool = False) -> list[str]:
     return [lines[0], "|---" * len(columns) + "|", *lines[1:]]
 
 
-def draw(results: dict[str, Any], path: Path) -> None:
-    """Write the figure: accuracy against the time of one training run, a panel per case.
-
-    Heads that pool covariances are blue, attentive heads and ``gem`` orange, ``gap`` gray.
-    """
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import LogLocator, NullFormatter
-
-    made = [case for case in results["cases"] if len(case["heads"]) > 1] or results["cases"]
-    lines = math.ceil(len(made) / 2)
-    figure = Figure(figsize=(14, 4.5 * lines), layout="constrained")
-    for place, case in enumerate(made):
-        axes = figure.add_subplot(lines, 2, place + 1)
-        heads = [one for one in case["heads"] if one["head"] in CONTEST]
-        heads.sort(key=lambda one: one["test"]["top1"]["mean"])
-        points = [(max(one["seconds"], 0.1), 100 * one["test"]["top1"]["mean"]) for one in heads]
-        firsts = [one["head"].split("@")[0].split("+")[0] for one in heads]
-        colors = [
-            "#D55E00" if first in (*ATTENTIVE, "gem") else "#777777" if first == AVERAGE else "#0072B2"
-            for first in firsts
-        ]
-        for one, point, color in zip(heads, points, colors, strict=True):
-            spread = 100 * (one["test"]["top1"]["sd"] or 0.0)
-            axes.errorbar(*point, yerr=spread, fmt="o", color=color, markersize=4)
-        axes.set(xscale="log", xlabel="seconds per training run", ylabel="test accuracy in %")
-        axes.set_title(case_named(case["case"]).title)
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.xaxis.set_major_formatter("{x:g}")
-        axes.xaxis.set_minor_formatter(NullFormatter())
-        # The names are in a column at the right, each with a line to its point.
-        low, high = axes.get_ylim()
-        column = apart([(accuracy - low) / (high - low) for _, accuracy in points], 0.035)
-        for one, point, color, height in zip(heads, points, colors, column, strict=True):
-            axes.annotate(
-                one["head"],
-                point,
-                xytext=(1.04, height),
-                textcoords="axes fraction",
-                va="center",
-                fontsize=8,
-                color=color,
-                arrowprops={"arrowstyle": "-", "color": color, "lw": 0.4, "alpha": 0.6},
-            )
-    figure.suptitle("blue: covariance; orange: attention and gem; gray: average")
-    figure.savefig(path, dpi=110)
-
-
-def apart(heights: list[float], gap: float) -> list[float]:
-    """Move sorted heights as little as needed: neighbors are ``gap`` apart, and the highest is at most 1.
-
-    Example:
-        >>> apart([0.5, 0.5, 1.0], 0.25)
-        [0.5, 0.75, 1.0]
-    """
-    heights = list(heights)
-    for i in range(1, len(heights)):
-        heights[i] = max(heights[i], heights[i - 1] + gap)
-    top = 1.0
-    for i in reversed(range(len(heights))):
-        heights[i] = min(heights[i], top)
-        top = heights[i] - gap
-    return heights
-
-
 def main(sets: Path, runs: Path, cells: tuple[str, ...] = (), file: Path | None = None) -> None:
     """Run heads on frozen backbones, and write the results after each. Rerun the command to resume.
 
@@ -454,5 +390,10 @@ def write(record: dict[str, Any], file: Path, sets: Path, runs: Path) -> dict[st
     made = record | {"cases": list(entries.values()), "not_run": not_run(entries)}
     write_record(file, made, table(made))
     if entries:
-        draw(made, file.with_suffix(".png"))
+        shown = [case for case in made["cases"] if len(case["heads"]) > 1] or made["cases"]
+        panels = {
+            case_named(case["case"]).title: [one for one in case["heads"] if one["head"] in CONTEST]
+            for case in shown
+        }
+        draw(panels, (*ATTENTIVE, "gem"), file.with_suffix(".png"))
     return done

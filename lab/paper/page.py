@@ -36,7 +36,7 @@ from lab.paper.resnet import FIGURE4, TABLE4, TABLE5, TABLE6
 from lab.record import RESULTS, ROOT, read_record, shown_file
 from lab.reproduce.experiments import EXPERIMENTS, Experiment
 from lab.reproduce.networks import MINIATURE, Scale
-from lab.reproduce.record import empty_results, held_runs, table
+from lab.reproduce.results import empty_results, held_runs, table
 
 # In the order of the paper.
 ALL = (FIGURE2, TABLE2, TABLE3, TABLE4, FIGURE4, TABLE5, TABLE6, APPROXIMATION, TABLE7)

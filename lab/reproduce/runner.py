@@ -22,7 +22,7 @@ from lab.record import RESULTS, read_record, record_file
 from lab.reproduce.experiments import EXPERIMENTS, Experiment
 from lab.reproduce.networks import MINIATURE, Configuration, Scale
 from lab.reproduce.observation import observed, timed
-from lab.reproduce.record import Runs, earlier, empty_results, known_runs, table, write
+from lab.reproduce.results import Runs, earlier, empty_results, known_runs, table, write
 from lab.reproduce.training import (
     affordable_seeds,
     estimated_seconds,
@@ -46,7 +46,7 @@ class Place:
         runs: folder of training runs; finished runs are not repeated.
         out: folder of results.
         scale: size of the experiments.
-        known: further runs that count as done; see :func:`lab.reproduce.record.known_runs`.
+        known: further runs that count as done; see :func:`lab.reproduce.results.known_runs`.
     """
 
     data: Path

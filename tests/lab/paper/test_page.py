@@ -18,7 +18,7 @@ from lab.paper.full_size import IMAGES, ROWS, FullSize
 from lab.paper.page import COMPARISONS, claims_page, page, precision_differences, render, write
 from lab.reproduce.experiments import EXPERIMENTS
 from lab.reproduce.networks import MINIATURE
-from lab.reproduce.record import table_of_runs
+from lab.reproduce.results import table_of_runs
 
 RESULTS = Path(__file__).parents[3] / "results"
 

@@ -15,7 +15,7 @@ import pytest
 
 from lab.reproduce.experiments import EXPERIMENTS, Experiment
 from lab.reproduce.networks import SMALLEST
-from lab.reproduce.record import known_runs
+from lab.reproduce.results import known_runs
 from lab.reproduce.runner import Place, left, plan, report, run_all, run_experiments
 
 ROWS = 4
