@@ -1,4 +1,4 @@
-"""Setup shared by the tests and by the doctests of src/."""
+"""Setup shared by the tests and by the doctests of src/ and lab/."""
 
 from pathlib import Path
 
@@ -10,12 +10,8 @@ import covpool
 # pytest-xdist workers share the cores. With torch's default, each worker would start one thread per core.
 torch.set_num_threads(1)
 
-# The sdist contains the tests, but not these two folders.
-collect_ignore = [
-    f"tests/{folder}"
-    for folder in ("benchmarks", "experiments")
-    if not (Path(__file__).parent / folder).is_dir()
-]
+# The sdist contains the tests, but not lab.
+collect_ignore = [] if (Path(__file__).parent / "lab").is_dir() else ["tests/lab"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

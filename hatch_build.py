@@ -1,7 +1,10 @@
-"""What a build adds: the description and the links for PyPI, and a software bill of materials.
+"""What a build adds: the description and the links for PyPI, the help, and a software bill of materials.
 
 PyPI does not resolve relative links. The address of the repository comes from ``COVPOOL_REPOSITORY``, which
 the release workflow sets. Without it, links stay relative and the package has no list of links.
+
+``COVPOOL_HELP`` names the help of all verbs, a file by ``python -m covpool.cli.write_help``. It becomes
+``covpool/cli/help.txt``. Without it, ``covpool VERB --help`` makes the text, which takes seconds.
 
 The bill is ``*.dist-info/sboms/covpool.cdx.json`` in the wheel (PEP 770, CycloneDX). The wheel contains no
 code of others, so the bill lists the package and its requirements. The same sources give the same file.
@@ -20,6 +23,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 FILE = "covpool.cdx.json"
+HELP = "covpool/cli/help.txt"
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)\s]+)")
 
 
@@ -54,14 +58,19 @@ def addresses(address: str) -> dict[str, str]:
     }
 
 
-class Sbom(BuildHookInterface):  # type: ignore[type-arg]
-    """Add the bill to a wheel."""
+class Additions(BuildHookInterface):  # type: ignore[type-arg]
+    """Add the help to an sdist and a wheel, and the bill to a wheel."""
 
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Write the file before the wheel is made."""
-        if self.target_name != "wheel" or version == "editable":
+        """Write the bill and name the help, before the archive is made."""
+        if version == "editable":
+            return
+        text = os.environ.get("COVPOOL_HELP")
+        if text and not Path(self.root, "src", HELP).exists():  # an unpacked sdist has it
+            build_data["force_include"][text] = HELP if self.target_name == "wheel" else f"src/{HELP}"
+        if self.target_name != "wheel":
             return
         core = self.metadata.core
         extras = {name: list(required) for name, required in core.optional_dependencies.items()}
@@ -72,7 +81,7 @@ class Sbom(BuildHookInterface):  # type: ignore[type-arg]
         build_data["sbom_files"].append(os.path.relpath(path, self.root))
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
-        """Remove the file, which is in the wheel now."""
+        """Remove the bill, which is in the wheel now."""
         Path(self.directory, FILE).unlink(missing_ok=True)
 
 

@@ -39,13 +39,6 @@ def save_bundle() -> None:
     covpool.save_model(model, "bundle", classes=["blue", "red"])
 
 
-def bench() -> None:
-    """Benchmark a tiny layer, and check that results are written."""
-    small = ["--sections", "[layers]", "--methods", "[gap]", "--sizes", '["8:16"]', "--batch", "2"]
-    run("bench", *small, "--rounds", "2", "--out", "figures")
-    assert list(Path("figures").rglob("*.json")), "no figures were written"
-
-
 def data() -> None:
     """Check images, and write them as shards."""
     paint()
@@ -125,7 +118,7 @@ def wandb() -> None:
     assert list(Path("wandb").glob("offline-run-*/*.wandb")), "nothing was kept"
 
 
-SMOKES = {smoke.__name__: smoke for smoke in (bench, data, faiss, heif, hub, mlflow, scale, wandb)}
+SMOKES = {smoke.__name__: smoke for smoke in (data, faiss, heif, hub, mlflow, scale, wandb)}
 
 if __name__ == "__main__":  # Ray starts processes that import this file
     extra = sys.argv[1]

@@ -130,23 +130,23 @@ def test_the_exchange_of_gradients() -> None:
 
 
 def test_the_tables_of_heads_are_those_of_the_results() -> None:
-    from docs.making.arena import page
+    from lab.figures.arena import page
 
     text = read(DOCS / "benchmarks.md")
-    assert page(text) == text, "python -m docs.making.arena writes the tables"
+    assert page(text) == text, "python -m lab figures arena writes the tables"
 
 
 def test_recipes_are_all_there() -> None:
-    from docs.making.recipes import page
+    from lab.figures.recipes import page
 
     text = read(DOCS / "recipes.md")
-    assert page(text) == text, "python -m docs.making.recipes writes the table anew"
+    assert page(text) == text, "python -m lab figures recipes writes the table anew"
 
 
 def test_the_picture_of_the_packages_is_that_of_the_imports() -> None:
-    from docs.making.packages import PICTURE, svg
+    from lab.figures.packages import PICTURE, svg
 
-    assert read(PICTURE) == svg(), "python -m docs.making.packages draws it anew"
+    assert read(PICTURE) == svg(), "python -m lab figures packages draws it anew"
     rows = re.findall(r"^\| `(\w+)` \|", read(DOCS / "layout.md"), flags=re.MULTILINE)
     assert rows == [*PACKAGES, *SHARED]
 

@@ -93,6 +93,6 @@ def test_torch_hub_finds_the_models(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 
 def test_llms_txt_lists_every_page() -> None:
-    from docs.making.llms import FILE, text
+    from lab.figures.llms import FILE, text
 
-    assert FILE.read_text("utf-8") == text(), "python -m docs.making.llms writes it"
+    assert FILE.read_text("utf-8") == text(), "python -m lab figures llms writes it"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pages import DOCS, FENCED, README, ROOT, name_of, needs_pages, read
+from tests.pages import DOCS, FENCED, README, name_of, needs_pages, read
 
 pytestmark = needs_pages
 
@@ -35,8 +35,7 @@ AVOIDED = (
     "twins",
     "was begun",
 )
-HELP = ROOT / "src" / "covpool" / "cli" / "help.txt"
-PAGES = [README, *sorted(DOCS.glob("*.md")), HELP]
+PAGES = [README, *sorted(DOCS.glob("*.md"))]
 WORDS = re.compile(rf"\b(?:{'|'.join(map(re.escape, AVOIDED))})\b", re.IGNORECASE)
 
 

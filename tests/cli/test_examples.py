@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import shutil
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,12 +12,9 @@ import torch
 from PIL import Image
 
 from covpool.cli.main import VERBS, main, verb_file
-from covpool.reproduce.networks import SMALLEST
-from covpool.reproduce.runner import run_all
 from tests.data.pictures import SPARROWS, needs_sparrows
 from tests.evaluate.birds import CLASSES, a_bundle
 from tests.models.weights.paper_networks import vgg_weights
-from tests.reproduce.conftest import write_tiny_imagenet
 
 SIDE = 72
 # A file that each example leaves for the user.
@@ -41,12 +37,12 @@ LEFT = {
     "convert": "runs/paper/bundle/covpool.json",
 }
 # These verbs print their results, or where the results are.
-PRINTED = {"plan", "doctor", "bench", "reproduce"}
+PRINTED = {"plan", "doctor"}
 # ``push`` needs a server; its own tests start one.
 ELSEWHERE = {"push"}
 # These verbs train, compile or trace. Each has its own tests too.
-SLOW = {"bench", "demo", "diagnose", "doctor", "eval", "explain", "export", "fit", "lr-find", "probe"}
-SLOW |= {"reproduce", "retrieve", "svm", "train"}
+SLOW = {"demo", "diagnose", "doctor", "eval", "explain", "export", "fit", "lr-find", "probe", "retrieve"}
+SLOW |= {"svm", "train"}
 # The weights of the default backbone may not be installed.
 MORE = {"fit": ["--model", "lcnet_050", "--weights", "lcnet_050.pth"]}
 
@@ -76,7 +72,7 @@ def _here(birds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def provide(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def provide(verb: str) -> None:
     """Create the files that only some verbs need."""
     if verb == "fit":  # fit writes runs/birds itself
         shutil.rmtree("runs/birds")
@@ -84,9 +80,6 @@ def provide(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
         torch.save(timm.create_model("lcnet_050", num_classes=0).state_dict(), "lcnet_050.pth")
     if verb == "convert":
         torch.save({"state_dict": vgg_weights(classes=3, dim=16, hidden=8)}, "vgg.pth.tar")
-    if verb == "reproduce":  # at the smallest scale, because the full one trains for minutes
-        write_tiny_imagenet(Path("tiny-imagenet-200"))
-        monkeypatch.setattr("covpool.reproduce.runner.run_all", partial(run_all, scale=SMALLEST))
 
 
 def test_every_verb_has_an_example_of_one_line() -> None:
@@ -107,8 +100,8 @@ def test_every_verb_has_an_example_of_one_line() -> None:
         if verb not in ELSEWHERE
     ],
 )
-def test_pasted(verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    provide(verb, monkeypatch)
+def test_pasted(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    provide(verb)
     covpool, *words = shlex.split(example(verb))
     assert covpool == "covpool"
     assert main([*words, *MORE.get(verb, [])]) == 0, capsys.readouterr().err

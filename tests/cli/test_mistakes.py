@@ -99,8 +99,6 @@ def complaint(command: str, capsys: pytest.CaptureFixture[str]) -> str:
             "eval runs/bundle birds",
             "bundle 'runs/bundle': there is no such folder: did you mean runs/birds/bundle?",
         ),
-        ("bench --batch 0 --rounds 2", "batch must be at least 1; got 0"),
-        ("bench --rounds 1", "rounds must be at least 2; got 1"),
         ("convert model.pt there", "model.pt is not a fast-MPN-COV checkpoint: its first tensor is weights"),
         ("train --data birds --epoch 3", "unrecognized arguments: --epoch 3: did you mean --epochs?"),
         ("train --data birds --epochs x", "--epochs takes a whole number; got x"),

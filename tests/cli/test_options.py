@@ -130,7 +130,6 @@ OPTIONS = {
     ],
     "explain": ["--against", "--classes", "--device", "--limit", "--out", "--pairs", "--top"],
     "push": ["--dataset", "--license", "--private", "--results"],
-    "reproduce": ["--add", "--budget", "--data", "--out", "--runs", "--seeds"],
     "retrieve": [
         "--at",
         "--batch-size",
@@ -174,7 +173,6 @@ POSITIONALS = {
     "explain": ["bundle", "data"],
     "export": ["bundle"],
     "push": ["bundle", "repository"],
-    "reproduce": ["experiment"],
     "retrieve": ["bundle", "data"],
     "shard": ["data"],
     "svm": ["bundle", "data"],
@@ -189,7 +187,7 @@ def parser_of(verb: str) -> Parser:
 
 def test_every_verb_has_a_line() -> None:
     # The options of the other verbs are tested elsewhere.
-    assert VERBS.keys() == OPTIONS.keys() | {"bench", "doctor", "lr-find", "train"}
+    assert VERBS.keys() == OPTIONS.keys() | {"doctor", "lr-find", "train"}
     assert all(verb.summary and "\n" not in verb.summary for verb in VERBS.values())
 
 

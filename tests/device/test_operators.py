@@ -155,25 +155,6 @@ def test_time_and_memory(device: torch.device, record: Callable[[str, str], None
     assert seconds > 0
 
 
-@pytest.mark.slow
-def test_bench_measures_on_it(device: torch.device, tmp_path: Path) -> None:
-    from dataclasses import replace
-
-    from covpool.bench import read_results, run_methods
-    from covpool.bench.methods import LAYER_SCHEDULE
-
-    path = run_methods(
-        tmp_path,
-        sections=("layers",),
-        methods=("gap",),
-        sizes=("8:9",),
-        batch=2,
-        schedule=replace(LAYER_SCHEDULE, rounds=2, warmup=1, sample_seconds=0.001),
-        device=device.type,
-    )
-    assert read_results(path)["device"] == device.type
-
-
 def _rank(rank: int, kind: str, store: str) -> None:
     os.environ["LOCAL_RANK"] = str(rank)
     place = torch.device(kind) if kind == "cpu" else torch.device(kind, rank)

@@ -1,4 +1,4 @@
-"""``covpool demo``: see :func:`covpool.reproduce.demo.run_demo`."""
+"""``covpool demo``: see :func:`covpool.demo.training.run_demo`."""
 
 # Annotations are not postponed: jsonargparse would import the modules under TYPE_CHECKING to evaluate them.
 from dataclasses import dataclass
@@ -36,8 +36,8 @@ class Result:
 
 def run(arguments: Arguments) -> Result:
     """Train, and write the page."""
+    from covpool.demo.training import PAGE, run_demo
     from covpool.functional.arguments import check_whole
-    from covpool.reproduce.demo import PAGE, run_demo
     from covpool.terminal import Progress
 
     check_whole("--seeds", arguments.seeds)

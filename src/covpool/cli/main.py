@@ -79,8 +79,6 @@ PROJECT = {
         "push": Verb("a bundle to the Hugging Face Hub, with a model card", "hub"),
     },
     "paper": {
-        "bench": Verb("time and memory of the pooling methods, here", "bench"),
-        "reproduce": Verb("a table or figure again, in miniature", "eval", resumes=True),
         "convert": Verb("a checkpoint of fast-MPN-COV into a bundle", "models"),
     },
     "machine": {
@@ -88,8 +86,6 @@ PROJECT = {
     },
 }
 VERBS = {name: verb for verbs in PROJECT.values() for name, verb in verbs.items()}
-# They measure what any program would see, so they keep the default memory settings.
-MEASURING = ("bench", "reproduce")
 
 
 # Begins the help of a verb in help.txt; the name of the verb follows.
@@ -145,28 +141,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if verb not in VERBS:
         hint = did_you_mean(verb, VERBS) or "; covpool --help lists them"
         return _complain("covpool", f"{verb!r} is not a verb{hint}")
-    if "--help-all" in rest:
-        return _print(f"covpool {verb}", help_texts()[verb])
-    if {"-h", "--help"} & {*rest}:
-        return _print(f"covpool {verb}", short_help(verb))
-    if arguments is None and verb not in MEASURING:  # otherwise the process belongs to another program
+    if {"-h", "--help", "--help-all"} & {*rest}:
+        try:
+            text = long_help(verb) if "--help-all" in rest else short_help(verb)
+        except ModuleNotFoundError as error:  # in a checkout
+            return _complain(f"covpool {verb}", explained(error, VERBS[verb].extra)[0])
+        return _print(f"covpool {verb}", text)
+    if arguments is None:  # otherwise the process belongs to another program
         keep_freed_memory()
     return _run(verb, rest)
 
 
-def help_texts() -> dict[str, str]:
-    """Read the help of every verb from ``help.txt``, which is printed without importing torch.
+def long_help(verb: str) -> str:
+    """Return the help of a verb with all options.
 
-    ``python -m covpool.cli.write_help`` writes the file.
+    The wheel has it in ``help.txt``, so that it is printed without importing torch. The build writes this
+    file. A checkout does not have it, and makes the help from the options.
     """
-    text = resources.files("covpool.cli").joinpath("help.txt").read_text("utf-8")
-    parts = text.split(HELP_MARK)[1:]
-    return {name: body.strip("\n") for name, _, body in (part.partition("\n") for part in parts)}
+    file = resources.files("covpool.cli").joinpath("help.txt")
+    if not file.is_file():
+        from covpool.cli.write_help import help_of
+
+        return help_of(verb)
+    return file.read_text("utf-8").partition(f"{HELP_MARK}{verb}\n")[2].partition(HELP_MARK)[0].strip("\n")
 
 
 def short_help(verb: str) -> str:
     """Return the help of a verb without its groups of ``more options``, and say how to see them."""
-    groups = help_texts()[verb].split("\n\n")
+    groups = long_help(verb).split("\n\n")
     kept = [group for group in groups if not group.startswith("more options")]
     if len(kept) < len(groups):
         kept.insert(-2, f"covpool {verb} --help-all lists all options.")

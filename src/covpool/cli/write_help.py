@@ -1,6 +1,7 @@
-"""Write help.txt, the help of every verb: ``python -m covpool.cli.write_help``.
+"""Write the help of every verb into a file, for the wheel: ``python -m covpool.cli.write_help FILE``.
 
-The help is made from the options' dataclasses, whose files import torch. Reading it takes milliseconds.
+The help is made from the options' dataclasses, whose files import torch, so a build cannot make it: its
+environment has no torch. ``COVPOOL_HELP`` names the file to ``hatch_build.py``.
 """
 
 from __future__ import annotations
@@ -8,22 +9,28 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import sys
 from pathlib import Path
 from unittest import mock
 
 from covpool.cli.main import HELP_MARK, VERBS, _output
 
 
+def help_of(verb: str) -> str:
+    """Return the help of a verb, 100 columns wide."""
+    with (
+        mock.patch.dict(os.environ, {"COLUMNS": "102"}),
+        contextlib.redirect_stdout(io.StringIO()) as printed,
+        contextlib.suppress(SystemExit),
+    ):
+        _output(verb, ["--help"])
+    return printed.getvalue().strip()
+
+
 def make_help() -> str:
-    """Return the help of all verbs, 100 columns wide."""
-    parts = []
-    with mock.patch.dict(os.environ, {"COLUMNS": "102"}):
-        for verb in VERBS:
-            with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.suppress(SystemExit):
-                _output(verb, ["--help"])
-            parts.append(f"{HELP_MARK}{verb}\n{printed.getvalue().strip()}\n")
-    return "\n".join(parts)
+    """Return the help of all verbs."""
+    return "\n".join(f"{HELP_MARK}{verb}\n{help_of(verb)}\n" for verb in VERBS)
 
 
 if __name__ == "__main__":
-    Path(__file__).with_name("help.txt").write_text(make_help(), encoding="utf-8")
+    Path(sys.argv[1]).write_text(make_help(), encoding="utf-8")

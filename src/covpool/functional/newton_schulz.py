@@ -58,7 +58,7 @@ def fitted_steps(steps: int = FITTED_STEPS) -> Coefficients:
     """Return coefficients with which 3 or 4 steps give almost the result of 5 steps of Eqn. (2).
 
     The largest relative error on any eigenvalue is 2.1 % with 3 steps and 0.031 % with 4
-    (``experiments/fitted_steps.py``). Pass the coefficients as ``steps`` of :func:`isqrt_cov`, whose default
+    (``python -m lab fitted_steps``). Pass the coefficients as ``steps`` of :func:`isqrt_cov`, whose default
     is ``fitted_steps()``.
 
     Example:

@@ -7,15 +7,12 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib import import_module, resources
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from covpool.provenance.machine import (
     describe_machine,
     describe_source,
     describe_versions,
-    machine_name,
-    release,
 )
 
 Results = dict[str, Any]
@@ -66,14 +63,3 @@ def check_schema(results: Results, package: str, name: str) -> None:
     ]
     registry = referencing.Registry().with_resources(others)
     import_module("jsonschema").validate(results, schema(package, name), registry=registry)
-
-
-def results_path(out: str | Path, name: str, results: Results) -> Path:
-    """Return the file of results: in a folder per release, named by machine and device."""
-    file = f"{name}--{machine_name(results['machine'])}--{results['device']}.json"
-    return Path(out) / release(str(results["versions"]["covpool"])) / file
-
-
-def results_file(folder: Path, name: str) -> Path | None:
-    """Return the results file that a page shows: the first by name, or ``None`` if there is none."""
-    return min(folder.glob(f"{name}--*.json"), default=None)

@@ -1,0 +1,1 @@
+"""Benchmarks, experiments and figures, run from a checkout: ``python -m lab``."""

@@ -1,0 +1,93 @@
+"""Run a measurement, or write a page: ``python -m lab NAME``. ``python -m lab --help`` lists the names."""
+
+from __future__ import annotations
+
+import pkgutil
+import sys
+from collections.abc import Sequence
+
+from jsonargparse import auto_cli
+
+from covpool.errors import CovpoolError
+
+# By name: the function, and a summary. The parameters of the function are the options.
+COMMANDS = {
+    "bench": ("bench.methods:main", "time and memory of every pooling method, next to the paper's"),
+    "isqrt_cov": (
+        "bench.isqrt_cov:main",
+        "isqrt_cov against eigh, svd, the paper's equations and bare products",
+    ),
+    "training": ("bench.training:main", "overhead of the training loop; shards; two processes"),
+    "sharded": ("bench.sharded:main", "sharded classifier against a dense one: bytes and seconds"),
+    "reproduce": ("reproduce.runner:main", "tables and figures of the paper in miniature"),
+    "paper": ("paper.page:main", "verdicts on the paper's claims, from the results: docs/results.md"),
+    "arena": ("experiments.arena:main", "all heads on frozen backbones, each tuned by the same trials"),
+    "fine_grained": ("experiments.fine_grained:main", "frozen backbones on fine-grained sets (Table 7)"),
+    "fine_tuning": ("experiments.fine_tuning:main", "fine-tuning with both poolings (Table 7)"),
+    "tiny10": ("experiments.tiny10:main", "training from scratch on ten classes of Tiny-ImageNet"),
+    "classifier_rate": ("experiments.classifier_rate:main", "learning rate of the classifier, from scratch"),
+    "sparrows": ("experiments.sparrows:main", "training from pretrained weights on 21 sparrow species"),
+    "exports": ("experiments.exports:main", "exported networks against their bundles"),
+    "svm_solvers": ("experiments.svm_solvers:main", "LinearSVC against the streaming solver"),
+    "location_maps": ("experiments.location_maps:main", "exact maps against Grad-CAM"),
+    "bulk": ("experiments.bulk:main", "decoding and inference rates of one core"),
+    "fitted_steps": (
+        "experiments.fitted_steps:main",
+        "coefficients of Newton-Schulz steps, and their errors",
+    ),
+    "fitted_heads": ("experiments.fitted_heads:main", "accuracy with the paper's steps and with fitted ones"),
+    "half_precision": ("experiments.half_precision:main", "errors of half precision and of fitted steps"),
+    "spectra": ("experiments.spectra:main", "eigenvalues before and after each method"),
+    "why_second_order": ("experiments.why_second_order:main", "two species that differ in covariance alone"),
+}
+# The same for ``python -m lab figures NAME``, which writes parts of pages, tables and pictures.
+FIGURES = {
+    "arena": ("figures.arena:write_pages", "the tables of heads in docs/benchmarks.md"),
+    "hero": ("figures.hero:write_pages", "docs/images/hero.png"),
+    "llms": ("figures.llms:write_pages", "docs/llms.txt"),
+    "packages": ("figures.packages:write_pages", "docs/images/packages.svg"),
+    "recipes": ("figures.recipes:write_pages", "the table in docs/recipes.md"),
+    "methods": ("bench.methods_page:write_pages", "page and picture of the results of bench"),
+    "isqrt_cov": (
+        "bench.isqrt_cov:write_pages",
+        "page and picture of its results, and the table in README.md",
+    ),
+    "sharded": ("bench.sharded:write_pages", "tables and picture of docs/scale_out.md"),
+    "fitted_steps": ("experiments.fitted_steps:write_pages", "docs/images/fitted_steps.png"),
+    "spectra": ("experiments.spectra:write_pages", "docs/images/spectra.png"),
+    "why_second_order": ("experiments.why_second_order:write_pages", "docs/images/why_second_order.png"),
+}
+
+
+def main(words: Sequence[str]) -> int:
+    """Run a command line, and return its exit code."""
+    command, table = "python -m lab", COMMANDS
+    if words[:1] == ["figures"]:
+        command, table, words = f"{command} figures", FIGURES, words[1:]
+    name = words[0] if words else "--help"
+    if name in ("-h", "--help"):
+        print(listing(command, table))
+        return 0
+    if name not in table:
+        print(f"{command}: {name!r} is not one of {', '.join(table)}", file=sys.stderr)
+        return 2
+    function = pkgutil.resolve_name(f"lab.{table[name][0]}")
+    try:
+        written = auto_cli(function, args=list(words[1:]), as_positional=True, prog=f"{command} {name}")
+    except CovpoolError as error:
+        print(f"{command} {name}: {error}", file=sys.stderr)
+        return 2
+    if table is FIGURES:
+        print(*written, sep="\n")
+    return 0
+
+
+def listing(command: str, table: dict[str, tuple[str, str]]) -> str:
+    """Return the names of a table with their summaries."""
+    more = {"figures": ("", "pictures, tables and pages, from the results")} if table is COMMANDS else {}
+    lines = [f"  {name.ljust(16)}  {summary}" for name, (_, summary) in {**table, **more}.items()]
+    return "\n".join([f"usage: {command} NAME ...", *lines, f"{command} NAME --help lists the options."])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""One experiment per file; ``python -m lab`` lists them."""

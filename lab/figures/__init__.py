@@ -1,0 +1,1 @@
+"""Write the tables, pictures and lists of the pages: ``python -m lab figures NAME``."""

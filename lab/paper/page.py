@@ -1,0 +1,339 @@
+"""The page of results: every claim of the paper, our measurement and a verdict; tables and figures."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from covpool.drawing import png
+from covpool.durable import replace_file
+from covpool.evaluate.probe.record import difference
+from covpool.provenance.machine import release
+from lab.paper.alexnet import APPROXIMATION, FIGURE2, TABLE3
+from lab.paper.claims import (
+    CONFIDENCE,
+    EQUAL,
+    SAME,
+    Claim,
+    Comparison,
+    Judgment,
+    Measurement,
+    Results,
+    Verdict,
+    frozen_verdict,
+)
+from lab.paper.figures import empty_figure
+from lab.paper.full_size import full_size_lines
+from lab.paper.measured import TABLE2, TABLE7
+from lab.paper.resnet import FIGURE4, TABLE4, TABLE5, TABLE6
+from lab.record import RESULTS, ROOT, read_record, shown_file
+from lab.reproduce.experiments import EXPERIMENTS, Experiment
+from lab.reproduce.networks import MINIATURE, Scale
+from lab.reproduce.results import empty_results, held_runs, table
+
+# In the order of the paper.
+ALL = (FIGURE2, TABLE2, TABLE3, TABLE4, FIGURE4, TABLE5, TABLE6, APPROXIMATION, TABLE7)
+COMPARISONS = [one for one in ALL if isinstance(one, Comparison)]
+SETS = {"cub": "CUB", "cars": "Cars"}
+
+HEAD = """# The paper's claims, and our measurements
+
+See which claims of the paper hold in our measurements, and run the experiments yourself.
+
+This page compares {claims} claims: {counted}.{by_frozen}
+
+{summary}
+
+The paper trains on ImageNet with GPUs. The networks here have the same form with fewer channels and train
+in minutes on a CPU, on {classes} classes of Tiny-ImageNet ({train:,} training images of 64 pixels, {val:,}
+test images). Such small
+networks can show the sign of a difference, but not how large it is on ImageNet.
+
+```sh
+pip install -e '.[dev]'   # in a checkout
+python -m lab reproduce figure2 --data tiny-imagenet-200 --out runs/results      # rerun the command to resume
+python -m lab reproduce all --data tiny-imagenet-200 --out runs/results --budget 8h
+python -m lab reproduce figure2 --data tiny-imagenet-200 --seeds 5   # add seeds to the committed results
+```
+
+With `--budget`, as many seeds are trained as the time allows. [lab](../lab/README.md) lists all commands,
+also those of Table 7. `python -m lab paper` writes this page from the files in [results](../results).
+
+## How to read the verdicts
+
+- *Agrees*: the difference is resolved (see below) and has the paper's sign. If the paper states how large the
+  difference is, our value is not resolved from it by the same test.
+- *Agrees in sign*: resolved, with the paper's sign and another size.
+- *Equal here*: the 95 % interval lies within {equal:g} points of zero, on frozen features; or within
+  {same:.0%} of 1, for a ratio of times.
+- *Does not agree*: resolved, with the opposite sign; or another value, for claims without a sign.
+- *Not resolved here*: the difference is within seed noise, there is only one seed, or a seed failed.
+- *Beyond the paper*: the paper does not report this number.
+
+Errors are top-1 errors of the last epoch. The standard error (±) of a difference comes from the spread over
+seeds. It is pooled over all settings of the experiment, except those in which the network did not learn. A
+difference is resolved if it exceeds its standard error times the one-sided {confidence:.0%} quantile of
+Student's t. The error of a failed run is that of random guessing.
+
+Ratios of times are medians over rounds that time all methods in turn. In brackets is the 95 % interval of
+the median, about median ± 1.81 (q3 - q1) / √rounds for quartiles q1 and q3. A ratio is resolved if this
+interval excludes 1. Memory within 10 % counts as equal. Accuracies of Table 7 are compared by Welch's test
+over their seeds.
+
+The ± does not include the choice of test images. That would add a standard error of about one point to the
+difference of two runs. A verdict
+therefore holds for these test images. With this many claims at {confidence:.0%} each, a few are resolved
+by chance.
+
+Runs use bfloat16 if the CPU has instructions for it, and float32 otherwise. The linked
+tables give the number of runs in each precision.
+{precision}
+{frozen}
+"""
+FROZEN = """
+Some claims have a second test. Heads are trained on a frozen EfficientNet-Lite0 with 224 pixels, on data sets
+with thousands of test images, and compared image by image. The difference is that of accuracy in percentage
+points, with a 95 % interval over test images; each image counts with its mean over seeds. If this interval
+excludes zero, or lies so close to zero that the heads are equal, this test is the stronger one, and the claim
+is counted by it. The counted verdict is in bold. If the two data sets disagree, the claim is not resolved.
+Heads with another number of steps or another normalization use the learning rate and dropout that were tuned
+for 5 steps. Differences on frozen features say nothing about their size on ImageNet, so the best verdict is
+*agrees in sign*.
+The [heads that were run]({link}/{stem}.md) are in the results of `python -m lab arena`.
+"""
+COUNTED: dict[Verdict, str] = {
+    "agrees": "agree",
+    "agrees in sign": "agree in sign",
+    "equal here": "are equal",
+    "does not agree": "do not agree",
+    "not resolved here": "are not resolved",
+    "not run here": "were not run",
+    "beyond the paper": "go beyond the paper",
+}
+RESOLVED = COUNTED.keys() - {"not resolved here", "not run here"}
+
+
+def page(folder: Path, link: str) -> str:
+    """Return the whole page as Markdown.
+
+    Args:
+        folder: folder with the results of one version.
+        link: path from the page to that folder.
+    """
+    return "\n".join([claims_page(folder, link), "## At full size", "", *full_size_lines()]) + "\n"
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A claim with its verdicts.
+
+    Attributes:
+        claim: the claim.
+        found: judgement by the paper's test: networks trained from scratch, or times.
+        frozen: judgement by heads on frozen features; ``None`` if there is none.
+    """
+
+    claim: Claim
+    found: Judgment
+    frozen: Judgment | None = None
+
+    @property
+    def by_frozen(self) -> bool:
+        """Return whether the test on frozen features counts. It is the stronger one if it is resolved."""
+        return self.frozen is not None and self.frozen.verdict in RESOLVED
+
+    @property
+    def counted(self) -> Judgment:
+        """Return the judgement by the stronger test."""
+        return self.frozen if self.frozen is not None and self.by_frozen else self.found
+
+
+def claims_page(folder: Path, link: str) -> str:
+    """Return the page without the part on training at full size, whose FLOPs take a while to count."""
+    parts, sections = [], []
+    arena = shown_file(folder, "arena")
+    cases = [] if arena is None else json.loads(arena.read_bytes())["cases"]
+    for one in ALL:
+        found, paths = _found(one, folder)
+        judged = [Judged(claim, claim.judge(found), _frozen(one, claim, cases)) for claim in one.claims]
+        described = one.experiment if isinstance(one, Comparison) else one
+        sections.append((described.title, judged))
+        parts += [f"## {described.title}", "", f"The paper: {described.paper}.", "", *claim_lines(judged), ""]
+        parts += _files(described.title, paths, link)
+        parts += [f"At full size: {one.at_full_size}", ""]
+    frozen = "" if arena is None else FROZEN.format(link=link, stem=arena.stem)
+    head = _head(sections, frozen, folder.parent)
+    return "\n".join([*head, *parts])
+
+
+def _frozen(one: Comparison | Measurement, claim: Claim, cases: list[dict[str, Any]]) -> Judgment | None:
+    """Test a claim on frozen features, on every data set that has results."""
+    pair = one.frozen(claim) if isinstance(one, Comparison) else None
+    if pair is None:
+        return None
+    found = {
+        case["case"].partition("-")[0]: tested["difference"]
+        for case in cases
+        for tested in case["claims"]
+        if (tested["better"], tested["other"]) == pair and tested["difference"] is not None
+    }
+    words = "; ".join(f"{SETS[name]} {difference(one)}" for name, one in found.items())
+    return Judgment(words, frozen_verdict(found.values()))
+
+
+def summary_lines(sections: Sequence[tuple[str, Sequence[Judged]]]) -> list[str]:
+    """Return a table with the verdicts and the first resolved claim of every section."""
+    lines = [
+        f"| experiment | {' | '.join(COUNTED)} | first resolved claim |",
+        "|---" * (len(COUNTED) + 2) + "|",
+    ]
+    for title, judged in sections:
+        counts = Counter(one.counted.verdict for one in judged)
+        resolved = (
+            f"{one.claim.text}: {one.counted.ours} ({one.counted.verdict})"
+            for one in judged
+            if one.counted.verdict in RESOLVED
+        )
+        cells = [
+            f"[{title.partition(':')[0]}](#{_anchor(title)})",
+            *(str(counts[name] or "") for name in COUNTED),
+        ]
+        lines.append(f"| {' | '.join([*cells, next(resolved, '')])} |")
+    return lines
+
+
+def _anchor(title: str) -> str:
+    """Return the anchor that mkdocs and GitHub give to a heading."""
+    return re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
+
+
+def _found(one: Comparison | Measurement, folder: Path) -> tuple[Results, list[Path]]:
+    if isinstance(one, Measurement):
+        return one.read(folder)
+    path = shown_file(folder, one.experiment.name)
+    if path is None:
+        return empty_results(one.experiment, MINIATURE), []
+    return json.loads(path.read_text(encoding="utf-8")), [path]
+
+
+def claim_lines(judged: Sequence[Judged]) -> list[str]:
+    """Return a table of the claims and their verdicts, with the test on frozen features if there is one."""
+    frozen = any(one.frozen is not None and one.frozen.ours for one in judged)
+    titles = ["claim", "the paper", "here", "verdict"]
+    if frozen:
+        titles = [*titles[:2], "error from scratch", "verdict", "accuracy on frozen features", "verdict"]
+    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    for one in judged:
+        cells = [one.claim.text, one.claim.paper, one.found.ours]
+        if not frozen:
+            cells.append(one.found.verdict)
+        else:
+            second = one.frozen or Judgment("", "not run here")
+            own, other = one.found.verdict, second.verdict if second.ours else ""
+            cells += (
+                [own, second.ours, f"**{other}**"] if one.by_frozen else [f"**{own}**", second.ours, other]
+            )
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def _files(title: str, paths: Sequence[Path], link: str) -> list[str]:
+    lines = []
+    for path in paths:
+        if path.with_suffix(".png").exists():
+            lines += [f"![{title}]({link}/{path.stem}.png)", ""]
+        lines += [f"[Table]({link}/{path.stem}.md), [data]({link}/{path.name}).", ""]
+    return lines
+
+
+def _head(sections: Sequence[tuple[str, Sequence[Judged]]], frozen: str, out: Path) -> list[str]:
+    classes = MINIATURE.classes
+    precision = precision_sentence(precision_differences(EXPERIMENTS.values(), out, MINIATURE))
+    every = [one for _, judged in sections for one in judged]
+    verdicts = Counter(one.counted.verdict for one in every)
+    by_frozen = sum(one.by_frozen for one in every)
+    counted = ", ".join(f"{verdicts[verdict]} {words}" for verdict, words in COUNTED.items())
+    numbers = {"classes": classes, "train": 500 * classes, "val": 50 * classes, "confidence": CONFIDENCE}
+    numbers["equal"], numbers["same"] = 100 * EQUAL, SAME
+    words = {
+        "claims": len(every),
+        "counted": counted,
+        "by_frozen": f" The verdicts on {by_frozen} come from heads on frozen features." if by_frozen else "",
+        "frozen": frozen,
+        "summary": "\n".join(summary_lines(sections)),
+        "precision": precision,
+    }
+    made = HEAD.format(**words, **numbers)
+    return [*made.rstrip().splitlines(), ""]
+
+
+def precision_differences(experiments: Iterable[Experiment], out: Path, scale: Scale) -> list[float]:
+    """Return top-1 errors in float32 minus those in bfloat16, for configurations with results in both."""
+    found: dict[str, dict[str, float]] = {}
+    for experiment in experiments:
+        for name, run in held_runs(experiment, out, scale).items():
+            if not run["failed"]:
+                found.setdefault(name, {})[run["precision"]] = run["epochs"][-1]["top1_error"]
+    both = [one for one in found.values() if {"float32", "bfloat16"} <= one.keys()]
+    return [one["float32"] - one["bfloat16"] for one in both]
+
+
+def precision_sentence(points: list[float]) -> str:
+    """Describe the differences in a sentence for the page; empty if there are fewer than two."""
+    if len(points) < 2:
+        return ""
+    mean, deviation = statistics.mean(points), statistics.stdev(points)
+    direction = "higher" if mean > 0 else "lower"
+    return (
+        f"{len(points)} networks were trained in both precisions from the same seed.\n"
+        f"Their error in float32 was {abs(mean):.1f} points {direction}, "
+        f"with a standard deviation of {deviation:.1f}."
+    )
+
+
+def render(one: Comparison, path: Path) -> list[Path]:
+    """Write the table with the claims (``.md``) and the figure (``.png``) of a results JSON."""
+    results = read_record(path)
+    judged = [Judged(claim, claim.judge(results)) for claim in one.claims]
+    lines = [table(one.experiment, results), "", *claim_lines(judged), ""]
+    made = {
+        path.with_suffix(".md"): "\n".join(lines).encode(),
+        path.with_suffix(".png"): _picture(one, results),
+    }
+    for file, content in made.items():
+        replace_file(file, content)
+    return list(made)
+
+
+def _picture(one: Comparison, results: Results) -> bytes:
+    height = 3.4 if len(one.experiment.rows) < 15 else 4.8
+    figure = empty_figure(height)
+    one.draw(results, figure)
+    figure.suptitle(one.experiment.title, fontsize=11, x=0.01, ha="left")
+    return png(figure)
+
+
+def write(out: Path, file: Path) -> list[Path]:
+    """Write the tables and figures of the results of this version, and the page; return all paths."""
+    folder = out / release()
+    made = [
+        path
+        for one in COMPARISONS
+        for results in sorted(folder.glob(f"{one.experiment.name}--*.json"))
+        for path in render(one, results)
+    ]
+    link = Path(os.path.relpath(folder, file.parent)).as_posix()
+    replace_file(file, page(folder, link).encode())
+    return [*made, file]
+
+
+def main() -> None:
+    """Write the tables and figures of the reproduction in results/, and docs/results.md."""
+    print(*write(RESULTS, ROOT / "docs" / "results.md"), sep="\n")

@@ -1,0 +1,1 @@
+"""Hooks of mkdocs, which build the site."""

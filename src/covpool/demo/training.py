@@ -1,0 +1,233 @@
+"""Show the idea of covariance pooling in a minute, on images that are made for it.
+
+Each image has a disc of striped texture on noise. The class is the direction of the stripes and which two
+colors alternate. All classes have the same mean color and the same contrast in every color channel. The
+network is one convolution, the pooling and a linear classifier. Without a nonlinearity before it, average
+pooling can only return a function of the mean color, so it stays at chance. A covariance contains the
+direction and the colors.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from covpool.durable import replace_file
+from covpool.functional.covariance import triu_unvec
+from covpool.functional.eigen import spectrum
+from covpool.nn import CovPool
+from covpool.provenance.origin import new_results
+
+POOLINGS = ("gap", "isqrt_cov")
+# Directions of the stripes, in degrees, and the signs with which they add to red, green and blue.
+ANGLES = {"horizontal": 90, "diagonal down": 135, "vertical": 0, "diagonal up": 45}
+COLORS = {"yellow and blue": (1, 1, -1), "magenta and green": (1, -1, 1)}
+CLASSES = tuple(f"{angle}, {color}" for angle in ANGLES for color in COLORS)
+CHANCE = 1 / len(CLASSES)
+
+SIDE = 64  # pixels
+TRAIN, TEST = 50, 60  # images per class
+CHANNELS, KERNEL, STRIDE = 24, 7, 4
+EPOCHS, BATCH, RATE = 5, 32, 0.01
+# Pixel values are in [0, 1]: contrast of the texture, and the largest shift of the mean color.
+CONTRAST, TINT = 0.13, 0.12
+# Cycles per pixel of the stripes, and the relative widths of their band in frequency and direction.
+FREQUENCY, BAND, SPREAD = 0.14, 0.25, 0.25
+PACKAGES = ("functional", "nn", "explain", "demo")
+PAGE, RESULTS = "report.html", "results.json"
+
+
+@dataclass(frozen=True)
+class Textures:
+    """Images ``(N, 3, SIDE, SIDE)`` in [0, 1], and their labels ``(N,)``, class by class."""
+
+    images: Tensor
+    labels: Tensor
+
+
+def make_images(per_class: int, seed: int) -> Textures:
+    """Make images of every class.
+
+    Args:
+        per_class: number of images of each class.
+        seed: random seed.
+
+    Example:
+        >>> made = make_images(2, seed=0)
+        >>> made.images.shape, made.labels[:4].tolist()
+        (torch.Size([16, 3, 64, 64]), [0, 0, 1, 1])
+    """
+    random = torch.Generator().manual_seed(seed)
+    labels = torch.arange(len(CLASSES)).repeat_interleave(per_class)
+    n = len(labels)
+    angles = torch.tensor(list(ANGLES.values()), dtype=torch.float32).deg2rad()[labels // len(COLORS)]
+    signs = torch.tensor(list(COLORS.values()), dtype=torch.float32)[labels % len(COLORS)]
+    stripes = _noise(n, 1, random, angles) * signs[:, :, None, None]
+    pixels = torch.lerp(_noise(n, 3, random, None), stripes, _discs(n, random))
+    # The same mean and contrast in each channel of each image, then the same mean colors in every class.
+    pixels = pixels - pixels.mean((2, 3), keepdim=True)
+    pixels = pixels / pixels.square().mean((2, 3), keepdim=True).sqrt()
+    tints = TINT * (2 * torch.rand(per_class, 3, 1, 1, generator=random) - 1)
+    images = (0.5 + tints.repeat(len(CLASSES), 1, 1, 1) + CONTRAST * pixels).clamp(0, 1)
+    return Textures((images * 255).round() / 255, labels)
+
+
+def _noise(n: int, channels: int, random: torch.Generator, angles: Tensor | None) -> Tensor:
+    """Return noise in a band of frequencies, ``(n, channels, SIDE, SIDE)``; with angles, stripes."""
+    y, x = torch.fft.fftfreq(SIDE)[:, None], torch.fft.rfftfreq(SIDE)
+    radius = (x * x + y * y).sqrt().clamp_min(1e-6)
+    band = torch.exp(-0.5 * ((radius / FREQUENCY).log() / BAND).square())[None]
+    if angles is not None:
+        off = torch.atan2(y, x) - angles[:, None, None]
+        off = off - math.pi * (off / math.pi).round()  # a direction and its opposite are the same
+        band = band * torch.exp(-0.5 * (off / SPREAD).square())
+    white = torch.fft.rfft2(torch.randn(n, channels, SIDE, SIDE, generator=random))
+    noise: Tensor = torch.fft.irfft2(white * band[:, None], s=(SIDE, SIDE))
+    return noise / noise.square().mean((2, 3), keepdim=True).sqrt()
+
+
+def _discs(n: int, random: torch.Generator) -> Tensor:
+    """Return masks with soft edges, ``(n, 1, SIDE, SIDE)``: where the texture is."""
+    radius = 0.28 * SIDE
+    centers = radius + (SIDE - 2 * radius) * torch.rand(n, 2, 1, 1, generator=random)
+    place = torch.arange(SIDE, dtype=torch.float32)
+    y, x = place[:, None] - centers[:, 0], place - centers[:, 1]
+    return torch.sigmoid((radius - (x * x + y * y).sqrt()) / 1.5)[:, None]
+
+
+class Network(nn.Module):
+    """One convolution, the pooling, and a linear classifier; nothing else differs between poolings."""
+
+    def __init__(self, pooling: str) -> None:
+        super().__init__()
+        self.filters = nn.Conv2d(3, CHANNELS, KERNEL, stride=STRIDE, bias=False)
+        self.pool = CovPool(CHANNELS, pooling, dim=None)
+        self.classifier = nn.Linear(self.pool.out_features, len(CLASSES))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images ``(B, 3, H, W)`` to logits."""
+        logits: Tensor = self.classifier(self.pool(self.filters(images - 0.5)))
+        return logits
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A network, and its top-1 accuracy on the test images after each epoch."""
+
+    network: Network
+    accuracy: list[float]
+
+
+def train(
+    pooling: str, train: Textures, test: Textures, seed: int, epochs: int, step: Callable[[], None]
+) -> Trained:
+    """Train a network.
+
+    Args:
+        pooling: a method of :class:`covpool.nn.CovPool`.
+        train: images to train on.
+        test: images to measure the accuracy on.
+        seed: random seed of the weights and of the order of the images.
+        epochs: number of epochs.
+        step: called after each epoch.
+    """
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(seed)
+        network = Network(pooling)
+        optimizer = torch.optim.AdamW(network.parameters(), lr=RATE)
+        steps = epochs * math.ceil(len(train.labels) / BATCH)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+        accuracy = []
+        for _ in range(epochs):
+            for batch in torch.randperm(len(train.labels)).split(BATCH):
+                loss = F.cross_entropy(network(train.images[batch]), train.labels[batch])
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                schedule.step()
+            accuracy.append(_accuracy(network, test))
+            step()
+    return Trained(network, accuracy)
+
+
+@torch.no_grad()
+def _accuracy(network: Network, test: Textures) -> float:
+    return float((network(test.images).argmax(1) == test.labels).float().mean())
+
+
+@torch.no_grad()
+def spectra(network: Network, images: Tensor) -> dict[str, list[float]]:
+    """Return the mean eigenvalues of the covariance and of its root, each relative to the largest."""
+    features = network.filters(images - 0.5)
+    found = {}
+    for name in ("cov", "isqrt_cov"):
+        values = spectrum(triu_unvec(CovPool(CHANNELS, name, dim=None)(features))).values
+        values = values.sort(descending=True).values
+        found[name] = (values / values[:, :1]).mean(0).tolist()
+    return found
+
+
+def run_demo(
+    out: str | Path,
+    *,
+    seeds: int = 3,
+    epochs: int = EPOCHS,
+    per_class: tuple[int, int] = (TRAIN, TEST),
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[str, Any]:
+    """Make the images, train both networks with several seeds, and write a page and the results.
+
+    Args:
+        out: folder of ``report.html`` and ``results.json``.
+        seeds: number of seeds; each makes its own images and weights.
+        epochs: number of training epochs.
+        per_class: training and test images per class.
+        progress: called with the number of finished epochs, and of all.
+
+    Returns:
+        The contents of ``results.json``.
+    """
+    from covpool.demo.page import demo_page
+
+    started, done, total = time.monotonic(), 0, seeds * len(POOLINGS) * epochs
+
+    def step() -> None:
+        nonlocal done
+        done += 1
+        progress(done, total)
+
+    progress(0, total)
+    runs: list[dict[str, Any]] = []
+    last: dict[str, Trained] = {}
+    for seed in range(seeds):
+        # Seeds of training and test images never meet.
+        learned, test = (make_images(count, 2 * seed + i) for i, count in enumerate(per_class))
+        last = {pooling: train(pooling, learned, test, seed, epochs, step) for pooling in POOLINGS}
+        runs.append({"seed": seed, "accuracy": {name: one.accuracy for name, one in last.items()}})
+    means = torch.stack([test.images[test.labels == label].mean((0, 2, 3)) for label in range(len(CLASSES))])
+    record = {
+        "experiment": "demo",
+        **new_results(PACKAGES, {"seeds": seeds, "epochs": epochs, "per_class": list(per_class)}, "cpu", 0),
+        "classes": list(CLASSES),
+        "chance": CHANCE,
+        "runs": runs,
+        "top1": {name: sum(run["accuracy"][name][-1] for run in runs) / seeds for name in POOLINGS},
+        "largest_difference_of_mean_colors": float((means.amax(0) - means.amin(0)).max()),
+        "spectra": spectra(last["isqrt_cov"].network, test.images[::4]),
+        "threads": torch.get_num_threads(),
+        "seconds": round(time.monotonic() - started, 1),
+    }
+    folder = Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    replace_file(folder / RESULTS, json.dumps(record, indent=2).encode() + b"\n")
+    replace_file(folder / PAGE, demo_page(record, last["isqrt_cov"].network, test))
+    return record

@@ -1,1 +1,0 @@
-"""Experiments whose results are committed under ``results/``: one file each."""
