@@ -42,7 +42,7 @@ from benchmarks.isqrt_cov_table import markdown, summary
 from covpool.bench.layers import MEASURES, Problem, Size, bytes_kept_for_backward, chosen_sizes
 from covpool.bench.timing import MakeProgress, Schedule, rounded, silence, time_interleaved, timing_figures
 from covpool.device import chosen_device
-from covpool.durable import replace_file
+from covpool.storage.files import replace_file
 from covpool.functional import isqrt_cov
 from covpool.provenance.origin import Results, check_schema, new_results, results_path
 from covpool.terminal import Progress

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from covpool.drawing import LIGHT, dress, new_figure, png
-from covpool.durable import replace_file
+from covpool.storage.files import replace_file
 from covpool.nn.sharded import ShardedLinear
 from covpool.provenance.origin import new_results, results_path
 

@@ -31,7 +31,7 @@ from covpool.data.shards.reader import open_shards
 from covpool.data.shards.write import write_shards
 from covpool.data.sources import open_images
 from covpool.data.transforms import Augmentation, Preprocessing, training_transform
-from covpool.durable import replace_file
+from covpool.storage.files import replace_file
 from covpool.processes import Processes
 from covpool.provenance.machine import describe_machine, describe_source, describe_versions
 from covpool.provenance.origin import results_path

@@ -34,7 +34,7 @@ import numpy as np
 
 from covpool.data.sources import open_splits
 from covpool.device import fastest_precision
-from covpool.durable import replace_file
+from covpool.storage.files import replace_file
 from covpool.evaluate.probe import ProbeOptions, probe
 from covpool.evaluate.probe.options import AVERAGE
 from covpool.evaluate.probe.record import (

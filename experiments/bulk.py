@@ -23,7 +23,7 @@ from covpool.data.order import permutation
 from covpool.data.sources import open_unlabeled
 from covpool.data.transforms import Preprocessing
 from covpool.device import autocast
-from covpool.durable import replace_file
+from covpool.storage.files import replace_file
 from covpool.inference.work import Decoder
 from covpool.models.config import ModelConfig
 from covpool.models.create import create_model

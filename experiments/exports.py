@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from covpool.durable import replace_file
+from covpool.storage.files import replace_file
 from covpool.evaluate.probe import ProbeOptions, probe
 from covpool.export import export_model
 from covpool.export.export_options import ExportOptions

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from covpool.device import fastest_precision
-from covpool.durable import replace_file
+from covpool.storage.files import replace_file
 from covpool.evaluate.probe import ProbeOptions, probe
 from covpool.evaluate.probe.record import percent, summarized
 from covpool.provenance.machine import machine_name

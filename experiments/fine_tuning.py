@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from covpool.durable import replace_file
+from covpool.storage.files import replace_file
 from covpool.train.fitting import fit
 from covpool.train.recipe import Recipe
 from covpool.train.recipe_files import read_recipe

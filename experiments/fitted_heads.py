@@ -21,7 +21,7 @@ import torch
 
 from covpool.data.order import number
 from covpool.data.sources import open_splits
-from covpool.durable import replace_file
+from covpool.storage.files import replace_file
 from covpool.evaluate.probe.features import Extractor, fit_head, frozen_config, head_outputs
 from covpool.evaluate.probe.options import ProbeOptions, head_config
 from covpool.inference.store import CachedFeatures

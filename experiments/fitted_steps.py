@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 
 from covpool.drawing import LIGHT, dress, new_figure, png
-from covpool.durable import replace_file
+from covpool.storage.files import replace_file
 from covpool.functional.newton_schulz import Coefficients, paper_steps
 from covpool.models.card import versions
 from covpool.provenance.machine import describe_machine, describe_source, machine_name

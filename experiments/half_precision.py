@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from covpool.durable import replace_file
+from covpool.storage.files import replace_file
 from covpool.explain.diagnosis import rounded
 from covpool.functional import fitted_steps, isqrt_cov
 from covpool.functional.newton_schulz import paper_steps

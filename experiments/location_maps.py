@@ -27,7 +27,7 @@ from torchvision.transforms.v2.functional import gaussian_blur
 
 from covpool.data.decode import decode
 from covpool.data.transforms import Preprocessing, evaluation_transform
-from covpool.durable import replace_file
+from covpool.storage.files import replace_file
 from covpool.explain.evidence import explain
 from covpool.explain.evidence_figures import resized
 from covpool.explain.explaining import some_images

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from covpool.durable import replace_file
+from covpool.storage.files import replace_file
 from covpool.train.comparison import compare
 from covpool.train.recipe_files import read_recipe
 

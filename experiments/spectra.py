@@ -27,7 +27,7 @@ from torch import Tensor
 from covpool.data.decode import decode
 from covpool.data.sources import open_images
 from covpool.data.transforms import Preprocessing, evaluation_transform
-from covpool.durable import replace_file
+from covpool.storage.files import replace_file
 from covpool.explain.diagnosis import medians, rounded, summed_up, without_rounding
 from covpool.functional import covariance, triu_unvec
 from covpool.models import PooledClassifier, create_model

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from covpool.data.sources import open_splits
-from covpool.durable import replace_file
+from covpool.storage.files import replace_file
 from covpool.evaluate.probe.features import Extractor, frozen_config, unit_vectors
 from covpool.evaluate.svm.solvers import LinearScores, Problem, solve_in_memory, solve_streaming
 from covpool.inference.store import RowFile

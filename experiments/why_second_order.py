@@ -28,7 +28,7 @@ from covpool.data.decode import decode
 from covpool.data.sources import open_images
 from covpool.data.transforms import Preprocessing, evaluation_transform
 from covpool.drawing import LIGHT, dress, new_figure, png
-from covpool.durable import replace_file
+from covpool.storage.files import replace_file
 from covpool.functional import covariance
 from covpool.provenance.origin import new_results
 from experiments.spectra import lite0

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from covpool.drawing import png
-from covpool.durable import replace_file
+from covpool.storage.files import replace_file
 from covpool.evaluate.probe.record import difference
 from covpool.provenance.machine import release
 from covpool.provenance.origin import check_schema, results_file

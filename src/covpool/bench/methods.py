@@ -12,10 +12,10 @@ from covpool.bench.layers import Entry, Problem, Size, chosen_entries, chosen_si
 from covpool.bench.steps import BATCH_SIZES, PAPER_SETTING, Setting, measured_steps
 from covpool.bench.timing import MakeProgress, Schedule, silence
 from covpool.device import chosen_device
-from covpool.durable import replace_file
 from covpool.errors import UsageError
 from covpool.functional.arguments import check_choice, check_whole
 from covpool.provenance.origin import Results, check_schema, new_results, results_path
+from covpool.storage.files import replace_file
 
 SUITE = "methods"
 SECTIONS = ("layers", "training")

@@ -17,13 +17,13 @@ import shlex
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
 
 from covpool import __version__
-from covpool.data.address import trust_rows
 from covpool.errors import WORKER_DIED, CovpoolError, Interrupted, ReportedByFirstError
+from covpool.storage.files import package_text
+from covpool.storage.remote import trust_rows
 from covpool.terminal import printable
 
 # Exit codes of Ctrl-C and SIGTERM, as in shells.
@@ -159,7 +159,7 @@ def help_texts() -> dict[str, str]:
 
     ``python -m covpool.cli.write_help`` writes the file.
     """
-    text = resources.files("covpool.cli").joinpath("help.txt").read_text("utf-8")
+    text = package_text("covpool.cli", "help.txt")
     parts = text.split(HELP_MARK)[1:]
     return {name: body.strip("\n") for name, _, body in (part.partition("\n") for part in parts)}
 

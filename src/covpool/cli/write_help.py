@@ -12,6 +12,7 @@ from pathlib import Path
 from unittest import mock
 
 from covpool.cli.main import HELP_MARK, VERBS, _output
+from covpool.storage.files import replace_file
 
 
 def make_help() -> str:
@@ -26,4 +27,4 @@ def make_help() -> str:
 
 
 if __name__ == "__main__":
-    Path(__file__).with_name("help.txt").write_text(make_help(), encoding="utf-8")
+    replace_file(Path(__file__).with_name("help.txt"), make_help().encode())

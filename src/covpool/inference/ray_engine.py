@@ -21,9 +21,9 @@ import ray.data
 from covpool.data.image_set import ImageSet
 from covpool.errors import DataError, ShardError
 from covpool.inference.options import Running
-from covpool.inference.place import Part
 from covpool.inference.tasks import Columns
 from covpool.inference.work import Batch, Decoder, Progress, Unit, Work, Writer, bad_rows
+from covpool.storage.manifest import parts_from_json, parts_to_json
 
 Row = dict[str, Any]
 COLUMNS = ("id", "image", "error")
@@ -40,7 +40,7 @@ def run_ray(work: Work, running: Running, progress: Progress) -> int:
         for row in _dataset(work, running).iter_rows():
             if row["failure"]:
                 raise DataError(row["failure"])
-            work.add(Part(**json.loads(row["part"])))
+            work.add(parts_from_json(json.loads(row["part"])))
             done, bad = done + int(row["images"]), bad + int(row["bad"])
             progress(done, total)
     return bad
@@ -117,7 +117,7 @@ class _Actor:
             "images": len(unit),
             "bad": sum(map(bad_rows, parts)),
             "failure": failure,
-            "part": "" if part is None else json.dumps(part._asdict()),
+            "part": "" if part is None else json.dumps(parts_to_json(part)),
         }
         return {name: np.array([value]) for name, value in row.items()}
 

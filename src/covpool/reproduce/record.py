@@ -10,11 +10,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from covpool.durable import replace_file
 from covpool.models.card import plain_json, versions
 from covpool.provenance.origin import Results, check_schema, new_results, results_path
 from covpool.reproduce.experiments import Experiment
 from covpool.reproduce.networks import Scale
+from covpool.storage.files import replace_file
 from covpool.train.run_folder import csv_bytes
 
 PACKAGE = "covpool.reproduce"
