@@ -12,10 +12,10 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from covpool.durable import replace_file
 from covpool.errors import UsageError
 from covpool.provenance.machine import machine_name, release
 from covpool.provenance.origin import Results, check_schema, new_results
+from covpool.storage.files import replace_file
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"

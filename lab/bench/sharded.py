@@ -34,8 +34,8 @@ from torch.multiprocessing.spawn import start_processes
 from torch.nn.parallel import DistributedDataParallel
 
 from covpool.drawing import LIGHT, dress, new_figure, png
-from covpool.durable import replace_file
 from covpool.nn.sharded import ShardedLinear
+from covpool.storage.files import replace_file
 from lab.record import RESULTS, ROOT, committed_file, new_record, read_record, record_file, write_record
 
 SEED = 0

@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 
 from covpool.drawing import LIGHT, dress, new_figure, png
-from covpool.durable import replace_file
 from covpool.functional.newton_schulz import Coefficients, paper_steps
+from covpool.storage.files import replace_file
 from lab.record import ROOT, committed_file, new_record, read_record, record_file, write_record
 
 PICTURE = ROOT / "docs" / "images" / "fitted_steps.png"

@@ -26,8 +26,8 @@ from covpool.data.decode import decode
 from covpool.data.sources import open_images
 from covpool.data.transforms import Preprocessing, evaluation_transform
 from covpool.drawing import LIGHT, dress, new_figure, png
-from covpool.durable import replace_file
 from covpool.functional import covariance
+from covpool.storage.files import replace_file
 from lab.experiments.spectra import lite0
 from lab.record import ROOT, committed_file, new_record, read_record, record_file, write_record
 

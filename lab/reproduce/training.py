@@ -16,10 +16,10 @@ from torch import nn
 
 from covpool.data.decode import decode
 from covpool.data.transforms import Preprocessing, training_transform
-from covpool.durable import replace_file
 from covpool.errors import NotFiniteError, UsageError
 from covpool.processes import joined_processes
 from covpool.provenance.machine import describe_source
+from covpool.storage.files import replace_file
 from covpool.terminal import duration
 from covpool.train.fitting import fit
 from covpool.train.network import make_model

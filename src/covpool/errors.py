@@ -26,6 +26,10 @@ class StorageError(CovpoolError, OSError):
     """A file or a remote URL cannot be read or written."""
 
 
+class TooLargeError(StorageError):
+    """A file has more bytes than its kind may have."""
+
+
 class UnreachableError(StorageError):
     """The URL or path of a row gives no answer, or the row may not name it; another try may succeed."""
 

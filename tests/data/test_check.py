@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from covpool.data import address
 from covpool.data import look as collection
 from covpool.data.check import REMEDIES, Report, check
 from covpool.data.look import Collection, groups_of_equals, look
 from covpool.data.sources import open_images, splits
+from covpool.storage import address
 from tests.data.pictures import RED, SPARROWS, corners, encode, jpeg, needs_sparrows, photo
 from tests.data.sources.test_benchmarks import make_cub
 from tests.data.trees import digests, plant, write

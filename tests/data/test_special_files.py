@@ -14,7 +14,7 @@ import pytest
 from covpool.data.check import check
 from covpool.data.shards.reader import open_shards
 from covpool.data.sources import open_images, open_splits, open_unlabeled
-from covpool.durable import open_regular
+from covpool.storage.files import open_regular
 from tests.data.pictures import jpeg
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no pipes in folders")

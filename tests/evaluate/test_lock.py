@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from covpool.durable import held
+from covpool.storage.folders import held
 
 
 def hold(folder: Path, is_held: Any) -> None:

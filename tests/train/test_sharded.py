@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from covpool.data.loader import Batch
 from covpool.errors import CovpoolError, UsageError
 from covpool.models import load_model, read_card
-from covpool.models.shards import save_together
+from covpool.models.saving import save_together
 from covpool.nn.sharded import ShardedLinear
 from covpool.processes import Processes
 from covpool.train.network import make_model
@@ -112,7 +112,7 @@ def saved_with_nan(folder: str, checked: bool) -> str:
             learner.classifier.weight[0] = torch.nan
     with pytest.MonkeyPatch.context() as patch:
         if not checked:
-            patch.setattr("covpool.models.shards.check_finite", lambda tensors: None)
+            patch.setattr("covpool.models.saving.check_finite", lambda tensors: None)
         try:
             save_together(learner.model, Path(folder), learner.processes, metrics={}, recipe={})
         except CovpoolError as error:

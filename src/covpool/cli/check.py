@@ -81,7 +81,7 @@ def exit_code(result: Checked) -> int:
 
 
 def _default_output(data: str) -> Path:
-    from covpool.durable import is_inside
+    from covpool.storage.folders import is_inside
 
     if is_inside(REPORT, data):
         raise UsageError(f"{REPORT} would be inside the data: pass --out")

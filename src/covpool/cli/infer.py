@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from covpool.cli.main import Command
-from covpool.data.address import Requests
 from covpool.errors import OtherJobError
 from covpool.inference.options import Embed, Files, Predict, Running
+from covpool.storage.remote import Requests
 
 if TYPE_CHECKING:
     from covpool.inference import Done

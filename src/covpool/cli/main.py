@@ -17,13 +17,13 @@ import shlex
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
 
 from covpool import __version__
-from covpool.data.address import trust_rows
 from covpool.errors import WORKER_DIED, CovpoolError, Interrupted, ReportedByFirstError
+from covpool.storage.files import package_text
+from covpool.storage.remote import trust_rows
 from covpool.terminal import printable
 
 # Exit codes of Ctrl-C and SIGTERM, as in shells.
@@ -158,12 +158,12 @@ def long_help(verb: str) -> str:
     The wheel has it in ``help.txt``, so that it is printed without importing torch. The build writes this
     file. A checkout does not have it, and makes the help from the options.
     """
-    file = resources.files("covpool.cli").joinpath("help.txt")
-    if not file.is_file():
+    text = package_text("covpool.cli", "help.txt")
+    if not text:
         from covpool.cli.write_help import help_of
 
         return help_of(verb)
-    return file.read_text("utf-8").partition(f"{HELP_MARK}{verb}\n")[2].partition(HELP_MARK)[0].strip("\n")
+    return text.partition(f"{HELP_MARK}{verb}\n")[2].partition(HELP_MARK)[0].strip("\n")
 
 
 def short_help(verb: str) -> str:

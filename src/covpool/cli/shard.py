@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from covpool.data.layouts import Layout
 from covpool.errors import UsageError
+from covpool.storage.files import MAX_TEXT_BYTES, read_file
 
 if TYPE_CHECKING:
     from covpool.data.image_set import ImageSet
@@ -109,8 +110,9 @@ def _check(arguments: Arguments) -> None:
 
 
 def _write(arguments: Arguments) -> Sharded:
-    from covpool.data.shards.write import check_new, new_folder, write_shards
+    from covpool.data.shards.write import write_shards
     from covpool.data.sources import open_splits
+    from covpool.storage.folders import check_new, new_folder, resolved
     from covpool.terminal import Progress
 
     output = Path(arguments.out or f"{Path(arguments.data).resolve().name}-shards")
@@ -118,7 +120,7 @@ def _write(arguments: Arguments) -> Sharded:
     sets = _with_val(open_splits(arguments.data, arguments.layout), arguments)
     indexes = {}
     # All splits appear at once, so that an interrupted run leaves no incomplete data set.
-    with new_folder(output) as saving:
+    with new_folder(resolved(output)) as saving:
         for split, images in sets.items():
             with Progress(f"images of {split}") as progress:
                 indexes[split] = write_shards(
@@ -160,7 +162,9 @@ def _index(arguments: Arguments) -> Sharded:
 def class_names(file: Path) -> list[str]:
     """Read a text file with the name of a class on each line."""
     try:
-        names = file.read_text("utf-8-sig").rstrip().splitlines()  # Windows editors write a byte order mark
+        names = (
+            read_file(file, MAX_TEXT_BYTES).decode("utf-8-sig").rstrip().splitlines()
+        )  # Windows editors write a byte order mark
     except UnicodeDecodeError as error:
         raise UsageError(f"{file} is not UTF-8 text: {error.reason} at byte {error.start}") from error
     if not names:

@@ -10,10 +10,10 @@ import contextlib
 import io
 import os
 import sys
-from pathlib import Path
 from unittest import mock
 
 from covpool.cli.main import HELP_MARK, VERBS, _output
+from covpool.storage.files import replace_file
 
 
 def help_of(verb: str) -> str:
@@ -33,4 +33,4 @@ def make_help() -> str:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(make_help(), encoding="utf-8")
+    replace_file(sys.argv[1], make_help().encode())

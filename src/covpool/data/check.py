@@ -18,8 +18,8 @@ from covpool.data.look import Collection, Problem, Progress
 from covpool.data.sources import Split, layout_of, read_splits
 from covpool.data.sources.files import is_image, is_visible
 from covpool.data.sources.folder import split_folders
-from covpool.durable import open_regular, replace_file
 from covpool.errors import UsageError
+from covpool.storage.files import open_regular, replace_file
 from covpool.terminal import counted
 
 NOT_IMAGES = ("a web page", "a Git LFS pointer", "PDF", "SVG")

@@ -5,13 +5,12 @@ The choice depends only on a seed and on the image names.
 
 from __future__ import annotations
 
-import hashlib
-
 import numpy as np
 from numpy.typing import NDArray
 
 from covpool.data.image_set import ImageSet, Subset, class_counts
 from covpool.errors import UsageError
+from covpool.storage.files import digest_number
 
 
 def split_off(images: ImageSet, fraction: float, seed: int = 0) -> tuple[Subset, Subset]:
@@ -97,5 +96,4 @@ def _shares(counts: NDArray[np.int64], fraction: float, leave: int) -> NDArray[n
 
 
 def _key(name: str, seed: int) -> int:
-    text = f"{seed}:{name}".encode("utf-8", "surrogateescape")
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+    return digest_number(f"{seed}:{name}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +11,8 @@ from typing import NamedTuple, Protocol, SupportsInt, overload, runtime_checkabl
 import numpy as np
 from numpy.typing import NDArray
 
-from covpool.data.address import read_file
+from covpool.storage.address import read_image
+from covpool.storage.files import Digest
 
 # File names need not be UTF-8. With these, any name becomes a str and the same bytes again.
 ENCODING, ERRORS = "utf-8", "surrogateescape"
@@ -198,7 +198,7 @@ class BaseSet:
 
 def digest_of(classes: tuple[str, ...], *parts: bytes) -> str:
     """Return the fingerprint of a set with these classes and contents."""
-    digest = hashlib.sha256(repr(classes).encode(ENCODING, ERRORS))
+    digest = Digest(repr(classes).encode(ENCODING, ERRORS))
     for part in parts:
         digest.update(part)
     return digest.hexdigest()
@@ -229,7 +229,7 @@ class ImageFiles(BaseSet):
 
     def read(self, i: int) -> bytes:
         """Return the bytes of an image."""
-        return read_file(os.path.join(self.root, self.names[i]))
+        return read_image(os.path.join(self.root, self.names[i]))
 
     def size(self, i: int) -> int | None:
         """Return the size of a file; ``None`` if it is missing."""

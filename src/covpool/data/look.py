@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import threading
 from collections import deque
@@ -19,6 +18,7 @@ from covpool.data.decode import EXTENSIONS, FORMAT_OF, decode, format_of
 from covpool.data.image_set import ImageFiles, ImageSet
 from covpool.data.sources import Split
 from covpool.errors import BadImageError
+from covpool.storage.files import Digest
 
 NO_LOCK: AbstractContextManager[object] = nullcontext()
 DIGEST_BYTES = 16
@@ -55,7 +55,7 @@ def look(images: ImageSet, i: int, lock: AbstractContextManager[object] = NO_LOC
         return Look("missing", "the file does not exist")
     except OSError as error:
         return Look("unreadable", error.strerror or str(error))
-    content = hashlib.sha256(data).digest()[:DIGEST_BYTES]
+    content = Digest(data).digest()[:DIGEST_BYTES]
     samples = picture.resize(SAMPLES, Image.Resampling.NEAREST)
     problem = _darkness(picture) or _name_problem(name, data)
     return Look(*problem, content, _digest(picture, samples))
@@ -69,7 +69,7 @@ def pixels(images: ImageSet, i: int) -> bytes:
 
 def _digest(picture: Image.Image, part: Image.Image) -> bytes:
     text = f"{picture.width}x{picture.height}:".encode()
-    return hashlib.sha256(text + part.tobytes()).digest()[:DIGEST_BYTES]
+    return Digest(text + part.tobytes()).digest()[:DIGEST_BYTES]
 
 
 def _darkness(picture: Image.Image) -> tuple[str, str] | None:

@@ -9,7 +9,6 @@ array is longer than the samples of a window or the list of shards.
 
 from __future__ import annotations
 
-import hashlib
 import operator
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -22,6 +21,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from covpool.errors import UsageError
+from covpool.storage.files import digest_number
 
 
 def number(what: str, *key: int, size: int = 64) -> int:
@@ -32,7 +32,7 @@ def number(what: str, *key: int, size: int = 64) -> int:
         True
     """
     text = ":".join([what, *(str(operator.index(part)) for part in key)])
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=size // 8).digest(), "little")
+    return digest_number(text, size)
 
 
 def numbers(count: int, what: str, *key: int) -> NDArray[np.uint64]:

@@ -21,11 +21,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from covpool.durable import replace_file
 from covpool.functional.covariance import triu_unvec
 from covpool.functional.eigen import spectrum
 from covpool.nn import CovPool
 from covpool.provenance.origin import new_results
+from covpool.storage.files import replace_file
 
 POOLINGS = ("gap", "isqrt_cov")
 # Directions of the stripes, in degrees, and the signs with which they add to red, green and blue.

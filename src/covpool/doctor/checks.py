@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import io
-import os
 import platform
 import re
-import tempfile
 import time
 import warnings
 from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
 from typing import Literal
 
 import torch
@@ -22,6 +19,8 @@ from covpool import __version__
 from covpool.device import has_float64
 from covpool.errors import UsageError
 from covpool.functional import covariance, isqrt_cov
+from covpool.storage.files import write_file
+from covpool.storage.folders import scratch_folder
 
 
 @dataclass(frozen=True)
@@ -267,12 +266,9 @@ def workers() -> str:
 
 def disk() -> str:
     """Write a file to the disk."""
-    with tempfile.TemporaryDirectory(prefix="covpool-") as folder:
-        path = Path(folder) / "written"
-        with path.open("wb") as file:
-            file.write(bytes(WRITTEN))
-            file.flush()
-            os.fsync(file.fileno())
+    with scratch_folder() as folder:
+        path = folder / "written"
+        write_file(path, bytes(WRITTEN))
         if path.stat().st_size != WRITTEN:
             raise OSError(f"{path} is shorter than the data written")
-    return f"wrote {WRITTEN / 1e6:.0f} MB to {tempfile.gettempdir()}"
+    return f"wrote {WRITTEN / 1e6:.0f} MB to {folder.parent}"

@@ -17,10 +17,10 @@ from scipy.stats import binomtest
 
 from covpool.data.image_set import ImageSet, Names
 from covpool.drawing import LIGHT, Theme, drawn, dress, new_figure, png, text_style
-from covpool.durable import replace_file
 from covpool.evaluate.results import Results
 from covpool.evaluate.search import Scores, Side
 from covpool.evaluate.statistics import BINS
+from covpool.storage.files import replace_file
 from covpool.train.metrics import Predictions
 from covpool.train.report.figures import draw_confusion
 from covpool.train.report.per_class import ClassRow, errors_by_pair, per_class, per_class_csv

@@ -13,7 +13,6 @@ from typing import Any
 
 from covpool.data.check import check, write_report
 from covpool.data.image_set import ImageSet
-from covpool.durable import held, replace_file
 from covpool.evaluate.probe.options import FitOptions
 from covpool.evaluate.probe.probing import FOLDS, Probed, Probing
 from covpool.evaluate.probe.record import PACKAGES, copy_bundle, difference, percent
@@ -23,6 +22,8 @@ from covpool.models.card import CARD, versions
 from covpool.processes import joined_processes
 from covpool.provenance.machine import machine_name
 from covpool.provenance.origin import new_results
+from covpool.storage.files import replace_file
+from covpool.storage.folders import held
 from covpool.terminal import counted, duration
 from covpool.train.fitting import fit
 from covpool.train.metrics import widest_interval

@@ -15,11 +15,9 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from covpool.data.address import Address
 from covpool.data.decode import decode
 from covpool.data.transforms import Preprocessing, evaluation_transform
 from covpool.drawing import LIGHT, png
-from covpool.durable import replace_file
 from covpool.errors import BadImageError, UsageError
 from covpool.evaluate.figures import Found, draw_neighbours
 from covpool.explain.explaining import some_images
@@ -28,6 +26,8 @@ from covpool.inference.options import Embed
 from covpool.inference.tasks import Vectors
 from covpool.models.bundle import load_model, read_card
 from covpool.models.card import bundle_digest
+from covpool.storage.address import Address
+from covpool.storage.files import read_json, replace_file
 
 # Photographs to search for in one call.
 MOST = 24
@@ -76,7 +76,7 @@ def find_neighbors(
         UsageError: if the gallery is of another bundle, or has no Parquet files.
     """
     gallery, out = Path(gallery), Path(out)
-    job = json.loads((gallery / JOB).read_bytes())
+    job = read_json(gallery / JOB)
     if job["task"] != "embed" or job["bundle"] != bundle_digest(read_card(bundle)):
         raise UsageError(f"{gallery} has no embeddings of {bundle}: run covpool embed with this bundle")
     queries = {one.name: one.content for one in some_images(query, MOST)}

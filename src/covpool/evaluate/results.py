@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from covpool.data.image_set import ImageSet
-from covpool.durable import LOCK, check_outside, replace_file, sync_folder
 from covpool.errors import UsageError
 from covpool.models.bundle import read_card
 from covpool.models.card import plain_json, versions
 from covpool.processes import Processes
 from covpool.provenance import origin
+from covpool.storage.files import mark_file, read_json, replace_file, sync_folder
+from covpool.storage.folders import LOCK, check_outside
 
 Results = origin.Results
 PACKAGE = "covpool.evaluate"
@@ -90,7 +91,7 @@ def begin_results(folder: Path, protocol: str) -> None:
 
 def mark_folder(folder: Path, protocol: str) -> None:
     """Mark a folder until :func:`write_results`, so that :func:`prepare_folder` accepts it after a stop."""
-    _unfinished(folder, protocol).touch()
+    mark_file(_unfinished(folder, protocol))
     sync_folder(folder)
 
 
@@ -118,7 +119,7 @@ def _unfinished(folder: Path, protocol: str) -> Path:
 
 def _protocol_of(folder: Path) -> str | None:
     try:
-        found = json.loads((folder / FILE).read_bytes())
+        found = read_json(folder / FILE)
     except (OSError, ValueError):
         return None
     return found.get("protocol") if isinstance(found, dict) else None

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from covpool.data.decode import decode
 from covpool.data.transforms import Preprocessing, evaluation_transform
 from covpool.drawing import LIGHT, dress, new_figure, png
-from covpool.durable import replace_file
 from covpool.errors import BadImageError, UsageError
 from covpool.explain.evidence import watched_pooling
 from covpool.explain.explaining import some_images
@@ -34,6 +33,7 @@ from covpool.nn.pooling.lyapunov import MpaLya, MtpLya
 from covpool.nn.pooling.method import Cov
 from covpool.nn.pooling.spectral import MpnCov
 from covpool.nn.pooling.svd import SvdPade, SvdTaylor
+from covpool.storage.files import replace_file
 from covpool.terminal import counted
 
 Figures = dict[str, float | None]

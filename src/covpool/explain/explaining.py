@@ -19,7 +19,6 @@ from covpool.data.sources.files import is_image
 from covpool.data.sources.folder import folders_with_images
 from covpool.data.transforms import Preprocessing, evaluation_transform
 from covpool.drawing import png
-from covpool.durable import replace_file
 from covpool.errors import BadImageError, UsageError
 from covpool.explain.evidence import Evidence, explain_features
 from covpool.explain.evidence_figures import (
@@ -33,6 +32,8 @@ from covpool.explain.evidence_figures import (
 from covpool.functional.arguments import check_whole, did_you_mean
 from covpool.models.bundle import load_model
 from covpool.models.model import PooledClassifier
+from covpool.storage.address import read_image
+from covpool.storage.files import replace_file
 
 SHEET = 24
 
@@ -163,12 +164,12 @@ def some_images(data: str | Path, limit: int) -> Iterator[SomeImage]:
     """
     path = Path(data)
     if path.is_file() and is_image(path.name):
-        yield SomeImage(path.name, None, path.read_bytes())
+        yield SomeImage(path.name, None, read_image(str(path)))
         return
     loose = sorted(one for one in path.iterdir() if is_image(one.name)) if path.is_dir() else []
     # Images next to folders of classes are no part of the data set.
     if loose and not any(True for _ in folders_with_images(path)):
-        yield from (SomeImage(one.name, None, one.read_bytes()) for one in loose[:limit])
+        yield from (SomeImage(one.name, None, read_image(str(one))) for one in loose[:limit])
         return
     images: ImageSet = list(open_splits(data).values())[-1]
     # Spread over the set: the first images may all be of one class.

@@ -13,7 +13,6 @@ import onnxruntime
 import onnxscript
 
 from covpool import __version__
-from covpool.durable import write_file
 from covpool.evaluate.results import FILE, Results, describe_images, prepare_folder
 from covpool.export.export_options import Job
 from covpool.export.graph import INPUT, OUTPUT, Traced
@@ -21,6 +20,7 @@ from covpool.export.parity import Latency, Parity
 from covpool.export.targets import TARGETS
 from covpool.models.card import plain_json, versions
 from covpool.provenance import origin
+from covpool.storage.files import write_file
 from covpool.terminal import counted
 
 # The metadata of the files, in JSON.

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from covpool.durable import replace_folder, write_file
 from covpool.errors import ExportRefusedError, UsageError
 from covpool.evaluate.results import Results
 from covpool.export.export_options import CPU, ExportOptions, Job, Progress, open_job
@@ -20,6 +19,8 @@ from covpool.export.graph import Array, Runner, Traced, example, may_have_free_s
 from covpool.export.parity import Latency, Parity, compare, measure_latency
 from covpool.export.targets import TARGETS, Exportable
 from covpool.inference.forward import Forward
+from covpool.storage.files import write_file
+from covpool.storage.folders import replace_folder, resolved
 
 EAGER, COMPILED = "torch eager", "torch.compile"
 # Heights and widths, relative to the image size, that a graph with dynamic size is tested on.
@@ -77,7 +78,7 @@ def export_model(
         bar(0, 1)  # tracing may take a minute
         traced = trace_model(job)
     described = describe(job, traced)
-    with replace_folder(out) as folder:
+    with replace_folder(resolved(out)) as folder:
         with progress("calibration images") as bar:
             write_files(job, traced, folder, described, bar)
         write_file(folder / METADATA, (json.dumps(described, indent=2, ensure_ascii=False) + "\n").encode())

@@ -14,9 +14,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import tempfile
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,6 +26,7 @@ from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper, num
 from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
 
 from covpool.export.graph import INPUT, Array, backbone_nodes, onnx_session
+from covpool.storage.folders import scratch_folder
 
 HALF, FLOAT = TensorProto.FLOAT16, TensorProto.FLOAT
 LARGEST_HALF = float(np.finfo(np.float16).max)
@@ -106,8 +105,8 @@ def to_int8(model: ModelProto, images: Sequence[Array]) -> ModelProto:
     for channels in overrides.values():
         channels[0]["axis"] = 0
     feeds = ({INPUT: np.ascontiguousarray(batch)} for batch in images)
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        source, target = Path(folder, "float.onnx"), Path(folder, "int8.onnx")
+    with scratch_folder() as folder, contextlib.ExitStack() as stack:
+        source, target = folder / "float.onnx", folder / "int8.onnx"
         # The quantizer advises through the root logger to preprocess the model first.
         logging.root.addFilter(_keep)
         stack.callback(logging.root.removeFilter, _keep)

@@ -23,11 +23,11 @@ import torch
 from google.protobuf.message import DecodeError
 from onnx import ModelProto
 
-from covpool.durable import write_file
 from covpool.errors import UsageError
 from covpool.export.graph import INPUT, OUTPUT, Array, Runner, Traced, onnx_session, to_onnx, torch_runner
 from covpool.export.onnx_precision import to_float16, to_int8
 from covpool.export.parity import Parity, Tolerance
+from covpool.storage.files import MAX_WEIGHTS_BYTES, check_regular, open_regular, write_file
 
 # The size limit of a protobuf message.
 MAX_BYTES = 2**31 - 1
@@ -134,7 +134,7 @@ class Onnx(Target):
     def read_metadata(self, path: Path) -> dict[str, str]:
         """Return the metadata of the ONNX model."""
         try:
-            model = onnx.load(path, load_external_data=False)
+            model = onnx.load(check_regular(path, MAX_BYTES), load_external_data=False)
         except (DecodeError, ValueError) as error:
             raise UsageError(f"{path} is not an ONNX file") from error
         return {entry.key: entry.value for entry in model.metadata_props}
@@ -184,7 +184,7 @@ class TorchExport(Target):
     def read_metadata(self, path: Path) -> dict[str, str]:
         """Return the extra files, without loading the program."""
         try:
-            with zipfile.ZipFile(path) as archive:
+            with open_regular(path, MAX_WEIGHTS_BYTES) as file, zipfile.ZipFile(file) as archive:
                 found = [entry for entry in archive.infolist() if "/extra/" in entry.filename]
                 if sum(entry.file_size for entry in found) > MAX_METADATA_BYTES:
                     raise UsageError(f"{path} was not exported by covpool: its metadata is too large")

@@ -6,20 +6,18 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from covpool.data.address import Address, Requests, limited
 from covpool.data.image_set import ImageSet
 from covpool.data.sources import open_unlabeled
 from covpool.data.transforms import Preprocessing
-from covpool.durable import check_outside
 from covpool.errors import OtherJobError, UsageError
 from covpool.inference.options import CSV_IMAGES, Files, Format, Predict, Running
-from covpool.inference.place import MANIFEST, Manifest, Part, Place, open_place
+from covpool.inference.place import MANIFEST, OutputManifest, Place, open_place, table_part
 from covpool.inference.tasks import Columns, Task, is_unreachable, read_column, read_rows, write_table
 from covpool.inference.work import (
     Decoder,
@@ -33,6 +31,10 @@ from covpool.inference.work import (
 )
 from covpool.models.bundle import pinned, read_card
 from covpool.models.card import Card, bundle_digest
+from covpool.storage.address import Address
+from covpool.storage.folders import check_outside
+from covpool.storage.manifest import Part
+from covpool.storage.remote import Requests, limited
 from covpool.terminal import counted, duration, printable
 
 LOGGER = logging.getLogger("covpool")
@@ -54,19 +56,17 @@ class TableWriter:
         """Return the name of the file of a unit."""
         return f"{unit.name}.{self.format}"
 
-    def __call__(self, unit: Unit, parts: Sequence[Columns]) -> Part:
-        """Write all rows of a unit at once, and return the entry of the manifest."""
+    def __call__(self, unit: Unit, parts: Sequence[Columns]) -> dict[str, Part]:
+        """Write all rows of a unit at once, and return the entry of the file."""
         file = self.file(unit)
         old = self.place.read(file) if unit.only else None
         indices = [number - unit.start for number in unit.only]
         data, unreachable = write_table(parts, self.format, old, indices)
         self.place.write(file, data)
-        return Part.of(file, data, unreachable)
+        return {file: table_part(data, unreachable)}
 
 
 JOB = "_job.json"
-# The name in version 0.1.0.dev0.
-OLD_JOB = "job.json"
 # The largest number of images whose classes are also printed.
 SHOWN = 20
 FORMAT, VERSION = "covpool bulk", 1
@@ -97,31 +97,26 @@ def begin_or_continue(place: Place, job: Mapping[str, Any], out: str) -> dict[st
     """
     there = place.sizes()
     names = there.keys() - {MANIFEST}
-    found = _job_file(names)
-    if found and (names != {found} or not place.has_locks):
-        _check_same(_read(place, found, out), json.loads(json.dumps(job)), out)
-    elif names - {found}:
+    if JOB in names and (names != {JOB} or not place.has_locks):
+        _check_same(_read(place, out), json.loads(json.dumps(job)), out)
+    elif names - {JOB}:
         raise UsageError(
             f"{out} holds other files, such as {min(names)!r}: use a new or empty folder as --out"
         )
     else:
-        if found:
-            _read(place, found, out)  # raises if the file is not of covpool
+        if names:
+            _read(place, out)  # raises if the file is not of covpool
         place.write(JOB, (json.dumps(job, indent=2) + "\n").encode())
     return there
 
 
-def _job_file(names: Set[str]) -> str | None:
-    return next((name for name in (JOB, OLD_JOB) if name in names), None)
-
-
-def _read(place: Place, file: str, out: str) -> Any:
+def _read(place: Place, out: str) -> Any:
     try:
-        job = json.loads(place.read(file))
-    except ValueError:
+        job = json.loads(place.read(JOB))
+    except (ValueError, RecursionError):
         job = None
     if not isinstance(job, dict) or job.get("format") != FORMAT:
-        raise UsageError(f"{out} has a {file} that covpool did not write: give another folder by --out")
+        raise UsageError(f"{out} has a {JOB} that covpool did not write: give another folder by --out")
     return job
 
 
@@ -238,7 +233,7 @@ def infer_set(
     place = open_place(out)
     files = _with_format(files, task, len(images), place)
     kind: Format = "csv" if files.format == "csv" else "parquet"
-    writer, manifest = TableWriter(place, kind), Manifest(place)
+    writer, manifest = TableWriter(place, kind), OutputManifest(place)
     with place.held():
         job = describe_job(card, task, files, images, units) | {"data": name}
         there = begin_or_continue(writer.place, job, str(out))
@@ -265,7 +260,7 @@ def infer_set(
         rows=[row for unit in units for row in read_rows(place.read(writer.file(unit)), kind)]
         if isinstance(task, Predict) and len(images) <= SHOWN
         else [],
-        unreachable=sum(part.unreachable for part in manifest.parts.values()),
+        unreachable=sum(part.facts["unreachable"] for part in manifest.parts.values()),
     )
 
 
@@ -273,7 +268,7 @@ def _left(
     images: ImageSet,
     units: Sequence[Unit],
     writer: TableWriter,
-    manifest: Manifest,
+    manifest: OutputManifest,
     running: Running,
     there: dict[str, int],
 ) -> Iterator[Unit]:
@@ -284,19 +279,20 @@ def _left(
         if file not in there:
             yield unit
             continue
-        is_valid = manifest.is_valid(file, there[file], running.verify)
-        if is_valid is None:  # of a process that was killed, or of an earlier version
-            is_valid = _adopt(images, unit, writer, manifest)
+        if file in manifest.parts:
+            is_valid = manifest.is_valid(file, there[file], running.verify)
+        else:  # of a process that was killed; only its ids can be checked
+            is_valid = not running.verify and _adopt(images, unit, writer, manifest)
         if not is_valid:
             LOGGER.warning("%s was truncated or changed since it was written: computing it again", file)
             yield unit
-        elif running.retry and manifest.parts[file].unreachable:
+        elif running.retry and manifest.parts[file].facts["unreachable"]:
             errors = read_column(writer.place.read(file), writer.format, "error")
             only = (unit.start + k for k, error in enumerate(errors) if is_unreachable(error or ""))
             yield replace(unit, only=tuple(only))
 
 
-def _adopt(images: ImageSet, unit: Unit, writer: TableWriter, manifest: Manifest) -> bool:
+def _adopt(images: ImageSet, unit: Unit, writer: TableWriter, manifest: OutputManifest) -> bool:
     """Return whether a file has the rows of its unit, and add it to the manifest if it does."""
     file = writer.file(unit)
     data = writer.place.read(file)
@@ -306,7 +302,7 @@ def _adopt(images: ImageSet, unit: Unit, writer: TableWriter, manifest: Manifest
         return False
     if ids != [image_id(images, i) for i in unit.numbers]:
         return False
-    manifest.add(Part.of(file, data, sum(is_unreachable(error or "") for error in errors)))
+    manifest.add({file: table_part(data, sum(is_unreachable(error or "") for error in errors))})
     return True
 
 

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from covpool.data.decode import decode
 from covpool.data.image_set import ImageSet
 from covpool.errors import BadImageError, UsageError
+from covpool.storage.files import Digest
 
 Progress = Callable[[int, int], None]
 
 # Stands for the digest of an unreadable image.
-UNREADABLE = bytes(hashlib.sha256().digest_size)
+UNREADABLE = bytes(Digest().digest_size)
 
 
 def content_number(data: bytes) -> int:
     """Return a number from 0 to 2**63 - 1 that identifies the bytes of an image."""
-    return int.from_bytes(hashlib.sha256(data).digest()[:8], "little") >> 1
+    return int.from_bytes(Digest(data).digest()[:8], "little") >> 1
 
 
 class Content(NamedTuple):
@@ -38,12 +38,12 @@ def read_content(images: ImageSet, progress: Progress) -> Content:
     """Read and hash all images; shards have digests already, so they are not read."""
     if images.group_sizes() is not None:
         return Content(images.fingerprint(), b"")
-    digest, each = hashlib.sha256(repr(images.classes).encode("utf-8", "surrogateescape")), bytearray()
+    digest, each = Digest(repr(images.classes).encode("utf-8", "surrogateescape")), bytearray()
     for i in range(len(images)):
         label = images.label(i)
         digest.update(f"{images.name(i)}\0{label}\0".encode("utf-8", "surrogateescape"))
         try:
-            one = hashlib.sha256(images.read(i)).digest()
+            one = Digest(images.read(i)).digest()
             digest.update(one)
         except (OSError, ValueError) as error:  # an unreadable image has no features either
             one = UNREADABLE
@@ -71,7 +71,7 @@ def check_lasting(images: ImageSet, bad: Iterable[int], content: Content) -> Non
         before = content.images[i * len(UNREADABLE) : (i + 1) * len(UNREADABLE)]
         try:
             data = images.read(i)
-            if hashlib.sha256(data).digest() != before:
+            if Digest(data).digest() != before:
                 why = "it has changed"
             else:
                 decode(data)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Protocol
 
-from covpool.data.address import MAX_FILE_BYTES, Address
-from covpool.data.retries import patiently
-from covpool.durable import held, open_regular, read_regular, sync_folder, write_file
+from covpool.errors import StorageError
+from covpool.storage.address import MAX_FILE_BYTES, Address
+from covpool.storage.files import digest, open_regular, read_file, rename_file, sync_folder, write_file
+from covpool.storage.folders import held
+from covpool.storage.manifest import Manifest, Part, part_of
+from covpool.storage.remote import patiently
 
 # The ending of files that are being written.
 SAVING = ".covpool-saving"
@@ -63,7 +64,9 @@ class Disk:
         if not self.folder.exists():
             return {}
         with os.scandir(self.folder) as entries:
-            return {entry.name: entry.stat().st_size for entry in entries if not entry.name.startswith(".")}
+            return {
+                one.name: one.stat(follow_symlinks=False).st_size for one in entries if one.name[0] != "."
+            }
 
     def tail(self, name: str) -> bytes | None:
         """Read the end."""
@@ -73,14 +76,14 @@ class Disk:
 
     def read(self, name: str) -> bytes:
         """Read."""
-        return read_regular(self.folder / name)
+        return read_file(self.folder / name, MAX_FILE_BYTES)
 
     def write(self, name: str, data: bytes) -> None:
         """Write under a temporary name, and rename the complete file."""
         saving = self.folder / f".{name}.{secrets.token_hex(4)}{SAVING}"
         try:
             write_file(saving, data)
-            os.replace(saving, self.folder / name)
+            rename_file(saving, self.folder / name)
         finally:
             saving.unlink(missing_ok=True)
         sync_folder(self.folder)
@@ -156,41 +159,18 @@ def open_place(out: str | Path) -> Place:
     return Disk(Path(address.path)) if address.is_local else Bucket(address)
 
 
-def digest(data: bytes) -> str:
-    """Return the hash of the bytes of a file in a manifest."""
-    return hashlib.blake2b(data, digest_size=32).hexdigest()
-
-
-class Part(NamedTuple):
-    """A finished file of rows.
-
-    Attributes:
-        file: its name.
-        size: its size in bytes.
-        blake2b: the hash of all its bytes.
-        tail: the hash of its last bytes.
-        unreachable: the number of rows whose URL gave no answer.
-    """
-
-    file: str
-    size: int
-    blake2b: str
-    tail: str
-    unreachable: int
-
-    @classmethod
-    def of(cls, file: str, data: bytes, unreachable: int) -> Part:
-        """Return the entry of a file with these bytes."""
-        return cls(file, len(data), digest(data), digest(data[-TAIL:]), unreachable)
-
-
 # Programs that read a folder of tables skip names that begin with an underscore.
 MANIFEST = "_manifest.json"
 # The manifest is saved when it has grown by this share, so a job of a million files writes few of them.
 GROWTH = 0.1
 
 
-class Manifest:
+def table_part(data: bytes, unreachable: int) -> Part:
+    """Return the entry of a file of rows: also the hash of its last bytes, and its rows without an answer."""
+    return part_of(data, tail=digest(data[-TAIL:]), unreachable=unreachable)
+
+
+class OutputManifest:
     """The finished files of a job. A kill loses its last entries; those files are then read to check them.
 
     Args:
@@ -202,15 +182,14 @@ class Manifest:
 
     def read(self, there: dict[str, int]) -> None:
         """Read the entries of the files that are there; a damaged manifest has none."""
-        if MANIFEST not in there:
-            return
-        with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
-            found = [Part(**one) for one in json.loads(self.place.read(MANIFEST))["parts"]]
-            self.parts = {part.file: part for part in found if part.file in there}
+        if MANIFEST in there:
+            with contextlib.suppress(StorageError):
+                parts = Manifest.read(self.place.read(MANIFEST)).parts
+                self.parts = {name: part for name, part in parts.items() if name in there}
 
-    def add(self, part: Part) -> None:
-        """Add or replace an entry."""
-        self.parts[part.file] = part
+    def add(self, parts: Mapping[str, Part]) -> None:
+        """Add or replace entries."""
+        self.parts |= parts
         self._new += 1
         if self._new > GROWTH * len(self.parts) + 10:
             self.save()
@@ -218,22 +197,21 @@ class Manifest:
     def save(self) -> None:
         """Write the manifest if there are new entries."""
         if self._new:
-            parts: list[dict[str, Any]] = [part._asdict() for part in self.parts.values()]
-            self.place.write(MANIFEST, (json.dumps({"parts": parts}, indent=1) + "\n").encode())
+            self.place.write(MANIFEST, Manifest(self.parts).written())
             self._new = 0
 
-    def is_valid(self, file: str, size: int, thoroughly: bool) -> bool | None:
-        """Return whether a file is as it was written; ``None`` if the manifest does not list it.
+    def is_valid(self, name: str, size: int, thoroughly: bool) -> bool:
+        """Return whether a file is as it was written.
 
         Args:
-            file: its name.
+            name: a file in the manifest.
             size: its size now.
             thoroughly: read all of it; otherwise its size and its last bytes are compared.
         """
-        part = self.parts.get(file)
-        if part is None or size != part.size:
-            return None if part is None else False
+        part = self.parts[name]
+        if size != part.bytes:
+            return False
         if thoroughly:
-            return digest(self.place.read(file)) == part.blake2b
-        tail = self.place.tail(file)
-        return tail is None or digest(tail) == part.tail
+            return digest(self.place.read(name)) == part.sha256
+        tail = self.place.tail(name)
+        return tail is None or digest(tail) == part.facts.get("tail")

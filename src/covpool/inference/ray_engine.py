@@ -21,9 +21,9 @@ import ray.data
 from covpool.data.image_set import ImageSet
 from covpool.errors import DataError, ShardError
 from covpool.inference.options import Running
-from covpool.inference.place import Part
 from covpool.inference.tasks import Columns
 from covpool.inference.work import Batch, Decoder, Progress, Unit, Work, Writer, bad_rows
+from covpool.storage.manifest import parts_from_json, parts_to_json
 
 Row = dict[str, Any]
 COLUMNS = ("id", "image", "error", "content")
@@ -40,7 +40,7 @@ def run_ray(work: Work, running: Running, progress: Progress) -> int:
         for row in _dataset(work, running).iter_rows():
             if row["failure"]:
                 raise DataError(row["failure"])
-            work.add(Part(**json.loads(row["part"])))
+            work.add(parts_from_json(json.loads(row["part"])))
             done, bad = done + int(row["images"]), bad + int(row["bad"])
             progress(done, total)
     return bad
@@ -107,7 +107,8 @@ class _Actor:
         """Write the rows of a unit, in the batches of the local engine; return the counts as a row."""
         unit, part = _unit(str(rows["unit"][0])), None
         failure = str(rows["failure"][0])
-        parts = [] if failure else self._rows(unit, {name: np.asarray(rows[name][0]) for name in COLUMNS if name in rows})
+        columns = {name: np.asarray(rows[name][0]) for name in COLUMNS if name in rows}
+        parts = [] if failure else self._rows(unit, columns)
         try:
             if not failure:
                 part = self.writer(unit, parts)
@@ -117,7 +118,7 @@ class _Actor:
             "images": len(unit),
             "bad": sum(map(bad_rows, parts)),
             "failure": failure,
-            "part": "" if part is None else json.dumps(part._asdict()),
+            "part": "" if part is None else json.dumps(parts_to_json(part)),
         }
         return {name: np.array([value]) for name, value in row.items()}
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
@@ -22,10 +21,21 @@ from numpy.typing import DTypeLike, NDArray
 
 from covpool.data.image_set import ImageSet, Subset
 from covpool.data.loader import BadImage
-from covpool.durable import read_regular, replace_file, sync_folder
 from covpool.errors import StorageError, UsageError
 from covpool.inference.content import Content, Progress, check_lasting
 from covpool.inference.forward import Result
+from covpool.storage.files import (
+    MAX_TEXT_BYTES,
+    create_file,
+    digest_file,
+    open_regular,
+    read_file,
+    rename_file,
+    replace_file,
+    sync_folder,
+    update_file,
+)
+from covpool.storage.manifest import Manifest, Part
 from covpool.terminal import human
 
 LOGGER = logging.getLogger("covpool")
@@ -34,6 +44,41 @@ LOGGER = logging.getLogger("covpool")
 # The index after the last of some rows, and the hash of their bytes.
 Chunk = tuple[int, str]
 CHUNK_BYTES = 1 << 26
+
+
+def open_array(path: Path) -> np.memmap[Any, Any]:
+    """Map the array of a ``.npy`` file into memory, to read it.
+
+    Raises:
+        OSError, ValueError: if the file is not a regular one, or not of such an array, or too short for it.
+    """
+    with open_regular(path) as file:
+        read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+        version = npy.read_magic(file)
+        if version not in read:
+            raise ValueError(f"{path} is a .npy file of version {version}")
+        shape, is_fortran, dtype = read[version](file)
+        if is_fortran or dtype.hasobject:
+            raise ValueError(f"{path} is not an array of numbers, row by row")
+        return np.memmap(file, dtype, "r", file.tell(), shape)
+
+
+def create_array(path: Path, shape: tuple[int, ...], dtype: DTypeLike, *, reserve: bool = False) -> None:
+    """Make a new ``.npy`` file of zeros.
+
+    Args:
+        path: must not exist.
+        shape: of the array.
+        dtype: of its values.
+        reserve: take the disk space now; otherwise most file systems take it when rows are written.
+    """
+    header = {"descr": npy.dtype_to_descr(np.dtype(dtype)), "fortran_order": False, "shape": shape}
+    with create_file(path) as file:
+        npy.write_array_header_1_0(file, header)
+        size = file.tell() + int(np.prod(shape)) * np.dtype(dtype).itemsize
+        file.truncate(size)
+        if reserve and hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, size)
 
 
 class RowFile:
@@ -51,7 +96,7 @@ class RowFile:
 
     def __init__(self, path: str | Path, dtype: DTypeLike = np.float32, leading: int = 1) -> None:
         self.path, self.dtype = Path(path), np.dtype(dtype)
-        mapped = npy.open_memmap(self.path, mode="r")
+        mapped = open_array(self.path)
         if mapped.ndim <= leading or mapped.dtype != self.dtype or not mapped.flags.c_contiguous:
             raise UsageError(f"{path} is not an array of {self.dtype}, row by row")
         self.rows, self.shape = int(np.prod(mapped.shape[:leading])), mapped.shape[leading:]
@@ -60,7 +105,7 @@ class RowFile:
     @classmethod
     def create(cls, path: str | Path, *shape: int, dtype: DTypeLike = np.float32) -> RowFile:
         """Make a new file of zeros, which take no disk space on most file systems until they are written."""
-        npy.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
+        create_array(Path(path), shape, dtype)
         return cls(path, dtype)
 
     @property
@@ -72,7 +117,7 @@ class RowFile:
         """Return the rows of these numbers, in their order."""
         wanted = list(numbers)
         found = np.empty((len(wanted), *self.shape), dtype=self.dtype)
-        with self.path.open("rb", buffering=0) as file:
+        with open_regular(self.path) as file:
             for row, number in zip(found, wanted, strict=True):
                 file.seek(self._offset(number))
                 if file.readinto(row.data) != row.nbytes:
@@ -81,7 +126,7 @@ class RowFile:
 
     def write(self, numbers: Iterable[int], rows: NDArray[Any]) -> None:
         """Write rows at these numbers."""
-        with self.path.open("r+b", buffering=0) as file:
+        with update_file(self.path) as file:
             for number, row in zip(numbers, np.ascontiguousarray(rows, dtype=self.dtype), strict=True):
                 file.seek(self._offset(number))
                 if file.write(row.data) != row.nbytes:
@@ -89,13 +134,7 @@ class RowFile:
 
     def digest(self, start: int, stop: int) -> str:
         """Return the hash of the bytes of the rows from ``start`` to ``stop``."""
-        found, left = hashlib.blake2b(digest_size=16), (stop - start) * self._bytes
-        with self.path.open("rb", buffering=0) as file:
-            file.seek(self._start + start * self._bytes)
-            while left and (data := file.read(min(left, 1 << 22))):
-                found.update(data)
-                left -= len(data)
-        return found.hexdigest()
+        return digest_file(self.path, self._start + start * self._bytes, self._start + stop * self._bytes)
 
     def digests(self, start: int, stop: int) -> list[Chunk]:
         """Return the hashes of consecutive rows, at most 64 MB at a time."""
@@ -106,7 +145,7 @@ class RowFile:
     def valid_rows(self, chunks: Sequence[Chunk]) -> int:
         """Return the number of rows, from the first, that have the hashes of before."""
         starts = [0, *(stop for stop, _ in chunks)]
-        with ThreadPoolExecutor() as pool:  # hashlib lets threads run at once
+        with ThreadPoolExecutor() as pool:  # hashing lets threads run at once
             found = pool.map(self.digest, starts, starts[1:])
             for start, (_, wanted), digest in zip(starts, chunks, found, strict=False):
                 if digest != wanted:
@@ -115,7 +154,7 @@ class RowFile:
 
     def sync(self) -> None:
         """Return when the rows are on the disk."""
-        with self.path.open("r+b") as file:
+        with update_file(self.path) as file:
             os.fsync(file.fileno())
 
     def _offset(self, number: int) -> int:
@@ -176,7 +215,7 @@ class FeatureStore:
     """A folder with the features of one set: an ``.npy`` file per array, and ``manifest.json``.
 
     Arrays are filled together, from the first image that one of them lacks. The caller locks the folder
-    (:func:`covpool.durable.held`) while it fills the store.
+    (:func:`covpool.storage.folders.held`) while it fills the store.
 
     Args:
         folder: need not exist.
@@ -226,9 +265,7 @@ class FeatureStore:
         """Return the arrays, once they are complete."""
         state = self.state()
         usable = np.setdiff1d(np.arange(self.images), np.array(sorted(state.bad), dtype=np.int64))
-        arrays: dict[str, NDArray[Any]] = {
-            name: npy.open_memmap(self.path(name), "r") for name in self.shapes
-        }
+        arrays: dict[str, NDArray[Any]] = {name: open_array(self.path(name)) for name in self.shapes}
         return CachedFeatures(arrays, labels, usable, state.seconds)
 
     def check(self) -> None:
@@ -314,11 +351,9 @@ class FeatureStore:
         """Under another name first: an array that another process has opened stays as it is."""
         new = self.folder / f".{name}.npy.covpool-making"
         try:
-            npy.open_memmap(new, "w+", self.dtype, self._shape(name)).flush()
-            with open(new, "r+b") as file:
-                if hasattr(os, "posix_fallocate"):
-                    os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
-            os.replace(new, self.path(name))
+            new.unlink(missing_ok=True)  # left by a killed process
+            create_array(new, self._shape(name), self.dtype, reserve=True)
+            rename_file(new, self.path(name))
         finally:
             new.unlink(missing_ok=True)
 
@@ -330,27 +365,30 @@ class FeatureStore:
     def _read(self) -> dict[str, State]:
         """Return the states in the manifest, also those of arrays that this store does not use."""
         try:
-            manifest = json.loads(read_regular(self.folder / MANIFEST))
-            arrays = manifest["arrays"] if manifest["key"] == self.key else {}
-            return {name: _state(one) for name, one in arrays.items()}
+            manifest = Manifest.read(read_file(self.folder / MANIFEST, MAX_TEXT_BYTES))
+            parts = manifest.parts if manifest.about["key"] == self.key else {}
+            return {name: _state(part.facts) for name, part in parts.items()}
         except (OSError, ValueError, KeyError, TypeError):  # no manifest, or of another program
             return {}
 
     def _write(self, states: dict[str, State]) -> None:
         """Write the manifest at once; the states of other arrays stay."""
-        arrays = {
-            name: dataclasses.asdict(state) | {"bad": list(state.bad.items())}
+        # Parts are filled in place, so each has the hashes of its chunks instead of one of its own.
+        parts = {
+            name: Part(self._size(name), "", dataclasses.asdict(state) | {"bad": list(state.bad.items())})
             for name, state in (self._read() | states).items()
         }
-        manifest = {"key": self.key, "arrays": arrays}
-        replace_file(self.folder / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
+        replace_file(self.folder / MANIFEST, Manifest(parts, {"key": self.key}).written())
+
+    def _size(self, name: str) -> int:
+        return self.path(name).stat().st_size if self.path(name).exists() else 0
 
     def _is_there(self, name: str) -> bool:
         try:
-            array = npy.open_memmap(self.path(name), "r")
+            array = open_array(self.path(name))
         except (OSError, ValueError):
             return False
-        return array.shape == self._shape(name) and array.dtype == self.dtype
+        return bool(array.shape == self._shape(name) and array.dtype == self.dtype)
 
     def _shape(self, name: str) -> tuple[int, ...]:
         return (self.images, VIEWS, *self.shapes[name])
@@ -359,7 +397,7 @@ class FeatureStore:
         return int(np.prod(self._shape(name))) * self.dtype.itemsize
 
 
-def _state(fields: dict[str, Any]) -> State:
+def _state(fields: Mapping[str, Any]) -> State:
     bad = {i: BadImage(*image) for i, image in fields["bad"]}
     chunks = tuple((int(stop), str(digest)) for stop, digest in fields.get("chunks", ()))
     return State(fields["done"], bad, fields["seconds"], chunks)

@@ -6,7 +6,7 @@ while the last one is computed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain, zip_longest
@@ -22,16 +22,16 @@ from torch.utils.data import DataLoader, Dataset
 from covpool.data.decode import decode
 from covpool.data.image_set import ImageSet
 from covpool.data.loader import Failure, outlive_signals
-from covpool.data.retries import cannot_go_on
 from covpool.data.transforms import Preprocessing, pixels_transform
 from covpool.device import chosen_device
 from covpool.errors import BadImageError, DataError, ShardError, UnreachableError, UsageError
 from covpool.inference.content import content_number
 from covpool.inference.forward import Forward, open_bundle
 from covpool.inference.options import Running
-from covpool.inference.place import Part
 from covpool.inference.tasks import UNREACHABLE, Columns, Task
 from covpool.models.bundle import read_card
+from covpool.storage.manifest import Part
+from covpool.storage.remote import cannot_go_on
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ Progress = Callable[[int, int], None]
 class Writer(Protocol):
     """Writes the rows of a unit; see :class:`covpool.inference.bulk.TableWriter`."""
 
-    def __call__(self, unit: Unit, parts: Sequence[Columns]) -> Part:
+    def __call__(self, unit: Unit, parts: Sequence[Columns]) -> dict[str, Part]:
         """Write all rows of a unit at once, and return the entry of the manifest."""
 
 
@@ -235,7 +235,7 @@ class Work:
     decoder: Decoder
     make_predictor: Callable[[], Callable[[Batch], Columns]]
     writer: Writer
-    add: Callable[[Part], None] = lambda part: None
+    add: Callable[[Mapping[str, Part]], None] = lambda parts: None
 
 
 def bad_rows(rows: Columns) -> int:
@@ -268,7 +268,7 @@ def run_local(work: Work, running: Running, progress: Progress) -> int:
     total, done, bad = sum(map(len, work.units)), 0, 0
     unfinished: dict[str, list[Columns]] = {}
     with ThreadPoolExecutor(1) as thread:
-        writing: Future[Part] | None = None
+        writing: Future[dict[str, Part]] | None = None
         for (unit, numbers), batch in decoded_batches(work.images, work.units, work.decoder, running):
             rows = predictor(batch)
             unfinished.setdefault(unit.name, []).append(rows)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import platform
@@ -19,6 +18,7 @@ from covpool import __version__
 from covpool.errors import BundleError, DamagedBundleError, UsageError, UsageTypeError
 from covpool.models.config import ModelConfig
 from covpool.models.model import PooledClassifier
+from covpool.storage.files import Digest, digest
 from covpool.terminal import printable
 
 
@@ -157,12 +157,12 @@ def backbone_digest(model: PooledClassifier) -> str:
     config = model.config
     facts = (config.backbone.partition(".")[0], config.features, config.keep_resolution)
     options = sorted(config.backbone_options.items())
-    digest = hashlib.sha256(repr((facts, options)).encode())
+    found = Digest(repr((facts, options)).encode())
     for name, tensor in sorted(model.backbone.state_dict().items()):
         if not name.endswith("num_batches_tracked"):
-            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            digest.update(tensor.detach().cpu().flatten().contiguous().view(torch.uint8).numpy())
-    return digest.hexdigest()
+            found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            found.update(tensor.detach().cpu().flatten().contiguous().view(torch.uint8).numpy())
+    return found.hexdigest()
 
 
 def write_card(card: Card) -> bytes:
@@ -236,7 +236,7 @@ def card_hash(fields: Mapping[str, Any]) -> str:
     """Return the SHA-256 of all fields but ``hash``, in JSON without spaces, ASCII only, keys sorted."""
     hashed = {name: value for name, value in fields.items() if name != "hash"}
     text = json.dumps(hashed, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return digest(text)
 
 
 def bundle_digest(card: Card) -> str:
@@ -249,7 +249,7 @@ def bundle_digest(card: Card) -> str:
         if config[name] == getattr(ModelConfig, name):
             del config[name]
     parts = [config, card.classes, card.preprocessing, card.sha256]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+    return digest(json.dumps(parts))
 
 
 def _check_format(fields: Mapping[str, Any]) -> None:

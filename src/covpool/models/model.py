@@ -323,11 +323,11 @@ def opened(image: str | os.PathLike[str] | Image) -> Image:
     """Return an image in RGB and upright, from a file or from Pillow."""
     from PIL import ImageOps
 
-    from covpool.data.address import read_file
     from covpool.data.decode import decode, to_rgb
+    from covpool.storage.address import read_image
 
     if isinstance(image, str | os.PathLike):
-        return decode(read_file(os.fspath(image)))
+        return decode(read_image(os.fspath(image)))
     return to_rgb(ImageOps.exif_transpose(image))
 
 

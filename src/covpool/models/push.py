@@ -7,7 +7,6 @@ import json
 import logging
 import ntpath
 import posixpath
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,8 @@ from covpool.models.bundle import read_card
 from covpool.models.card import CARD, WEIGHTS, Card, parse, write_card
 from covpool.models.model import PooledClassifier
 from covpool.models.saving import save_model
+from covpool.storage.files import read_file, read_text
+from covpool.storage.folders import scratch_folder
 
 LOGGER = logging.getLogger("covpool")
 README = "README.md"
@@ -66,8 +67,8 @@ def push_to_hub(
     """
     address = HubAddress.of(repository)
     if isinstance(model, PooledClassifier):
-        with tempfile.TemporaryDirectory() as folder:
-            saved = save_model(model, Path(folder, "bundle"))
+        with scratch_folder() as folder:
+            saved = save_model(model, folder / "bundle")
             return push_to_hub(
                 saved, repository, license=license, dataset=dataset, results=results, private=private
             )
@@ -114,12 +115,12 @@ def _is_ours(address: HubAddress) -> bool:
         if error.__cause__ is not None and not hasattr(error, "response"):
             raise  # not answered, and not in the cache
         return True
-    return MARK in Path(path).read_text("utf-8", errors="replace")
+    return MARK in read_text(path, MAX_RESULTS, errors="replace")
 
 
 def _results(path: Path, card: Card) -> dict[str, Any]:
     path = path / "results.json" if path.is_dir() else path
-    found = parse(path.read_bytes(), str(path), MAX_RESULTS)
+    found = parse(read_file(path, MAX_RESULTS), str(path), MAX_RESULTS)
     if found.get("protocol") != "accuracy":
         raise UsageError(f"{path} has no results of covpool eval")
     if found["bundle"]["sha256"] != card.sha256:

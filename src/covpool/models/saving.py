@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,20 @@ import timm.data
 import torch
 from torch import Tensor
 
-from covpool.durable import read_folder, replace_folder, write_file
 from covpool.errors import BundleError, UsageTypeError
 from covpool.hub import HUB
-from covpool.models.bundle import (
+from covpool.models.card import CARD, INDEX, WEIGHTS, Card, backbone_digest, versions, write_card
+from covpool.models.model import PooledClassifier
+from covpool.models.shards import (
+    CLASSIFIER,
+    SHARD,
+    Index,
+    index_bytes,
+    replaced_by_all,
+    split_rows,
+    write_share,
+)
+from covpool.models.tensors import (
     FLOATS,
     check_finite,
     check_tensors,
@@ -24,11 +33,10 @@ from covpool.models.bundle import (
     naming,
     planned_tensors,
 )
-from covpool.models.card import CARD, INDEX, WEIGHTS, Card, backbone_digest, versions, write_card
-from covpool.models.model import PooledClassifier
-
-# The files of a sharded classifier.
-SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
+from covpool.nn.sharded import ShardedLinear
+from covpool.processes import Processes
+from covpool.storage.files import digest, write_file
+from covpool.storage.folders import read_folder, replace_folder, resolved
 
 
 def save_model(
@@ -66,6 +74,19 @@ def save_model(
         ...     load_model(folder).classes, read_card(folder).metrics
         (('jay', 'wren'), {'top1': 0.9})
     """
+    _save(model, resolved(folder), str(folder), classes, metrics or {}, recipe or {})
+    return Path(folder)
+
+
+def _save(
+    model: PooledClassifier,
+    folder: Path,
+    name: str,
+    classes: Sequence[str] | None,
+    metrics: Mapping[str, Any],
+    recipe: Mapping[str, Any],
+) -> None:
+    """Save a bundle; a link in the place of ``folder`` is replaced. ``name`` is for messages."""
     if not isinstance(model, PooledClassifier):
         raise UsageTypeError(
             f"model must come from covpool.create_model; got {type(model).__name__}: "
@@ -73,12 +94,12 @@ def save_model(
         )
     if isinstance(classes, str) or not all(isinstance(name, str) for name in classes or ()):
         raise UsageTypeError("classes must be a list of strings, one for each class")
-    check_replaceable(folder)
-    with naming(folder):
+    check_replaceable(name)
+    with naming(name):
         tensors = tensors_of(model)
         weights = safetensors.torch.save(tensors, metadata={"format": "pt"})
         classes = model.classes if classes is None else classes
-        card = card_of(model, weights, classes=classes, metrics=metrics or {}, recipe=recipe or {})
+        card = card_of(model, weights, classes=classes, metrics=metrics, recipe=recipe)
         text = write_card(card)
         check_finite(tensors)
         try:
@@ -90,7 +111,6 @@ def save_model(
     with replace_folder(folder) as new:
         write_file(new / WEIGHTS, weights)
         write_file(new / CARD, text)
-    return Path(folder)
 
 
 def check_replaceable(folder: str | Path) -> None:
@@ -127,7 +147,7 @@ def card_of(model: PooledClassifier, weights: bytes, **given: Any) -> Card:
         preprocessing=timm.data.resolve_model_data_config(model),
         versions=versions(),
         initial_weights=model.initial_weights,
-        sha256=hashlib.sha256(weights).hexdigest(),
+        sha256=digest(weights),
         bytes=len(weights),
         buffer_dtypes=computed_dtypes(model),
         backbone_sha256=backbone_digest(model),
@@ -154,3 +174,46 @@ def computed_dtypes(model: PooledClassifier) -> dict[str, str]:
     """Return the dtypes of computed buffers where not float32: casting the model casts them too."""
     names = {dtype: name for name, dtype in FLOATS.items() if dtype != torch.float32}
     return {name: names[b.dtype] for name, b in computed_buffers(model) if b.dtype in names}
+
+
+def save_together(
+    model: PooledClassifier,
+    folder: Path,
+    processes: Processes,
+    *,
+    metrics: Mapping[str, Any],
+    recipe: Mapping[str, Any],
+) -> None:
+    """Save a bundle; all processes call it, and those of a sharded classifier each write their rows."""
+    classifier = model.head.classifier
+    if not isinstance(classifier, ShardedLinear):
+        processes.by_first(lambda: _save(model, folder, str(folder), None, metrics, recipe))
+        return
+    processes.by_first(lambda: check_replaceable(folder))
+    own, shared = split_rows(tensors_of(model), classifier)
+    with replaced_by_all(folder, processes) as new:
+
+        def write() -> Index:
+            check_finite(own | shared)
+            parts = [(processes.rank + 2, own)] + ([(1, shared)] if processes.is_first else [])
+            count = processes.world_size + 1
+            names = {f"model-{place:05d}-of-{count:05d}.safetensors": part for place, part in parts}
+            return {name: write_share(new / name, part) for name, part in names.items()}
+
+        files = processes.gather(processes.together(write))
+
+        def finish() -> None:
+            index = index_bytes({name: file for part in files for name, file in part.items()})
+            card = card_of(model, index, classes=model.classes, metrics=metrics, recipe=recipe)
+            card = replace(card, file=INDEX)
+            whole = {
+                name: torch.empty(
+                    classifier.num_classes, *tensor.shape[1:], dtype=tensor.dtype, device="meta"
+                )
+                for name, tensor in classifier.state_dict(prefix=CLASSIFIER).items()
+            }
+            check_tensors({**shared, **whole}, planned_tensors(card))
+            write_file(new / INDEX, index)
+            write_file(new / CARD, write_card(card))
+
+        processes.by_first(finish)

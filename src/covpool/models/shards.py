@@ -8,12 +8,11 @@ maps tensors to files, and records the size and the hash of each file. The card 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import logging
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,22 +22,15 @@ import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from covpool.durable import replace_folder, write_file
 from covpool.errors import BundleError, StorageError
-from covpool.models.bundle import (
-    MAX_HEADER_BYTES,
-    check_finite,
-    check_tensors,
-    load_model,
-    open_file,
-    planned_tensors,
-    read_card,
-)
-from covpool.models.card import CARD, INDEX, Card, parse, read_fields, reason, shown, write_card
+from covpool.models.card import INDEX, Card, parse, reason, shown
 from covpool.models.model import PooledClassifier
-from covpool.models.saving import SHARD, card_of, check_replaceable, save_model, tensors_of
+from covpool.models.tensors import MAX_HEADER_BYTES, check_finite, check_tensors, open_file
 from covpool.nn.sharded import ShardedLinear
 from covpool.processes import Processes
+from covpool.storage.files import check_regular, digest, digest_file, read_text, write_file
+from covpool.storage.folders import replace_folder
+from covpool.storage.manifest import Part, part_of, parts_from_json, parts_to_json
 from covpool.terminal import human
 
 LOGGER = logging.getLogger("covpool")
@@ -49,22 +41,10 @@ ROWS = re.compile(r"(head\.classifier\.(?:weight|bias))\.rows-(\d{1,12})-(\d{1,1
 BLOCK_BYTES = 64 << 20
 
 
-@dataclass(frozen=True)
-class File:
-    """A file of weights.
-
-    Attributes:
-        sha256: its hash.
-        bytes: its size.
-        tensors: the names of its tensors.
-    """
-
-    sha256: str
-    bytes: int
-    tensors: tuple[str, ...]
-
-
-Index = dict[str, File]
+# The files of a classifier that is divided by class.
+SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
+# Each part has the names of its tensors, under ``tensors``.
+Index = dict[str, Part]
 
 
 @contextlib.contextmanager
@@ -78,7 +58,7 @@ def replaced_by_all(folder: Path, processes: Processes) -> Iterator[Path]:
         processes.by_first(stack.close)
 
 
-def write_share(path: Path, tensors: Mapping[str, Tensor]) -> File:
+def write_share(path: Path, tensors: Mapping[str, Tensor]) -> Part:
     """Write the tensors of this process.
 
     Raises:
@@ -93,65 +73,7 @@ def write_share(path: Path, tensors: Mapping[str, Tensor]) -> File:
             f"{path.parent} is not there: every process writes its share of the classifier, so put --out "
             "on a disk that all machines share"
         ) from error
-    return File(hashlib.sha256(data).hexdigest(), len(data), tuple(plain))
-
-
-def save_together(
-    model: PooledClassifier,
-    folder: Path,
-    processes: Processes,
-    *,
-    metrics: Mapping[str, Any],
-    recipe: Mapping[str, Any],
-) -> None:
-    """Save a bundle; all processes call it, and those of a sharded classifier each write their rows."""
-    classifier = model.head.classifier
-    if not isinstance(classifier, ShardedLinear):
-        processes.by_first(lambda: save_model(model, folder, metrics=metrics, recipe=recipe))
-        return
-    processes.by_first(lambda: check_replaceable(folder))
-    own, shared = split_rows(tensors_of(model), classifier)
-    with replaced_by_all(folder, processes) as new:
-
-        def write() -> Index:
-            check_finite(own | shared)
-            parts = [(processes.rank + 2, own)] + ([(1, shared)] if processes.is_first else [])
-            count = processes.world_size + 1
-            names = {f"model-{place:05d}-of-{count:05d}.safetensors": part for place, part in parts}
-            return {name: write_share(new / name, part) for name, part in names.items()}
-
-        files = processes.gather(processes.together(write))
-
-        def finish() -> None:
-            index = _index_bytes({name: file for part in files for name, file in part.items()})
-            card = card_of(model, index, classes=model.classes, metrics=metrics, recipe=recipe)
-            card = replace(card, file=INDEX)
-            whole = {
-                name: torch.empty(
-                    classifier.num_classes, *tensor.shape[1:], dtype=tensor.dtype, device="meta"
-                )
-                for name, tensor in classifier.state_dict(prefix=CLASSIFIER).items()
-            }
-            check_tensors({**shared, **whole}, planned_tensors(card))
-            write_file(new / INDEX, index)
-            write_file(new / CARD, write_card(card))
-
-        processes.by_first(finish)
-
-
-def load_together(model: PooledClassifier, folder: Path, processes: Processes) -> None:
-    """Load the weights of a bundle; all processes call it. Each reads its rows of a sharded classifier."""
-    classifier = model.head.classifier
-    if not isinstance(classifier, ShardedLinear):
-        model.load_state_dict(processes.tensors_by_first(lambda: load_model(folder).state_dict()))
-        return
-
-    def read() -> dict[str, Tensor]:
-        card = read_fields((folder / CARD).read_bytes())
-        return read_tensors(folder, read_index(folder, card), classifier.rows)
-
-    processes.by_first(lambda: read_card(folder))  # checks the hashes
-    model.load_state_dict(processes.together(read))
+    return part_of(data, tensors=list(plain))
 
 
 def count_parameters(model: PooledClassifier) -> int:
@@ -180,19 +102,16 @@ def read_index(folder: Path, card: Card) -> Index:
     """
     with open_file(folder, INDEX) as file:
         data = file.read(min(card.bytes, MAX_INDEX_BYTES) + 1)
-    if hashlib.sha256(data).hexdigest() != card.sha256:
+    if digest(data) != card.sha256:
         raise BundleError(f"{INDEX} is damaged or belongs to another card: copy all files again")
     fields = parse(data, INDEX, MAX_INDEX_BYTES)
     try:
-        found = fields["metadata"]["files"]
+        found = parts_from_json(fields["metadata"]["files"])
         names: dict[str, list[str]] = {name: [] for name in found}
         for tensor, name in fields["weight_map"].items():
             names[name].append(tensor)
-        index = {
-            name: File(str(one["sha256"]), int(one["bytes"]), tuple(names[name]))
-            for name, one in found.items()
-        }
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        index = {name: replace(one, facts={"tensors": names[name]}) for name, one in found.items()}
+    except (AttributeError, KeyError, TypeError, ValueError, StorageError) as error:
         raise BundleError(f"{INDEX} is not an index of weights: {reason(error)}") from error
     for name, one in index.items():
         if not SHARD.fullmatch(name):
@@ -234,7 +153,7 @@ def check_hashes(folder: Path, index: Index) -> None:
     """Raise BundleError if a file has changed. Files are read in pieces, so memory does not matter."""
     for name, one in index.items():
         with open_file(folder, name) as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != one.sha256:
+            if digest_file(file) != one.sha256:
                 raise BundleError(f"{name} is damaged (its hash differs): copy it again")
 
 
@@ -254,8 +173,8 @@ def read_tensors(folder: Path, index: Index, rows: range, *, classifier: bool = 
     parts: dict[str, list[tuple[int, Tensor]]] = {}
     for name, one in index.items():
         try:
-            with safe_open(folder / name, framework="pt") as file:
-                for tensor in one.tensors:
+            with safe_open(check_regular(folder / name, one.bytes), framework="pt") as file:
+                for tensor in one.facts["tensors"]:
                     if (match := ROWS.fullmatch(tensor)) is None:
                         tensors[tensor] = file.get_tensor(tensor)
                         continue
@@ -294,10 +213,13 @@ class StreamedLinear(nn.Module):
     def __init__(self, folder: Path, index: Index, in_features: int, num_classes: int) -> None:
         super().__init__()
         self.in_features, self.num_classes = in_features, num_classes
-        self._files: dict[str, Any] = {name: safe_open(folder / name, framework="pt") for name in index}
+        self._files: dict[str, Any] = {
+            name: safe_open(check_regular(folder / name, one.bytes), framework="pt")
+            for name, one in index.items()
+        }
         self._places: dict[str, list[tuple[int, int, str, str]]] = {"weight": [], "bias": []}
         for file, one in index.items():
-            for tensor in one.tensors:
+            for tensor in one.facts["tensors"]:
                 if match := ROWS.fullmatch(tensor):
                     kind = match[1].removeprefix(CLASSIFIER)
                     self._places[kind].append((int(match[2]), int(match[3]), file, tensor))
@@ -346,17 +268,17 @@ def must_stream(index: Index) -> bool:
 def available_bytes() -> int | None:
     """Return the memory that a process may still use; ``None`` if the system does not say."""
     try:
-        text = Path("/proc/meminfo").read_text()
+        text = read_text("/proc/meminfo")
     except OSError:
         return None
     found = re.search(r"^MemAvailable:\s+(\d+) kB", text, re.MULTILINE)
     return 1024 * int(found[1]) if found else None
 
 
-def _index_bytes(index: Index) -> bytes:
-    files = {name: {"sha256": one.sha256, "bytes": one.bytes} for name, one in sorted(index.items())}
-    fields = {
-        "metadata": {"total_size": sum(one.bytes for one in index.values()), "files": files},
-        "weight_map": {tensor: name for name, one in sorted(index.items()) for tensor in one.tensors},
-    }
+def index_bytes(index: Index) -> bytes:
+    """Return the content of the index."""
+    files = {name: replace(one, facts={}) for name, one in sorted(index.items())}
+    total = sum(one.bytes for one in index.values())
+    tensors = {tensor: name for name in files for tensor in index[name].facts["tensors"]}
+    fields = {"metadata": {"total_size": total, "files": parts_to_json(files)}, "weight_map": tensors}
     return json.dumps(fields, indent=1).encode()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import importlib.util
 import re
@@ -18,6 +17,7 @@ from timm.models import adapt_input_conv
 from torch import Tensor, nn
 
 from covpool.errors import CheckpointError, UsageError
+from covpool.storage.files import MAX_WEIGHTS_BYTES, check_regular, digest_file
 
 KeyMap = Mapping[str, str | None] | Literal["order"] | None
 
@@ -86,8 +86,7 @@ def where_to_get(name: str) -> str:
 
 def file_origin(path: str | Path) -> dict[str, str]:
     """Return the name and the SHA-256 of a weights file, for the card of a bundle."""
-    with Path(path).open("rb") as file:
-        return {"file": Path(path).name, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+    return {"file": Path(path).name, "sha256": digest_file(path)}
 
 
 # BatchNorm counts batches since torch 0.4.1. Older files lack the count, which evaluation does not need.
@@ -157,7 +156,7 @@ def read_state_dict(path: str | Path) -> dict[str, Tensor]:
 def read_checkpoint(path: str | Path) -> Mapping[Any, Any]:
     """Return the full contents of a file, including values such as a training checkpoint's ``arch``."""
     path = Path(path)
-    path.open("rb").close()  # Python reports a missing file, which is not a damaged one
+    check_regular(path, MAX_WEIGHTS_BYTES)  # a missing file is not a damaged one
     try:
         with warnings.catch_warnings(action="ignore"):  # about contents that are refused below
             if path.suffix == ".safetensors":

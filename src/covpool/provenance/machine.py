@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import re
@@ -16,6 +15,7 @@ import torch
 from covpool import __version__
 from covpool.device import device_name, toolkit_versions
 from covpool.errors import UsageError
+from covpool.storage.files import MAX_TEXT_BYTES, Digest, read_file, read_text
 
 PACKAGE = Path(__file__).resolve().parents[1]
 # Instruction sets that select the kernels of matrix products.
@@ -114,12 +114,12 @@ def _git(*arguments: str) -> str | None:
 
 
 def _digest(packages: Sequence[str]) -> str:
-    digest = hashlib.sha256()
+    found = Digest()
     for package in packages:
         for path in sorted((PACKAGE / package).rglob("*.py")):
-            digest.update(path.relative_to(PACKAGE).as_posix().encode())
-            digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
+            found.update(path.relative_to(PACKAGE).as_posix().encode())
+            found.update(read_file(path, MAX_TEXT_BYTES))
+    return found.hexdigest()[:16]
 
 
 def _slug(words: str) -> str:
@@ -144,7 +144,7 @@ def _memory_gib() -> float | None:
 def _proc_cpuinfo() -> dict[str, str]:
     """Return the first processor of /proc/cpuinfo; empty if there is no such file."""
     try:
-        text = Path("/proc/cpuinfo").read_text()
+        text = read_text("/proc/cpuinfo")
     except OSError:
         return {}
     pairs = (line.split(":", 1) for line in text.split("\n\n")[0].splitlines() if ":" in line)

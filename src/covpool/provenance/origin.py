@@ -14,6 +14,7 @@ from covpool.provenance.machine import (
     describe_source,
     describe_versions,
 )
+from covpool.storage.files import package_text
 
 Results = dict[str, Any]
 # The package with the schema of what all results have in common.
@@ -43,8 +44,7 @@ def new_results(packages: Sequence[str], arguments: dict[str, Any], device: str,
 
 def schema(package: str, name: str) -> dict[str, Any]:
     """Load a JSON schema of a subpackage of covpool."""
-    file = resources.files(package).joinpath("schemas", f"{name}.json")
-    loaded: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    loaded: dict[str, Any] = json.loads(package_text(package, "schemas", f"{name}.json"))
     return loaded
 
 
@@ -57,7 +57,7 @@ def check_schema(results: Results, package: str, name: str) -> None:
         return
     referencing = import_module("referencing")  # a dependency of jsonschema
     others = [
-        (file.name, referencing.Resource.from_contents(json.loads(file.read_text(encoding="utf-8"))))
+        (file.name, referencing.Resource.from_contents(json.loads(package_text(place, "schemas", file.name))))
         for place in (ORIGIN, package)
         for file in resources.files(place).joinpath("schemas").iterdir()
     ]

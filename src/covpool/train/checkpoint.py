@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import json
 import logging
 import re
-import shutil
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +16,14 @@ import safetensors.torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from covpool.durable import write_file
 from covpool.errors import BundleError, DamagedCheckpointError
 from covpool.models.card import parse, plain_json, reason
 from covpool.models.model import PooledClassifier
 from covpool.models.shards import CLASSIFIER, joined_rows, replaced_by_all, write_share
 from covpool.processes import ALONE, Processes
+from covpool.storage.files import check_regular, read_file, write_file
+from covpool.storage.folders import make_folder, remove_folder, rename_folder
+from covpool.storage.manifest import Manifest, Part, check_part, part_of, read_part
 from covpool.train.network import SEPARATOR, load_optimizer_tensors, optimizer_tensors
 from covpool.train.step import Learner
 
@@ -32,7 +32,6 @@ MANIFEST, STATE, SUFFIX = "manifest.json", "state.json", ".safetensors"
 MAX_JSON_BYTES = 64 << 20
 NAME = re.compile(r"step-(\d{8,})")
 ROW_FILE = re.compile(r"rows-\d{9}-\d{9}\.safetensors")
-PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
 
 @dataclass
@@ -67,14 +66,14 @@ class Checkpoint:
         tensors: by part, each part a file, then by name.
         state: the rest, as JSON.
         rows: this process's rows of a sharded classifier, by names such as ``ema/head.classifier.bias``.
-        row_files: the hashes of the files that have such rows, by name.
+        row_files: the files that have such rows, by name.
     """
 
     step: int
     tensors: Mapping[str, Mapping[str, Tensor]]
     state: Mapping[str, Any]
     rows: Mapping[str, Tensor] = field(default_factory=dict)
-    row_files: Mapping[str, str] = field(default_factory=dict)
+    row_files: Mapping[str, Part] = field(default_factory=dict)
 
     def part(self, name: str) -> dict[str, Tensor]:
         """Return the tensors of a part, with this process's rows."""
@@ -160,7 +159,7 @@ def shared_checkpoint(
             if rows is None:
                 return found
             own = processes.together(functools.partial(_read_rows, path, found.row_files, rows))
-            return dataclasses.replace(found, rows=own)
+            return replace(found, rows=own)
         LOGGER.warning("%s: covpool tries the checkpoint before it", next(filter(None, wrong)))
         damaged.add(found.step)
 
@@ -175,7 +174,7 @@ def _from_first(folder: Path, processes: Processes, damaged: set[int], step: int
             found = newest_checkpoint(folder, damaged)
         else:
             found = read_checkpoint(checkpoint_path(folder, step))
-        return found and dataclasses.replace(found, tensors={part: {} for part in found.tensors})
+        return found and replace(found, tensors={part: {} for part in found.tensors})
 
     def tensors(part: str) -> Mapping[str, Tensor]:
         assert found is not None  # only the first process calls this
@@ -185,29 +184,27 @@ def _from_first(folder: Path, processes: Processes, damaged: set[int], step: int
     if head is None:
         return None
     received = {part: processes.tensors_by_first(functools.partial(tensors, part)) for part in head.tensors}
-    return dataclasses.replace(head, tensors=received)
+    return replace(head, tensors=received)
 
 
-def _damage(path: Path, files: Mapping[str, str], processes: Processes) -> str:
+def _damage(path: Path, files: Mapping[str, Part], processes: Processes) -> str:
     """Return what is wrong with this process's share of the files of rows."""
     for name in sorted(files)[processes.rank :: processes.world_size]:
         try:
-            with (path / name).open("rb") as file:
-                if hashlib.file_digest(file, "sha256").hexdigest() != files[name]:
-                    return f"{path}: {name} is damaged"
+            check_part(path, name, files[name])
         except OSError as error:
             return f"{path}: {reason(error)}"
     return ""
 
 
-def _read_rows(path: Path, files: Mapping[str, str], rows: range) -> dict[str, Tensor]:
+def _read_rows(path: Path, files: Mapping[str, Part], rows: range) -> dict[str, Tensor]:
     """Read some rows of a sharded classifier, of files that may have others; no other row is read."""
     parts: dict[str, list[tuple[int, Tensor]]] = {}
-    for name in files:
+    for name, part in files.items():
         start, stop = (int(number) for number in name.removesuffix(SUFFIX).split("-")[1:])
         first, last = max(start, rows.start), min(stop, rows.stop)
         if first < last:
-            with safe_open(path / name, framework="pt") as file:
+            with safe_open(check_regular(path / name, part.bytes), framework="pt") as file:
                 for key in file.keys():  # noqa: SIM118  # it is no dict
                     read = file.get_slice(key)[first - start : last - start]
                     parts.setdefault(key, []).append((first, read))
@@ -231,23 +228,26 @@ def write_checkpoint(
         rows: this process's rows of a sharded classifier.
     """
     path = checkpoint_path(folder, checkpoint.step)
+    processes.by_first(lambda: make_folder(folder))
     with replaced_by_all(path, processes) as new:
 
-        def write() -> dict[str, str]:
-            hashes = {}
+        def write() -> dict[str, Part]:
+            parts = {}
             if rows is not None:
                 name = f"rows-{rows.start:09d}-{rows.stop:09d}{SUFFIX}"
-                hashes[name] = write_share(new / name, checkpoint.rows).sha256
+                parts[name] = replace(write_share(new / name, checkpoint.rows), facts={})
             if processes.is_first:
                 for part, tensors in checkpoint.tensors.items():
-                    hashes[part + SUFFIX] = write_share(new / (part + SUFFIX), tensors).sha256
+                    written = write_share(new / (part + SUFFIX), tensors)
+                    parts[part + SUFFIX] = replace(written, facts={})
                 state = _canonical({"step": checkpoint.step, **checkpoint.state})
-                hashes[STATE] = _write(new / STATE, state)
-            return hashes
+                write_file(new / STATE, state)
+                parts[STATE] = part_of(state)
+            return parts
 
         found = processes.gather_to_first(processes.together(write))
-        hashes = {name: digest for part in found for name, digest in part.items()}
-        processes.by_first(lambda: _write(new / MANIFEST, _canonical(hashes)))
+        manifest = Manifest({name: part for parts in found for name, part in parts.items()})
+        processes.by_first(lambda: write_file(new / MANIFEST, manifest.written()))
     return path
 
 
@@ -258,12 +258,9 @@ def read_checkpoint(path: Path) -> Checkpoint:
         DamagedCheckpointError: if a byte of it has changed.
     """
     try:
-        manifest = (path / MANIFEST).read_bytes()
-        hashes = parse(manifest, MANIFEST, MAX_JSON_BYTES)
-        if _canonical(hashes) != manifest or STATE not in hashes:
-            raise DamagedCheckpointError(f"{path}: {MANIFEST} is damaged")
-        row_files = {name: hashes.pop(name) for name in list(hashes) if ROW_FILE.fullmatch(name)}
-        data = {name: _read(path, name, expected) for name, expected in hashes.items()}
+        parts = dict(Manifest.read(read_file(path / MANIFEST, MAX_JSON_BYTES)).parts)
+        row_files = {name: parts.pop(name) for name in list(parts) if ROW_FILE.fullmatch(name)}
+        data = {name: read_part(path, name, part) for name, part in parts.items()}
         state = parse(data.pop(STATE), STATE, MAX_JSON_BYTES)
         tensors = {name.removesuffix(SUFFIX): safetensors.torch.load(part) for name, part in data.items()}
         return Checkpoint(step=state.pop("step"), tensors=tensors, state=state, row_files=row_files)
@@ -299,8 +296,7 @@ def set_aside_newer(folder: Path, step: int) -> None:
     for path in list_checkpoints(folder):
         if _step(path) > step:
             aside = path.with_name(f"damaged-{path.name}")
-            shutil.rmtree(aside, ignore_errors=True)
-            path.rename(aside)
+            rename_folder(path, aside)
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -314,7 +310,7 @@ def remove_old_checkpoints(folder: Path, keep: int, best_step: int | None) -> No
     for path in list_checkpoints(folder)[:-keep]:
         if _step(path) != best_step:
             (path / MANIFEST).unlink(missing_ok=True)  # first: a kill must not leave a valid part
-            shutil.rmtree(path)
+            remove_folder(path)
 
 
 def _step(path: Path) -> int:
@@ -323,17 +319,3 @@ def _step(path: Path) -> int:
 
 def _canonical(value: Mapping[str, Any]) -> bytes:
     return json.dumps(value, indent=1, sort_keys=True, allow_nan=False).encode()
-
-
-def _write(path: Path, data: bytes) -> str:
-    write_file(path, data)
-    return hashlib.sha256(data).hexdigest()
-
-
-def _read(path: Path, name: str, expected: object) -> bytes:
-    if not PLAIN_NAME.fullmatch(name):  # ../x would be read elsewhere
-        raise DamagedCheckpointError(f"{path}: {MANIFEST} names {name!r}")
-    data = (path / name).read_bytes()
-    if hashlib.sha256(data).hexdigest() != expected:
-        raise DamagedCheckpointError(f"{path}: {name} is damaged")
-    return data

@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from covpool.data.image_set import ImageSet
-from covpool.durable import LOCK, check_outside, held
 from covpool.errors import Interrupted, UsageError
-from covpool.models.bundle import read_card
+from covpool.models.bundle import load_together, read_card
 from covpool.models.card import versions
 from covpool.models.model import PooledClassifier
-from covpool.models.shards import count_parameters, load_together, save_together
+from covpool.models.saving import save_together
+from covpool.models.shards import count_parameters
 from covpool.processes import Processes, Signals, caught_signals, joined_processes
 from covpool.provenance.machine import describe_machine, describe_source, machine_name
+from covpool.storage.folders import LOCK, check_outside, held
 from covpool.terminal import counted
 from covpool.train.metrics import METRICS, widest_interval
 from covpool.train.network import own_state

@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from covpool.durable import replace_file
 from covpool.errors import UsageError
 from covpool.models.model import PooledClassifier
 from covpool.processes import Processes
+from covpool.storage.files import read_text, replace_file
+from covpool.storage.folders import make_folder
 from covpool.terminal import Progress, counted
 from covpool.train.metrics import METRICS
 from covpool.train.recipe import Recipe
@@ -179,7 +180,7 @@ class _TensorBoard:
     def __init__(self, folder: Path, step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(folder, purge_step=step + 1)
+        self._writer = SummaryWriter(make_folder(folder), purge_step=step + 1)
         self.close = self._writer.close
 
     def add(self, values: Mapping[str, float], step: int) -> None:
@@ -226,7 +227,7 @@ def _identifier(folder: Path) -> str:
     file = folder / TRACKER_ID
     if not file.exists():
         replace_file(file, secrets.token_hex(16).encode())
-    return file.read_text()
+    return read_text(file, 100)
 
 
 def _imported(name: str) -> Any:

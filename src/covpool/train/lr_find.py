@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 
 from covpool.data.loader import Batch, TrainingLoader
 from covpool.data.transforms import Preprocessing
-from covpool.durable import check_outside, replace_file
 from covpool.errors import UsageError
 from covpool.functional.arguments import check_whole
 from covpool.processes import Processes, joined_processes
+from covpool.storage.files import replace_file
+from covpool.storage.folders import check_outside
 from covpool.terminal import Progress
 from covpool.train.network import make_model, own_state
 from covpool.train.recipe import Recipe, ScheduleOptions

@@ -7,8 +7,6 @@ import difflib
 import functools
 import re
 from collections.abc import Mapping
-from importlib import resources
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, get_origin, get_type_hints
@@ -16,10 +14,10 @@ from typing import Any, NamedTuple, get_origin, get_type_hints
 import docstring_parser
 import yaml
 
-from covpool.durable import replace_file
-from covpool.errors import UsageError
+from covpool.errors import TooLargeError, UsageError
 from covpool.models.config import CLASS_TOKEN
 from covpool.nn.pooling import METHODS
+from covpool.storage.files import read_text, replace_file
 from covpool.train.parser import SentenceParser
 from covpool.train.recipe import Recipe
 
@@ -40,6 +38,7 @@ CLASSIFIER = {"num_classes", "head", "rank", "hidden", "hidden_batchnorm", "drop
 SECOND_ORDER = ("model.dim", "model.keep_resolution", "model.features", "model.join")
 # The complete recipe, with every key, has 3 KiB.
 MAX_BYTES = 64 * 1024
+RECIPES = Path(__file__).parents[1] / "recipes"
 # Short names of the common keys.
 SHORT = {"data": "data.path", "model": "model.backbone", "weights": "weights.path"}
 _SAME = """
@@ -126,10 +125,9 @@ def recipe_text(recipe: Recipe) -> str:
 
 def recipe_names() -> dict[str, str]:
     """Return the names of covpool's recipes, with a sentence on each."""
-    files = {path.stem: file for file in _folder().iterdir() if (path := Path(file.name)).suffix == ".yaml"}
+    files = {file.stem: file for file in RECIPES.glob("*.yaml")}
     return {
-        name: file.read_text("utf-8").partition("\n")[0].removeprefix("# ")
-        for name, file in sorted(files.items())
+        name: read_text(file).partition("\n")[0].removeprefix("# ") for name, file in sorted(files.items())
     }
 
 
@@ -219,11 +217,7 @@ for _class in (_Loader, _Dumper):
     )
 
 
-def _folder() -> Traversable:
-    return resources.files("covpool") / "recipes"
-
-
-def _find(name_or_path: str | Path) -> Traversable:
+def _find(name_or_path: str | Path) -> Path:
     path = Path(name_or_path)
     if path.suffix in (".yaml", ".yml") or isinstance(name_or_path, Path):
         return path
@@ -232,17 +226,15 @@ def _find(name_or_path: str | Path) -> Traversable:
         near = difflib.get_close_matches(str(name_or_path), names, n=1, cutoff=0.8)
         listed = f"did you mean {near[0]}?" if near else f"{', '.join(names)};"
         raise UsageError(f"{name_or_path} is not a recipe: {listed} pass your own recipe as a .yaml file")
-    return _folder() / f"{name_or_path}.yaml"
+    return RECIPES / f"{name_or_path}.yaml"
 
 
-def _values(file: Traversable) -> dict[str, Any]:
+def _values(file: Path) -> dict[str, Any]:
     """Return the values of a file by key."""
     try:
-        with file.open("rb") as opened:
-            text = opened.read(MAX_BYTES + 1)
-        if len(text) > MAX_BYTES:
-            raise UsageError(f"{file} is not a recipe: it is larger than {MAX_BYTES // 1024} KiB")
-        content = yaml.load(text.decode("utf-8"), Loader=_Loader)
+        content = yaml.load(read_text(file, MAX_BYTES), Loader=_Loader)
+    except TooLargeError as error:
+        raise UsageError(f"{file} is not a recipe: it is larger than {MAX_BYTES // 1024} KiB") from error
     except UsageError as error:
         raise UsageError(f"{file}: {error}") from error
     except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError) as error:

@@ -14,12 +14,13 @@ from typing import Any
 
 from covpool.data.image_set import ENCODING, ERRORS, ImageSet
 from covpool.data.loader import BadImage
-from covpool.durable import replace_file
 from covpool.errors import BundleError, TrainingError, UsageError
 from covpool.models.card import parse, plain_json
 from covpool.models.config import ModelConfig
 from covpool.models.create import pretrained_config
 from covpool.processes import Processes
+from covpool.storage.address import MAX_FILE_BYTES
+from covpool.storage.files import MAX_TEXT_BYTES, append_file, read_file, replace_file
 from covpool.train.metrics import Predictions
 from covpool.train.recipe import Recipe
 from covpool.train.recipe_files import SHORT, flat, make_recipe, read_recipe
@@ -81,7 +82,7 @@ class RunFolder:
         """
         file = self.path / "summary.json"
         try:
-            summary: dict[str, Any] = parse(file.read_bytes(), file.name, MAX_SUMMARY_BYTES)
+            summary: dict[str, Any] = parse(read_file(file, MAX_SUMMARY_BYTES), file.name, MAX_SUMMARY_BYTES)
         except FileNotFoundError:
             return None
         except BundleError as error:
@@ -108,7 +109,7 @@ class RunFolder:
     def read_bad_images(self) -> list[BadImage]:
         """Read the unreadable images found before the run was resumed."""
         try:
-            text = (self.path / "bad_images.csv").read_text(ENCODING, ERRORS)
+            text = read_file(self.path / "bad_images.csv", MAX_TEXT_BYTES).decode(ENCODING, ERRORS)
         except FileNotFoundError:
             return []
         found = []
@@ -124,15 +125,14 @@ class RunFolder:
 
     def append_log(self, line: Mapping[str, Any]) -> None:
         """Add a line to the log."""
-        with self.log.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(plain_json("log", line)) + "\n")
+        append_file(self.log, (json.dumps(plain_json("log", line)) + "\n").encode())
 
     def cut_log(self, step: int) -> None:
         """Remove the lines after a step, which will be repeated."""
         if not self.log.exists():
             return
         kept = []
-        for line in self.log.read_bytes().splitlines(keepends=True):
+        for line in read_file(self.log, MAX_FILE_BYTES).splitlines(keepends=True):
             # A kill left half a line, or the disk something else.
             with contextlib.suppress(ValueError, AttributeError, TypeError, RecursionError):
                 if json.loads(line).get("step", 0) <= step:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from covpool.data.sources import open_splits
 from covpool.data.transforms import Preprocessing, training_transform
 from covpool.errors import BadImageError, UsageError
 from covpool.processes import Processes
+from covpool.storage.files import Digest
 from covpool.train.recipe import DataOptions, Recipe
 
 LOGGER = logging.getLogger("covpool")
@@ -95,10 +95,10 @@ def _contents(images: ImageSet) -> str:
     if images.group_sizes() is not None:
         return ""
     count = len(images)
-    digest = hashlib.sha256(repr([images.size(i) for i in range(count)]).encode())
+    digest = Digest(repr([images.size(i) for i in range(count)]).encode())
     for i in range(0, count, max(count // READ, 1)):
         try:
-            digest.update(hashlib.sha256(images.read(i)).digest())
+            digest.update(Digest(images.read(i)).digest())
         except (OSError, BadImageError):
             digest.update(b"-")
     return digest.hexdigest()

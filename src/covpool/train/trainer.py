@@ -26,8 +26,7 @@ from covpool.errors import (
 from covpool.inference.forward import Forward
 from covpool.models.bundle import read_card
 from covpool.models.card import plain_json
-from covpool.models.saving import check_savable
-from covpool.models.shards import save_together
+from covpool.models.saving import check_savable, save_together
 from covpool.processes import ALONE, Processes, Signals
 from covpool.train.checkpoint import (
     Progress,

@@ -140,7 +140,7 @@ def test_a_shard_of_a_store_that_is_not_the_indexed_one(memory_url: str, tmp_pat
     memory = fsspec.filesystem("memory")
     found = open_shards(memory_url, cache=tmp_path / "cache")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("covpool.data.retries.RETRIES", 0)
+        patch.setattr("covpool.storage.remote.RETRIES", 0)
         memory.pipe_file("/bucket/train/00000.tar", b"short")
         with pytest.raises(
             ShardError, match=r"00000\.tar cannot be read: it has 5 bytes, but the index lists"

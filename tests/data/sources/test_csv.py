@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from covpool.data.address import trust_rows
 from covpool.data.sources import layout_of, open_images, splits
+from covpool.storage.remote import trust_rows
 from tests.data.sources.test_folder import content
 from tests.data.trees import plant
 

@@ -35,7 +35,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def url(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The same shards in object storage, with retries that do not pause."""
-    monkeypatch.setattr("covpool.data.retries.pauses_before", lambda retries: (0.0,))
+    monkeypatch.setattr("covpool.storage.remote.pauses_before", lambda retries: (0.0,))
     memory = fsspec.filesystem("memory")
     memory.put(str(folder), "/bucket/birds", recursive=True)
     yield "memory://bucket/birds"

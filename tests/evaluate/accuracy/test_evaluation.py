@@ -19,12 +19,12 @@ from torchmetrics.classification import (
     MulticlassF1Score,
 )
 
-from covpool.data.address import trust_rows
 from covpool.data.sources import open_images
 from covpool.data.transforms import Preprocessing, evaluation_transform
 from covpool.evaluate.accuracy import Evaluation, evaluate
 from covpool.evaluate.figures import _named
 from covpool.models import create_model, load_model, save_model
+from covpool.storage.remote import trust_rows
 from covpool.train.report.figures import _counts
 from tests.evaluate.birds import CLASSES
 

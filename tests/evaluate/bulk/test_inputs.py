@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from covpool.data.address import trust_rows
 from covpool.data.image_set import ImageSet
 from covpool.data.shards.index import read_index
 from covpool.data.shards.reader import ShardSet
@@ -25,6 +24,7 @@ from covpool.data.sources import open_unlabeled
 from covpool.errors import BadImageError
 from covpool.inference import Files, Predict, Running, infer
 from covpool.inference.work import Unit, divide
+from covpool.storage.remote import trust_rows
 from tests.data.memory_images import MemoryImages
 from tests.data.servers import serving
 from tests.evaluate.bulk.small import picture, pictures, rows_of, write_folder

@@ -12,12 +12,12 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from covpool.cli.main import main
-from covpool.data.address import Requests, limited
 from covpool.data.sources import open_unlabeled
 from covpool.data.transforms import Preprocessing
 from covpool.errors import BadImageError, ShardError, UnreachableError
 from covpool.inference import Predict, Running, infer
 from covpool.inference.work import Decoder
+from covpool.storage.remote import Requests, limited
 from tests.evaluate.bulk.small import picture, write_folder
 from tests.evaluate.bulk.test_inputs import BYTES, a_parquet, foreign_tars, indexed
 
@@ -92,7 +92,7 @@ def test_too_many_open_files_are_no_fault_of_an_image(
     def refuse(path: str) -> bytes:
         raise OSError(errno.EMFILE, "Too many open files", path)
 
-    monkeypatch.setattr("covpool.data.address.read_file", refuse)
+    monkeypatch.setattr("covpool.storage.address.read_image", refuse)
     with pytest.raises(ShardError, match=r"the input cannot be read any more: .*Too many open files"):
         images.read(0)
 
@@ -121,7 +121,7 @@ def test_an_object_that_is_refused_costs_its_row_and_a_store_that_is_the_job(
     memory: fsspec.AbstractFileSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fsspec.register_implementation("refusing", Refusing, clobber=True)
-    monkeypatch.setattr("covpool.data.address._failed", 0)
+    monkeypatch.setattr("covpool.storage.address._failed", 0)
     for name in ("gone.jpg", "good.jpg", "secret.jpg"):
         memory.pipe_file(f"/bucket/{name}", picture(0))
     with limited(Requests(max_bad=2)):

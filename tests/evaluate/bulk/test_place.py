@@ -39,7 +39,7 @@ class Growing(MemoryFileSystem):
 def test_a_file_that_arrived_by_half_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     fsspec.register_implementation("growing", Growing, clobber=True)
     Growing.store.clear()
-    monkeypatch.setattr("covpool.data.retries.RETRIES", 0)
+    monkeypatch.setattr("covpool.storage.remote.RETRIES", 0)
     place = open_place("growing://rows")
     with pytest.raises(ShardError, match=r"rows/0.parquet cannot be written: broken off"):
         place.write("0.parquet", b"all of it")

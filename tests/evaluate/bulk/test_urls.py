@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from covpool.cli.main import main
-from covpool.data import address
+from covpool.storage import address
 from tests.data.servers import Server, serving
 from tests.evaluate.bulk.small import Row, picture, read_table, rows_of
 
@@ -19,7 +19,7 @@ COUNT, LATE = 30, 26
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setattr(address, "_failed", 0)
-    monkeypatch.setattr("covpool.data.address.pauses_before", lambda retries: (0.01,) * retries)
+    monkeypatch.setattr("covpool.storage.address.pauses_before", lambda retries: (0.01,) * retries)
     with serving() as made:
         made.files = {f"/{i}.jpg": picture(i) for i in range(COUNT)}
         yield made

@@ -10,7 +10,6 @@ This module defines the format; :mod:`covpool.data.shards.write` creates an inde
 
 from __future__ import annotations
 
-import hashlib
 import json
 import zlib
 from collections.abc import Mapping, Sequence
@@ -21,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from covpool.errors import ShardError
+from covpool.storage.files import digest
 
 FORMAT, VERSION = "covpool shards", 2
 INDEX = "index.json"
@@ -146,11 +146,6 @@ def checksum(data: bytes) -> int:
         (844703930, 862203617)
     """
     return zlib.crc32(data)
-
-
-def digest(data: bytes) -> str:
-    """Return the SHA-256 that ``index.json`` stores for a tar's ``.json``."""
-    return hashlib.sha256(data).hexdigest()
 
 
 def remedy() -> str:

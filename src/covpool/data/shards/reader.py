@@ -7,7 +7,7 @@ of shards and open the tars themselves.
 
 from __future__ import annotations
 
-import hashlib
+import io
 import os
 import sys
 from bisect import bisect_right
@@ -20,13 +20,22 @@ from typing import Any, Generic, TypeVar, overload
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from covpool.data.address import MAX_FILE_BYTES
 from covpool.data.image_set import BaseSet, Group, digest_of
 from covpool.data.order import some_groups
-from covpool.data.retries import cannot_go_on, is_passing
-from covpool.data.shards.index import Contents, ShardIndex, checksum, read_contents, read_index, write_index
+from covpool.data.shards.index import (
+    MAX_CONTENTS_BYTES,
+    Contents,
+    ShardIndex,
+    checksum,
+    read_contents,
+    read_index,
+    write_index,
+)
 from covpool.data.shards.remote import Place, place
-from covpool.errors import BadImageError
+from covpool.errors import BadImageError, ShardError
+from covpool.storage.address import MAX_FILE_BYTES
+from covpool.storage.files import digest
+from covpool.storage.remote import cannot_go_on, is_passing
 
 V = TypeVar("V")
 
@@ -112,7 +121,7 @@ class ShardSet(BaseSet):
 
     def stamp(self) -> str:
         """Return a hash of the index."""
-        return hashlib.sha256(write_index(self.index)).hexdigest()
+        return digest(write_index(self.index))
 
     def some(self, count: int, seed: int) -> ShardSet:
         """Return a set of a few shards, chosen by the seed, with at least ``count`` samples."""
@@ -162,12 +171,14 @@ class ShardSet(BaseSet):
 
     def _open(self, shard: int) -> int:
         known = self.index.shards[shard]
-        return self.where.open(known.name, known.contents, known.bytes)
+        return self.where.opened(known.name, known.contents, known.bytes)
 
     def _read_contents(self, shard: int) -> Contents:
         known = self.index.shards[shard]
-        with open(self.where.open(f"{known.name}.json", known.contents), "rb") as file:
-            return read_contents(file.read(), known, len(self.classes))
+        with io.FileIO(self.where.opened(f"{known.name}.json", known.contents)) as file:
+            if os.fstat(file.fileno()).st_size > MAX_CONTENTS_BYTES:
+                raise ShardError(f"{known.name}.json has more than {MAX_CONTENTS_BYTES:,} bytes")
+            return read_contents(file.readall(), known, len(self.classes))
 
     def _read_columns(self, shard: int) -> Contents:
         # Names are needed for unreadable images alone, and would take most of the memory.

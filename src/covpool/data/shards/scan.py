@@ -17,11 +17,11 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from covpool.data.address import MAX_FILE_BYTES
 from covpool.data.decode import FORMAT_OF
 from covpool.data.shards.index import Contents, checksum
-from covpool.durable import open_regular
 from covpool.errors import ShardError
+from covpool.storage.address import MAX_FILE_BYTES
+from covpool.storage.files import open_regular
 
 # By file extension; the decoder finds the actual format. "img" is for an image without a known extension.
 IMAGE_FIELDS = frozenset(extension[1:] for extension in FORMAT_OF) | {"img"}

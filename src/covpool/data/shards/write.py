@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
+import io
 import json
 import os
-import secrets
-import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from covpool.data.image_set import ImageSet
 from covpool.data.order import permutation
-from covpool.data.shards.index import INDEX, Shard, ShardIndex, digest, write_contents, write_index
+from covpool.data.shards.index import INDEX, Shard, ShardIndex, write_contents, write_index
 from covpool.data.shards.scan import IMAGE_FIELDS, Scan, scan_tar
 from covpool.data.sources import SPLITS
-from covpool.durable import replace_file
 from covpool.errors import ShardError, UsageError
+from covpool.storage.files import create_file, digest, replace_file
+from covpool.storage.folders import new_folder, resolved
 
 
 def index_shards(
@@ -118,7 +117,7 @@ def write_shards(
 
     if shard_bytes < 1:
         raise UsageError(f"shard_bytes must be at least 1; got {shard_bytes}")
-    with new_folder(Path(folder)) as saving:
+    with new_folder(resolved(folder)) as saving:
         shards: list[Shard] = []
         stream = _Stream()
 
@@ -145,26 +144,6 @@ def write_shards(
     return index
 
 
-@contextlib.contextmanager
-def new_folder(folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder; rename it on success, remove it on failure."""
-    check_new(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    saving = folder.with_name(f".{folder.name}.covpool-saving-{secrets.token_hex(4)}")
-    saving.mkdir()
-    try:
-        yield saving
-        os.replace(saving, folder)
-    finally:
-        shutil.rmtree(saving, ignore_errors=True)
-
-
-def check_new(folder: Path) -> None:
-    """Raise if an output folder exists and is not empty."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"{folder} exists: use a new folder for the shards")
-
-
 def _sample(images: ImageSet, i: int, position: int) -> dict[str, str | bytes]:
     """Return a sample for webdataset. All values are bytes, so webdataset encodes nothing."""
     name, label = images.name(i), images.label(i)
@@ -185,7 +164,7 @@ class _Stream:
         self._file: BinaryIO | None = None
 
     def open(self, name: str) -> BinaryIO:
-        self._file = open(name, "xb")  # noqa: SIM115  closed when the shard is finished
+        self._file = io.BufferedWriter(create_file(name))
         return self._file
 
     def close(self) -> None:

@@ -28,11 +28,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from covpool.data import layouts
-from covpool.data.address import Address
 from covpool.data.decode import FORMAT_OF
 from covpool.data.image_set import ImageFiles, ImageSet, Joined, Names, class_counts
 from covpool.errors import UnreachableError, UsageError, UsageTypeError
 from covpool.hub import HUB_DATA
+from covpool.storage.address import Address
 
 LOGGER = logging.getLogger("covpool")
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from covpool.data.image_set import ImageFiles, ImageSet
 from covpool.data.sources import Listing, Marks, Row, Split, make_listing
-from covpool.durable import read_regular
 from covpool.errors import UsageError
+from covpool.storage.files import read_text
 
 FOLDER = "CUB_200_2011"
 IMAGES, LABELS, SPLIT, CLASSES = "images.txt", "image_class_labels.txt", "train_test_split.txt", "classes.txt"
@@ -48,7 +48,7 @@ def _lines(path: Path) -> dict[str, str]:
     """Return the value of each number."""
     found = {}
     try:
-        text = read_regular(path).decode("utf-8")
+        text = read_text(path)
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from error
     for line in text.splitlines():

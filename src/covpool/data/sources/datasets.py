@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from covpool.data.address import read_file
 from covpool.data.image_set import BaseSet, digest_of
 from covpool.data.sources import SPLIT_OF, Split, sort_classes
 from covpool.data.sources.parquet import LABEL, NO_LABEL, image_columns, image_value
 from covpool.errors import BadImageError, UsageError
+from covpool.storage.address import read_image
 
 
 def is_dataset(data: object) -> bool:
@@ -97,7 +97,7 @@ class DatasetImages(BaseSet):
             return image
         if path is None:
             raise BadImageError("unreadable", "the row has no image")
-        return read_file(str(Path(path)))
+        return read_image(str(Path(path)))
 
     def fingerprint(self) -> str:
         """Return a hash of the classes, the labels, and the data set's own fingerprint."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import logging
 import os
 import unicodedata
@@ -11,12 +10,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from covpool.data.address import Address
 from covpool.data.decode import FORMAT_OF, NOT_READ
 from covpool.data.image_set import BaseSet, ImageSet, Names
-from covpool.data.retries import cannot_go_on, was_taken_off
 from covpool.data.sources import Marks, Split
 from covpool.errors import UsageError
+from covpool.storage.address import Address
+from covpool.storage.files import Digest
+from covpool.storage.remote import cannot_go_on, was_taken_off
 from covpool.terminal import counted
 
 LOGGER = logging.getLogger("covpool")
@@ -208,7 +208,7 @@ class FileImages(BaseSet):
 
     def _look(self) -> tuple[str, frozenset[int]]:
         """Return the stamp, and the numbers of the local files that do not exist now."""
-        digest, absent = hashlib.sha256(bytes(self.names.joined) + self.names.ends.tobytes()), []
+        digest, absent = Digest(bytes(self.names.joined) + self.names.ends.tobytes()), []
         if not self.root.is_local:
             digest.update(self.root.url.encode())
             return digest.hexdigest(), frozenset()

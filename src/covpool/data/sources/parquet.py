@@ -8,7 +8,6 @@ names, are splits; other files belong to train. Images are read by row group.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -24,12 +23,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from covpool.data.address import Address
 from covpool.data.image_set import BaseSet, Group, ImageSet, digest_of
 from covpool.data.sources import SPLIT_OF, SPLITS, Marks, Split, sort_classes
 from covpool.data.sources.files import check_alike, list_below
 from covpool.errors import BadImageError, ShardError, UsageError
 from covpool.hub import HUB_DATA, download_data
+from covpool.storage.address import Address
+from covpool.storage.files import Digest, digest
 
 LOGGER = logging.getLogger("covpool")
 EXTENSION = ".parquet"
@@ -211,7 +211,7 @@ class ParquetImages(BaseSet):
 
     def stamp(self) -> str:
         """Return a hash of the files' names, rows, columns and footers, which have sizes and statistics."""
-        return hashlib.sha256(os.fsencode(repr([tuple(file[:5]) for file in self.files]))).hexdigest()
+        return digest(os.fsencode(repr([tuple(file[:5]) for file in self.files])))
 
     def _find(self, i: int) -> tuple[int, int]:
         """Return the place of an image's row group, and its row there."""
@@ -323,7 +323,7 @@ def _opened(root: Address, name: str) -> Iterator[tuple[Any, Any]]:
         raise UsageError("Parquet files need pyarrow: pip install 'covpool[eval]'") from error
     where = root.below(name)
     try:
-        with where.open() as file, pq.ParquetFile(file) as parquet:
+        with where.opened() as file, pq.ParquetFile(file) as parquet:
             yield file, parquet
     except (pa.ArrowInvalid, UnicodeDecodeError) as error:  # names or texts may not be UTF-8
         raise ShardError(f"{where.url} is not a Parquet file, or is truncated: {error}") from error
@@ -337,16 +337,16 @@ def _look(root: Address, name: str) -> File:
         image, ids = image_columns(name, schema)
         groups = [metadata.row_group(k) for k in range(metadata.num_row_groups)]
         footer = _footer(file)
-        digest, is_text = hashlib.sha256(footer), _is_text(schema.field(image).type)
+        of_file, is_text = Digest(footer), _is_text(schema.field(image).type)
         if is_text:  # the same paths in another folder are other images
-            digest.update(os.fsencode(root.below(name).parent.url))
+            of_file.update(os.fsencode(root.below(name).parent.url))
         return File(
             name,
-            digest.hexdigest(),
+            of_file.hexdigest(),
             tuple(group.num_rows for group in groups),
             image,
             ids,
-            hashlib.sha256(footer).hexdigest(),
+            digest(footer),
             not is_text and all(_has_bytes(group, image) for group in groups),
             max((group.total_byte_size for group in groups), default=0),
         )

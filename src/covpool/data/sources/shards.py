@@ -5,7 +5,6 @@ Shards are in one folder, or in one per split. Any tars can be read without labe
 
 from __future__ import annotations
 
-import hashlib
 import io
 import logging
 import os
@@ -14,14 +13,14 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path, PurePosixPath
 
-from covpool.data.address import MAX_FILE_BYTES, Address
 from covpool.data.image_set import BaseSet, Group, ImageSet
-from covpool.data.retries import cannot_go_on, is_passing
 from covpool.data.shards.scan import TarImage, find_images
 from covpool.data.sources import SPLITS, Marks, Split
 from covpool.data.sources.files import check_alike, list_below
-from covpool.durable import open_regular
 from covpool.errors import BadImageError, ShardError, UsageError
+from covpool.storage.address import MAX_FILE_BYTES, Address
+from covpool.storage.files import Digest, open_regular
+from covpool.storage.remote import cannot_go_on, is_passing
 from covpool.terminal import counted
 
 LOGGER = logging.getLogger("covpool")
@@ -106,7 +105,7 @@ class Tars(BaseSet):
                 "copy them, or write an index of labeled images with 'covpool shard --index'"
             )
         self.root, self.names = Path(root.path), names
-        self.counts, digest = list[int](), hashlib.sha256()
+        self.counts, digest = list[int](), Digest()
         for name in names:
             found = find_images(self.root / name)
             self.counts.append(len(found))

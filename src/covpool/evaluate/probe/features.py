@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -19,7 +18,6 @@ from torch.optim.lr_scheduler import OneCycleLR
 from covpool.data.image_set import ImageSet
 from covpool.data.order import number, permutation
 from covpool.data.transforms import Preprocessing
-from covpool.durable import held
 from covpool.errors import UsageError
 from covpool.evaluate.probe.options import POOLED_ALREADY, ProbeOptions, arrays_of, pooled_array
 from covpool.evaluate.svm.classifier import unit_parts
@@ -38,6 +36,8 @@ from covpool.models.create import parameter_groups
 from covpool.models.intermediates import LAST, SEVERAL, last_layers, layer_maps, stacked
 from covpool.models.model import PooledClassifier
 from covpool.processes import Processes
+from covpool.storage.files import Digest, digest
+from covpool.storage.folders import held
 
 # Part of the key of features. It is also in the results of earlier versions, so it stays.
 FORMAT = 3
@@ -104,7 +104,7 @@ class Extractor:
             "preprocessing": asdict(self.preprocessing),
             "precision": self.options.precision,
         }
-        name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
+        name = digest(json.dumps(key, sort_keys=True))[:32]
         self._contents[self.cache / name] = content
         return FeatureStore(self.cache / name, key, len(images), self.shapes)
 
@@ -147,12 +147,12 @@ class Extractor:
 
 def _digest_of(model: PooledClassifier) -> str:
     """Hash all weights that the features depend on."""
-    digest = hashlib.sha256(repr(model.config.backbone).encode())
+    found = Digest(repr(model.config.backbone).encode())
     for part in model.backbone_parts():
         for name, tensor in sorted(part.state_dict().items()):
-            digest.update(name.encode())
-            digest.update(tensor.cpu().numpy().tobytes())
-    return digest.hexdigest()
+            found.update(name.encode())
+            found.update(tensor.cpu().numpy().tobytes())
+    return found.hexdigest()
 
 
 EVALUATED_AT_ONCE = 256

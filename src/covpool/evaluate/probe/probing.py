@@ -24,7 +24,6 @@ from covpool.data.division import fold_numbers, split_off
 from covpool.data.image_set import ImageSet
 from covpool.data.order import number
 from covpool.data.sources import open_splits
-from covpool.durable import check_outside, held
 from covpool.errors import UsageError
 from covpool.evaluate.probe.features import (
     Extractor,
@@ -46,6 +45,7 @@ from covpool.models.create import build_model
 from covpool.models.model import PooledClassifier
 from covpool.models.saving import save_model
 from covpool.processes import joined_processes
+from covpool.storage.folders import check_outside, held
 from covpool.terminal import human
 from covpool.train.metrics import Predictions, join_predictions, predictions_of
 from covpool.train.splits import check_classes

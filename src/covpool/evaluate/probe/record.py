@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, stdev
@@ -11,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from covpool.data.image_set import ImageSet
-from covpool.durable import replace_file, replace_folder, write_file
 from covpool.errors import UsageError
 from covpool.evaluate.probe.options import AVERAGE
 from covpool.evaluate.results import FILE, write_results
 from covpool.models.card import plain_json
 from covpool.provenance.origin import new_results
+from covpool.storage.files import MAX_WEIGHTS_BYTES, read_file, read_json, replace_file, write_file
+from covpool.storage.folders import make_folder, replace_folder
 from covpool.train.metrics import Predictions
 from covpool.train.report.record import read_predictions
 from covpool.train.run_folder import write_predictions
@@ -65,7 +65,7 @@ class ProbeFolder:
 
     def _earlier(self) -> dict[str, Any]:
         file = self.path / FILE
-        found: dict[str, Any] = json.loads(file.read_bytes()) if file.exists() else {}
+        found: dict[str, Any] = read_json(file) if file.exists() else {}
         # Results without rows do not fix the arguments.
         return found if found.get("rows") or found.get("trials") else {}
 
@@ -81,7 +81,7 @@ class ProbeFolder:
     def write_predictions(self, head: str, seed: int, predictions: Predictions, images: ImageSet) -> None:
         """Write the predictions of a head for the images that compare it with the others."""
         file = self.predictions(head, seed)
-        file.parent.mkdir(exist_ok=True)
+        make_folder(file.parent)
         write_predictions(file, predictions, images)
 
     def add_differences(self, heads: list[dict[str, Any]], classes: tuple[str, ...]) -> None:
@@ -125,7 +125,7 @@ def copy_bundle(source: Path, target: Path) -> None:
     """Copy a bundle, atomically."""
     with replace_folder(target) as new:
         for file in source.iterdir():
-            write_file(new / file.name, file.read_bytes())
+            write_file(new / file.name, read_file(file, MAX_WEIGHTS_BYTES))
 
 
 def new_record(arguments: dict[str, Any], images: dict[str, int], device: str) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,6 @@ from torch import Tensor
 from covpool.data.image_set import ImageSet
 from covpool.data.loader import BadImage
 from covpool.device import DEVICES
-from covpool.durable import LOCK
 from covpool.errors import UsageError
 from covpool.evaluate.svm.solvers import LinearScores, Problem, left_behind
 from covpool.functional.arguments import check_choice
@@ -28,12 +26,11 @@ from covpool.models.create import build_model
 from covpool.models.head import unit
 from covpool.models.model import PooledClassifier
 from covpool.processes import Processes
+from covpool.storage.folders import LOCK, remove_folder
 from covpool.terminal import counted, human
 
 Precision = Literal["float32", "bfloat16"]
 FEATURES = "features"
-# Files of the features of earlier versions, which are computed again.
-EARLIER = ("features.json", "labels.npy")
 
 
 @dataclass(frozen=True)
@@ -152,7 +149,7 @@ def _make_room(store: FeatureStore, classes: int, log: Callable[[str], None]) ->
     """
     folder = store.folder
     folder.mkdir(parents=True, exist_ok=True)
-    ours = [folder / name for name in (MANIFEST, *EARLIER)] + [store.path(FEATURES)]
+    ours = [folder / MANIFEST, store.path(FEATURES)]
     left = left_behind(folder)
     known = {LOCK, *(path.name for path in [*ours, *left])}
     if others := sorted(path.name for path in folder.iterdir() if path.name not in known):
@@ -160,7 +157,7 @@ def _make_room(store: FeatureStore, classes: int, log: Callable[[str], None]) ->
     for path in ours:  # the manifest first: it must not outlive the array
         path.unlink(missing_ok=True)
     for path in left:
-        shutil.rmtree(path)
+        remove_folder(path)
     size, beside = store.bytes(), VIEWS * store.images * classes * 4  # the streaming solver's floats
     log(f"features take {human(size, 'B')} in {folder}")
     what = f"features take {human(size, 'B')} and their SVMs up to {human(beside, 'B')}"

@@ -16,7 +16,6 @@ import numpy as np
 from covpool.data.image_set import ImageSet, class_counts
 from covpool.data.sources import open_images, split_names, splits
 from covpool.data.transforms import Preprocessing
-from covpool.durable import check_outside, held
 from covpool.errors import UsageError
 from covpool.evaluate.svm.classifier import (
     Accuracy,
@@ -43,6 +42,7 @@ from covpool.models.card import Card
 from covpool.models.model import PooledClassifier
 from covpool.models.saving import check_replaceable, save_model
 from covpool.processes import Processes, joined_processes
+from covpool.storage.folders import check_outside, held
 from covpool.terminal import counted, human
 
 LOGGER = logging.getLogger("covpool")

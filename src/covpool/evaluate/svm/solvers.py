@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import logging
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +31,7 @@ from sklearn.svm import LinearSVC
 
 from covpool.errors import UsageError
 from covpool.inference.store import RowFile
+from covpool.storage.folders import scratch_folder
 
 # Rows scored at a time.
 CHUNK = 1024
@@ -206,8 +206,8 @@ def solve_streaming(
     random = np.random.default_rng(0)
     columns = problem.rows.columns + 1  # the last is always 1: its weight is the bias
     weights = np.zeros((problem.classes, columns), dtype=np.float32)
-    with tempfile.TemporaryDirectory(dir=scratch, prefix=FOLDER) as folder:
-        alphas = RowFile.create(Path(folder, ALPHAS), len(problem), problem.classes)
+    with scratch_folder(Path(scratch), FOLDER) as folder:
+        alphas = RowFile.create(folder / ALPHAS, len(problem), problem.classes)
         for done in range(1, MAX_PASSES + 1):
             violation = _one_pass(problem, weights, alphas, random)
             passes(done, violation)

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from covpool.data.image_set import ImageSet
 from covpool.drawing import LIGHT, png
-from covpool.durable import replace_file
 from covpool.errors import UsageError
 from covpool.models.model import PooledClassifier
+from covpool.storage.files import replace_file
 from covpool.train.metrics import METRICS
 from covpool.train.report.figures import (
     SHOWN,

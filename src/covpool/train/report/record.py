@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 from array import array
@@ -17,6 +18,8 @@ from numpy.typing import NDArray
 
 from covpool.data.image_set import ENCODING, ERRORS, Names
 from covpool.errors import UsageError
+from covpool.storage.address import MAX_FILE_BYTES
+from covpool.storage.files import open_regular, read_json, read_text
 
 Column = NDArray[np.float64]
 
@@ -90,7 +93,7 @@ class RunRecord:
 
 def read_run(folder: Path) -> RunRecord:
     """Read the files of a run; only ``summary.json`` must exist."""
-    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    summary = read_json(folder / "summary.json")
     steps, events = _read_log(folder / "log.jsonl")
     recipe = folder / "recipe.yaml"
     return RunRecord(
@@ -99,7 +102,7 @@ def read_run(folder: Path) -> RunRecord:
         steps,
         events,
         read_predictions(folder / "predictions.csv", tuple(summary["classes"])),
-        recipe.read_text(encoding="utf-8") if recipe.exists() else "",
+        read_text(recipe) if recipe.exists() else "",
     )
 
 
@@ -123,7 +126,7 @@ def _read_log(path: Path) -> tuple[dict[str, Column], Counter[str]]:
 def _entries(path: Path) -> Iterator[dict[str, Any]]:
     if not path.exists():
         return
-    with path.open(encoding="utf-8", errors="replace") as file:
+    with io.TextIOWrapper(_opened(path), "utf-8", "replace") as file:
         for line in file:
             try:
                 entry = json.loads(line)
@@ -155,8 +158,13 @@ def read_predictions(path: Path, classes: tuple[str, ...]) -> Predictions:
 def _rows(path: Path) -> Iterator[dict[str, str]]:
     if not path.exists():
         return
-    with path.open(encoding=ENCODING, errors=ERRORS, newline="") as file:
+    with io.TextIOWrapper(_opened(path), ENCODING, ERRORS, newline="") as file:
         yield from csv.DictReader(file)
+
+
+def _opened(path: Path) -> io.BufferedReader:
+    """Open a table or a log, which is read by lines."""
+    return io.BufferedReader(open_regular(path, MAX_FILE_BYTES))
 
 
 def _number(value: object) -> float:

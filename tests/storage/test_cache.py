@@ -15,15 +15,15 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from covpool.data.shards import remote as cache_module
-from covpool.data.shards.remote import FileCache
 from covpool.errors import ShardError
+from covpool.storage import cache as cache_module
+from covpool.storage.cache import FileCache
 
 
 @pytest.fixture(autouse=True)
 def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryFileSystem]:
     """Object storage with ten files of 100 bytes, without pauses between retries."""
-    monkeypatch.setattr("covpool.data.retries.pauses_before", lambda retries: (0.0, 0.0))
+    monkeypatch.setattr("covpool.storage.remote.pauses_before", lambda retries: (0.0, 0.0))
     memory = fsspec.filesystem("memory")
     for i in range(10):
         memory.pipe_file(f"/cache-test/{i}", bytes([i]) * 100)
@@ -40,7 +40,7 @@ def files(folder: Path) -> list[bytes]:
 
 
 def get(cache: FileCache, i: int) -> bytes:
-    with open(cache.open(url(i), "v1", 100), "rb") as file:
+    with open(cache.opened(url(i), "v1", 100), "rb") as file:
         return file.read()
 
 
@@ -63,7 +63,7 @@ def test_a_file_is_downloaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert get(FileCache(tmp_path / "new" / "cache", 1000), 3) == bytes([3]) * 100
     assert downloads == ["/cache-test/3"]
     # Another version at the same URL is another file.
-    os.close(cache.open(url(3), "v2", 100))
+    os.close(cache.opened(url(3), "v2", 100))
     assert len(downloads) == 2
 
 
@@ -112,7 +112,7 @@ def test_a_file_that_comes_while_we_look_is_not_downloaded_again(
 
 def test_a_file_in_use_stays(tmp_path: Path) -> None:
     cache = FileCache(tmp_path, 250)
-    held = [cache.open(url(i), "v1", 100) for i in (0, 1, 2)]
+    held = [cache.opened(url(i), "v1", 100) for i in (0, 1, 2)]
     # The total exceeds the limit, because all files are in use.
     assert files(tmp_path) == [bytes([i]) * 100 for i in (0, 1, 2)]
     os.close(held[1])
@@ -164,13 +164,13 @@ def test_a_store_that_fails_now_and_then(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_store_that_fails_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = FileCache(tmp_path, 1000)
     with pytest.raises(ShardError, match=r"^memory://cache-test/99 does not exist$"):
-        cache.open(url(99), "v1", 100)
+        cache.opened(url(99), "v1", 100)
     sentence = "^memory://cache-test/1 cannot be read: it has 100 bytes, but the index lists 101$"
     with pytest.raises(ShardError, match=sentence):
-        cache.open(url(1), "v1", 101)
+        cache.opened(url(1), "v1", 101)
     monkeypatch.setattr(MemoryFileSystem, "get_file", lambda *_, **__: os.read(-1, 1))
     with pytest.raises(ShardError, match=r"^memory://cache-test/1 cannot be read: .*Bad file descriptor$"):
-        cache.open(url(1), "v1", 100)
+        cache.opened(url(1), "v1", 100)
     assert not list(tmp_path.iterdir())
 
 
@@ -210,7 +210,7 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_package_that_is_missing(tmp_path: Path) -> None:
     with pytest.raises(ShardError, match=r"^s3://bucket/0\.tar needs a package: Install s3fs"):
-        FileCache(tmp_path, 1000).open("s3://bucket/0.tar", "v1", 100)
+        FileCache(tmp_path, 1000).opened("s3://bucket/0.tar", "v1", 100)
 
 
 def _work(folder: Path, source: Path, log: Path, barrier: Any, number: int) -> None:
@@ -230,7 +230,7 @@ def _work(folder: Path, source: Path, log: Path, barrier: Any, number: int) -> N
     barrier.wait()
     for i in range(20):
         j = (i + number) % 5
-        with open(cache.open(f"file://{source}/{j}", "v1", 100), "rb") as file:
+        with open(cache.opened(f"file://{source}/{j}", "v1", 100), "rb") as file:
             assert file.read() == bytes([j]) * 100
 
 
@@ -271,11 +271,11 @@ def test_waiting_for_another_download_does_not_wait_for_its_reader(tmp_path: Pat
         go.wait(10)
         real(self, remote, local, **options)
 
-    opened: list[int] = []
+    found: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(MemoryFileSystem, "get_file", get_file)
         threads = [
-            threading.Thread(target=lambda: opened.append(FileCache(tmp_path, 1000).open(url(0), "v1", 100)))
+            threading.Thread(target=lambda: found.append(FileCache(tmp_path, 1000).opened(url(0), "v1", 100)))
             for _ in range(3)
         ]
         for thread in threads:
@@ -286,6 +286,6 @@ def test_waiting_for_another_download_does_not_wait_for_its_reader(tmp_path: Pat
         for thread in threads:
             thread.join(10)
     # All three threads hold the file at once.
-    assert len(opened) == 3
-    for descriptor in opened:
+    assert len(found) == 3
+    for descriptor in found:
         os.close(descriptor)

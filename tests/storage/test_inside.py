@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from covpool.durable import check_outside, is_inside
+from covpool.storage.folders import check_outside, is_inside
 
 
 def test_what_is_inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

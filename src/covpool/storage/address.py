@@ -2,98 +2,48 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import posixpath
 import re
 import time
-from collections.abc import Iterator, Sequence
-from contextvars import ContextVar
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from covpool.data.retries import RETRIES, cannot_go_on, is_passing, patiently, pauses_before
-from covpool.durable import open_regular
-from covpool.errors import BadImageError, ShardError, StorageError, UnreachableError, UsageError
+from covpool.errors import (
+    BadImageError,
+    ShardError,
+    StorageError,
+    TooLargeError,
+    UnreachableError,
+    UsageError,
+)
+from covpool.storage.files import open_regular, read_file
+from covpool.storage.remote import (
+    ANY,
+    MAX_BODY_BYTES,
+    Requests,
+    cannot_go_on,
+    current,
+    is_passing,
+    patiently,
+    pauses_before,
+    rows_are_trusted,
+)
 
 # What a row may name. Other schemes of fsspec unpack archives, run commands or fill in templates.
 SCHEMES = frozenset({"file", "http", "https", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf"})
-# Any host may be private, and any local file may be named.
-ANY = "*"
-# The largest object that is read into memory.
-MAX_BODY_BYTES = 1 << 28
 # HTTP status codes that are about one file and will not change; others that are not worth a retry.
 GONE = (400, 404, 405, 406, 410, 414, 415)
 REFUSED = (401, 403, 407, 451)
+# A table, an index or a list may take this many times the seconds of one image.
+TABLE_TIMEOUTS = 10
 # After this many failed URLs in sequence, further ones are not retried: the store must be down.
 PATIENCE = 3
 # Twice the bytes of a photograph at Pillow's pixel limit, uncompressed, with 16 bits per color.
 MAX_FILE_BYTES = 1 << 30
 _failed = 0  # URLs in sequence, in this process
-
-
-@dataclass(frozen=True)
-class Requests:
-    """How long to wait for a URL, and how many may fail.
-
-    Attributes:
-        timeout: seconds for one URL, with all its retries; then its row has an error.
-        connect_timeout: seconds to connect to a server.
-        read_timeout: seconds without data from a server.
-        retries: retries of a failed request, with growing pauses.
-        max_bad: failed URLs in sequence, per process that reads, before the job stops.
-    """
-
-    timeout: float = 60.0
-    connect_timeout: float = 10.0
-    read_timeout: float = 20.0
-    retries: int = RETRIES
-    max_bad: int = 100
-
-    def __post_init__(self) -> None:
-        for name in ("timeout", "connect_timeout", "read_timeout"):
-            seconds = getattr(self, name)
-            if not 0 < seconds < float("inf"):
-                raise UsageError(f"{name} must be a number of seconds above 0; got {seconds}")
-        for name in ("retries", "max_bad"):
-            if getattr(self, name) < 0:
-                raise UsageError(f"{name} must be at least 0; got {getattr(self, name)}")
-
-
-# An address keeps the values of the time when it was made, so worker processes have them too.
-_REQUESTS: ContextVar[Requests] = ContextVar("requests", default=Requests())  # noqa: B039  # frozen
-_TRUST_ROWS: ContextVar[bool] = ContextVar("trust_rows", default=False)
-
-
-def current() -> Requests:
-    """Return the limits of requests."""
-    return _REQUESTS.get()
-
-
-def rows_are_trusted() -> bool:
-    """Return whether rows may name any file and any server."""
-    return _TRUST_ROWS.get()
-
-
-@contextlib.contextmanager
-def limited(requests: Requests) -> Iterator[None]:
-    """Open images with these limits inside ``with``."""
-    token = _REQUESTS.set(requests)
-    try:
-        yield
-    finally:
-        _REQUESTS.reset(token)
-
-
-@contextlib.contextmanager
-def trust_rows(trusted: bool = True) -> Iterator[None]:
-    """Open tables inside ``with`` whose rows may name any file and any server, as ``--trust-rows`` does."""
-    token = _TRUST_ROWS.set(trusted)
-    try:
-        yield
-    finally:
-        _TRUST_ROWS.reset(token)
 
 
 def open_store(url: str, home: str | None = None, requests: Requests | None = None) -> tuple[Any, str]:
@@ -112,7 +62,7 @@ def open_store(url: str, home: str | None = None, requests: Requests | None = No
 
     options: dict[str, Any] = {}
     if url.startswith(("http://", "https://")):
-        from covpool.data.http import client, host_of
+        from covpool.storage.http import client, host_of
 
         requests = requests or current()
         home = home or (ANY if rows_are_trusted() else host_of(url))
@@ -154,7 +104,7 @@ class Address:
         try:
             store, path = open_store(url)
             if not home and url.startswith(("http://", "https://")):
-                from covpool.data.http import host_of
+                from covpool.storage.http import host_of
 
                 home = host_of(url)
         except (ImportError, ValueError) as error:
@@ -210,7 +160,7 @@ class Address:
             return root._inside(rest)
         try:
             if scheme in ("http", "https"):
-                from covpool.data.http import check_url
+                from covpool.storage.http import check_url
 
                 check_url(name, self.home)
             _, path = open_store(name, self.home or "-", self.requests)
@@ -269,7 +219,7 @@ class Address:
             until = time.monotonic() + self.requests.timeout
             pauses = pauses_before(self.requests.retries) if _failed < PATIENCE else ()
             try:
-                return self._request(MAX_BODY_BYTES, pauses, until)
+                return self._request(MAX_BODY_BYTES, pauses, until=until)
             except ShardError as error:
                 if isinstance(error.__cause__, ImportError):
                     raise
@@ -277,7 +227,7 @@ class Address:
             except PermissionError as error:
                 raise UnreachableError(str(error)) from error
         try:
-            return read_file(self.path)
+            return read_image(self.path)
         except BadImageError:
             raise
         except ValueError as error:  # no file can have this name
@@ -318,11 +268,11 @@ class Address:
             BadImageError: if it is too large.
             ShardError: if object storage does not answer.
         """
-        return read_file(self.path) if self.is_local else self._request(limit)
+        if self.is_local:
+            return read_image(self.path)
+        return self._request(limit, until=time.monotonic() + TABLE_TIMEOUTS * self.requests.timeout)
 
-    def _request(
-        self, limit: int, pauses: Sequence[float] | None = None, until: float = float("inf")
-    ) -> bytes:
+    def _request(self, limit: int, pauses: Sequence[float] | None = None, *, until: float) -> bytes:
         def attempt() -> bytes | OSError:
             try:
                 return self._cat(limit + 1, until)
@@ -355,16 +305,16 @@ class Address:
         if not store.async_impl:
             data: bytes = store.cat_file(self.path, **options)
             return data
-        seconds = None if until == float("inf") else max(until - time.monotonic(), 0.1)
+        seconds = max(until - time.monotonic(), 0.1)
         data = sync(store.loop, store._cat_file, self.path, timeout=seconds, **options)
         return data
 
-    def open(self) -> Any:
-        """Open the file, to read parts of it."""
+    def opened(self) -> Any:
+        """Return the open file, to read parts of it."""
         return open_regular(self.path) if self.is_local else self.store.open(self.path, "rb")
 
 
-def read_file(path: str) -> bytes:
+def read_image(path: str) -> bytes:
     """Return the bytes of a file that should be an image.
 
     Raises:
@@ -372,14 +322,11 @@ def read_file(path: str) -> bytes:
         BadImageError: if it is much too large for an image, or its name is invalid.
     """
     try:
-        file = open_regular(path)
+        return read_file(path, MAX_FILE_BYTES)
+    except TooLargeError as error:
+        raise BadImageError("too large", f"the file has more than {MAX_FILE_BYTES:,} bytes") from error
     except ValueError as error:  # a null character in the name
         raise BadImageError("unreadable", f"{path!r} is not a valid file name: {error}") from error
-    with file:
-        size = os.fstat(file.fileno()).st_size
-        if size > MAX_FILE_BYTES:
-            raise BadImageError("too large", f"the file has {size:,} bytes")
-        return file.readall()
 
 
 def is_below(path: str, folder: str) -> bool:

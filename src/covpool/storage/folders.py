@@ -1,30 +1,30 @@
-"""Write files and folders so that a crash leaves either the old or the new version, and lock folders.
-
-:func:`open_regular` opens what was written by others: a pipe or a device would never end.
+"""Replace folders so that a crash leaves the old or the new version, and lock folders.
 
 There are two kinds of locks, because neither does the other's work:
 
-- :func:`replace_file` and :func:`replace_folder` lock the parent folder itself with ``flock``, for a moment.
-  That leaves no lock file behind, and also keeps threads of one process apart.
+- :func:`covpool.storage.files.replace_file` and :func:`replace_folder` lock the parent folder itself with
+  ``flock``, for a moment. That leaves no lock file behind, and also keeps threads of one process apart.
 - :func:`held` locks a file in the folder with ``lockf``, for as long as a command runs. Worker processes do
   not inherit this lock, so a worker that outlives a killed command does not keep it.
+
+As for files, a link never leads a write elsewhere: :func:`replace_folder` replaces a link with the new
+folder. A folder that the user names may be a link; pass it through :func:`resolved` first.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import io
 import os
 import secrets
 import shutil
-import stat
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from covpool.errors import UsageError
+from covpool.errors import StorageError, UsageError
+from covpool.storage.files import lock_folder, open_own, sync_folder
 
 if sys.platform != "win32":
     import fcntl
@@ -32,92 +32,64 @@ if sys.platform != "win32":
 T = TypeVar("T")
 
 
-def open_regular(path: str | Path) -> io.FileIO:
-    """Open a regular file to read its bytes, without a buffer. Links are followed.
-
-    Raises:
-        OSError: if it cannot be opened, or is a folder, a pipe, a device or a socket.
-    """
-    _check_regular(os.stat(path), path)  # opening a device may already do something
-    # A pipe that takes the place of the file after the check must not block.
-    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-    descriptor = os.open(path, flags)
-    try:
-        _check_regular(os.fstat(descriptor), path)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return io.FileIO(descriptor)
-
-
-def _check_regular(status: os.stat_result, path: str | Path) -> None:
-    if stat.S_ISDIR(status.st_mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
-    if not stat.S_ISREG(status.st_mode):
-        raise OSError(errno.EINVAL, "not a regular file, but a pipe, a device or a socket", os.fspath(path))
-
-
-def read_regular(path: str | Path) -> bytes:
-    """Return the bytes of a regular file; see :func:`open_regular`."""
-    with open_regular(path) as file:
-        return file.readall()
-
-
-def write_file(path: Path, data: bytes) -> None:
-    """Write a new file, and return once it is on the disk."""
-    try:
-        with path.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        error.filename = error.filename or str(path)  # the error of a full disk has no file name
-        raise
-
-
-def replace_file(path: str | Path, data: bytes) -> None:
-    """Write or replace a file; after a crash, either the old or the new version is there, complete."""
-    path = Path(os.path.realpath(path))
-    saving = path.with_name(f".{path.name}.covpool-saving")
-    with _lock(path.parent):
-        try:
-            saving.unlink(missing_ok=True)  # left by a killed process
-            write_file(saving, data)
-            os.replace(saving, path)
-        finally:
-            saving.unlink(missing_ok=True)
-        sync_folder(path.parent)
+def resolved(folder: str | Path) -> Path:
+    """Return the path of a folder without links. The user may name an output folder through a link."""
+    return Path(os.path.realpath(folder))
 
 
 @contextlib.contextmanager
 def replace_folder(folder: str | Path) -> Iterator[Path]:
-    """Give a new folder to fill with :func:`write_file`; it replaces ``folder`` at the end of ``with``.
+    """Give a new folder to fill with ``write_file``; it replaces ``folder`` at the end of ``with``.
 
     An exception leaves ``folder`` as it was. If several processes do this at once, the last one wins.
 
     Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as parent:
-        ...     with replace_folder(f"{parent}/run") as new:
+        >>> from covpool.storage.files import read_file, write_file
+        >>> with scratch_folder() as parent:
+        ...     with replace_folder(parent / "run") as new:
         ...         write_file(new / "note.txt", b"whole")
-        ...     Path(parent, "run", "note.txt").read_bytes()
+        ...     read_file(parent / "run" / "note.txt", 100)
         b'whole'
     """
-    folder = Path(os.path.realpath(folder))  # a link stays a link; its target is replaced
+    folder = Path(folder).absolute()
     folder.parent.mkdir(parents=True, exist_ok=True)
     saving = folder.with_name(f".{folder.name}.covpool-saving-{secrets.token_hex(4)}")
-    with contextlib.ExitStack() as held:
-        with _lock(folder.parent):
+    with contextlib.ExitStack() as stack:
+        with lock_folder(folder.parent):
             _clean_up(folder)
             saving.mkdir()
-            held.enter_context(_lock(saving))
+            stack.enter_context(lock_folder(saving))
         try:
             yield saving
             sync_folder(saving)
-            with _lock(folder.parent):
+            with lock_folder(folder.parent):
                 _swap(folder, saving)
         finally:
-            shutil.rmtree(saving, ignore_errors=True)
+            remove_folder(saving)
+
+
+@contextlib.contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Give a new folder to fill, also with ``replace_file``; it takes the name of ``folder`` at the end.
+
+    Raises:
+        UsageError: if ``folder`` exists and is not empty.
+    """
+    check_new(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    saving = folder.with_name(f".{folder.name}.covpool-saving-{secrets.token_hex(4)}")
+    saving.mkdir()
+    try:
+        yield saving
+        os.replace(saving, folder)
+    finally:
+        remove_folder(saving)
+
+
+def check_new(folder: Path) -> None:
+    """Raise if an output folder exists and is not empty."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder} exists: use a new folder for the shards")
 
 
 def read_folder(folder: str | Path, read: Callable[[Path], T]) -> T:
@@ -137,15 +109,37 @@ def read_folder(folder: str | Path, read: Callable[[Path], T]) -> T:
                 raise
 
 
-def sync_folder(folder: Path) -> None:
-    """Return once the file names in a folder are on the disk."""
-    if sys.platform == "win32":  # has no such call
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def make_folder(folder: Path) -> Path:
+    """Make a folder inside an output folder; it may exist.
+
+    Raises:
+        StorageError: if it is a link, which would lead the files in it elsewhere.
+    """
+    if folder.is_symlink():
+        raise StorageError(f"{folder} is a link, and covpool does not write through links: remove it")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def rename_folder(folder: Path, new: Path) -> None:
+    """Rename a folder; it replaces a folder or link of that name."""
+    remove_folder(new)
+    os.rename(folder, new)
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder with its files, as far as possible; of a link, the link alone."""
+    if folder.is_symlink():
+        folder.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def scratch_folder(parent: Path | None = None, prefix: str = "covpool-") -> Iterator[Path]:
+    """Give an empty folder that is removed at the end of ``with``; by default where temporary files are."""
+    with tempfile.TemporaryDirectory(dir=parent, prefix=prefix) as folder:
+        yield Path(folder)
 
 
 def _previous(folder: Path) -> Path:
@@ -155,7 +149,7 @@ def _previous(folder: Path) -> Path:
 
 def _where(folder: Path) -> tuple[Path, tuple[int, int] | None]:
     """Return the current path of the folder, and an identity that changes when it is replaced."""
-    previous = _previous(Path(os.path.realpath(folder)))
+    previous = _previous(resolved(folder))
     path = folder if folder.exists() or not previous.exists() else previous
     try:
         status = path.stat()
@@ -166,8 +160,9 @@ def _where(folder: Path) -> tuple[Path, tuple[int, int] | None]:
 
 def _swap(folder: Path, saving: Path) -> None:
     try:
-        if folder.exists():
-            shutil.copymode(folder, saving)  # a private folder stays private
+        if os.path.lexists(folder):
+            if not folder.is_symlink():
+                shutil.copymode(folder, saving)  # a private folder stays private
             os.rename(folder, _previous(folder))
         os.rename(saving, folder)
         sync_folder(folder.parent)
@@ -178,9 +173,9 @@ def _swap(folder: Path, saving: Path) -> None:
 def _put_back(folder: Path) -> None:
     """Restore the old folder if the new one is missing; delete it otherwise."""
     previous = _previous(folder)
-    if folder.exists():
-        shutil.rmtree(previous, ignore_errors=True)
-    elif previous.exists():
+    if os.path.lexists(folder):
+        remove_folder(previous)
+    elif os.path.lexists(previous):
         os.rename(previous, folder)
 
 
@@ -190,32 +185,15 @@ def _clean_up(folder: Path) -> None:
     prefix = f".{folder.name}.covpool-saving-"
     for path in folder.parent.iterdir():
         if path.name.startswith(prefix) and path.is_dir() and _is_abandoned(path):
-            shutil.rmtree(path, ignore_errors=True)
+            remove_folder(path)
 
 
 if sys.platform == "win32":
-
-    @contextlib.contextmanager
-    def _lock(folder: Path) -> Iterator[None]:
-        yield
 
     def _is_abandoned(folder: Path) -> bool:
         return False
 
 else:
-
-    @contextlib.contextmanager
-    def _lock(folder: Path) -> Iterator[None]:
-        """Keep others out; the system releases the lock of a process that dies."""
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            with contextlib.suppress(OSError):  # a file system without locks
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            with contextlib.suppress(OSError):
-                fcntl.flock(descriptor, fcntl.LOCK_UN)  # a forked child may keep the file open
-            os.close(descriptor)
 
     def _is_abandoned(folder: Path) -> bool:
         """Return whether nobody holds the lock of a folder; if that is unknown, return false."""
@@ -245,9 +223,10 @@ def held(folder: Path) -> Iterator[None]:
 
     Raises:
         UsageError: if another process holds the lock.
+        StorageError: if the lock file is a link.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / LOCK, "wb") as file:
+    with open_own(folder / LOCK, os.O_RDWR | os.O_CREAT) as file:
         if sys.platform != "win32":
             try:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -11,11 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from covpool.data import address as address_module
-from covpool.data.address import Address, Requests, limited, trust_rows
 from covpool.data.image_set import ImageSet
 from covpool.data.sources import open_images, open_splits, open_unlabeled
 from covpool.errors import BadImageError, ShardError, UnreachableError, UsageError
+from covpool.storage import address as address_module
+from covpool.storage.address import Address
+from covpool.storage.remote import Requests, limited, trust_rows
 from tests.data.servers import Server, serving
 
 pytest.importorskip("aiohttp", reason="fsspec reads http by it")
@@ -147,7 +148,7 @@ def test_redirects_do_not_reach_private_networks(tmp_path: Path, server: Server)
 
 def test_bodies_have_a_limit(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit also applies after decompression."""
-    monkeypatch.setattr("covpool.data.http.MAX_BODY_BYTES", 1 << 20)
+    monkeypatch.setattr("covpool.storage.http.MAX_BODY_BYTES", 1 << 20)
     folder = Address.of(f"{server.url}/list.csv").parent
     for name in ("endless", "gzip"):
         with pytest.raises(BadImageError, match=r"sends more than 1,048,576 bytes"):
@@ -170,7 +171,7 @@ BAD = {
 def test_a_bad_url_is_an_error_of_its_row_in_bounded_time(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("covpool.data.address.pauses_before", lambda retries: (0.01,) * retries)
+    monkeypatch.setattr("covpool.storage.address.pauses_before", lambda retries: (0.01,) * retries)
     with limited(QUICK):
         folder = Address.of(f"{server.url}/list.csv").parent
     for name, sentence in BAD.items():
@@ -202,7 +203,7 @@ def test_a_busy_server_is_asked_again(server: Server) -> None:
 
 
 def test_a_server_that_is_down_stops_the_job(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("covpool.data.address.pauses_before", lambda retries: (0.01,) * retries)
+    monkeypatch.setattr("covpool.storage.address.pauses_before", lambda retries: (0.01,) * retries)
     with limited(Requests(retries=1, max_bad=5)):
         folder = Address.of(f"{server.url}/list.csv").parent
     server.is_down = True

@@ -1,25 +1,100 @@
-"""Retry requests to object storage, and tell errors of one file from those of the machine."""
+"""The limits of remote files, retries, and which errors are about one file and which about the machine.
+
+Every request has a limit of time and of bytes, a number of retries, and a largest wait between them.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from covpool.errors import BadImageError, ShardError, UnreachableError
+from covpool.errors import BadImageError, ShardError, UnreachableError, UsageError
 
 T = TypeVar("T")
 
 RETRIES = 3
+# The longest wait before a retry, whatever a server asks for.
+MAX_WAIT_SECONDS = 60.0
+# Any host may be private, and any local file may be named.
+ANY = "*"
+# The largest object that is read into memory.
+MAX_BODY_BYTES = 1 << 28
 # Errors of the machine or the network: the next image would fail too, and later none would.
 PASSING = {
     getattr(errno, name)
     for name in ("EMFILE", "ENFILE", "ENOMEM", "ESTALE", "ENOTCONN", "ETIMEDOUT", "EHOSTDOWN", "EHOSTUNREACH")
     if hasattr(errno, name)
 }
+
+
+@dataclass(frozen=True)
+class Requests:
+    """How long to wait for a URL, and how many may fail.
+
+    Attributes:
+        timeout: seconds for one URL, with all its retries; then its row has an error.
+        connect_timeout: seconds to connect to a server.
+        read_timeout: seconds without data from a server.
+        retries: retries of a failed request, with growing pauses.
+        max_bad: failed URLs in sequence, per process that reads, before the job stops.
+    """
+
+    timeout: float = 60.0
+    connect_timeout: float = 10.0
+    read_timeout: float = 20.0
+    retries: int = RETRIES
+    max_bad: int = 100
+
+    def __post_init__(self) -> None:
+        for name in ("timeout", "connect_timeout", "read_timeout"):
+            seconds = getattr(self, name)
+            if not 0 < seconds < float("inf"):
+                raise UsageError(f"{name} must be a number of seconds above 0; got {seconds}")
+        for name in ("retries", "max_bad"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"{name} must be at least 0; got {getattr(self, name)}")
+
+
+# An address keeps the values of the time when it was made, so worker processes have them too.
+_REQUESTS: ContextVar[Requests] = ContextVar("requests", default=Requests())  # noqa: B039  # frozen
+_TRUST_ROWS: ContextVar[bool] = ContextVar("trust_rows", default=False)
+
+
+def current() -> Requests:
+    """Return the limits of requests."""
+    return _REQUESTS.get()
+
+
+def rows_are_trusted() -> bool:
+    """Return whether rows may name any file and any server."""
+    return _TRUST_ROWS.get()
+
+
+@contextlib.contextmanager
+def limited(requests: Requests) -> Iterator[None]:
+    """Open images with these limits inside ``with``."""
+    token = _REQUESTS.set(requests)
+    try:
+        yield
+    finally:
+        _REQUESTS.reset(token)
+
+
+@contextlib.contextmanager
+def trust_rows(trusted: bool = True) -> Iterator[None]:
+    """Open tables inside ``with`` whose rows may name any file and any server, as ``--trust-rows`` does."""
+    token = _TRUST_ROWS.set(trusted)
+    try:
+        yield
+    finally:
+        _TRUST_ROWS.reset(token)
 
 
 def pauses_before(retries: int) -> tuple[float, ...]:
@@ -94,9 +169,9 @@ def patiently(
 
 
 def _wait_asked(error: Exception) -> float:
-    """Return the seconds that a server asks to wait; 0 if it does not."""
+    """Return the seconds that a server asks to wait, up to a limit; 0 if it does not."""
     asked = str((getattr(error, "headers", None) or {}).get("Retry-After", ""))
-    return float(asked) if asked.isascii() and asked.isdecimal() else 0.0
+    return min(float(asked[:9]), MAX_WAIT_SECONDS) if asked.isascii() and asked.isdecimal() else 0.0
 
 
 def _reason(error: Exception) -> str:

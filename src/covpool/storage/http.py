@@ -18,8 +18,8 @@ import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
-from covpool.data.address import ANY, MAX_BODY_BYTES
 from covpool.errors import BadImageError, UnreachableError
+from covpool.storage.remote import ANY, MAX_BODY_BYTES
 
 
 def is_private(address: str) -> bool:

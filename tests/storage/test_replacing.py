@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 import covpool
-from covpool import durable as replacing
-from tests.durable import dying
+from covpool.storage.files import replace_file, write_file
+from covpool.storage.folders import replace_folder
+from tests.storage import dying
 
 OLD, NEW = "old" * 10_000, "new" * 20_000
 
@@ -24,7 +25,6 @@ def run(what: str, how: str, number: int, path: Path) -> subprocess.CompletedPro
         sys.executable,
         "-S",
         dying.__file__,
-        replacing.__file__,
         what,
         how,
         str(number),
@@ -47,12 +47,12 @@ def test_death_before_any_call_of_the_system_loses_nothing(what: str, tmp_path: 
         parent = tmp_path / str(number)
         parent.mkdir()
         path = parent / "it"
-        dying.replace(replacing, what, str(path), OLD)
+        dying.replace(what, str(path), OLD)
         ended = run(what, "kill", number, path)
-        found.append(dying.read(replacing, what, str(path)))
+        found.append(dying.read(what, str(path)))
         # The next replacement succeeds, and removes the files that the killed process left.
-        dying.replace(replacing, what, str(path), "next")
-        assert dying.read(replacing, what, str(path)) == "next"
+        dying.replace(what, str(path), "next")
+        assert dying.read(what, str(path)) == "next"
         assert names(parent) == ["it"]
         if ended.stdout == "unharmed\n":
             break
@@ -69,11 +69,11 @@ def test_failure_of_any_call_of_the_system_loses_nothing(what: str, how: str, tm
     for number in range(1, 100):
         parent = tmp_path / str(number)
         parent.mkdir()
-        dying.replace(replacing, what, str(parent / "it"), OLD)
+        dying.replace(what, str(parent / "it"), OLD)
         ended = run(what, how, number, parent / "it")
         assert (parent / "it").exists(), "it was not put back"
-        assert dying.read(replacing, what, str(parent / "it")) in ((OLD, NEW) if ended.returncode else (NEW,))
-        dying.replace(replacing, what, str(parent / "it"), "next")
+        assert dying.read(what, str(parent / "it")) in ((OLD, NEW) if ended.returncode else (NEW,))
+        dying.replace(what, str(parent / "it"), "next")
         assert names(parent) == ["it"]
         if ended.stdout == "unharmed\n":
             break
@@ -96,10 +96,10 @@ def test_everything_is_on_the_disk_before_it_takes_its_name(
         calls.append(("rename", after.name))
         rename(before, after)
 
-    dying.replace(replacing, "folder", str(tmp_path / "it"), OLD)
+    dying.replace("folder", str(tmp_path / "it"), OLD)
     monkeypatch.setattr(os, "fsync", watched_fsync)
     monkeypatch.setattr(os, "rename", watched_rename)
-    dying.replace(replacing, "folder", str(tmp_path / "it"), NEW)
+    dying.replace("folder", str(tmp_path / "it"), NEW)
     saving = calls[2][1]
     assert calls == [
         ("fsync", "first"),
@@ -118,31 +118,31 @@ def test_what_a_kill_left_does_not_hide_a_missing_folder(tmp_path: Path) -> None
         leftover.parent.mkdir(exist_ok=True)
         leftover.write_text(NEW)
     with pytest.raises(FileNotFoundError):
-        dying.read(replacing, "folder", str(tmp_path / "it"))
+        dying.read("folder", str(tmp_path / "it"))
 
 
 def test_exception_leaves_the_old_folder(tmp_path: Path) -> None:
-    dying.replace(replacing, "folder", str(tmp_path / "it"), OLD)
-    with pytest.raises(FileExistsError), replacing.replace_folder(tmp_path / "it") as new:
-        [replacing.write_file(new / "first", b"half") for _ in range(2)]
-    assert dying.read(replacing, "folder", str(tmp_path / "it")) == OLD
+    dying.replace("folder", str(tmp_path / "it"), OLD)
+    with pytest.raises(FileExistsError), replace_folder(tmp_path / "it") as new:
+        [write_file(new / "first", b"half") for _ in range(2)]
+    assert dying.read("folder", str(tmp_path / "it")) == OLD
     assert names(tmp_path) == ["it"]
 
 
 def test_file_that_exists_is_not_written_over(tmp_path: Path) -> None:
-    replacing.write_file(tmp_path / "it", b"old")
+    write_file(tmp_path / "it", b"old")
     with pytest.raises(FileExistsError):
-        replacing.write_file(tmp_path / "it", b"new")
+        write_file(tmp_path / "it", b"new")
     assert (tmp_path / "it").read_bytes() == b"old"
 
 
 def test_work_of_the_living_is_not_cleared_away(tmp_path: Path) -> None:
-    with replacing.replace_folder(tmp_path / "it") as first:
-        dying.replace(replacing, "folder", str(tmp_path / "it"), OLD)
-        replacing.replace_file(tmp_path / "log", b"no lock is held meanwhile")
+    with replace_folder(tmp_path / "it") as first:
+        dying.replace("folder", str(tmp_path / "it"), OLD)
+        replace_file(tmp_path / "log", b"no lock is held meanwhile")
         for name in ("first", "second"):
-            replacing.write_file(first / name, NEW.encode())
-    assert dying.read(replacing, "folder", str(tmp_path / "it")) == NEW
+            write_file(first / name, NEW.encode())
+    assert dying.read("folder", str(tmp_path / "it")) == NEW
     assert names(tmp_path) == ["it", "log"]
 
 
@@ -150,36 +150,45 @@ def test_folders_of_similar_names_are_not_cleared_away(tmp_path: Path) -> None:
     for name in (".it", "it.covpool-saving-1", ".it2.covpool-saving-1", ".it.covpool-saving"):
         (tmp_path / name).mkdir()
     before = names(tmp_path)
-    dying.replace(replacing, "folder", str(tmp_path / "it"), NEW)
+    dying.replace("folder", str(tmp_path / "it"), NEW)
     assert names(tmp_path) == sorted([*before, "it"])
 
 
 def test_private_folder_stays_private(tmp_path: Path) -> None:
     (tmp_path / "it").mkdir(mode=0o700)
-    dying.replace(replacing, "folder", str(tmp_path / "it"), NEW)
+    dying.replace("folder", str(tmp_path / "it"), NEW)
     assert (tmp_path / "it").stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.parametrize("what", ["file", "folder"])
-def test_link_stays_a_link(what: str, tmp_path: Path) -> None:
-    dying.replace(replacing, what, str(tmp_path / "real"), OLD)
+def test_a_link_is_replaced_and_its_target_stays(what: str, tmp_path: Path) -> None:
+    dying.replace(what, str(tmp_path / "real"), OLD)
     (tmp_path / "links").mkdir()
     (tmp_path / "links" / "it").symlink_to(tmp_path / "real")
-    dying.replace(replacing, what, str(tmp_path / "links" / "it"), NEW)
-    assert (tmp_path / "links" / "it").is_symlink()
-    assert dying.read(replacing, what, str(tmp_path / "real")) == NEW
+    dying.replace(what, str(tmp_path / "links" / "it"), NEW)
+    assert not (tmp_path / "links" / "it").is_symlink()
+    assert dying.read(what, str(tmp_path / "links" / "it")) == NEW
+    assert dying.read(what, str(tmp_path / "real")) == OLD
     assert names(tmp_path / "links") == ["it"]
+
+
+@pytest.mark.parametrize("what", ["file", "folder"])
+def test_the_folder_of_a_file_may_be_a_link(what: str, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "runs").symlink_to(tmp_path / "disk")
+    dying.replace(what, str(tmp_path / "runs" / "it"), NEW)
+    assert dying.read(what, str(tmp_path / "disk" / "it")) == NEW
 
 
 @pytest.mark.parametrize("what", ["file", "folder"])
 def test_writers_and_readers_at_once_do_not_disturb_each_other(what: str, tmp_path: Path) -> None:
     path, ends, errors = str(tmp_path / "it"), time.monotonic() + 1, []
-    dying.replace(replacing, what, path, "0")
+    dying.replace(what, path, "0")
 
     def write(text: str) -> None:
         try:
             while time.monotonic() < ends:
-                dying.replace(replacing, what, path, text)
+                dying.replace(what, path, text)
         except BaseException as error:
             errors.append(error)
 
@@ -189,7 +198,7 @@ def test_writers_and_readers_at_once_do_not_disturb_each_other(what: str, tmp_pa
         writer.start()
     seen = []
     while time.monotonic() < ends:
-        seen.append(dying.read(replacing, what, path))
+        seen.append(dying.read(what, path))
     for writer in writers:
         writer.join()
     assert not errors

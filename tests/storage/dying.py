@@ -1,29 +1,20 @@
 """Replace a file or a folder in a process that is killed (or fails) just before its n-th system call.
 
-``python tests/durable/dying.py MODULE WHAT HOW N PATH TEXT``. It loads the module from its file, because
-importing the package would import torch and take seconds.
+``python tests/storage/dying.py WHAT HOW N PATH TEXT``. It imports the storage package alone, without torch.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+from covpool.storage.files import replace_file, write_file
+from covpool.storage.folders import read_folder, replace_folder
+
 CALLS = ("fsync", "mkdir", "rename", "replace", "rmdir", "unlink")
-
-
-def load(path: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("replacing", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def arrange_death(how: str, number: int) -> list[int]:
@@ -46,18 +37,18 @@ def arrange_death(how: str, number: int) -> list[int]:
     return left
 
 
-def replace(replacing: ModuleType, what: str, path: str, text: str) -> None:
+def replace(what: str, path: str, text: str) -> None:
     if what == "file":
-        replacing.replace_file(path, text.encode())
+        replace_file(path, text.encode())
         return
-    with replacing.replace_folder(path) as new:
+    with replace_folder(path) as new:
         for name in ("first", "second"):
-            replacing.write_file(new / name, text.encode())
+            write_file(new / name, text.encode())
 
 
-def read(replacing: ModuleType, what: str, path: str) -> str:
+def read(what: str, path: str) -> str:
     """Return the text; raise an error if it is incomplete."""
-    return Path(path).read_text() if what == "file" else str(replacing.read_folder(path, read_both))
+    return Path(path).read_text() if what == "file" else str(read_folder(path, read_both))
 
 
 def read_both(folder: Path) -> str:
@@ -68,8 +59,7 @@ def read_both(folder: Path) -> str:
 
 
 if __name__ == "__main__":
-    file, what, how, number, path, text = sys.argv[1:]
-    module = load(file)
+    what, how, number, path, text = sys.argv[1:]
     left = arrange_death(how, int(number))
-    replace(module, what, path, text)
+    replace(what, path, text)
     print("unharmed" if left[0] > 0 else "it went on")
