@@ -1,23 +1,22 @@
-"""``covpool fit``: see :func:`covpool.evaluate.fit.fit_images`."""
+"""``covpool fit``: see :func:`covpool.closed_form.fitting.fit`."""
 
 # Annotations are not postponed: jsonargparse would import the modules under TYPE_CHECKING to evaluate them.
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from covpool.evaluate.probe.options import FitOptions
+from covpool.closed_form.options import FitOptions
 
-EXAMPLE = "covpool fit birds --seeds 1"
+EXAMPLE = "covpool fit birds --keep-sums"
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """Train a model on a folder of images, and compare it with average pooling.
+    """Fit a model to a folder of images, and compare covariance pooling with average pooling.
 
-    It checks the images, compares heads on a frozen pretrained backbone, and writes a bundle and a report.
-    With --finetune it then trains the whole network. It always starts from pretrained weights; covpool train
-    also trains from scratch. Rerun the command to resume after an interruption.
+    It runs a frozen pretrained backbone once over the images, solves linear classifiers in closed form, and
+    writes a bundle and a report. With --finetune it then trains the whole network. covpool train also trains
+    from scratch. Rerun the command to resume after an interruption.
 
     Attributes:
         data: a folder of classes, with or without train, val and test; a CSV of path,label; CUB-200-2011,
@@ -42,19 +41,17 @@ class Result:
 
 def run(arguments: Arguments, options: FitOptions) -> Result:
     """Fit."""
-    from covpool.evaluate.fit import fit_images
+    from covpool.closed_form.fitting import fit
     from covpool.terminal import NamedProgress
 
-    data = Path(os.path.abspath(arguments.data))  # not resolved: a link keeps its own name
-    out = arguments.out or Path("runs") / ((data.stem if data.is_file() else data.name) or "fit")
     with NamedProgress() as progress:
-        made = fit_images(arguments.data, options, out=out, log=progress.log, progress=progress)
-    return Result(str(made.folder), made.record)
+        fitted = fit(arguments.data, arguments.out, options, log=progress.log, progress=progress)
+    return Result(str(fitted.folder), fitted.metrics)
 
 
 def text(result: Result) -> str:
     """Return a table, the paths, and the commands to type next."""
-    from covpool.evaluate.fit import commands, table_cells
+    from covpool.closed_form.fitting import commands, table_cells
     from covpool.terminal import aligned
 
     record, folder = result.record, Path(result.folder)

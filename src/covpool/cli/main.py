@@ -62,6 +62,9 @@ PROJECT = {
     },
     "train": {
         "fit": Verb("a model for a folder of images, compared with GAP", "eval", resumes=True),
+        "update": Verb("add images and classes to a fitted model, in seconds", "eval", file="update"),
+        "forget": Verb("remove images from a fitted model", "eval", file="update"),
+        "merge": Verb("join two fitted models, without their images", "eval", file="update"),
         "train": Verb("a network on images, from a folder to a report", "train", resumes=True),
         "probe": Verb("heads on a frozen backbone, in minutes", "eval", resumes=True),
         "svm": Verb("linear SVMs on a trained network's features", "eval", resumes=True),

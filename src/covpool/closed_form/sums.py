@@ -204,13 +204,24 @@ class Sums:
         """
         self._check(rows)
         if self._parts is None:
-            if absent := int((~torch.isin(rows.images, self.rows.images)).sum()):
-                raise UsageError(f"{counted(absent, 'image')} to remove were never added")
+            self.rows_of(rows.images)
             self._waiting = [_without(self.rows, rows.images)]
             return
         for part, some in zip(self.parts, _split(rows), strict=True):
             part.add(some, sign=-1)
         self._reservoir = _without(self._reservoir, rows.images)
+
+    def rows_of(self, images: Tensor) -> Rows:
+        """Return the kept rows of some images.
+
+        Raises:
+            UsageError: if an image was never added.
+        """
+        if absent := int((~torch.isin(images, self.rows.images)).sum()):
+            raise UsageError(
+                f"{counted(absent, 'image')} to remove {'was' if absent == 1 else 'were'} never added"
+            )
+        return self.rows[torch.isin(self.rows.images, images)]
 
     def __add__(self, other: Sums) -> Sums:
         """Return the sums of the images of both. An image of both counts once if all rows are kept."""

@@ -1,10 +1,10 @@
-"""The options of ``covpool probe`` and ``covpool fit``, and the heads that they name."""
+"""The options of ``covpool probe``, and the heads that they name."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from covpool.device import Device
@@ -12,7 +12,7 @@ from covpool.errors import UsageError
 from covpool.functional.arguments import check_choice, check_not_negative, check_whole
 from covpool.models.config import CLASS_TOKEN, Join, ModelConfig
 from covpool.models.intermediates import LAST, LAYERS, Layers
-from covpool.models.weights import KeyMap, default_backbone
+from covpool.models.weights import KeyMap
 from covpool.nn import methods
 from covpool.nn.fusion import FUSIONS, Fusion
 
@@ -211,47 +211,3 @@ class ProbeOptions:
         if not self.lr > 0:
             raise UsageError(f"lr must be above 0; got {self.lr}")
         check_not_negative("weight_decay", self.weight_decay)
-
-
-@dataclass(frozen=True)
-class FitOptions:
-    """The network, the heads to compare, and fine-tuning.
-
-    Attributes:
-        model: a backbone of timm; by default one whose pretrained weights are installed, else resnet50.
-        weights: file with weights of the backbone; its pretrained weights if not given.
-        key_map: how parameter names of the file become timm's: ``order``, or a mapping of prefixes.
-        image_size: image size in pixels; the backbone's own if not given.
-        heads: pooling methods to compare; the first is the baseline.
-        dim: channels after the learned reduction of second-order heads.
-        seeds: number of random seeds per head.
-        finetune: also train the whole network, from the best head.
-        epochs: number of epochs of fine-tuning.
-        workers: processes that read images.
-        device: ``auto`` uses a GPU if there is one.
-    """
-
-    model: str | None = None
-    weights: str | None = None
-    key_map: KeyMap = None
-    image_size: int | None = None
-    heads: Sequence[str] = (AVERAGE, "isqrt_cov")
-    dim: int = 128
-    seeds: int = 3
-    finetune: bool = False
-    epochs: int = 12
-    workers: int = 2
-    device: Device = "auto"
-
-    def probe(self) -> ProbeOptions:
-        """Return the options of the comparison of heads."""
-        own = asdict(self)
-        shared = {name: own[name] for name in ("weights", "key_map", "image_size", "dim", "seeds")}
-        return ProbeOptions(
-            self.model or default_backbone(),
-            heads=self.heads,
-            pretrained=self.weights is None,
-            workers=self.workers,
-            device=self.device,
-            **shared,
-        )

@@ -1,0 +1,261 @@
+"""Keep the sums of a fit, and change its model with them: add images and classes, remove images, merge.
+
+A folder of :func:`covpool.fit` with ``keep_sums`` has ``bundle`` and ``sums``. The model of changed sums is
+that of a fit to the same images with the same basis.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from covpool.closed_form.heads import ModelVectors, basis_of, set_classifier
+from covpool.closed_form.solve import solve
+from covpool.closed_form.sums import Rows, Sums
+from covpool.closed_form.vectors import compute_vectors
+from covpool.data.image_set import ImageSet
+from covpool.data.sources import open_images, open_unlabeled
+from covpool.errors import StorageError, UsageError
+from covpool.inference.content import content_number
+from covpool.inference.options import Running
+from covpool.models.bundle import load_model, read_card
+from covpool.models.card import backbone_digest
+from covpool.models.model import PooledClassifier
+from covpool.models.saving import save_model
+from covpool.storage.files import MAX_TEXT_BYTES, Digest, read_file, write_file
+from covpool.storage.folders import held, read_folder, replace_folder, scratch_folder
+from covpool.storage.manifest import Manifest, part_of, read_part
+
+BUNDLE, SUMS = "bundle", "sums"
+TENSORS, MANIFEST = "sums.safetensors", "manifest.json"
+Progress = Callable[[int, int], None]
+
+
+def identity_of(model: PooledClassifier) -> str:
+    """Return a digest of everything that the vectors of a model depend on."""
+    config = model.config.to_dict()
+    for name in ("num_classes", "drop_rate"):
+        config.pop(name)
+    facts = [config, backbone_digest(model), model.pretrained_cfg["input_size"], model.config.preprocessing]
+    found = Digest(json.dumps(facts, sort_keys=True).encode())
+    if getattr(model.pool, "reduction", None) is not None:
+        found.update(basis_of(model).detach().cpu().numpy().tobytes())
+    return found.hexdigest()
+
+
+def basis_of_fit(folder: Path, dim: int) -> Tensor:
+    """Return the basis of an earlier fit, ``(dim, C)``.
+
+    Raises:
+        UsageError: if its model has no basis, or a smaller one.
+    """
+    model = load_model(_fit_folder(folder) / BUNDLE)
+    if (
+        getattr(model.pool, "reduction", None) is None
+        or model.config.pool_options.get("reduction") != "linear"
+    ):
+        raise UsageError(f"{folder} has no PCA basis: its head is {model.config.pool}. Leave out --basis")
+    basis = basis_of(model).detach()
+    if len(basis) < dim:
+        raise UsageError(f"the basis of {folder} has {len(basis)} channels: use --dim {len(basis)} or less")
+    return basis[:dim]
+
+
+def save_sums(folder: Path, sums: Sums, head: str, *, balance: bool) -> int:
+    """Write the folder of some sums, and return its size in bytes."""
+    data = safetensors.torch.save({name: one.contiguous() for name, one in sums.to_tensors().items()})
+    about = {"identity": sums.identity, "classes": list(sums.classes), "head": head, "balance": balance}
+    with replace_folder(folder) as new:
+        write_file(new / TENSORS, data)
+        write_file(new / MANIFEST, Manifest({TENSORS: part_of(data)}, about).written())
+    return len(data)
+
+
+def load_sums(folder: Path) -> tuple[Sums, dict[str, Any]]:
+    """Read the folder of :func:`save_sums`: the sums, and facts about them.
+
+    Raises:
+        UsageError: if there are none, or they are damaged.
+    """
+
+    def read(path: Path) -> tuple[Sums, dict[str, Any]]:
+        manifest = Manifest.read(read_file(path / MANIFEST, MAX_TEXT_BYTES))
+        about = dict(manifest.about)
+        tensors = safetensors.torch.load(read_part(path, TENSORS, manifest.parts[TENSORS]))
+        return Sums.from_tensors(about["identity"], about["classes"], tensors), about
+
+    try:
+        return read_folder(folder, read)
+    except FileNotFoundError as error:
+        raise UsageError(f"{folder} does not exist: run covpool fit with --keep-sums") from error
+    except (StorageError, KeyError, safetensors.SafetensorError) as error:
+        raise UsageError(f"the sums in {folder} are damaged: {error}. Run covpool fit again") from error
+
+
+@dataclass(frozen=True)
+class Changed:
+    """The result of :func:`update`, :func:`forget` or :func:`merge`.
+
+    Attributes:
+        folder: folder with the new ``bundle`` and ``sums``.
+        images: number of training images now.
+        classes: number of classes now.
+        new_images: images added; negative if some were removed.
+        new_classes: classes added; negative if some were removed.
+        known_images: images that were already counted.
+        held_out: accuracy on held-out training images.
+        held_out_before: the same before the change; ``None`` for a merge.
+    """
+
+    folder: Path
+    images: int
+    classes: int
+    new_images: int
+    new_classes: int
+    known_images: int
+    held_out: float
+    held_out_before: float | None
+
+    @property
+    def model(self) -> PooledClassifier:
+        """The model, loaded from the bundle."""
+        return load_model(self.folder / BUNDLE)
+
+
+def update(
+    folder: str | Path,
+    data: str | Path,
+    *,
+    running: Running | None = None,
+    progress: Progress = lambda done, total: None,
+) -> Changed:
+    """Add labeled images to a fitted model, with or without new classes. The backbone runs on them alone.
+
+    Args:
+        folder: folder of a fit with ``keep_sums``; its bundle and sums are replaced.
+        data: images by class, as for :func:`covpool.fit`. If it has splits, those of train are added.
+        running: batch size, workers and device of the backbone.
+        progress: called with the number of images done and the total.
+    """
+    root = _fit_folder(folder)
+    with held(root):
+        sums, about = load_sums(root / SUMS)
+        images = open_images(data, "train")
+        classes = (*sums.classes, *(name for name in images.classes if name not in sums.classes))
+        changed, added, seen = sums.with_classes(classes), 0, 0
+        place = torch.tensor([classes.index(name) for name in images.classes])
+        for rows in _rows(root, images, running, progress):
+            seen += len(rows)
+            added += changed.add(Rows(rows.vectors, place[rows.labels], rows.images))
+        return _save(root, root, changed, about, sums, added, seen - added)
+
+
+def forget(
+    folder: str | Path,
+    data: str | Path,
+    *,
+    running: Running | None = None,
+    progress: Progress = lambda done, total: None,
+) -> Changed:
+    """Remove images from a fitted model, which is then that of a fit without them.
+
+    While the vectors of all images are kept, the backbone does not run: the bytes of an image identify it.
+
+    Args:
+        folder: folder of a fit with ``keep_sums``; its bundle and sums are replaced.
+        data: the images to remove: a photograph, a folder, or a CSV of paths. If the fit keeps sums without
+            vectors, they must be labeled, as for :func:`covpool.fit`.
+        running: batch size, workers and device of the backbone.
+        progress: called with the number of images done and the total.
+
+    Raises:
+        UsageError: if an image was not among the training images.
+    """
+    root = _fit_folder(folder)
+    with held(root):
+        sums, about = load_sums(root / SUMS)
+        changed, removed = sums.with_classes(sums.classes), 0
+        if sums.is_exact:
+            photos = open_unlabeled(data)
+            numbers = torch.tensor([content_number(photos.read(i)) for i in range(len(photos))])
+            changed.remove(changed.rows_of(numbers))
+            removed = len(numbers.unique())
+        else:
+            images = open_images(data, "train")
+            if unknown := sorted(set(images.classes) - set(sums.classes)):
+                raise UsageError(f"{data} has the class {unknown[0]!r}, which the model does not have")
+            place = torch.tensor([sums.classes.index(name) for name in images.classes])
+            for rows in _rows(root, images, running, progress):
+                changed.remove(Rows(rows.vectors, place[rows.labels], rows.images))
+                removed += len(rows)
+        counts = changed.counts().tolist()
+        kept = [name for name, count in zip(changed.classes, counts, strict=True) if count]
+        return _save(root, root, changed.with_classes(kept), about, sums, -removed, 0)
+
+
+def merge(first: str | Path, second: str | Path, out: str | Path) -> Changed:
+    """Merge two fitted models into one of all their images, without the images themselves.
+
+    Args:
+        first: folder of a fit with ``keep_sums``.
+        second: folder of another one with the same backbone and basis (``basis``).
+        out: a new folder.
+    """
+    one, other, root = _fit_folder(first), _fit_folder(second), Path(out)
+    if root.exists() and any(root.iterdir()):
+        raise UsageError(f"{out} is not empty: use another --out")
+    sums, about = load_sums(one / SUMS)
+    more, _ = load_sums(other / SUMS)
+    merged = sums + more
+    root.mkdir(parents=True, exist_ok=True)
+    with held(root):
+        known = len(sums) + len(more) - len(merged)
+        return _save(one, root, merged, about, None, len(merged), known)
+
+
+def _rows(root: Path, images: ImageSet, running: Running | None, progress: Progress) -> Any:
+    """Yield the rows of images by the model of a fit."""
+    running = running or Running(batch_size=read_card(root / BUNDLE).recipe.get("batch_size", 32))
+    with scratch_folder() as scratch:
+        for part in compute_vectors(
+            root / BUNDLE, images, scratch / "rows", ModelVectors(), running, progress
+        ):
+            yield part.rows(images)
+
+
+def _fit_folder(folder: str | Path) -> Path:
+    """Return the folder of a fit, from it or from its bundle."""
+    path = Path(folder)
+    return path.parent if path.name == BUNDLE and (path.parent / SUMS).exists() else path
+
+
+def _save(
+    source: Path, root: Path, sums: Sums, about: dict[str, Any], before: Sums | None, added: int, known: int
+) -> Changed:
+    """Solve changed sums, and replace bundle and sums of a folder.
+
+    The bundle comes first: after a kill between the two, the same command gives the same result.
+    """
+    model, card = load_model(source / BUNDLE), read_card(source / BUNDLE)
+    solution = solve(sums, balance=about["balance"])
+    set_classifier(model, solution, sums.classes)
+    metrics = {"held_out": solution.accuracy}
+    save_model(model, root / BUNDLE, metrics=metrics, recipe=card.recipe)
+    save_sums(root / SUMS, sums, about["head"], balance=about["balance"])
+    return Changed(
+        root,
+        len(sums),
+        len(sums.classes),
+        added,
+        len(sums.classes) - (0 if before is None else len(before.classes)),
+        known,
+        solution.accuracy,
+        None if before is None else card.metrics.get("held_out"),
+    )

@@ -1,0 +1,71 @@
+"""The options of ``covpool fit``. Importing them is quick, as the command line shows them in its help."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from covpool.device import Device
+from covpool.evaluate.probe.options import AVERAGE, ProbeOptions
+from covpool.functional.arguments import check_whole
+from covpool.models.weights import KeyMap, default_backbone
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """The network, the heads to compare, and fine-tuning.
+
+    Attributes:
+        model: a backbone of timm; by default one whose pretrained weights are installed, else resnet50.
+        weights: file with weights of the backbone; its pretrained weights if not given.
+        key_map: how parameter names of the file become timm's: ``order``, or a mapping of prefixes.
+        image_size: image size in pixels; the backbone's own if not given.
+        heads: pooling methods to compare; differences are to ``gap``.
+        dim: channels that second-order heads pool, after PCA.
+        basis: folder of an earlier fit whose PCA to use, for models that will be merged.
+        balance: weight every class equally, for unbalanced training images.
+        keep_sums: save the sums of the training images, for ``covpool update``, ``forget`` and ``merge``.
+        seeds: number of random seeds of heads that are trained, such as ``attentive``.
+        finetune: also train the whole network, from the best head.
+        epochs: number of epochs of fine-tuning.
+        batch_size: images per batch of the backbone.
+        workers: processes that read images.
+        device: ``auto`` uses a GPU if there is one.
+    """
+
+    model: str | None = None
+    weights: str | None = None
+    key_map: KeyMap = None
+    image_size: int | None = None
+    heads: Sequence[str] = (AVERAGE, "isqrt_cov")
+    dim: int = 128
+    basis: str | None = None
+    balance: bool = False
+    keep_sums: bool = False
+    seeds: int = 3
+    finetune: bool = False
+    epochs: int = 12
+    batch_size: int = 32
+    workers: int = 2
+    device: Device = "auto"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "heads", tuple(dict.fromkeys(self.heads)))
+        check_whole("batch_size", self.batch_size)
+        check_whole("epochs", self.epochs)
+        self.probe()  # checks the others
+
+    def probe(self, heads: Sequence[str] | None = None) -> ProbeOptions:
+        """Return the options of a comparison of heads that are trained."""
+        return ProbeOptions(
+            self.model or default_backbone(),
+            heads=self.heads if heads is None else heads,
+            dim=self.dim,
+            pretrained=self.weights is None,
+            weights=self.weights,
+            key_map=self.key_map,
+            image_size=self.image_size,
+            seeds=self.seeds,
+            workers=self.workers,
+            device=self.device,
+        )

@@ -1,0 +1,194 @@
+"""``covpool fit`` on real photographs: the comparison, cross-validation, fine-tuning and kills."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+
+from covpool.cli.main import main
+from covpool.closed_form.fitting import default_folder, fit
+from covpool.closed_form.heads import is_fixed, principal_directions
+from covpool.errors import UsageError
+from covpool.models.bundle import load_model
+from tests.data.pictures import SPARROWS, needs_sparrows
+from tests.forked import command, finish, send_when
+from tests.train.report.test_pages import Page
+
+MODEL = ["--model", "test_efficientnet", "--weights", "weights.pth", "--image-size", "64", "--dim", "8"]
+SMALL = [*MODEL, "--workers", "0"]
+
+
+@pytest.fixture
+def birds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Photographs of three species and weights, in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    torch.save(timm.create_model("test_efficientnet", num_classes=0).state_dict(), "weights.pth")
+    for split in ("train", "test"):
+        for species in sorted((SPARROWS / split).iterdir())[:3]:
+            (tmp_path / "birds" / split / species.name).mkdir(parents=True)
+            for image in sorted(species.iterdir())[:10]:
+                shutil.copy(image, tmp_path / "birds" / split / species.name)
+    return tmp_path / "birds"
+
+
+def rows(path: str) -> list[dict[str, str]]:
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+@needs_sparrows
+def test_from_a_folder_to_a_report(birds: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    photos = sorted((birds / "train").glob("*/*.jpg"))
+    (birds / "train" / photos[0].parent.name / "broken.jpg").write_bytes(photos[0].read_bytes()[:500])
+    shutil.copy(photos[1], birds / "test" / photos[1].parent.name / "leak.jpg")
+    assert main(["fit", "birds", *SMALL]) == 0
+    captured = capsys.readouterr()
+    lines = captured.err.splitlines()
+    assert "1/3 pool 62 images of 3 classes (train 31, test 31)" in lines
+    assert "    accuracy is measured on 31 images: its 95 % interval is up to ±18 points" in lines
+    assert "2/3 solve gap and isqrt_cov" in lines
+    table = captured.out.splitlines()
+    assert [line.split()[0] for line in table[:3]] == ["head", "gap", "isqrt_cov"]
+    assert "covpool predict runs/birds/bundle PHOTO.jpg" in captured.out
+    assert " ".join(["covpool fit birds --out runs/birds", *MODEL, "--finetune"]) in captured.out
+
+    results = json.loads(Path("runs/birds/results.json").read_bytes())
+    assert results["problems"] == {"unreadable": 1, "leak": 1}
+    found = {row["problem"]: row["path"] for row in rows("runs/birds/problems.csv")}
+    assert found["unreadable"].endswith("broken.jpg")
+    assert found["leak"].endswith("leak.jpg")
+    predictions = rows(f"runs/birds/predictions/{results['best']}.csv")
+    assert len(predictions) == 31
+    right = sum(row["label"] == row["predicted"] for row in predictions)
+    assert results["top1"] == pytest.approx(right / 31)
+    assert not any(Path("runs/birds", name).exists() for name in ("vectors", "frozen", "sums"))
+
+    page = Page(Path("runs/birds/report.html"))
+    words = page.words.replace("\u00a0", " ")
+    assert f"{100 * results['top1']:.1f} % top-1 accuracy on 31 test images" in words
+    for section in ("Heads compared", "What to do next", "Confusion matrix", "Most confident errors"):
+        assert section in words
+
+
+@needs_sparrows
+def test_the_model_is_an_ordinary_one(birds: Path) -> None:
+    fitted = fit("birds", heads=("isqrt_cov",), **small())
+    model = fitted.model
+    assert model.config.pool == "isqrt_cov"
+    photos = sorted((birds / "test").glob("*/*.jpg"))
+    predicted = [found[0].name for found in model.predict(photos)]
+    listed = {
+        Path(row["name"]).name: row["predicted"] for row in rows("runs/birds/predictions/isqrt_cov.csv")
+    }
+    assert [listed[photo.name] for photo in photos] == predicted
+    assert fitted.report.exists()
+    assert main(["eval", "runs/birds/bundle", "birds", "--workers", "0", "--out", "eval"]) == 0
+    assert json.loads(Path("eval/results.json").read_bytes())["metrics"]["top1"] == fitted.metrics["top1"]
+
+
+def small(**fields: object) -> dict[str, object]:
+    """Return the options of SMALL for Python."""
+    own = {"model": "test_efficientnet", "weights": "weights.pth", "image_size": 64, "dim": 8, "workers": 0}
+    return {**own, **fields}
+
+
+@needs_sparrows
+@pytest.mark.usefixtures("birds")
+def test_without_a_test_split_every_image_is_predicted_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", "birds/train", *SMALL, "--out", "runs/folds"]) == 0
+    captured = capsys.readouterr()
+    position = captured.err.index("no test images: 5-fold cross-validation")
+    assert position < captured.err.index("2/3 solve")  # before the work starts
+    assert "(cross-validation)" in captured.out
+    results = json.loads(Path("runs/folds/results.json").read_bytes())
+    predictions = rows(f"runs/folds/predictions/{results['best']}.csv")
+    assert len({row["name"] for row in predictions}) == len(predictions) == 30
+    assert "by cross-validation" in Page(Path("runs/folds/report.html")).words
+
+
+@needs_sparrows
+def test_two_fits_give_the_same_bits(birds: Path) -> None:
+    first, second = (fit("birds", name, **small()).model.state_dict() for name in ("first", "second"))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@needs_sparrows
+@pytest.mark.usefixtures("birds")
+def test_a_head_that_learns_is_trained_next_to_a_solved_one() -> None:
+    fitted = fit("birds", heads=("gap", "attentive"), seeds=1, **small())
+    solvers = {head["head"]: head["solver"] for head in fitted.metrics["heads"]}
+    assert solvers == {"gap": "ridge", "attentive": "trained"}
+    assert fitted.metrics["heads"][1]["over_gap"] is not None
+
+
+@needs_sparrows
+@pytest.mark.slow
+@pytest.mark.usefixtures("birds")
+def test_fine_tuning_starts_from_the_solved_head(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", "birds", *SMALL, "--finetune", "--epochs", "1"]) == 0
+    assert "3/4 fine-tune test_efficientnet from" in capsys.readouterr().err
+    results = json.loads(Path("runs/birds/results.json").read_bytes())
+    tuned = results["finetuned"]
+    end, kept = load_model("runs/birds/finetune/bundle"), load_model("runs/birds/bundle").state_dict()
+    if tuned["is_best"]:
+        assert all(torch.equal(kept[name], value) for name, value in end.state_dict().items())
+    assert results["split"] == "test"
+
+
+@needs_sparrows
+@pytest.mark.slow
+def test_a_killed_fit_resumes(birds: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    process = command("fit", birds, *SMALL, "--out", "killed", log=log)
+    send_when(process, lambda: Path("killed/vectors/train").stat(), log)
+    for folder in ("killed", "undisturbed"):
+        finish(command("fit", birds, *SMALL, "--out", folder, log=log), log)
+    killed, undisturbed = (
+        json.loads(Path(folder, "results.json").read_bytes()) for folder in ("killed", "undisturbed")
+    )
+    for name in ("top1", "best", "heads"):
+        assert killed[name] == undisturbed[name]
+
+
+@needs_sparrows
+@pytest.mark.usefixtures("birds")
+def test_other_options_in_the_same_folder_are_refused() -> None:
+    fit("birds", "run", **small())
+    with pytest.raises(UsageError, match=r"run has results with dim 8: use another --out"):
+        fit("birds", "run", **small(dim=4))
+
+
+@pytest.mark.parametrize(("data", "out"), [("birds.v2/", "birds.v2"), ("link", "link")])
+def test_the_folder_has_the_name_of_the_data(
+    data: str, out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("birds.v2").mkdir()
+    Path("link").symlink_to("birds.v2")
+    assert default_folder(data) == Path("runs") / out
+    monkeypatch.chdir("birds.v2")
+    assert default_folder(".") == Path("runs") / "birds.v2"
+
+
+def test_fixed_heads_have_nothing_to_learn() -> None:
+    fixed = ("gap", "cls", "cov", "isqrt_cov", "mpn_cov", "isqrt_cov@dim=16@iteration=paper")
+    assert all(map(is_fixed, fixed))
+    assert not any(map(is_fixed, ("attentive", "isqrt_cov+gap", "gem", "moment_probing")))
+
+
+def test_the_basis_is_that_of_an_eigendecomposition_of_all_positions() -> None:
+    features = torch.randn(3, 10, 6, 5) * torch.arange(1, 7)[:, None]
+    basis = principal_directions(features, 4)
+    x = features.transpose(2, 3).reshape(-1, 6).double()
+    values = torch.cov(x.T, correction=0)
+    projected = basis.double() @ values @ basis.double().T
+    assert torch.allclose(projected, torch.diag(torch.linalg.eigvalsh(values).flip(0)[:4]), atol=1e-4)
+    with pytest.raises(UsageError, match="no training image is readable"):
+        principal_directions([], 4)
