@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from covpool.errors import UsageError
-from covpool.inference.options import Embed, Format, Precision, Predict
+from covpool.inference.options import Embed, Format, Predict
 from covpool.models.model import PooledClassifier
 
 
@@ -49,19 +49,8 @@ def projection(length: int, to: int, seed: int = 0) -> Tensor:
 Columns = dict[str, Any]
 
 
-class Task(Protocol):
-    """Something to compute for every image."""
-
-    @property
-    def flip(self) -> bool:
-        """Whether the mirrored image is looked at too."""
-
-    @property
-    def precision(self) -> Precision:
-        """Of the network."""
-
-    def start(self, model: PooledClassifier) -> Outputs:
-        """Get ready to compute it."""
+# Something to compute for every image.
+Task = Predict | Embed
 
 
 class Outputs(Protocol):
@@ -133,6 +122,11 @@ class Vectors:
     def empty(self, count: int) -> Columns:
         """Return vectors of NaN."""
         return {"vector": torch.full((count, self.width), torch.nan, dtype=self.dtype).numpy()}
+
+
+def start_task(task: Task, model: PooledClassifier) -> Outputs:
+    """Prepare a task for a network; raise UsageError if the network cannot do it."""
+    return Classes(task, model) if isinstance(task, Predict) else Vectors(task, model)
 
 
 # Begins the error of a row whose URL gave no answer; such rows can be tried again.

@@ -24,8 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from covpool.data.image_set import BaseSet, Group, ImageSet, digest_of
+from covpool.data.listing import check_alike, list_below
 from covpool.data.sources import SPLIT_OF, SPLITS, Marks, Split, sort_classes
-from covpool.data.sources.files import check_alike, list_below
 from covpool.errors import BadImageError, ShardError, UsageError
 from covpool.hub import HUB_DATA, download_data
 from covpool.storage.address import Address
