@@ -31,7 +31,7 @@ EXCEPTIONS = {
     ("data/decode.py", "open"): "Image.open reads from memory",
     ("data/shards/scan.py", "tarfile.TarFile"): "reads from a file of open_regular",
     (
-        "data/sources/parquet.py",
+        "data/sources/parquet_file.py",
         "pq.ParquetFile",
     ): "reads from a file of Address.opened",
     ("evaluate/neighbors.py", "pq.read_table"): "reads from memory",

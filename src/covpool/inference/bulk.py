@@ -78,7 +78,7 @@ def describe_job(card: Card, task: Task, files: Files, images: ImageSet, units: 
         "format": FORMAT,
         "version": VERSION,
         "task": type(task).__name__.lower(),
-        "options": asdict(task),,
+        "options": asdict(task),
         "files": asdict(files),
         "bundle": bundle_digest(card),
         "images": len(images),

@@ -23,7 +23,7 @@ def open_splits(path: str, cache: str | None = None) -> Mapping[Split, ImageSet]
 def open_unlabeled(path: str) -> ImageSet:
     """Open one image."""
     address = Address.of(path)
-    return FileImages(address.parent, [address.name])
+    return FileImages(address.parent.trusted(), [address.name])
 
 
 def open_folder(path: str) -> ImageSet:
@@ -34,4 +34,4 @@ def open_folder(path: str) -> ImageSet:
         return shards.open_files(address, names)
     if any(name.lower().endswith(parquet.EXTENSION) for name in names):
         return parquet.open_files(address, names)
-    return FileImages(address, names)
+    return FileImages(address.trusted(), names)
