@@ -16,6 +16,7 @@ from typing import Any, Literal, cast
 import torch
 
 from covpool.errors import UsageError
+from covpool.storage.files import read_text
 
 LOGGER = logging.getLogger("covpool")
 
@@ -29,6 +30,7 @@ EVENTS = ("cuda", "xpu")
 SAVED_RANDOM_STATE = ("cuda", "xpu")
 NO_FLOAT64 = ("mps",)
 NO_EIGH = ("mps",)
+_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16", "asimd", "sve")
 
 
 def accelerator() -> str | None:
@@ -133,7 +135,7 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
         _warn(f"{device.type} has no {precision} in torch {torch.__version__}: it computes in float32")
         return torch.autocast(CPU.type, enabled=False)
     if device.type == "cpu" and precision == "bfloat16":
-        flags = _cpu_flags()
+        flags = {*cpu_flags()}
         # The flags of ARM processors do not list it.
         if "avx2" in flags and not flags & {"amx_bf16", "avx512_bf16"}:
             _warn("this CPU has no bfloat16 arithmetic: float32 is several times as fast on it")
@@ -142,14 +144,24 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
 
 def fastest_precision() -> Literal["bfloat16", "float32"]:
     """Return the fastest precision of this CPU: bfloat16 with AMX, else float32."""
-    return "bfloat16" if "amx_bf16" in _cpu_flags() else "float32"
+    return "bfloat16" if "amx_bf16" in cpu_flags() else "float32"
 
 
 @functools.cache
-def _cpu_flags() -> frozenset[str]:
-    from covpool.provenance.machine import describe_machine
+def cpu_flags() -> tuple[str, ...]:
+    """Return the instruction sets of the CPU that select the kernels of matrix products."""
+    flags = cpu_info().get("flags", cpu_info().get("Features", "")).split()
+    return tuple(flag for flag in _FLAGS if flag in flags)
 
-    return frozenset(describe_machine("cpu")["flags"])
+
+def cpu_info() -> dict[str, str]:
+    """Return the first processor of /proc/cpuinfo; empty if there is no such file."""
+    try:
+        text = read_text("/proc/cpuinfo")
+    except OSError:
+        return {}
+    pairs = (line.split(":", 1) for line in text.split("\n\n")[0].splitlines() if ":" in line)
+    return {name.strip(): value.strip() for name, value in pairs}
 
 
 @functools.cache  # warn once

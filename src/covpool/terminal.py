@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, TextIO
 
 
@@ -193,3 +194,16 @@ def _bar(stream: TextIO) -> Bar | None:
     )
     bar.add_task("")
     return bar
+
+
+def did_you_mean(word: str, choices: Iterable[str]) -> str:
+    """Return the choice most similar to ``word`` as the end of a sentence, or nothing.
+
+    It is for verbs, options and paths. :mod:`covpool.functional.arguments` has one for values, with torch.
+    """
+    bare = {choice.lstrip("-"): choice for choice in choices}  # two hyphens make any two options alike
+    word = word.lstrip("-")
+    near = [name for name in bare if name.startswith(f"{word}-")] or difflib.get_close_matches(
+        word, bare, cutoff=0.7
+    )
+    return f": did you mean {bare[near[0]]}?" if near else ""

@@ -214,7 +214,7 @@ def test_one_warning_of_emulated_bfloat16(
     warnings: int,
     fastest: str,
 ) -> None:
-    monkeypatch.setattr(devices, "_cpu_flags", lambda: frozenset(flags))
+    monkeypatch.setattr(devices, "cpu_flags", lambda: frozenset(flags))
     devices._warn.cache_clear()
     with caplog.at_level(logging.WARNING, "covpool"):
         for _ in range(2):

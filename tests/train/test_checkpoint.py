@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from covpool.errors import DamagedCheckpointError
+from covpool.storage.manifest import Manifest, part_of
 from covpool.train.checkpoint import (
     Checkpoint,
     list_checkpoints,
@@ -128,9 +129,8 @@ def test_a_pickle_with_the_name_and_hash_of_tensors_runs_nothing(tmp_path: Path)
 def test_a_manifest_names_only_plain_files(name: str, tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path, checkpoint(1))
     (tmp_path / "secret").write_bytes(b"x")
-    manifest = json.loads((path / "manifest.json").read_bytes())
-    manifest[name] = hashlib.sha256(b"x").hexdigest()
-    (path / "manifest.json").write_bytes(json.dumps(manifest, indent=1, sort_keys=True).encode())
+    parts = Manifest.read((path / "manifest.json").read_bytes()).parts
+    (path / "manifest.json").write_bytes(Manifest({**parts, name: part_of(b"x")}).written())
     with pytest.raises(DamagedCheckpointError, match=re.escape(f"names {name!r}")):
         read_checkpoint(path)
 

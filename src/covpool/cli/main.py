@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import difflib
 import errno
 import importlib
 import json
@@ -16,7 +15,7 @@ import os
 import shlex
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -24,7 +23,7 @@ from covpool import __version__
 from covpool.errors import WORKER_DIED, CovpoolError, Interrupted, ReportedByFirstError
 from covpool.storage.files import package_text
 from covpool.storage.remote import trust_rows
-from covpool.terminal import printable
+from covpool.terminal import did_you_mean, printable
 
 # Exit codes of Ctrl-C and SIGTERM, as in shells.
 STOPPED = (130, 143)
@@ -317,19 +316,6 @@ def explained(error: Exception, extra: str) -> tuple[str, int]:
         return _of_the_disk(error) if error.strerror else str(error), 2
     text = f"{type(error).__name__}: {error}"
     return f"internal error: {text}; please report it, with the traceback above", 1
-
-
-def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """Return the choice most similar to ``word`` as the end of a sentence, or nothing.
-
-    It is for verbs, options and paths. :mod:`covpool.functional.arguments` has one for values, with torch.
-    """
-    bare = {choice.lstrip("-"): choice for choice in choices}  # two hyphens make any two options alike
-    word = word.lstrip("-")
-    near = [name for name in bare if name.startswith(f"{word}-")] or difflib.get_close_matches(
-        word, bare, cutoff=0.7
-    )
-    return f": did you mean {bare[near[0]]}?" if near else ""
 
 
 def _is_memory(error: Exception) -> bool:

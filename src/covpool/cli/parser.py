@@ -13,7 +13,7 @@ from typing import Any, TypeVar, get_type_hints
 import docstring_parser
 from jsonargparse import DefaultHelpFormatter
 
-from covpool.cli.main import did_you_mean
+from covpool.terminal import did_you_mean
 from covpool.train.parser import SentenceParser
 
 Arguments = TypeVar("Arguments")

@@ -289,7 +289,7 @@ class _Fitting:
 
     def _measured(self, solutions: Mapping[str, Solution]) -> list[dict[str, Any]]:
         """Write the predictions of every head, and return its row."""
-        predictions = {
+        predictions: dict[str, dict[str, Predictions]] = {
             split: self._predicted(solutions, split) for split in ("val", "test") if split in self.sets
         }
         if self.split == FOLDED:

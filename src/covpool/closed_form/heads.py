@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -104,12 +104,15 @@ def principal_directions(features: Iterable[Tensor], dim: int) -> Tensor:
     directions = directions[:, -dim:].flip(1).T
     # An eigenvector has no sign. Its largest entry becomes positive, so that libraries agree.
     largest = directions.gather(1, directions.abs().argmax(dim=1, keepdim=True))
-    return (directions * largest.sign()).float().contiguous()
+    found: Tensor = (directions * largest.sign()).float().contiguous()
+    return found
 
 
 def basis_of(model: PooledClassifier) -> Tensor:
     """Return the weight of the reduction, ``(dim, C)``."""
-    return cast(Tensor, model.pool.reduction.projection.weight)
+    reduction = cast(CovPool, model.pool).reduction
+    assert reduction is not None
+    return reduction.projection.weight
 
 
 def set_basis(model: PooledClassifier, basis: Tensor) -> None:
@@ -130,7 +133,6 @@ class HeadVectors:
         precision: precision of the network.
     """
 
-    exact: ClassVar[bool] = True
     heads: tuple[str, ...]
     dim: int
     flip: bool = False
@@ -145,7 +147,6 @@ class HeadVectors:
 class ModelVectors:
     """The task of bulk inference that computes the vectors that the classifier of a model receives."""
 
-    exact: ClassVar[bool] = True
     flip: bool = False
     precision: Any = "float32"
 
@@ -171,7 +172,7 @@ class PooledHeads:
             pool = make_pool(config, model.format)
             assert isinstance(pool, CovPool)
             assert pool.reduction is not None
-            weight = pool.to(next(model.parameters())).reduction.projection.weight
+            weight = pool.reduction.to(next(model.parameters())).projection.weight
             with torch.no_grad():
                 weight.copy_(basis_of(model)[: len(weight)])
             self.pools[head], self.widths[head] = pool.eval(), pool.out_features

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from covpool.data.decode import BEGINNING, EXTENSIONS, NOT_READ, format_of
 from covpool.data.image_set import ENCODING, ERRORS, ImageSet, class_counts
+from covpool.data.listing import is_image, is_visible
 from covpool.data.look import Collection, Problem, Progress
 from covpool.data.sources import Split, layout_of, read_splits
-from covpool.data.sources.files import is_image, is_visible
 from covpool.data.sources.folder import split_folders
 from covpool.errors import UsageError
 from covpool.storage.files import open_regular, replace_file

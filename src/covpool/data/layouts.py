@@ -12,3 +12,6 @@ if TYPE_CHECKING:
     Layout = str
 else:
     Layout = Literal[("auto", *(name for name in SOURCES if name != "files"))]  # which has no labels
+
+# The module for data sets that are Python objects.
+OBJECTS = "covpool.data.sources.datasets"

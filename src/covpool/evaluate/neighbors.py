@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
@@ -26,8 +27,8 @@ from covpool.inference.options import Embed
 from covpool.inference.tasks import Vectors
 from covpool.models.bundle import load_model, read_card
 from covpool.models.card import bundle_digest
-from covpool.storage.address import Address
-from covpool.storage.files import read_json, replace_file
+from covpool.storage.address import MAX_FILE_BYTES, Address
+from covpool.storage.files import read_file, read_json, replace_file
 
 # Photographs to search for in one call.
 MOST = 24
@@ -128,7 +129,7 @@ def _nearest(vectors_QD: NDArray[np.float32], gallery: Path, most: int) -> tuple
 
 def _files(gallery: Path) -> Iterator[tuple[NDArray[Any], NDArray[np.float32]]]:
     for file in sorted(gallery.rglob("*.parquet")):
-        table = pq.read_table(file, columns=["id", "vector"])
+        table = pq.read_table(pa.BufferReader(read_file(file, MAX_FILE_BYTES)), columns=["id", "vector"])
         table = table.filter(table.column("vector").is_valid())  # an unreadable image has no vector
         if len(table):
             values = np.stack(table.column("vector").to_numpy(zero_copy_only=False)).astype(np.float32)

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from covpool.data.decode import decode
 from covpool.data.image_set import ImageSet
+from covpool.data.listing import is_image
 from covpool.data.sources import open_splits
-from covpool.data.sources.files import is_image
 from covpool.data.sources.folder import folders_with_images
 from covpool.data.transforms import Preprocessing, evaluation_transform
 from covpool.drawing import png

@@ -16,7 +16,7 @@ from covpool.data.image_set import ImageSet
 from covpool.data.sources import open_unlabeled
 from covpool.data.transforms import Preprocessing
 from covpool.errors import OtherJobError, UsageError
-from covpool.inference.options import CSV_IMAGES, Files, Format, Predict, Running
+from covpool.inference.options import CSV_IMAGES, Embed, Files, Format, Predict, Running
 from covpool.inference.place import MANIFEST, OutputManifest, Place, open_place, table_part
 from covpool.inference.tasks import Columns, Task, is_unreachable, read_column, read_rows, write_table
 from covpool.inference.work import (
@@ -78,7 +78,7 @@ def describe_job(card: Card, task: Task, files: Files, images: ImageSet, units: 
         "format": FORMAT,
         "version": VERSION,
         "task": type(task).__name__.lower(),
-        "options": asdict(task),  # type: ignore[call-overload]  # tasks are dataclasses
+        "options": asdict(task),  # type: ignore[arg-type]  # tasks are dataclasses
         "files": asdict(files),
         "bundle": bundle_digest(card),
         "images": len(images),
@@ -238,8 +238,9 @@ def infer_set(
         job = describe_job(card, task, files, images, units) | {"data": name}
         there = begin_or_continue(writer.place, job, str(out))
         left = list(_left(images, units, writer, manifest, running, there))
-        decoder = Decoder(Preprocessing.of(card.preprocessing), task.exact)
-        pad_to = running.batch_size if task.exact else 0
+        is_exact = not isinstance(task, Predict | Embed)
+        decoder = Decoder(Preprocessing.of(card.preprocessing), is_exact)
+        pad_to = running.batch_size if is_exact else 0
         predictor = partial(Predictor, pinned(bundle), task, running.device, card.sha256, pad_to)
         try:
             work = Work(images, left, decoder, predictor, writer, manifest.add)

@@ -2,14 +2,10 @@
 
 # Annotations are not postponed: jsonargparse would import the modules under TYPE_CHECKING to evaluate them.
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import Literal
 
 from covpool.device import DEVICES, Device
 from covpool.functional.arguments import check_choice, check_whole
-
-if TYPE_CHECKING:
-    from covpool.inference.tasks import Outputs
-    from covpool.models.model import PooledClassifier
 
 Precision = Literal["float32", "bfloat16"]
 Format = Literal["parquet", "csv"]
@@ -27,7 +23,6 @@ class Predict:
         precision: precision of the network.
     """
 
-    exact: ClassVar[bool] = False
     top: int = 5
     flip: bool = False
     precision: Precision = "float32"
@@ -35,12 +30,6 @@ class Predict:
     def __post_init__(self) -> None:
         check_whole("top", self.top, at_least=1)
         check_choice("precision", self.precision, ("float32", "bfloat16"))
-
-    def start(self, model: "PooledClassifier") -> "Outputs":
-        """Prepare the task for a network; raise UsageError if it has no classifier."""
-        from covpool.inference.tasks import Classes
-
-        return Classes(self, model)
 
 
 @dataclass(frozen=True)
@@ -56,7 +45,6 @@ class Embed:
         precision: precision of the network.
     """
 
-    exact: ClassVar[bool] = False
     raw: bool = False
     project: int | None = None
     seed: int = 0
@@ -69,12 +57,6 @@ class Embed:
         check_choice("precision", self.precision, ("float32", "bfloat16"))
         if self.project is not None:
             check_whole("project", self.project, at_least=1)
-
-    def start(self, model: "PooledClassifier") -> "Outputs":
-        """Prepare the task for a network; raise UsageError if it has fewer dimensions than ``project``."""
-        from covpool.inference.tasks import Vectors
-
-        return Vectors(self, model)
 
 
 @dataclass(frozen=True)

@@ -49,23 +49,26 @@ def projection(length: int, to: int, seed: int = 0) -> Tensor:
 Columns = dict[str, Any]
 
 
-class Task(Protocol):
-    """Something to compute for every image."""
+class ExactTask(Protocol):
+    """Something to compute for every image that must not depend on the other images of its batch.
+
+    Its rows have a column ``content`` too, which identifies the bytes of the image.
+    """
 
     @property
     def flip(self) -> bool:
-        """Whether the mirrored image is looked at too."""
+        """Whether to average with the horizontally flipped image."""
 
     @property
     def precision(self) -> Precision:
-        """Of the network."""
-
-    @property
-    def exact(self) -> bool:
-        """Whether values must not depend on the other images of a batch; rows then have ``content``."""
+        """Precision of the network."""
 
     def start(self, model: PooledClassifier) -> Outputs:
-        """Get ready to compute it."""
+        """Prepare the task for a network."""
+
+
+# Something to compute for every image.
+Task = Predict | Embed | ExactTask
 
 
 class Outputs(Protocol):
@@ -137,6 +140,13 @@ class Vectors:
     def empty(self, count: int) -> Columns:
         """Return vectors of NaN."""
         return {"vector": torch.full((count, self.width), torch.nan, dtype=self.dtype).numpy()}
+
+
+def start_task(task: Task, model: PooledClassifier) -> Outputs:
+    """Prepare a task for a network; raise UsageError if the network cannot do it."""
+    if isinstance(task, Predict):
+        return Classes(task, model)
+    return Vectors(task, model) if isinstance(task, Embed) else task.start(model)
 
 
 # Begins the error of a row whose URL gave no answer; such rows can be tried again.

@@ -28,7 +28,7 @@ from covpool.errors import BadImageError, DataError, ShardError, UnreachableErro
 from covpool.inference.content import content_number
 from covpool.inference.forward import Forward, open_bundle
 from covpool.inference.options import Running
-from covpool.inference.tasks import UNREACHABLE, Columns, Task
+from covpool.inference.tasks import UNREACHABLE, Columns, Task, start_task
 from covpool.models.bundle import read_card
 from covpool.storage.manifest import Part
 from covpool.storage.remote import cannot_go_on
@@ -166,7 +166,7 @@ class Predictor:
         model = open_bundle(str(bundle), found)
         if sha256 is not None and read_card(bundle).sha256 != sha256:
             raise UsageError(f"{bundle} is not the bundle any more that the job began with")
-        outputs = self.outputs = task.start(model)
+        outputs = self.outputs = start_task(task, model)
         self.forward = Forward(
             model,
             lambda images: {"values": outputs.forward(images)},

@@ -13,13 +13,11 @@ from typing import Any
 import torch
 
 from covpool import __version__
-from covpool.device import device_name, toolkit_versions
+from covpool.device import cpu_flags, cpu_info, device_name, toolkit_versions
 from covpool.errors import UsageError
-from covpool.storage.files import MAX_TEXT_BYTES, Digest, read_file, read_text
+from covpool.storage.files import MAX_TEXT_BYTES, Digest, read_file
 
 PACKAGE = Path(__file__).resolve().parents[1]
-# Instruction sets that select the kernels of matrix products.
-_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16", "asimd", "sve")
 # Parts of CPU model names that do not distinguish CPUs.
 _NOISE_WORDS = re.compile(r"\((r|tm)\)|\b(intel|amd|cpu|processor|\d+-core)\b|@.*$|,.*$", re.IGNORECASE)
 _VARIABLES = (
@@ -54,14 +52,13 @@ def describe_versions() -> dict[str, Any]:
 
 def describe_machine(device: str) -> dict[str, Any]:
     """Return CPU, cores, threads, memory, instruction sets, and the GPU if it is the device."""
-    cpu = _proc_cpuinfo()
-    flags = set(cpu.get("flags", cpu.get("Features", "")).split())
+    cpu = cpu_info()
     return {
         "cpu": cpu.get("model name") or platform.processor() or platform.machine(),
         "cores": _cores(),
         "threads": torch.get_num_threads(),
         "memory_gib": _memory_gib(),
-        "flags": [flag for flag in _FLAGS if flag in flags],
+        "flags": list(cpu_flags()),
         "capability": torch.backends.cpu.get_cpu_capability(),
         "system": platform.system(),
         "gpu": None if device == "cpu" else device_name(device),
@@ -139,13 +136,3 @@ def _memory_gib() -> float | None:
     except (AttributeError, ValueError, OSError):
         return None
     return round(total / 2**30, 1)
-
-
-def _proc_cpuinfo() -> dict[str, str]:
-    """Return the first processor of /proc/cpuinfo; empty if there is no such file."""
-    try:
-        text = read_text("/proc/cpuinfo")
-    except OSError:
-        return {}
-    pairs = (line.split(":", 1) for line in text.split("\n\n")[0].splitlines() if ":" in line)
-    return {name.strip(): value.strip() for name, value in pairs}

@@ -133,6 +133,10 @@ class Address:
         path = f"{self.path.rstrip('/')}/{name}"
         return replace(self, url=path if self.is_local else f"{self.url}/{name}", path=path)
 
+    def trusted(self) -> Address:
+        """Return a local folder whose own listing names its files. Links are followed."""
+        return replace(self, home=ANY) if self.is_local else self
+
     def listed(self, name: str) -> Address:
         """Return the address that a row of a table in the folder names.
 
@@ -186,6 +190,8 @@ class Address:
             raise UnreachableError(
                 f"it is outside {self.path}, the folder of the table: move the table, or pass --trust-rows"
             )
+        if self.home != ANY and not is_below(os.path.realpath(path), os.path.realpath(self.path)):
+            raise UnreachableError(f"it is a link out of {self.path}: copy the file, or pass --trust-rows")
         return replace(self, url=path, path=path)
 
     def read_listed(self, name: str) -> bytes:

@@ -162,7 +162,7 @@ def _write(folder: Path, sweep: Sweep) -> None:
     from covpool.train.report.figures import draw_sweep  # here, because what draws takes seconds to import
 
     folder.mkdir(parents=True, exist_ok=True)
-    replace_file(folder / "lr_find.png", png(draw_sweep(sweep, LIGHT)))
     columns = (sweep.rates, sweep.losses, sweep.smoothed)
+    replace_file(folder / "lr_find.png", png(draw_sweep(*columns, sweep.suggestion, LIGHT)))
     rows = zip(*(column.tolist() for column in columns), strict=True)
     replace_file(folder / "lr_find.csv", csv_bytes(["lr", "loss", "smoothed"], rows))

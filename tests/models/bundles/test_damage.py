@@ -181,10 +181,10 @@ def test_cache_of_links_is_read(bundle: Path, tmp_path: Path) -> None:
 def test_what_never_ends_is_refused(name: str, bundle: Path) -> None:
     (bundle / name).unlink()
     os.mkfifo(bundle / name)
-    assert_refused(bundle, f"its {name} is not a file")
+    assert_refused(bundle, f"its {name} cannot be opened: not a regular file")
     (bundle / name).unlink()
     (bundle / name).symlink_to("/dev/zero")
-    assert_refused(bundle, f"its {name} is not a file")
+    assert_refused(bundle, f"its {name} cannot be opened: not a regular file")
 
 
 def test_a_link_to_a_secret_tells_nothing(bundle: Path, tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ import timm
 import torch
 
 from covpool.errors import BundleError
-from covpool.models import bundle as bundle_module
 from covpool.models import card as card_module
+from covpool.models import tensors as tensors_module
 from covpool.models.bundle import load_model
 from covpool.models.saving import save_model
 from tests.models.bundles.samples import (
@@ -95,7 +95,7 @@ def _nothing_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: object, **options: object) -> None:
         raise AssertionError("it should have been refused by now")
 
-    monkeypatch.setattr(bundle_module, "build_model", refuse)
+    monkeypatch.setattr(tensors_module, "build_model", refuse)
 
 
 @pytest.mark.usefixtures("_nothing_is_built")
@@ -199,7 +199,7 @@ def test_enormous_networks_are_refused_without_being_built(config: dict[str, Any
 
 
 def test_endless_networks_are_refused(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bundle_module, "MAX_CALLS", 5000)
+    monkeypatch.setattr(tensors_module, "MAX_CALLS", 5000)
     load_model(bundle)
     edit_card(bundle, set_config(head="mlp", hidden=[1] * 10**5))
     start = time.process_time()
@@ -210,7 +210,7 @@ def test_endless_networks_are_refused(bundle: Path, monkeypatch: pytest.MonkeyPa
 def test_computed_buffers_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"backbone_options": {"depth": 1}, "image_size": 56}
     folder = save_model(trained(backbone="eva02_tiny_patch14_224", **options), tmp_path / "model")
-    monkeypatch.setattr(bundle_module, "MAX_COMPUTED_BYTES", 1000)
+    monkeypatch.setattr(tensors_module, "MAX_COMPUTED_BYTES", 1000)
     assert_not_loaded(folder, "GiB in addition to its weights")
 
 

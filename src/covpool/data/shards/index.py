@@ -26,6 +26,8 @@ FORMAT, VERSION = "covpool shards", 2
 INDEX = "index.json"
 # covpool writes no larger files: an index of a million shards has about 200 MB.
 MAX_INDEX_BYTES, MAX_CONTENTS_BYTES = 1 << 28, 1 << 28
+# A sample takes a block of the tar for its header, and more for its image.
+BLOCK_BYTES = 512
 COLUMNS = ("offsets", "sizes", "checksums", "labels")
 
 
@@ -189,6 +191,8 @@ def _shard(fields: object) -> Shard:
         raise ShardError(f"{INDEX} has a shard named {name!r}, which is not a plain file name")
     if any(type(number) is not int or not 0 <= number < 2**62 for number in numbers):
         raise ShardError(f"{INDEX} has no size or no number of samples for {name}")
+    if fields["samples"] > fields["bytes"] // BLOCK_BYTES:
+        raise ShardError(f"{INDEX} lists more samples of {name} than its {fields['bytes']:,} bytes can hold")
     if not isinstance(fields["contents"], str):
         raise ShardError(f"{INDEX} has no SHA-256 for {name}")
     return Shard(**fields)

@@ -26,7 +26,8 @@ from covpool.storage.files import open_regular
 # By file extension; the decoder finds the actual format. "img" is for an image without a known extension.
 IMAGE_FIELDS = frozenset(extension[1:] for extension in FORMAT_OF) | {"img"}
 MAX_FIELD_BYTES = 1 << 16  # of a label or of an image's metadata
-MAX_HEADER_BYTES = 1 << 20
+MAX_HEADER_BYTES = 1 << 20  # of all headers of a file in the tar
+MAX_GLOBAL_FIELDS = 1000
 MAX_CLASSES = 1_000_000
 COMPRESSED = {b"\x1f\x8b": "gunzip", b"BZh": "bunzip2", b"\xfd7zXZ": "unxz", b"\x28\xb5\x2f\xfd": "unzstd"}
 ZEROS = bytes(512)  # how a tar ends
@@ -154,6 +155,9 @@ def _members(path: Path) -> Iterator[tarfile.TarInfo]:
         try:
             with tarfile.TarFile(fileobj=file) as tar:
                 while (member := tar.next()) is not None:
+                    file.left = MAX_HEADER_BYTES
+                    if len(tar.pax_headers) > MAX_GLOBAL_FIELDS:  # tarfile copies them for every member
+                        raise ShardError(f"{path.name} has too many global header fields")
                     stored = member.size if member.isreg() and not member.issparse() else 0
                     if member.size < 0 or tar.offset <= reached or member.offset_data + stored > length:
                         raise ShardError(f"{path.name} is truncated or damaged at {member.name!r}")
@@ -166,16 +170,24 @@ def _members(path: Path) -> Iterator[tarfile.TarInfo]:
         except Exception as error:  # tarfile raises many kinds for invalid data
             raise ShardError(f"{path.name} is truncated, damaged or not a tar: {error}") from error
         file.seek(end)
+        file.left = MAX_HEADER_BYTES
         if file.read(len(ZEROS)) != ZEROS:
             raise ShardError(f"{path.name} is truncated or damaged: its end marker is missing")
 
 
 class _Headers(io.BufferedReader):
-    """A reader for tarfile that limits the size of a header; a forged size could exhaust the memory."""
+    """A reader for tarfile that limits the headers of a member; forged ones could exhaust the memory.
+
+    Attributes:
+        left: bytes that the headers of the next member may still have.
+    """
+
+    left = MAX_HEADER_BYTES
 
     def read(self, size: int | None = -1, /) -> bytes:
-        if size is None or not 0 <= size <= MAX_HEADER_BYTES:
+        if size is None or not 0 <= size <= self.left:
             raise ShardError(f"a tar header of {size} bytes is too large")
+        self.left -= size
         return super().read(size)
 
 

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from covpool.data import layouts
 from covpool.data.decode import FORMAT_OF
 from covpool.data.image_set import ImageFiles, ImageSet, Joined, Names, class_counts
+from covpool.data.listing import FileImages, subfolders
 from covpool.errors import UnreachableError, UsageError, UsageTypeError
 from covpool.hub import HUB_DATA
 from covpool.storage.address import Address
@@ -76,8 +77,6 @@ class Marks:
         return any(file.is_file() and (not self.endings or self._are_in(file.parent)) for file in found)
 
     def _fill(self, top: Path) -> bool:
-        from covpool.data.sources.files import subfolders
-
         inside = subfolders(top)
         if any(name.lower() not in (*SPLIT_OF, "data") or subfolders(top / name) for name in inside):
             return False
@@ -160,11 +159,10 @@ def open_splits(
 
 
 def _open_object(data: Any) -> Mapping[Split, ImageSet]:
-    from covpool.data.sources.datasets import is_dataset, open_dataset
-
-    if not is_dataset(data):
+    datasets = importlib.import_module(layouts.OBJECTS)
+    if not datasets.is_dataset(data):
         raise UsageTypeError(f"data must be a path, a URL, or a Dataset; got {type(data).__name__}")
-    sets = open_dataset(data)
+    sets: Mapping[Split, ImageSet] = datasets.open_dataset(data)
     _check_classes("the data set", sets)
     return sets
 
@@ -316,8 +314,6 @@ class Listing:
 
     def unlabeled(self) -> ImageSet:
         """Return all images, in the order of the listing."""
-        from covpool.data.sources.files import FileImages
-
         return FileImages(Address.of(self.root), dict.fromkeys(self.names))
 
     def _names(self, indices: NDArray[np.int64]) -> Names:

@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from covpool.data.image_set import ImageFiles, ImageSet
+from covpool.data.listing import FileImages
 from covpool.data.sources import SPLIT_OF, SPLITS, Listing, Marks, Row, Split, make_listing, sort_classes
-from covpool.data.sources.files import FileImages
 from covpool.errors import UsageError
 from covpool.storage.address import Address
 

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from covpool.data.image_set import BaseSet, digest_of
 from covpool.data.sources import SPLIT_OF, Split, sort_classes
-from covpool.data.sources.parquet import LABEL, NO_LABEL, image_columns, image_value
+from covpool.data.sources.parquet import LABEL, NO_LABEL
+from covpool.data.sources.parquet_file import image_columns, image_value
 from covpool.errors import BadImageError, UsageError
 from covpool.storage.address import read_image
 

@@ -12,14 +12,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from covpool.data.image_set import ImageFiles
-from covpool.data.sources import SPLIT_OF, Listing, Marks, Row, Split, make_listing
-from covpool.data.sources.files import (
+from covpool.data.listing import (
     ImageNames,
     composed,
     files_under,
     is_image,
     subfolders,
 )
+from covpool.data.sources import SPLIT_OF, Listing, Marks, Row, Split, make_listing
 from covpool.data.sources.files import open_folder as open_unlabeled
 from covpool.errors import UsageError
 

@@ -14,7 +14,6 @@ import os
 import re
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import lru_cache
 from itertools import accumulate, groupby
 from pathlib import PurePosixPath
@@ -24,9 +23,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from covpool.data.image_set import BaseSet, Group, ImageSet, digest_of
+from covpool.data.listing import check_alike, list_below
 from covpool.data.sources import SPLIT_OF, SPLITS, Marks, Split, sort_classes
-from covpool.data.sources.files import check_alike, list_below
-from covpool.errors import BadImageError, ShardError, UsageError
+from covpool.data.sources.parquet_file import (
+    has_bytes,
+    image_columns,
+    image_value,
+    is_text,
+    open_parquet,
+    read_footer,
+    read_rows,
+)
+from covpool.errors import BadImageError, UsageError
 from covpool.hub import HUB_DATA, download_data
 from covpool.storage.address import Address
 from covpool.storage.files import Digest, digest
@@ -34,7 +42,7 @@ from covpool.storage.files import Digest, digest
 LOGGER = logging.getLogger("covpool")
 EXTENSION = ".parquet"
 MARKS = Marks(endings=(EXTENSION,), in_folders=True)
-BYTES, LABEL = ("image", "bytes"), "label"
+LABEL = "label"
 # Row groups that a process keeps in training: a window of them, unless they take more memory than this.
 KEPT_GROUPS, KEPT_BYTES = 16, 1 << 29
 NO_LABEL = -1
@@ -224,9 +232,8 @@ class ParquetImages(BaseSet):
         group = self.row_groups[place]
         file = self.files[group.file]
         column = file.image if kind == "image" else file.id
-        with _opened(self.root, file.name) as (_, parquet):
-            # Without threads, which a forked process would lack.
-            return parquet.read_row_group(group.number, columns=[column], use_threads=False).column(0)
+        with open_parquet(self.root, file.name) as (_, parquet):
+            return read_rows(parquet, group.number, str(column), self.root.below(file.name).url)
 
 
 class _Classes:
@@ -238,7 +245,7 @@ class _Classes:
 
     def read(self, root: Address, name: str) -> Numbers:
         """Return the labels of a file by number, with -1 for a row without a label."""
-        with _opened(root, name) as (_, parquet):
+        with open_parquet(root, name) as (_, parquet):
             schema = parquet.schema_arrow
             if LABEL not in schema.names:
                 raise UsageError(f"{name} has no column {LABEL!r}; its columns are {', '.join(schema.names)}")
@@ -248,7 +255,7 @@ class _Classes:
             self.names |= {names} if names else set()
             parts = [np.empty(0, dtype=np.int32)]
             for group in range(parquet.metadata.num_row_groups):
-                column = parquet.read_row_group(group, columns=[LABEL], use_threads=False).column(0)
+                column = read_rows(parquet, group, LABEL, name)
                 encoded = column.unify_dictionaries().combine_chunks()
                 encoded = encoded if kind.startswith("dictionary") else encoded.dictionary_encode()
                 known = [self._number(name, value, names) for value in encoded.dictionary.to_pylist()]
@@ -306,39 +313,14 @@ def _row_groups(files: Sequence[File]) -> Iterator[RowGroup]:
             first += rows
 
 
-def image_value(scalar: Any) -> tuple[bytes | None, str | None]:
-    """Return the bytes and the path in a row."""
-    value = scalar.as_py()
-    image, path = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, value)
-    return image if isinstance(image, bytes) else None, path if isinstance(path, str) else None
-
-
-@contextmanager
-def _opened(root: Address, name: str) -> Iterator[tuple[Any, Any]]:
-    """Open a file for reading, and for pyarrow."""
-    try:
-        import pyarrow as pa  # here, because folders are opened without it
-        import pyarrow.parquet as pq
-    except ModuleNotFoundError as error:
-        raise UsageError("Parquet files need pyarrow: pip install 'covpool[eval]'") from error
-    where = root.below(name)
-    try:
-        with where.opened() as file, pq.ParquetFile(file) as parquet:
-            yield file, parquet
-    except (pa.ArrowInvalid, UnicodeDecodeError) as error:  # names or texts may not be UTF-8
-        raise ShardError(f"{where.url} is not a Parquet file, or is truncated: {error}") from error
-    except OSError as error:  # from pyarrow too if a page is damaged, without a file name
-        raise ShardError(f"{where.url} cannot be read: {error.strerror or error}") from error
-
-
 def _look(root: Address, name: str) -> File:
-    with _opened(root, name) as (file, parquet):
+    with open_parquet(root, name) as (file, parquet):
         metadata, schema = parquet.metadata, parquet.schema_arrow
         image, ids = image_columns(name, schema)
         groups = [metadata.row_group(k) for k in range(metadata.num_row_groups)]
-        footer = _footer(file)
-        of_file, is_text = Digest(footer), _is_text(schema.field(image).type)
-        if is_text:  # the same paths in another folder are other images
+        footer = read_footer(file)
+        of_file, has_paths = Digest(footer), is_text(schema.field(image).type)
+        if has_paths:  # the same paths in another folder are other images
             of_file.update(os.fsencode(root.below(name).parent.url))
         return File(
             name,
@@ -347,42 +329,6 @@ def _look(root: Address, name: str) -> File:
             image,
             ids,
             digest(footer),
-            not is_text and all(_has_bytes(group, image) for group in groups),
+            not has_paths and all(has_bytes(group, image) for group in groups),
             max((group.total_byte_size for group in groups), default=0),
         )
-
-
-def _has_bytes(group: Any, image: str) -> bool:
-    """Return whether the statistics of a row group say that every row has the bytes of an image."""
-    for column in (group.column(k) for k in range(group.num_columns)):
-        if column.path_in_schema in (image, f"{image}.bytes"):
-            statistics = column.statistics
-            return bool(statistics and statistics.has_null_count and not statistics.null_count)
-    return False
-
-
-def _footer(file: Any) -> bytes:
-    """Return the footer; its length and four letters come after it."""
-    file.seek(-8, os.SEEK_END)
-    length = int.from_bytes(file.read(4), "little")
-    file.seek(-8 - length, os.SEEK_END)
-    footer: bytes = file.read(length)
-    return footer
-
-
-def image_columns(name: str, schema: Any) -> tuple[str, str | None]:
-    """Return the column of images, and the column of ids if there is one."""
-    image = next((column for column in (*BYTES, "path") if column in schema.names), None)
-    if image is None:
-        raise UsageError(
-            f"{name} has no column 'image', 'bytes' or 'path'; its columns are {', '.join(schema.names)}"
-        )
-    kind = schema.field(image).type
-    if not (_is_text(kind) or (image in BYTES and re.match("struct|binary|large_binary", str(kind)))):
-        raise UsageError(f"{name} has {kind} in its column {image!r}: use the bytes of images, or paths")
-    ids = next((column for column in ("id", "path") if column in schema.names and column != image), None)
-    return image, ids
-
-
-def _is_text(kind: Any) -> bool:
-    return str(kind) in ("string", "large_string")

@@ -14,9 +14,9 @@ from itertools import accumulate
 from pathlib import Path, PurePosixPath
 
 from covpool.data.image_set import BaseSet, Group, ImageSet
+from covpool.data.listing import check_alike, list_below
 from covpool.data.shards.scan import TarImage, find_images
 from covpool.data.sources import SPLITS, Marks, Split
-from covpool.data.sources.files import check_alike, list_below
 from covpool.errors import BadImageError, ShardError, UsageError
 from covpool.storage.address import MAX_FILE_BYTES, Address
 from covpool.storage.files import Digest, open_regular

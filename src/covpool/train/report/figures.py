@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -18,9 +18,6 @@ from covpool.drawing import DARK, LIGHT, Theme, drawn, dress, new_figure, png, t
 from covpool.train.report.per_class import Errors
 from covpool.train.report.record import Column, Predictions, RunRecord
 from covpool.train.report.thumbnails import Tile, squared
-
-if TYPE_CHECKING:
-    from covpool.train.lr_find import Sweep
 
 Quantity = Literal["loss", "top-1", "learning rate"]
 QUANTITIES: tuple[Quantity, ...] = ("loss", "top-1", "learning rate")
@@ -297,24 +294,24 @@ def _draw_tile(axes: Axes, tile: Tile, theme: Theme) -> None:
         )
 
 
-def draw_sweep(sweep: Sweep, theme: Theme) -> Figure:
+def draw_sweep(
+    rates: Column, losses: Column, smoothed: Column, suggestion: float | None, theme: Theme
+) -> Figure:
     """Draw the losses, the smoothed loss, and the suggested learning rate."""
     figure = new_figure(theme, 6.4, 4.0)
     axes = figure.subplots()
     dress(axes, theme)
-    axes.plot(sweep.rates, sweep.losses, color=theme.series[0], linewidth=0.8, alpha=0.35)
-    axes.plot(sweep.rates, sweep.smoothed, color=theme.series[0], linewidth=1.8, label="smoothed loss")
-    if sweep.suggestion is not None:
-        label = f"falls fastest: {sweep.suggestion:.2g}"
-        axes.axvline(
-            sweep.suggestion, color=theme.series[1], linewidth=1.4, linestyle=(0, (3, 2)), label=label
-        )
+    axes.plot(rates, losses, color=theme.series[0], linewidth=0.8, alpha=0.35)
+    axes.plot(rates, smoothed, color=theme.series[0], linewidth=1.8, label="smoothed loss")
+    if suggestion is not None:
+        label = f"falls fastest: {suggestion:.2g}"
+        axes.axvline(suggestion, color=theme.series[1], linewidth=1.4, linestyle=(0, (3, 2)), label=label)
     axes.set_xscale("log")
     axes.set_title("Loss", loc="left", fontsize=11, color=theme.ink)
     axes.set_xlabel("learning rate", fontsize=9, color=theme.faint)
     # The losses after divergence would flatten the rest.
-    before = sweep.losses[: sweep.smoothed.argmin() + 1]
-    low, high = min(before.min(), sweep.smoothed.min()), before.max()
+    before = losses[: smoothed.argmin() + 1]
+    low, high = min(before.min(), smoothed.min()), before.max()
     margin = 0.1 * (high - low) or 0.1 * high
     axes.set_ylim(low - margin, high + 3 * margin)
     axes.legend(frameon=False, fontsize=9, labelcolor=theme.ink)
