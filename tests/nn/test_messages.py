@@ -54,12 +54,13 @@ def test_norm_of_another_shape() -> None:
 def test_more_steps_than_the_precision_can_bear() -> None:
     """The limits of half precision and float64 are checked at creation, that of float32 with the input."""
     for options, most in (({"compute_dtype": torch.bfloat16}, 8), ({}, 40)):
-        CovPool(4, dim=None, steps=most, **options)
+        CovPool(4, dim=None, iteration="paper", steps=most, **options)
         with pytest.raises(ValueError, match=rf"steps must be at most {most} in .*got {most + 1}"):
-            CovPool(4, dim=None, steps=most + 1, **options)
+            CovPool(4, dim=None, iteration="paper", steps=most + 1, **options)
+    extra = {"isqrt_cov": {"iteration": "paper"}, "improved_bcnn": {"forward": "newton_schulz"}}
     roots = {"isqrt_cov": 15, "polar_express": 8, "improved_bcnn": 15}
     for method, most in roots.items():
-        options = {"forward": "newton_schulz"} if method == "improved_bcnn" else {}
+        options = extra.get(method, {})
         assert CovPool(4, method, dim=None, steps=most, **options)(torch.randn(2, 4, 5, 5)).isfinite().all()
         layer = CovPool(4, method, dim=None, steps=most + 1, **options)
         with pytest.raises(ValueError, match=rf"steps must be at most {most} in float32.*got {most + 1}"):

@@ -5,7 +5,6 @@ from covpool.functional.eigen import matrix_log, matrix_power
 from covpool.functional.isqrt_cov import isqrt_cov
 from covpool.functional.matrix_sqrt import inverse_matrix_sqrt, matrix_sqrt
 from covpool.functional.merge import Moments, StreamingCovariance, covariance_merge, moments
-from covpool.functional.newton_schulz import fitted_steps
 from covpool.functional.polar_express import polar_express_sqrt
 
 __all__ = [
@@ -13,7 +12,6 @@ __all__ = [
     "StreamingCovariance",
     "covariance",
     "covariance_merge",
-    "fitted_steps",
     "inverse_matrix_sqrt",
     "isqrt_cov",
     "matrix_log",

@@ -28,8 +28,8 @@ from covpool.functional.matrix_sqrt import BACKWARDS, Backward
 from covpool.functional.newton_schulz import (
     Coefficients,
     Iterates,
+    Iteration,
     accumulate,
-    fitted_steps,
     newton_schulz,
     newton_schulz_backward,
     newton_schulz_jvp,
@@ -55,13 +55,13 @@ from covpool.functional.numerics import (
 Side = Literal["auto", "channels", "positions"]
 SIDES = ("auto", "channels", "positions")
 COMPUTE_DTYPES = (None, torch.bfloat16, torch.float16)
-DEFAULT_STEPS = fitted_steps()
 
 
 def isqrt_cov(
     x: Tensor,
     *,
-    steps: int | Coefficients = DEFAULT_STEPS,
+    iteration: Iteration = "fitted",
+    steps: int | None = None,
     normalization: Normalization = "trace",
     compensation: Compensation = "matched",
     weights: Tensor | None = None,
@@ -72,15 +72,15 @@ def isqrt_cov(
     r"""Square root of the covariance of features by Newton-Schulz iteration (iSQRT-COV).
 
     This is the paper's meta-layer, :math:`C = \sqrt t \, Y_K(\Sigma/t)` with
-    :math:`\Sigma = X \bar I X^T`: :func:`matrix_sqrt` of :func:`covariance`, with the same ``steps``. It runs
-    on the smaller of the C×C covariance and the n×n Gram matrix, to the same result. By default it uses
-    fitted steps, with almost the result of the paper's 5; ``steps=5`` is the paper's iteration.
+    :math:`\Sigma = X \bar I X^T`: :func:`matrix_sqrt` of :func:`covariance`, with the same arguments and
+    defaults. It runs on the smaller of the C×C covariance and the n×n Gram matrix, to the same result.
 
     Args:
         x: features ``(..., C, n)``: channels, then positions.
-        steps: K, the number of the paper's iterations (its N), or ``(a, b)`` of each iteration, as
-            :func:`fitted_steps` returns them; at most 15 in float32 and 40 in float64, see
-            :func:`matrix_sqrt`. The default is ``fitted_steps()``.
+        iteration: ``"fitted"``, with almost the result of the paper's 5 steps, or ``"paper"``.
+        steps: K, the number of steps (the paper's N): 3 or 4 of the fitted iteration, 3 by default; any
+            number of the paper's, 5 by default, at most 15 in float32 and 40 in float64: see
+            :func:`matrix_sqrt`.
         normalization: ``"trace"`` or ``"frobenius"``.
         compensation: ``"matched"`` (the paper's √t) or ``"none"``.
         weights: ``(..., n)``, boolean or non-negative, divided by their sum. Positions of weight zero may
@@ -107,14 +107,14 @@ def isqrt_cov(
     check_choice("side", side, SIDES)
     check_choice("backward", backward, BACKWARDS)
     check_choice("compute_dtype", compute_dtype, COMPUTE_DTYPES)
-    coefficients = step_coefficients(steps, compute_dtype or torch.promote_types(x.dtype, torch.float32))
+    dtype = compute_dtype or torch.promote_types(x.dtype, torch.float32)
+    coefficients = step_coefficients(iteration, steps, dtype)
     if weights is not None:
         check_weights(weights, x)
     with autocast_off(x):
         x_BCn, weights_Bn = as_batch(x, weights)
         if side == "auto":
             side = cheaper_side(x.shape[-2], _to_choose_by(x.shape[-1]), len(coefficients))
-        dtype = compute_dtype or x_BCn.dtype
         options = Options(coefficients, normalization, compensation, side == "positions", dtype)
         m_BCn, s = center(x_BCn, weights_Bn)
         derivative, after = torch.is_grad_enabled() and m_BCn.requires_grad, None

@@ -40,7 +40,6 @@ from covpool.models.card import (
 )
 from covpool.models.create import build_model
 from covpool.models.model import PooledClassifier
-from covpool.nn.cov_pool import drop_unused_norm
 from covpool.terminal import printable
 
 T = TypeVar("T")
@@ -146,8 +145,6 @@ def _read(folder: Path) -> tuple[Card, dict[str, Tensor], nn.Module | None]:
         tensors = safetensors.torch.load(data)
     except Exception as error:
         raise BundleError(f"{WEIGHTS} is not a safetensors file: {reason(error)}") from error
-    if "pool.reduction.norm.weight" not in plan:
-        drop_unused_norm(tensors, "pool.reduction.")
     check_tensors(tensors, plan)
     check_finite(tensors)
     return card, tensors, None

@@ -53,8 +53,8 @@ class CovPool(nn.Module):
         device: of the parameters and buffers.
         dtype: of the parameters and floating-point buffers.
         **method_options: options of the method; for ``"isqrt_cov"`` those of
-            :func:`covpool.functional.isqrt_cov`, ``compensation="batchnorm"`` and ``iteration``. Its default
-            iteration is ``"fitted"``, with almost the paper's result; ``iteration="paper"`` is the paper's.
+            :func:`covpool.functional.isqrt_cov`, and ``compensation="batchnorm"``. Its default iteration is
+            ``"fitted"``, with almost the paper's result; ``iteration="paper"`` is the paper's.
 
     Shapes:
         - x: maps ``(B, C, H, W)`` or ``(B, C, T, H, W)``; tokens ``(B, n, C)`` or maps ``(B, H, W, C)`` with
@@ -241,9 +241,6 @@ class Reduction(nn.Module):
     The convolution starts as Kaiming normal (fan out), like the authors' code. The linear map starts as a
     normal of variance 1/C, which keeps the scale of the features, because no BatchNorm follows it.
 
-    Early versions of covpool chose the kind at each call. Their state dicts load into ``"linear"`` if the
-    layer pooled tokens, and into ``"convolution"`` if it pooled maps.
-
     Example:
         >>> Reduction(2048, 256, "convolution")(torch.randn(2, 2048, 7, 7)).shape
         torch.Size([2, 256, 7, 7])
@@ -285,26 +282,6 @@ class Reduction(nn.Module):
     def extra_repr(self) -> str:
         """Return the kind; the child modules print the rest."""
         return f"kind={self.kind!r}"
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
-        if self.kind == "linear":
-            drop_unused_norm(state_dict, prefix)
-        super()._load_from_state_dict(state_dict, prefix, *arguments)
-
-
-def drop_unused_norm(state: dict[str, Tensor], prefix: str) -> None:
-    """Turn the state of an early version's reduction that pooled tokens into the state of ``"linear"``.
-
-    The early layer had a convolution's weight and a BatchNorm that tokens bypassed. A BatchNorm that was
-    trained belongs to maps: its state is left as it is, and loading it reports the unexpected keys.
-    """
-    weight, bias = f"{prefix}projection.weight", f"{prefix}norm.bias"
-    batches = f"{prefix}norm.num_batches_tracked"
-    if not {weight, bias, batches} <= state.keys() or state[batches].any() or state[bias].any():
-        return
-    state[weight] = state[weight].flatten(1)
-    for name in [name for name in state if name.startswith(f"{prefix}norm.")]:
-        del state[name]
 
 
 class PointwiseConv2d(nn.Conv2d):
