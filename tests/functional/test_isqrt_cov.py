@@ -12,7 +12,7 @@ from scipy.linalg import sqrtm
 from torch import Tensor
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 
-from covpool.functional import covariance, inverse_matrix_sqrt, isqrt_cov, matrix_sqrt
+from covpool.functional import covariance, inverse_matrix_sqrt, isqrt_cov, matrix_sqrt, triu_vec
 from covpool.functional.isqrt_cov import cheaper_side
 from tests.functional import paper
 from tests.functional.counting import count_value_and_gradient
@@ -345,6 +345,38 @@ def test_auto_gives_the_result_of_the_side_it_takes() -> None:
             assert torch.equal(
                 isqrt_cov(x, iteration=iteration), isqrt_cov(x, iteration=iteration, side=side)
             )
+
+
+@sides
+@backwards
+@pytest.mark.parametrize("weighted", [False, True])
+def test_vector_is_the_triangle_of_the_matrix(side: str, backward: str, weighted: bool) -> None:
+    """Value, gradient and tangent agree, and every derivative is that of finite differences."""
+    arguments, f = inputs(weighted, 2, 4, 3), operator(side=side, backward=backward, vector=True)
+    upstream = torch.randn(2, 10, dtype=torch.float64)
+    results = f(*arguments), triu_vec(operator(side=side, backward=backward)(*arguments))
+    assert_close(results[0].detach(), results[1].detach())
+    grads = (torch.autograd.grad(result, arguments, upstream) for result in results)
+    for actual, expected in zip(*grads, strict=True):
+        assert_close(actual, expected)
+    assert gradcheck(f, arguments, check_forward_ad=True, check_batched_grad=True)
+    if weighted:
+        assert gradgradcheck(f, inputs(True, 1, 3, 2), check_fwd_over_rev=True, check_batched_grad=True)
+
+
+def test_vector_of_leading_dimensions_and_vmap() -> None:
+    x = features(3, 2, 4, 5)
+    vector = isqrt_cov(x, vector=True)
+    assert_close(vector, triu_vec(isqrt_cov(x)))
+    assert_close(torch.func.vmap(partial(isqrt_cov, vector=True))(x), vector)
+
+
+def test_triangle_indices_of_inference_serve_training() -> None:
+    x = features(2, 7, 5).requires_grad_()
+    with torch.inference_mode():
+        isqrt_cov(x, vector=True)
+    isqrt_cov(x, vector=True).sum().backward()
+    assert x.grad is not None
 
 
 def test_steps_alone_never_change_the_iteration() -> None:

@@ -11,7 +11,8 @@ from scipy.linalg import sqrtm
 from torch import Tensor
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 
-from covpool.functional import inverse_matrix_sqrt, matrix_sqrt
+from covpool.functional import covariance, inverse_matrix_sqrt, matrix_sqrt, root_report
+from covpool.functional.newton_schulz import fitted_steps
 from tests.functional import paper
 from tests.functional.cover import grid
 from tests.functional.samples import UNEVEN, chosen
@@ -229,3 +230,73 @@ def test_half_precision_returns_float32(root: Root) -> None:
         assert leaf.grad.dtype == dtype
     assert root(a).dtype == torch.float32
     assert root(a.double()).dtype == torch.float64
+
+
+# A result is a root, or NaN.
+
+
+def wide() -> Tensor:
+    """Return singular covariances, computed in float32."""
+    return covariance(torch.randn(4, 64, 40, generator=torch.Generator().manual_seed(0)))
+
+
+def test_more_steps_than_the_data_can_bear_give_nan() -> None:
+    """The rounding errors of float32 data in float64 grow by 1.5 and more at every step."""
+    a = wide().double().requires_grad_()
+    fine = matrix_sqrt(a, **chosen(20))
+    assert_close((fine @ fine).detach(), a.detach(), 1e-4)
+    result = matrix_sqrt(a, **chosen(30))
+    assert result.isnan().all()
+    assert torch.autograd.grad(result.sum(), a)[0].isnan().all()
+    assert inverse_matrix_sqrt(a, **chosen(40)).isnan().all()
+
+
+def test_a_rounded_covariance_is_right_or_nan() -> None:
+    a = wide()
+    for steps in range(1, 16):
+        found, exact = matrix_sqrt(a.bfloat16().float(), **chosen(steps)), matrix_sqrt(a, **chosen(steps))
+        error = (found - exact).norm(dim=(1, 2)) / exact.norm(dim=(1, 2))
+        assert ((error < 0.1) | found.isnan().all(-1).all(-1)).all()
+    assert found.isnan().all()
+
+
+@roots
+@pytest.mark.parametrize("normalization", ["trace", "frobenius"])
+def test_an_indefinite_matrix_gives_nan_and_leaves_the_others_alone(root: Root, normalization: str) -> None:
+    good = torch.eye(3)
+    a = torch.stack([torch.diag(torch.tensor([1.0, 0.5, -2.0])), good])
+    for options in (chosen(5), chosen(15)):
+        result = root(a, normalization=normalization, **options)
+        assert result[0].isnan().all()
+        assert torch.equal(result[1], root(good, normalization=normalization, **options))
+
+
+@pytest.mark.parametrize("normalization", ["trace", "frobenius"])
+@pytest.mark.parametrize("steps", [*range(1, 16), UNEVEN[:3], UNEVEN])
+def test_a_root_is_never_taken_for_a_false_one(normalization: str, steps: paper.Steps) -> None:
+    """Any spectrum, from the identity to one eigenvalue, at any number of steps."""
+    values = torch.stack([torch.logspace(0, -low, 12) for low in (0, 0.1, 1, 3, 8, 30)])
+    if not isinstance(steps, int):
+        steps = fitted_steps(len(steps))
+    result = matrix_sqrt(torch.diag_embed(values), normalization=normalization, **chosen(steps))
+    assert result.isfinite().all()
+
+
+def test_report() -> None:
+    a = wide()
+    assert root_report(a).fit
+    assert root_report(a).most_steps == 15
+    assert 20 <= root_report(a.double()).most_steps < 30
+    rounded = root_report(a.bfloat16().float())
+    assert rounded.fit
+    assert 5 <= rounded.most_steps < 13
+    assert "use at most" in str(rounded)
+    bad = root_report(torch.stack([torch.eye(2), torch.diag(torch.tensor([1.0, -2.0]))]))
+    assert (bad.fit, bad.most_steps) == (False, 0)
+    assert "not positive semi-definite" in str(bad)
+    skew = root_report(torch.tensor([[1.0, 0.5], [0.0, 1.0]]))
+    assert (skew.fit, skew.asymmetry) == (False, 0.5)
+    assert "not symmetric" in str(skew)
+    for other in (torch.zeros(3, 3), 1e-30 * torch.eye(3), 1e30 * torch.eye(3)):
+        assert root_report(other).fit
+    assert not root_report(torch.full((2, 2), torch.nan)).fit

@@ -30,14 +30,6 @@ def test_an_image_without_a_batch() -> None:
         CovPool(64, dim=8)(torch.randn(64, 7, 7))
 
 
-@pytest.mark.parametrize("method", ["isqrt_cov", "gap", "cov", "cbp"])
-def test_negative_weights(method: str) -> None:
-    weights = torch.ones(2, 3, 3)
-    weights[1, 0, 2] = -0.1
-    with pytest.raises(ValueError, match="weights must not be negative"):
-        CovPool(4, method, dim=None)(torch.randn(2, 4, 3, 3), weights)
-
-
 def test_the_layer_is_at_the_top_and_takes_device_and_dtype() -> None:
     layer = covpool.CovPool(8, "mpn_cov", dim=4, device="meta", dtype=torch.float64)
     assert type(layer) is CovPool

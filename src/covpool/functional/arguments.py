@@ -137,7 +137,10 @@ def check_square(name: str, a: Tensor) -> None:
 
 
 def check_weights(weights: Tensor, x: Tensor) -> None:
-    """Raise unless ``weights`` is bool or floating and ``(..., n)`` for ``x`` of ``(..., C, n)``."""
+    """Raise unless ``weights`` is bool or floating and ``(..., n)`` for ``x`` of ``(..., C, n)``.
+
+    Values are not checked, because that would wait for the device: a negative weight gives NaN.
+    """
     if not isinstance(weights, Tensor):
         raise UsageTypeError(f"weights must be a torch.Tensor; got {type(weights).__name__}")
     if weights.dtype != torch.bool and not weights.is_floating_point():
@@ -152,8 +155,6 @@ def check_weights(weights: Tensor, x: Tensor) -> None:
         )
     if weights.device != x.device:
         raise UsageError(f"weights is on {weights.device} but x is on {x.device}: move one of them")
-    if weights.is_floating_point() and _has_negative(weights):
-        raise UsageError("weights must not be negative: pass weights.clamp(min=0), or a boolean mask")
 
 
 def weights_advice(weights: Tensor, accepted: Sequence[tuple[int, ...]]) -> str:
@@ -164,13 +165,3 @@ def weights_advice(weights: Tensor, accepted: Sequence[tuple[int, ...]]) -> str:
     if any(shape in (one[1:], (1, *one[1:])) for one in accepted):
         return ": use weights.expand(...) to share one mask across the batch"
     return ""
-
-
-def _has_negative(weights: Tensor) -> bool:
-    """Return whether a weight is below zero; ``False`` where the numbers cannot be looked at."""
-    if torch.compiler.is_compiling() or weights.device.type == "meta":
-        return False
-    try:
-        return bool((weights.detach() < 0).any())
-    except RuntimeError:  # inside vmap, and of fake tensors
-        return False

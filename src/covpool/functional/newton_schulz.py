@@ -253,7 +253,7 @@ def _plus_identity(t: Tensor, value: float) -> Tensor:
 
 def _scaled_product(x: Tensor, y: Tensor, alpha: float, out: Tensor | None = None) -> Tensor:
     """Return ``alpha · xy`` without an elementwise pass (``beta=0`` ignores the first operand)."""
-    return torch.baddbmm(x.new_zeros(()), x, y, beta=0, alpha=alpha, out=out)
+    return torch.baddbmm(x, x, y, beta=0, alpha=alpha, out=out)
 
 
 def accumulate(total: Tensor, x: Tensor, y: Tensor, *, beta: float, alpha: float, overwrite: bool) -> Tensor:

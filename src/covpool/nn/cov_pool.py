@@ -60,7 +60,8 @@ class CovPool(nn.Module):
         - x: maps ``(B, C, H, W)`` or ``(B, C, T, H, W)``; tokens ``(B, n, C)`` or maps ``(B, H, W, C)`` with
           ``layout="channels_last"``; sequences ``(B, C, L)`` with ``layout="channels_first"``.
         - weights: ``(B, n)`` or the shape of the positions, ``(B, H, W)``; boolean or non-negative.
-          Positions of weight zero have no effect and may contain anything, including NaN.
+          Positions of weight zero have no effect and may contain anything, including NaN. A negative
+          weight gives NaN for its image.
         - result: ``(B, out_features)``, in float32 at least.
 
     Example:
@@ -315,7 +316,8 @@ def weighted_batch_norm(norm: nn.BatchNorm2d, x: Tensor, weights: Tensor) -> Ten
         \mu = \tfrac1B \sum_{b,p} w_{bp} x_{bp}, \qquad
         \sigma^2 = \tfrac1B \sum_{b,p} w_{bp} (x_{bp} - \mu)^2, \qquad \sum_p w_{bp} = 1
 
-    Equal weights give ordinary BatchNorm. Images whose weights are all zero do not count in B.
+    Equal weights give ordinary BatchNorm. Images whose weights are all zero do not count in B, nor do images
+    with a negative weight.
     """
     if type(norm) is not nn.BatchNorm2d:
         raise UsageTypeError(
@@ -324,6 +326,7 @@ def weighted_batch_norm(norm: nn.BatchNorm2d, x: Tensor, weights: Tensor) -> Ten
         )
     x_Bdn = at_least_float32(x)
     w_Bn = normalized_weights(weights, x_Bdn.dtype)
+    w_Bn = w_Bn.masked_fill(w_Bn.isnan(), 0.0)  # an image with a negative weight
     images = (w_Bn.sum(-1) > 0).sum()
     w_B1n = (w_Bn / images.clamp(min=1)).unsqueeze(1)
     mean_d1 = (x_Bdn * w_B1n).sum((0, 2)).unsqueeze(1)

@@ -74,7 +74,7 @@ class IsqrtCov(Method):
     def forward(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
         """Pool x ``(B, C, n)``, with optional weights ``(B, n)``."""
         options = self.options
-        c_BCC = isqrt_cov(
+        v = isqrt_cov(
             x,
             iteration=options.iteration,
             steps=options.steps,
@@ -84,8 +84,8 @@ class IsqrtCov(Method):
             side=options.side,
             backward=options.backward,
             compute_dtype=options.compute_dtype,
+            vector=True,
         )
-        v = triu_vec(c_BCC)
         if self.norm is None:
             return v
         # In a layer cast to half precision, BatchNorm needs its own dtype.
