@@ -28,7 +28,7 @@ assert resources.files(covpool).joinpath("py.typed").is_file(), "the wheel has n
 # After 20 steps the iteration has converged: the square of the root is the covariance.
 torch.manual_seed(0)
 x = torch.randn(3, 4, 9, dtype=torch.float64, requires_grad=True)
-root = covpool.functional.isqrt_cov(x, steps=20)
+root = covpool.functional.isqrt_cov(x, iteration="paper", steps=20)
 torch.testing.assert_close(root @ root, torch.stack([row.cov(correction=0) for row in x]))
 assert torch.autograd.gradcheck(covpool.functional.isqrt_cov, x)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from covpool.functional import fitted_steps, isqrt_cov
+from covpool.functional import isqrt_cov
 from lab.bench.layers import Problem, value_alone
 
 
@@ -68,7 +68,9 @@ def value_and_gradient(
 
 
 def _prepare(problem: Problem, **options: Any) -> Prepared:
-    return prepared_pool(partial(isqrt_cov, **{"steps": problem.steps, **options}), problem)
+    return prepared_pool(
+        partial(isqrt_cov, **{"iteration": "paper", "steps": problem.steps, **options}), problem
+    )
 
 
 def _prepare_compiled(problem: Problem) -> Prepared:
@@ -76,7 +78,7 @@ def _prepare_compiled(problem: Problem) -> Prepared:
     torch.compiler.reset()
 
     def pool(x: Tensor) -> Tensor:
-        return isqrt_cov(x, steps=problem.steps)
+        return isqrt_cov(x, iteration="paper", steps=problem.steps)
 
     compiled: Callable[[Tensor], Tensor] = torch.compile(pool, fullgraph=True, dynamic=False)
     return prepared_pool(compiled, problem)
@@ -104,14 +106,14 @@ FLOAT16 = Contender(
 # The error of fitted steps is that of the fit against 5 paper steps.
 FITTED_3 = Contender(
     "fitted 3",
-    "isqrt_cov(steps=fitted_steps(3))",
-    partial(_prepare, steps=fitted_steps(3)),
+    "isqrt_cov(steps=3)",
+    partial(_prepare, iteration="fitted", steps=3),
     same_iteration=True,
 )
 FITTED_4 = Contender(
     "fitted 4",
-    "isqrt_cov(steps=fitted_steps(4))",
-    partial(_prepare, steps=fitted_steps(4)),
+    "isqrt_cov(steps=4)",
+    partial(_prepare, iteration="fitted", steps=4),
     same_iteration=True,
 )
 COMPILED = Contender(

@@ -208,7 +208,7 @@ class Reference(NamedTuple):
 
 def float64_reference(problem: Problem) -> Reference:
     """Return the value and gradient that errors are measured against."""
-    pool = partial(isqrt_cov, steps=problem.steps)
+    pool = partial(isqrt_cov, iteration="paper", steps=problem.steps)
     return Reference(*value_and_gradient(pool, problem.features.double(), problem.upstream.double()))
 
 

@@ -63,7 +63,7 @@ LAYERED = tuple(
 CONTEST = (*methods(), PUBLISHED, "isqrt_cov+gap", *LAYERED)
 LONGER = (AVERAGE, "attentive", "isqrt_cov")
 # The paper's iteration; the default of isqrt_cov is another one.
-PAPER = "isqrt_cov@steps=5"
+PAPER = "isqrt_cov@iteration=paper@steps=5"
 # The paper's claims that heads on frozen features can test: experiment, claim, better head and other head.
 CLAIMS = tuple(
     (one.experiment.title.partition(":")[0], claim.text, *pair)

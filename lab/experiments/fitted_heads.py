@@ -33,10 +33,10 @@ SEEDS = 5
 MANY = 2000
 BACKBONE = "tf_efficientnet_lite0"
 ITERATIONS: dict[str, dict[str, Any]] = {
-    "5 paper": {"steps": 5},
+    "5 paper": {"iteration": "paper", "steps": 5},
     "4 fitted": {"steps": 4, "iteration": "fitted"},
     "3 fitted": {"steps": 3, "iteration": "fitted"},
-    "3 paper": {"steps": 3},
+    "3 paper": {"iteration": "paper", "steps": 3},
 }
 BASELINE = "5 paper"
 TRAINED = ("5 paper", "4 fitted", "3 fitted")

@@ -18,16 +18,15 @@ import torch
 from torch import Tensor
 
 from covpool.explain.diagnosis import rounded
-from covpool.functional import fitted_steps, isqrt_cov
-from covpool.functional.newton_schulz import paper_steps
+from covpool.functional import isqrt_cov
 from lab.experiments.spectra import SIZES, photographs
 from lab.record import new_record, record_file, write_record
 
 SEED = 0
-STEPS = {
-    "5 paper steps": paper_steps(5),
-    "4 fitted steps": fitted_steps(4),
-    "3 fitted steps": fitted_steps(3),
+STEPS: dict[str, dict[str, Any]] = {
+    "5 paper steps": {"iteration": "paper", "steps": 5},
+    "4 fitted steps": {"steps": 4},
+    "3 fitted steps": {"steps": 3},
 }
 DTYPES = {"float32": None, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -40,12 +39,12 @@ def measured(maps: Iterable[Tensor]) -> dict[str, Any]:
     for x in maps:
         shape = x.shape
         upstream = torch.randn(1, shape[1], shape[1], generator=generator, dtype=torch.float64)
-        five = _derived(x, upstream)
-        for name, steps in STEPS.items():
-            exact = _derived(x, upstream, steps=steps)
+        five = _derived(x, upstream, **STEPS["5 paper steps"])
+        for name, options in STEPS.items():
+            exact = _derived(x, upstream, **options)
             errors.setdefault(f"{name}, float64 against 5 paper steps", []).append(_errors(exact, five))
             for dtype, compute_dtype in DTYPES.items():
-                found = _derived(x.float(), upstream.float(), steps=steps, compute_dtype=compute_dtype)
+                found = _derived(x.float(), upstream.float(), compute_dtype=compute_dtype, **options)
                 errors.setdefault(f"{name}, {dtype}", []).append(_errors(found, exact))
     rows = {
         name: {

@@ -112,7 +112,8 @@ def along(matrix: Tensor, vectors: Tensor) -> Tensor:
 
 
 def _matrix(method: str, x: Tensor, options: dict[str, Any]) -> Tensor:
-    layer = CovPool(x.shape[1], method, dim=None, layout="channels_first", **options)
+    iteration: dict[str, Any] = {"iteration": "paper"} if method == "isqrt_cov" else {}
+    layer = CovPool(x.shape[1], method, dim=None, layout="channels_first", **iteration, **options)
     return triu_unvec(layer(x)[0])
 
 

@@ -46,7 +46,8 @@ FIGURE2 = Comparison(
         lower_error("Seven steps are better than nine", "N=7", "N=9"),
     ),
     draw=draw_figure2,
-    heads={f"N={steps}": f"isqrt_cov@steps={steps}" for steps in STEPS} | {PLAIN: "cov", EXACT: "mpn_cov"},
+    heads={f"N={steps}": f"isqrt_cov@iteration=paper@steps={steps}" for steps in STEPS}
+    | {PLAIN: "cov", EXACT: "mpn_cov"},
 )
 
 
@@ -97,7 +98,10 @@ TABLE3 = Comparison(
     ),
     draw=draw_table3,
     heads={name: name for name in ("gap", "mpn_cov", "g2denet", "bcnn", "improved_bcnn", "deep_o2p")}
-    | {TRACE: "isqrt_cov@steps=5", FROBENIUS: "isqrt_cov@steps=5@normalization=frobenius"},
+    | {
+        TRACE: "isqrt_cov@iteration=paper@steps=5",
+        FROBENIUS: "isqrt_cov@iteration=paper@steps=5@normalization=frobenius",
+    },
 )
 
 

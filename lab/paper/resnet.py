@@ -78,9 +78,9 @@ TABLE4 = Comparison(
     ),
     draw=draw_table4,
     heads={
-        MATCHED: "isqrt_cov@steps=5",
-        NONE: "isqrt_cov@steps=5@compensation=none",
-        BATCHNORM: "isqrt_cov@steps=5@compensation=batchnorm",
+        MATCHED: "isqrt_cov@iteration=paper@steps=5",
+        NONE: "isqrt_cov@iteration=paper@steps=5@compensation=none",
+        BATCHNORM: "isqrt_cov@iteration=paper@steps=5@compensation=batchnorm",
     },
 )
 
@@ -116,7 +116,7 @@ FIGURE4 = Comparison(
         lower_error("After the last epoch, iSQRT-COV is better than MPN-COV", OURS, MPN_COV, 0.59),
     ),
     draw=draw_figure4,
-    heads={OURS: "isqrt_cov@steps=5", MPN_COV: "mpn_cov"},
+    heads={OURS: "isqrt_cov@iteration=paper@steps=5", MPN_COV: "mpn_cov"},
 )
 
 
@@ -216,8 +216,8 @@ TABLE6 = Comparison(
     draw=draw_table6,
     heads={
         FIRST: "gap",
-        "d=32": "isqrt_cov@steps=5@dim=32",
-        "d=64": "isqrt_cov@steps=5@dim=64",
-        "d=128": "isqrt_cov@steps=5",
+        "d=32": "isqrt_cov@iteration=paper@steps=5@dim=32",
+        "d=64": "isqrt_cov@iteration=paper@steps=5@dim=64",
+        "d=128": "isqrt_cov@iteration=paper@steps=5",
     },
 )

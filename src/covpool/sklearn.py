@@ -47,7 +47,7 @@ class CovPoolFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         missing: ``"error"`` refuses NaN; ``"mask"`` ignores every position that has a NaN.
         backbone: a model of :func:`covpool.create_model` or :func:`covpool.load_model`, whose features of
             images are pooled. Its own pooling and classifier are not used.
-        method_options: options of the method, such as ``{"steps": 3}``.
+        method_options: options of the method, such as ``{"iteration": "paper"}``.
         batch_size: samples per batch.
         device: ``"cpu"``, an accelerator such as ``"mps"``, or ``"auto"`` for one if there is one.
 

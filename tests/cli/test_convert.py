@@ -35,7 +35,7 @@ def test_a_checkpoint_becomes_a_bundle(
     assert not err
     model = covpool.load_model(folder)
     assert model.classes == ("jay", "wren", "snow bunting")
-    assert model.config.pool_options["steps"] == 3
+    assert model.config.pool_options == {"iteration": "paper", "steps": 3}
     parameters = sum(p.numel() for p in model.parameters())
     assert Converted(**json.loads(out)) == Converted("vgg16_bn", 16, 3, 3, parameters, str(folder))
     (folder / "model.safetensors").unlink()

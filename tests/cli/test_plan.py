@@ -38,7 +38,7 @@ def test_every_option_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
         "rank": 4,
         "hidden": (5,),
         "join": "cls",
-        "pool_options": {"steps": 2},
+        "pool_options": {"steps": 4},
         "backbone_options": {"drop_path_rate": 0.1},
     }
     step: dict[str, Any] = {"batch_size": 3, "precision": "float32", "optimizer": "adamw", "processes": 2}

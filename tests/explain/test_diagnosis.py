@@ -13,8 +13,8 @@ from torch import Tensor
 from covpool import create_model, save_model
 from covpool.cli.main import main
 from covpool.explain.diagnosis import Diagnosis, diagnose, medians, summed_up, warnings
-from covpool.functional import covariance, fitted_steps
-from covpool.functional.newton_schulz import newton_schulz
+from covpool.functional import covariance
+from covpool.functional.newton_schulz import fitted_steps, newton_schulz
 from covpool.models.model import PooledClassifier
 
 

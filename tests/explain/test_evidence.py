@@ -25,7 +25,7 @@ from tests.data.pictures import SPARROWS, needs_sparrows
 EXACT: dict[str, dict[str, Any]] = {
     "isqrt_cov": {},
     "frobenius": {"pool_options": {"normalization": "frobenius"}},
-    "one step": {"pool_options": {"steps": 1}},
+    "one step": {"pool_options": {"iteration": "paper", "steps": 1}},
     "paper": {"pool_options": {"iteration": "paper"}},
     "no compensation": {"pool_options": {"compensation": "none"}},
     "batchnorm": {"pool_options": {"compensation": "batchnorm"}},

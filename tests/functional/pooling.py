@@ -9,6 +9,7 @@ from torch import Tensor
 
 from covpool.functional import isqrt_cov
 from tests.functional import paper
+from tests.functional.samples import chosen
 
 VALUE_TOLERANCE = 1e-4  # relative to the largest |C| of the image, against float64 on the same rounded input
 GRADIENT_TOLERANCE = 1e-3
@@ -39,7 +40,7 @@ class Pooling:
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.autocast):
             c = isqrt_cov(
                 leaves[0],
-                steps=self.steps,
+                **chosen(self.steps),
                 normalization=self.normalization,
                 compensation=self.compensation,
                 weights=weights,

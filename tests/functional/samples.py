@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
 
+from covpool.functional.newton_schulz import fitted_steps
+from tests.functional.paper import Steps
+
 # Coefficients that differ from step to step, so that exchanging two of them changes the result.
-UNEVEN = ((1.9, -0.8), (1.3, -0.45), (1.7, -0.65), (1.2, -0.3))
+UNEVEN = fitted_steps(4)
+
+
+def chosen(steps: Steps) -> dict[str, Any]:
+    """Return the arguments that select steps of the oracle: a number of the paper's, or the fitted ones."""
+    if isinstance(steps, int):
+        return {"iteration": "paper", "steps": steps}
+    assert steps == fitted_steps(len(steps))
+    return {"iteration": "fitted", "steps": len(steps)}
 
 
 def features(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -11,13 +12,12 @@ from scipy.linalg import sqrtm
 from torch import Tensor
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 
-from covpool.functional import covariance, fitted_steps, isqrt_cov, matrix_sqrt
+from covpool.functional import covariance, inverse_matrix_sqrt, isqrt_cov, matrix_sqrt, triu_vec
 from covpool.functional.isqrt_cov import cheaper_side
-from covpool.functional.newton_schulz import FITTED_STEPS, paper_steps
 from tests.functional import paper
 from tests.functional.counting import count_value_and_gradient
 from tests.functional.cover import grid
-from tests.functional.samples import UNEVEN, features, positive_weights
+from tests.functional.samples import UNEVEN, chosen, features, positive_weights
 from tests.functional.tolerances import assert_close
 
 EVERY_OPTION = grid(
@@ -65,9 +65,9 @@ def test_value(
 ) -> None:
     for c, n in ((4, 6), (6, 4)):
         arguments = inputs(weighted, 2, c, n)
-        options = {"steps": steps, "normalization": normalization, "compensation": compensation}
-        expected = plain_operator(**options)(*arguments).detach()
-        f = operator(backward=backward, side=side, **options)
+        options = {"normalization": normalization, "compensation": compensation}
+        expected = plain_operator(steps=steps, **options)(*arguments).detach()
+        f = operator(backward=backward, side=side, **chosen(steps), **options)
         assert_close(f(*arguments).detach(), expected)
         assert_close(f(*(argument.detach() for argument in arguments)), expected)
 
@@ -78,7 +78,11 @@ def test_gradcheck(
 ) -> None:
     """Check reverse and forward mode, also batched, for the features and the weights."""
     f = operator(
-        steps=steps, normalization=normalization, compensation=compensation, backward=backward, side=side
+        **chosen(steps),
+        normalization=normalization,
+        compensation=compensation,
+        backward=backward,
+        side=side,
     )
     assert gradcheck(
         f,
@@ -95,7 +99,11 @@ def test_gradgradcheck(
 ) -> None:
     """Check reverse over reverse and forward over reverse."""
     f = operator(
-        steps=steps, normalization=normalization, compensation=compensation, backward=backward, side=side
+        **chosen(steps),
+        normalization=normalization,
+        compensation=compensation,
+        backward=backward,
+        side=side,
     )
     arguments = inputs(weighted, 1, *((2, 3) if steps in (1, UNEVEN) else (3, 2)))
     assert gradgradcheck(f, arguments, check_fwd_over_rev=True, check_batched_grad=True)
@@ -114,9 +122,9 @@ def test_double_backward_is_that_of_the_plain_equations(
         first = torch.autograd.grad(f(*arguments), arguments, grad, create_graph=True)
         return *first, *torch.autograd.grad(first, (*arguments, grad), directions)
 
-    options = {"steps": steps, "normalization": normalization, "compensation": compensation}
-    actual = second(operator(backward=backward, side=side, **options))
-    expected = second(plain_operator(**options))
+    options = {"normalization": normalization, "compensation": compensation}
+    actual = second(operator(backward=backward, side=side, **chosen(steps), **options))
+    expected = second(plain_operator(steps=steps, **options))
     for a, e in zip(actual, expected, strict=True):
         assert_close(a.detach(), e.detach(), 1e-10)
 
@@ -131,7 +139,7 @@ def test_hessian_vector_product_is_the_same_by_every_route(side: str, backward: 
     upstream = torch.randn(2, 4, 4, dtype=torch.float64)
 
     def f(x: Tensor) -> Tensor:
-        c = isqrt_cov(x, steps=5, side=side, backward=backward, weights=weights)
+        c = isqrt_cov(x, iteration="paper", side=side, backward=backward, weights=weights)
         return (c.sin() * upstream).sum()
 
     def plain(x: Tensor) -> Tensor:
@@ -156,12 +164,13 @@ def test_hessian_vector_product_is_the_same_by_every_route(side: str, backward: 
 
 @sides
 @pytest.mark.parametrize("weighted", [False, True])
-def test_is_the_root_of_the_covariance(side: str, weighted: bool) -> None:
-    """The fused operator equals the composition of the two public ones, including the gradient."""
+@pytest.mark.parametrize("options", [{}, {"steps": 4}, {"iteration": "paper"}, chosen(7)], ids=str)
+def test_is_the_root_of_the_covariance(side: str, weighted: bool, options: dict[str, Any]) -> None:
+    """The fused operator equals the composition of the two public ones, with equal arguments and defaults."""
     arguments = inputs(weighted, 2, 4, 6)
     weights = arguments[1] if weighted else None
-    one = isqrt_cov(arguments[0], steps=5, weights=weights, side=side)
-    two = matrix_sqrt(covariance(arguments[0], weights=weights))
+    one = isqrt_cov(arguments[0], weights=weights, side=side, **options)
+    two = matrix_sqrt(covariance(arguments[0], weights=weights), **options)
     upstream = torch.randn_like(one)
     assert_close(one.detach(), two.detach())
     grads = (torch.autograd.grad(result, arguments, upstream) for result in (one, two))
@@ -200,7 +209,7 @@ def test_both_sides_are_equal_at_the_size_of_real_features(c: int, n: int) -> No
     (expected_grad,) = torch.autograd.grad(expected, leaf, upstream.double())
     for side in SIDES:
         leaf = x.clone().requires_grad_()
-        result = isqrt_cov(leaf, steps=5, side=side)
+        result = isqrt_cov(leaf, iteration="paper", side=side)
         (grad,) = torch.autograd.grad(result, leaf, upstream)
         assert_close(result.detach(), expected.detach().float())
         assert_close(grad, expected_grad.float())
@@ -214,7 +223,7 @@ def test_equation_11(side: str, c: int, n: int) -> None:
     upstream = torch.randn(2, c, c, dtype=torch.float64)
     sigma = paper.covariance(x.detach()).requires_grad_()
     (grad_sigma,) = torch.autograd.grad(paper.matrix_sqrt(sigma), sigma, upstream)
-    (actual,) = torch.autograd.grad(isqrt_cov(x, steps=5, side=side), x, upstream)
+    (actual,) = torch.autograd.grad(isqrt_cov(x, iteration="paper", side=side), x, upstream)
     assert_close(actual, paper.covariance_backward(grad_sigma, x.detach()))
 
 
@@ -222,7 +231,7 @@ def test_equation_11(side: str, c: int, n: int) -> None:
 def test_tends_to_the_root_of_scipy(side: str) -> None:
     x = features(4, 9)
     expected = torch.from_numpy(sqrtm(paper.covariance(x).numpy()))
-    errors = [(isqrt_cov(x, steps=steps, side=side) - expected).norm() for steps in (1, 3, 6, 12, 25)]
+    errors = [(isqrt_cov(x, side=side, **chosen(steps)) - expected).norm() for steps in (1, 3, 6, 12, 25)]
     assert errors[0] > errors[1] > errors[2] > errors[3]
     assert errors[4] < 1e-9
 
@@ -312,38 +321,80 @@ def test_auto_takes_the_side_with_fewer_multiplications(steps: int) -> None:
     """Count multiplications by running both sides, value and gradient, near the crossover and far from it."""
     c = 40
     sizes = [1, 20, *range(int(0.8 * c), int(1.05 * c) + 2), 80]
-    chosen = []
+    taken = []
     for n in sizes:
         x = torch.randn(1, c, n)
         done = {}
         for side in ("channels", "positions", "auto"):
-            counts = count_value_and_gradient(partial(isqrt_cov, side=side, steps=steps), x)
+            counts = count_value_and_gradient(partial(isqrt_cov, side=side, **chosen(steps)), x)
             done[side] = sum(products.multiplications for products in counts)
         assert done["auto"] == min(done["channels"], done["positions"]), f"at n={n}"
-        chosen.append(cheaper_side(c, n, steps))
-        assert done[chosen[-1]] == done["auto"], f"at n={n}"
+        taken.append(cheaper_side(c, n, steps))
+        assert done[taken[-1]] == done["auto"], f"at n={n}"
     # There is one crossover, and it lies inside the tested range.
-    assert chosen[0] == "positions"
-    assert chosen[-1] == "channels"
-    assert chosen == sorted(chosen, reverse=True)
+    assert taken[0] == "positions"
+    assert taken[-1] == "channels"
+    assert taken == sorted(taken, reverse=True)
 
 
 def test_auto_gives_the_result_of_the_side_it_takes() -> None:
     for c, n in ((8, 3), (3, 8)):
         x = features(2, c, n, dtype=torch.float32)
-        for steps in (fitted_steps(), paper_steps(5)):
-            chosen = cheaper_side(c, n, len(steps))
-            assert torch.equal(isqrt_cov(x, steps=steps), isqrt_cov(x, steps=steps, side=chosen))
+        for iteration, steps in (("fitted", 3), ("paper", 5)):
+            side = cheaper_side(c, n, steps)
+            assert torch.equal(
+                isqrt_cov(x, iteration=iteration), isqrt_cov(x, iteration=iteration, side=side)
+            )
 
 
-def test_the_default_is_fitted_and_a_number_means_the_papers_steps() -> None:
+@sides
+@backwards
+@pytest.mark.parametrize("weighted", [False, True])
+def test_vector_is_the_triangle_of_the_matrix(side: str, backward: str, weighted: bool) -> None:
+    """Value, gradient and tangent agree, and every derivative is that of finite differences."""
+    arguments, f = inputs(weighted, 2, 4, 3), operator(side=side, backward=backward, vector=True)
+    upstream = torch.randn(2, 10, dtype=torch.float64)
+    results = f(*arguments), triu_vec(operator(side=side, backward=backward)(*arguments))
+    assert_close(results[0].detach(), results[1].detach())
+    grads = (torch.autograd.grad(result, arguments, upstream) for result in results)
+    for actual, expected in zip(*grads, strict=True):
+        assert_close(actual, expected)
+    assert gradcheck(f, arguments, check_forward_ad=True, check_batched_grad=True)
+    if weighted:
+        assert gradgradcheck(f, inputs(True, 1, 3, 2), check_fwd_over_rev=True, check_batched_grad=True)
+
+
+def test_vector_of_leading_dimensions_and_vmap() -> None:
+    x = features(3, 2, 4, 5)
+    vector = isqrt_cov(x, vector=True)
+    assert_close(vector, triu_vec(isqrt_cov(x)))
+    assert_close(torch.func.vmap(partial(isqrt_cov, vector=True))(x), vector)
+
+
+def test_triangle_indices_of_inference_serve_training() -> None:
+    x = features(2, 7, 5).requires_grad_()
+    with torch.inference_mode():
+        isqrt_cov(x, vector=True)
+    isqrt_cov(x, vector=True).sum().backward()
+    assert x.grad is not None
+
+
+def test_steps_alone_never_change_the_iteration() -> None:
     x = features(2, 6, 9)
-    assert torch.equal(isqrt_cov(x), isqrt_cov(x, steps=fitted_steps(FITTED_STEPS)))
-    assert torch.equal(isqrt_cov(x, steps=5), isqrt_cov(x, steps=paper_steps(5)))
-    assert not torch.equal(isqrt_cov(x), isqrt_cov(x, steps=5))
-    sigma = covariance(x)
-    assert torch.equal(matrix_sqrt(sigma), matrix_sqrt(sigma, steps=5))
-    assert_close(isqrt_cov(x), isqrt_cov(x, steps=5), 0.03)  # the fitted steps differ by at most 2.1 %
+    for root, arguments in (
+        (isqrt_cov, x),
+        (matrix_sqrt, covariance(x)),
+        (inverse_matrix_sqrt, covariance(x)),
+    ):
+        default, paper_default = root(arguments), root(arguments, iteration="paper")
+        assert torch.equal(default, root(arguments, iteration="fitted", steps=3))
+        assert torch.equal(default, root(arguments, steps=3))
+        assert torch.equal(root(arguments, steps=4), root(arguments, iteration="fitted", steps=4))
+        assert torch.equal(paper_default, root(arguments, iteration="paper", steps=5))
+        assert not torch.equal(default, paper_default)
+        assert not torch.equal(default, root(arguments, iteration="paper", steps=3))
+    # The fitted steps differ by at most 2.1 %.
+    assert_close(isqrt_cov(x), isqrt_cov(x, iteration="paper"), 0.03)
 
 
 HALF = pytest.mark.parametrize(

@@ -188,5 +188,7 @@ def test_fitted_steps_are_five_of_the_paper(steps: int, error: float) -> None:
 
 
 def test_fitted_steps_that_do_not_exist() -> None:
-    with pytest.raises(ValueError, match="steps must be 3 or 4 for fitted coefficients; got 5"):
+    with pytest.raises(
+        ValueError, match='steps must be 3 or 4 for iteration="fitted"; got 5: pass iteration="paper"'
+    ):
         fitted_steps(5)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from covpool.functional import matrix_sqrt
 from tests.functional import paper
+from tests.functional.samples import chosen
 from tests.functional.tolerances import assert_close
 
 NORMALIZATIONS = ["trace", "frobenius"]
@@ -31,8 +32,8 @@ def test_equations_3_and_4(normalization: str, dtype: torch.dtype) -> None:
         "frobenius": sum(sigma[:, i, j] ** 2 for i in range(5) for j in range(5)).sqrt(),
     }[normalization][:, None, None]
     y = paper.newton_schulz(sigma / t, 5)[0][-1]
-    matched = matrix_sqrt(sigma, normalization=normalization)
-    bare = matrix_sqrt(sigma, normalization=normalization, compensation="none")
+    matched = matrix_sqrt(sigma, iteration="paper", normalization=normalization)
+    bare = matrix_sqrt(sigma, iteration="paper", normalization=normalization, compensation="none")
     for image in range(3):  # one at a time: their scales differ by four orders of magnitude
         assert_close(matched[image], (t.sqrt() * y)[image])
         assert_close(bare[image], y[image])
@@ -58,7 +59,7 @@ def test_gradient_of_the_three_layers(
     expected = paper.pre_normalization_backward(grad_a, grad_post, sigma, normalization)
 
     leaf = sigma.clone().requires_grad_()
-    root = matrix_sqrt(leaf, steps=steps, normalization=normalization, compensation=compensation)
+    root = matrix_sqrt(leaf, **chosen(steps), normalization=normalization, compensation=compensation)
     (actual,) = torch.autograd.grad(root, leaf, grad_c)
     for image in range(3):
         assert_close(actual[image], paper.symmetric(expected)[image])
@@ -90,5 +91,5 @@ def test_equations_8_and_10_are_the_gradient(normalization: str) -> None:
 def test_the_root_does_not_depend_on_the_norm(normalization: str) -> None:
     """With compensation and enough steps, both norms give the exact root."""
     sigma = covariances()
-    root = matrix_sqrt(sigma, steps=30, normalization=normalization)
+    root = matrix_sqrt(sigma, **chosen(30), normalization=normalization)
     assert_close(root @ root, sigma)

@@ -27,7 +27,7 @@ from tests.functional.portability import (
     check_onnx,
     value_and_gradients,
 )
-from tests.functional.samples import UNEVEN
+from tests.functional.samples import UNEVEN, chosen
 from tests.functional.tolerances import assert_close
 
 # torch's own code raises these warnings during tracing and code generation.
@@ -52,14 +52,14 @@ OPERATORS: dict[str, Function] = {
     "matrix_sqrt, frobenius, recompute": of_products(
         matrix_sqrt, normalization="frobenius", backward="recompute"
     ),
-    "inverse_matrix_sqrt": of_products(inverse_matrix_sqrt, steps=3),
+    "inverse_matrix_sqrt": of_products(inverse_matrix_sqrt),
     "isqrt_cov, channels": partial(isqrt_cov, side="channels"),
-    "isqrt_cov, positions": partial(isqrt_cov, side="positions", steps=5),
+    "isqrt_cov, positions": partial(isqrt_cov, side="positions", iteration="paper"),
     "isqrt_cov, positions, frobenius, recompute": partial(
         isqrt_cov, side="positions", normalization="frobenius", backward="recompute"
     ),
     "isqrt_cov, positions, fitted": partial(isqrt_cov, side="positions"),
-    "isqrt_cov, one step, not compensated": partial(isqrt_cov, steps=1, compensation="none"),
+    "isqrt_cov, one step, not compensated": partial(isqrt_cov, **chosen(1), compensation="none"),
 }
 SIDES = ("channels", "positions")
 
@@ -135,7 +135,7 @@ def test_the_side_is_chosen_anew_for_another_size() -> None:
 def test_two_calls_in_one_graph() -> None:
     def function(x: Tensor) -> Tensor:
         one = isqrt_cov(x, side="positions", normalization="frobenius", backward="recompute")
-        two = matrix_sqrt(covariance(2 * x), steps=UNEVEN) + isqrt_cov(x * x, steps=UNEVEN)
+        two = matrix_sqrt(covariance(2 * x), steps=4) + isqrt_cov(x * x, steps=4)
         return one + two + covariance(3 * x)
 
     check_compiled(function, "aot_eager", *sizes((3, 12, 9), (5, 14, 11)))
@@ -208,10 +208,10 @@ def test_onnx_with_weights(side: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("in_dim", [0, 1])
-@pytest.mark.parametrize("steps", [5, UNEVEN], ids=["paper", "uneven"])
+@pytest.mark.parametrize("steps", [5, UNEVEN], ids=["paper", "fitted"])
 def test_vmap_is_a_batch(side: str, in_dim: int, steps: Steps) -> None:
     x = torch.randn(4, 3, 12, 9)
-    function = partial(isqrt_cov, side=side, steps=steps)
+    function = partial(isqrt_cov, side=side, **chosen(steps))
     mapped = torch.func.vmap(function, in_dims=in_dim, out_dims=in_dim)(x)
     assert_close(mapped, function(x))
 
@@ -252,11 +252,11 @@ def test_grad_and_gradients_of_each_sample(options: dict[str, str]) -> None:
 
 
 SMALL: dict[str, Function] = {
-    "isqrt_cov, channels": partial(isqrt_cov, side="channels", steps=UNEVEN),
-    "isqrt_cov, positions": partial(isqrt_cov, side="positions", steps=UNEVEN),
-    "isqrt_cov, recompute": partial(isqrt_cov, side="positions", steps=3, backward="recompute"),
-    "matrix_sqrt": of_products(matrix_sqrt, steps=3),
-    "inverse_matrix_sqrt": of_products(inverse_matrix_sqrt, steps=UNEVEN),
+    "isqrt_cov, channels": partial(isqrt_cov, side="channels", steps=4),
+    "isqrt_cov, positions": partial(isqrt_cov, side="positions", steps=4),
+    "isqrt_cov, recompute": partial(isqrt_cov, side="positions", backward="recompute"),
+    "matrix_sqrt": of_products(matrix_sqrt),
+    "inverse_matrix_sqrt": of_products(inverse_matrix_sqrt, steps=4),
     "covariance": covariance,
 }
 

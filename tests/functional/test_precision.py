@@ -10,6 +10,7 @@ import torch
 from covpool.functional import covariance, isqrt_cov, matrix_sqrt
 from covpool.functional.arguments import MOST_STEPS
 from tests.functional.pooling import DTYPES, SIDES, Pooling
+from tests.functional.samples import chosen
 
 sides = pytest.mark.parametrize("side", SIDES)
 
@@ -98,7 +99,7 @@ def test_rounding_at_the_largest_number_of_steps(side: str, dtype: torch.dtype) 
     results = []
     for features, compute_dtype in ((x, None), (x.float(), half)):
         leaf = features.clone().requires_grad_()
-        c = isqrt_cov(leaf, steps=MOST_STEPS[dtype], side=side, compute_dtype=compute_dtype)
+        c = isqrt_cov(leaf, **chosen(MOST_STEPS[dtype]), side=side, compute_dtype=compute_dtype)
         (grad,) = torch.autograd.grad(c, leaf, upstream.to(c.dtype))
         results.append((c.detach().double(), grad.double()))
     for exact, rounded in zip(*results, strict=True):

@@ -21,7 +21,7 @@ from tests.functional.pooling import (
     assert_near,
     assert_sound,
 )
-from tests.functional.samples import UNEVEN
+from tests.functional.samples import UNEVEN, chosen
 
 sides = pytest.mark.parametrize("side", SIDES)
 normalizations = pytest.mark.parametrize("normalization", NORMALIZATIONS)
@@ -194,7 +194,7 @@ def test_roots_of_any_matrix(
     a = (half @ half.mT * 10.0**exponent).float()
     leaf = a.clone().requires_grad_()
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
-        result = root(leaf, steps=steps, normalization=normalization, compensation=compensation)
+        result = root(leaf, **chosen(steps), normalization=normalization, compensation=compensation)
         (grad,) = torch.autograd.grad(result, leaf, torch.ones_like(result))
     assert result.dtype == torch.float32
     assert result.isfinite().all()

@@ -177,7 +177,7 @@ class TestWhatItComputes:
             assert torch.equal(model(IMAGES), model.forward_pool(model.forward_features(IMAGES)))
 
     def test_pool_options_reach_the_method(self) -> None:
-        model = on_meta("resnet10t", pool_options={"steps": 3, "compute_dtype": "bfloat16"})
+        model = on_meta("resnet10t", pool_options={"steps": 4, "compute_dtype": "bfloat16"})
         assert model.pool.pooling.options.steps == 3
         assert model.pool.pooling.options.compute_dtype == torch.bfloat16
 

@@ -14,7 +14,6 @@ import covpool
 from covpool.errors import KeepResolutionError, UnsupportedBackboneError
 from covpool.functional.newton_schulz import FITTED_STEPS
 from covpool.models import ModelConfig, build_model
-from covpool.nn.pooling import METHODS
 from tests.models.small_models import IMAGES, on_meta, small
 
 
@@ -187,10 +186,7 @@ class TestMistakes:
         config = ModelConfig("resnet10t", pool_options={"compute_dtype": torch.bfloat16})
         assert ModelConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config.with_iteration()
 
-    def test_a_config_without_iteration_means_the_papers(self) -> None:
-        old = ModelConfig.from_dict({"backbone": "resnet10t", "pool_options": {"steps": 3}})
-        assert old.pool_options == {"iteration": "paper", "steps": 3}
-        assert METHODS[old.pool](8, **old.pool_options).options.coefficients == ((1.5, -0.5),) * 3
+    def test_a_saved_config_names_its_iteration(self) -> None:
         for options in ({"iteration": "fitted", "steps": FITTED_STEPS}, {"iteration": "fitted"}, {}):
             new = ModelConfig("resnet10t", pool_options=options)
             read = ModelConfig.from_dict(json.loads(json.dumps(new.to_dict())))

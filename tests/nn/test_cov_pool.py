@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from covpool.functional import fitted_steps, isqrt_cov, triu_vec
-from covpool.functional.newton_schulz import FITTED_STEPS, paper_steps
+from covpool.functional import isqrt_cov, triu_vec
+from covpool.functional.newton_schulz import FITTED_STEPS, fitted_steps, paper_steps
 from covpool.nn import CovPool, methods
 from covpool.nn.pooling import METHODS
 from tests.functional.tolerances import assert_close
@@ -30,25 +30,26 @@ def test_the_answer_of_methods_is_not_the_table() -> None:
 
 def test_the_methods_options_are_those_of_the_design() -> None:
     assert METHODS["isqrt_cov"].option_names() == (
+        "iteration",
         "steps",
         "normalization",
         "compensation",
         "side",
         "backward",
         "compute_dtype",
-        "iteration",
     )
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        {"steps": 1},
+        {"steps": 4},
+        {"iteration": "paper", "steps": 1},
         {"normalization": "frobenius"},
         {"compensation": "none"},
         {"compute_dtype": torch.bfloat16},
         {"compute_dtype": torch.float16},
-        {"side": "positions", "steps": 3},
+        {"side": "positions", "steps": 4},
         {"backward": "recompute"},
     ],
     ids=str,
@@ -67,8 +68,8 @@ def test_options_reach_the_function(options: dict[str, object]) -> None:
         ({"iteration": "fitted", "steps": 4}, "fitted", 4),
         ({"iteration": "paper"}, "paper", 5),
         ({"iteration": "paper", "steps": 7}, "paper", 7),
-        ({"steps": 5}, "paper", 5),
-        ({"steps": 3}, "paper", 3),
+        ({"steps": 3}, "fitted", 3),
+        ({"steps": 4}, "fitted", 4),
     ],
     ids=str,
 )
@@ -77,7 +78,8 @@ def test_choice_of_the_iteration(options: dict[str, object], iteration: str, ste
     pool, x = CovPool(C, dim=None, **options), torch.randn(B, C, 3, 5)
     assert (pool.pooling.options.iteration, pool.pooling.options.steps) == (iteration, steps)
     coefficients = fitted_steps(steps) if iteration == "fitted" else paper_steps(steps)
-    assert torch.equal(pool(x), triu_vec(isqrt_cov(x.flatten(2), steps=coefficients)))
+    assert pool.pooling.options.coefficients == coefficients
+    assert torch.equal(pool(x), triu_vec(isqrt_cov(x.flatten(2), iteration=iteration, steps=steps)))
     assert f"steps={steps}, " in repr(pool)
     assert f"iteration={iteration!r}" in repr(pool)
 
@@ -87,7 +89,7 @@ def test_fitted_iteration(steps: int) -> None:
     """It uses its own coefficients, and the result is close to the paper's five steps."""
     x = torch.randn(B, C, 3, 5)
     fitted = CovPool(C, dim=None, iteration="fitted", steps=steps)(x)
-    assert torch.equal(fitted, triu_vec(isqrt_cov(x.flatten(2), steps=fitted_steps(steps))))
+    assert torch.equal(fitted, triu_vec(isqrt_cov(x.flatten(2), steps=steps)))
     five = CovPool(C, dim=None, iteration="paper")(x)
     assert (fitted - five).norm() < 0.022 * five.norm()
     assert not torch.equal(fitted, five)
@@ -141,14 +143,14 @@ def test_gradients_reach_batchnorm_in_place_of_compensation() -> None:
         ({"method": "isqrtcov"}, ValueError, "got 'isqrtcov': did you mean 'isqrt_cov'"),
         ({"method": "iSQRT-COV"}, ValueError, "got 'iSQRT-COV': did you mean 'isqrt_cov'"),
         ({"method": "G2DeNet"}, ValueError, "did you mean 'g2denet'"),
-        ({"step": 5}, TypeError, "iteration: did you mean 'steps'"),
+        ({"step": 5}, TypeError, "compute_dtype: did you mean 'steps'"),
         ({"layout": "nchw"}, ValueError, "^layout must be one of 'auto', 'channels_first', 'channels_last'"),
         ({"reduction": "conv"}, ValueError, "^reduction must be one of 'auto', 'convolution', 'linear'"),
         (
             {"iterations": 5},
             TypeError,
-            "^iterations is not an option of method 'isqrt_cov'; its options are: steps, normalization, "
-            "compensation, side, backward, compute_dtype, iteration: did you mean 'iteration'",
+            "^iterations is not an option of method 'isqrt_cov'; its options are: iteration, steps, "
+            "normalization, compensation, side, backward, compute_dtype: did you mean 'iteration'",
         ),
         ({"steps": 0}, ValueError, "^steps must be at least 1"),
         ({"steps": 2.5}, TypeError, "^steps must be an int"),
@@ -161,11 +163,11 @@ def test_gradients_reach_batchnorm_in_place_of_compensation() -> None:
         ({"side": "left"}, ValueError, "^side must be one of 'auto', 'channels', 'positions'"),
         ({"backward": "lean"}, ValueError, "^backward must be one of 'saved', 'recompute'"),
         ({"compute_dtype": torch.float64}, ValueError, "^compute_dtype must be one of None, torch.bfloat16"),
-        ({"iteration": "fit"}, ValueError, "^iteration must be one of 'paper', 'fitted'"),
+        ({"iteration": "fit"}, ValueError, "^iteration must be one of 'fitted', 'paper'"),
         (
-            {"iteration": "fitted", "steps": 5},
+            {"steps": 5},
             ValueError,
-            "^steps must be 3 or 4 for fitted coefficients; got 5",
+            '^steps must be 3 or 4 for iteration="fitted"; got 5: pass iteration="paper"',
         ),
         ({"dim": 0}, ValueError, "^dim must be at least 1"),
         ({"dim": "256"}, TypeError, "^dim must be an int, or None for no reduction; got str"),
@@ -282,8 +284,8 @@ def test_repr_tells_every_choice() -> None:
     assert "12, method='isqrt_cov', dim=5, layout='channels_last', out_features=15" in text
     assert "kind='linear'" in text
     assert (
-        "steps=3, normalization='trace', compensation='matched', side='channels', backward='saved', "
-        "compute_dtype=None, iteration='paper', out_features=15"
+        "iteration='fitted', steps=3, normalization='trace', compensation='matched', side='channels', "
+        "backward='saved', compute_dtype=None, out_features=15"
     ) in text
 
 

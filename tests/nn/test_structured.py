@@ -13,7 +13,7 @@ from tests.functional.tolerances import assert_close
 
 def composed(sigma: Tensor, steps: int, normalization: str) -> Tensor:
     a, t = PreNormalization(normalization)(sigma)
-    return PostCompensation()(NewtonSchulz(steps)(a), t)
+    return PostCompensation()(NewtonSchulz("paper", steps)(a), t)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -26,7 +26,7 @@ def test_composition_is_matrix_sqrt_in_value_and_gradient(
     x = torch.randn(shape, dtype=dtype, requires_grad=True)
     sigma = covariance(x)
     one = composed(sigma, steps, normalization)
-    other = matrix_sqrt(sigma, steps=steps, normalization=normalization)
+    other = matrix_sqrt(sigma, iteration="paper", steps=steps, normalization=normalization)
     assert_close(one, other)
     upstream = torch.randn_like(one)  # not symmetric
     for wanted in (sigma, x):
@@ -54,7 +54,7 @@ def test_newton_schulz_is_equation_2(steps: int) -> None:
     y, z = a, identity.expand_as(a)
     for _ in range(steps):
         y, z = 0.5 * y @ (3 * identity - z @ y), 0.5 * (3 * identity - z @ y) @ z
-    assert_close(NewtonSchulz(steps)(a), y)
+    assert_close(NewtonSchulz("paper", steps)(a), y)
 
 
 def test_post_compensation_is_equation_4() -> None:
@@ -102,11 +102,11 @@ def test_errors_name_the_argument() -> None:
     with pytest.raises(ValueError, match=r"^normalization must be one of 'trace', 'frobenius'; got 'l2'"):
         PreNormalization("l2")
     with pytest.raises(ValueError, match=r"^steps must be at least 1"):
-        NewtonSchulz(0)
+        NewtonSchulz(steps=0)
     with pytest.raises(ValueError, match=r"^sigma must be square matrices"):
         PreNormalization()(torch.randn(2, 3, 4))
 
 
 def test_repr_tells_the_options() -> None:
     assert repr(PreNormalization("frobenius")) == "PreNormalization(normalization='frobenius')"
-    assert repr(NewtonSchulz(7)) == "NewtonSchulz(steps=7)"
+    assert repr(NewtonSchulz("paper", 7)) == "NewtonSchulz(iteration='paper', steps=7)"

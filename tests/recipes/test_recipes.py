@@ -115,7 +115,8 @@ def test_the_papers_numbers(name: str) -> None:
         key: expected[key] for key in expected.keys() - {"lr", "final_lr"}
     }
     assert (recipe.model.backbone, recipe.model.dim, recipe.model.pool) == (backbone, dim, "isqrt_cov")
-    assert recipe.model.pool_options["steps"] == 5
+    options = recipe.model.pool_options
+    assert (options["iteration"], options["steps"]) == ("paper", 5)
     assert (recipe.optimizer.name, recipe.optimizer.decay_norms) == ("sgd", True)
     assert recipe.augmentation.flip == 0.5
     assert recipe.augmentation.crop == ("test" if expected is FINE else "random")

@@ -103,31 +103,6 @@ def test_the_test_split_is_for_the_end_and_val_is_set_aside(tmp_path: Path) -> N
 @pytest.mark.slow
 @needs_tiny10
 @pytest.mark.usefixtures("_no_report")
-def test_a_run_from_before_the_fitted_steps_resumes_with_the_papers(tmp_path: Path) -> None:
-    """Its recipe names no iteration. The result is bit-identical to that of an uninterrupted run."""
-    paper = {"model.pool_options": {"iteration": "paper"}, "loop.deterministic": True, "checkpoint.keep": 9}
-    whole, old = train(tmp_path / "whole", paper).folder, tmp_path / "old"
-    shutil.copytree(whole, old)
-    (old / "summary.json").unlink()
-    *_, last = sorted((old / "checkpoints").iterdir())
-    shutil.rmtree(last)
-    text = (old / "recipe.yaml").read_text()
-    assert "pool_options:\n    iteration: paper\n    steps: 5\n" in text
-    (old / "recipe.yaml").write_text(
-        text.replace("pool_options:\n    iteration: paper\n    steps: 5\n", "pool_options: {}\n")
-    )
-    train(old, {**paper, "model.pool_options": {}})
-    assert (old / "recipe.yaml").read_text() == text.replace(str(whole), str(old))
-    expected = covpool.load_model(whole / "bundle")
-    found = covpool.load_model(old / "bundle")
-    assert found.config == expected.config
-    for name, tensor in expected.state_dict().items():
-        assert torch.equal(found.state_dict()[name], tensor), name
-
-
-@pytest.mark.slow
-@needs_tiny10
-@pytest.mark.usefixtures("_no_report")
 def test_another_recipe_does_not_go_on_with_a_run(tmp_path: Path) -> None:
     train(tmp_path / "run", {"schedule.epochs": 1})
     changes = {"schedule.epochs": 2, "optimizer.lr": 0.1}

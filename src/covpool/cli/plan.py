@@ -32,7 +32,7 @@ class Arguments:
         head: ``mlp`` for hidden layers before the classifier.
         hidden: widths of the layers of ``mlp``, as ``[4096,4096]``, the default.
         join: add first-order logits from the class token (``cls``) or from average pooling (``gap``).
-        pool_options: options of the pooling method, as ``{"steps": 3}``.
+        pool_options: options of the pooling method, as ``{"steps": 4}``.
         backbone_options: options of timm's create_model, as ``{"drop_path_rate": 0.1}``.
     """
 

@@ -10,7 +10,14 @@ import torch
 from torch import Tensor
 
 from covpool.errors import UsageError, UsageTypeError
-from covpool.functional.newton_schulz import STEPS, Coefficients, paper_steps
+from covpool.functional.newton_schulz import (
+    FITTED_STEPS,
+    ITERATIONS,
+    PAPER_STEPS,
+    Coefficients,
+    fitted_steps,
+    paper_steps,
+)
 
 
 def check_choice(name: str, value: object, choices: Collection[object]) -> None:
@@ -69,40 +76,30 @@ def check_steps(
     Where the dtype of the features is not known yet, that of the highest limit is assumed.
     """
     if isinstance(steps, int) and steps < 1:
-        raise UsageError(f"steps must be at least 1 (the paper uses {STEPS}); got {steps}")
+        raise UsageError(f"steps must be at least 1 (the paper uses {PAPER_STEPS}); got {steps}")
     check_whole("steps", steps)
     assert isinstance(steps, int)
     if steps > most[dtype]:
         name = str(dtype).removeprefix("torch.")
         raise UsageError(
             f"steps must be at most {most[dtype]} in {name}, because more steps amplify rounding errors; "
-            f"got {steps} (the paper uses {STEPS})"
+            f"got {steps} (the paper uses {PAPER_STEPS})"
         )
 
 
-def step_coefficients(steps: object, dtype: torch.dtype) -> Coefficients:
-    """Return ``(a, b)`` of every step: the paper's for a number of steps. Raise for anything else.
+def step_coefficients(iteration: object, steps: int | None, dtype: torch.dtype) -> Coefficients:
+    """Return ``(a, b)`` of every step. Raise unless the iteration has that number of steps.
 
     Args:
-        steps: a number, or a pair for each step.
+        iteration: ``"fitted"``, with 3 or 4 steps, or ``"paper"``, with any number.
+        steps: K; ``None`` for the default of the iteration.
         dtype: the dtype of the iteration, which limits the number of steps.
     """
-    if not isinstance(steps, list | tuple):
-        check_steps(steps, dtype)
-        assert isinstance(steps, int)
-        return paper_steps(steps)
-    if not steps:
-        raise UsageError("steps must have at least one pair (a, b); got none")
-    for pair in steps:
-        if not isinstance(pair, list | tuple) or len(pair) != 2:
-            raise UsageTypeError(
-                f"steps must be a number, or a pair (a, b) for each step; got {pair!r} in it"
-            )
-        for value in pair:
-            if not -math.inf < _number("every coefficient of steps", value) < math.inf:
-                raise UsageError(f"every coefficient of steps must be finite; got {value}")
-    check_steps(len(steps), dtype)
-    return tuple((a, b) for a, b in steps)
+    check_choice("iteration", iteration, ITERATIONS)
+    if steps is None:
+        steps = FITTED_STEPS if iteration == "fitted" else PAPER_STEPS
+    check_steps(steps, dtype)
+    return fitted_steps(steps) if iteration == "fitted" else paper_steps(steps)
 
 
 def check_floating(name: str, x: object) -> None:
@@ -140,7 +137,10 @@ def check_square(name: str, a: Tensor) -> None:
 
 
 def check_weights(weights: Tensor, x: Tensor) -> None:
-    """Raise unless ``weights`` is bool or floating and ``(..., n)`` for ``x`` of ``(..., C, n)``."""
+    """Raise unless ``weights`` is bool or floating and ``(..., n)`` for ``x`` of ``(..., C, n)``.
+
+    Values are not checked, because that would wait for the device: a negative weight gives NaN.
+    """
     if not isinstance(weights, Tensor):
         raise UsageTypeError(f"weights must be a torch.Tensor; got {type(weights).__name__}")
     if weights.dtype != torch.bool and not weights.is_floating_point():
@@ -155,8 +155,6 @@ def check_weights(weights: Tensor, x: Tensor) -> None:
         )
     if weights.device != x.device:
         raise UsageError(f"weights is on {weights.device} but x is on {x.device}: move one of them")
-    if weights.is_floating_point() and _has_negative(weights):
-        raise UsageError("weights must not be negative: pass weights.clamp(min=0), or a boolean mask")
 
 
 def weights_advice(weights: Tensor, accepted: Sequence[tuple[int, ...]]) -> str:
@@ -167,13 +165,3 @@ def weights_advice(weights: Tensor, accepted: Sequence[tuple[int, ...]]) -> str:
     if any(shape in (one[1:], (1, *one[1:])) for one in accepted):
         return ": use weights.expand(...) to share one mask across the batch"
     return ""
-
-
-def _has_negative(weights: Tensor) -> bool:
-    """Return whether a weight is below zero; ``False`` where the numbers cannot be looked at."""
-    if torch.compiler.is_compiling() or weights.device.type == "meta":
-        return False
-    try:
-        return bool((weights.detach() < 0).any())
-    except RuntimeError:  # inside vmap, and of fake tensors
-        return False

@@ -4,7 +4,7 @@ Three cases that a plain ``x - x.mean()`` gets wrong are solved in :func:`center
 
 * Scale: M is divided by ``s = max - min`` of the channel with the largest spread, so that activations of
   1e-12 and 1e12 are the same problem. The derivative treats s as a constant; the operators undo it exactly.
-* Offset: each channel is first shifted by one of its own features (its minimum; with weights, the feature
+* Offset: each channel is first shifted by one of its own features (its maximum; with weights, the feature
   with the largest weight), then centered. This is exact for a channel that varies little around a large
   value.
 * Flatness: a channel whose spread is within four rounding units of its magnitude holds rounding errors, not
@@ -15,8 +15,9 @@ Shapes of the private functions: x ``(B, C, n)``, weights ``(B, n)``; values per
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -150,9 +151,7 @@ def triu_vec(c: Tensor) -> Tensor:
         tensor([1., 2., 3.])
     """
     check_square("c", c)
-    d = c.shape[-1]
-    row, column = torch.triu_indices(d, d, device=c.device)
-    return c.flatten(-2).index_select(-1, row * d + column)
+    return upper_triangle(c).squeeze(-2)
 
 
 def triu_unvec(v: Tensor) -> Tensor:
@@ -174,10 +173,47 @@ def triu_unvec(v: Tensor) -> Tensor:
     d = (math.isqrt(8 * length + 1) - 1) // 2
     if d == 0 or d * (d + 1) // 2 != length:
         raise UsageError(f"v must have d(d+1)/2 entries for some d >= 1 in its last dimension; got {length}")
-    row = torch.arange(d, device=v.device).unsqueeze(-1)
-    low, high = torch.minimum(row, row.mT), torch.maximum(row, row.mT)
-    position = low * d - low * (low - 1) // 2 + high - low
-    return v.index_select(-1, position.flatten()).reshape(*v.shape[:-1], d, d)
+    return v.index_select(-1, _indices(v, d).square).reshape(*v.shape[:-1], d, d)
+
+
+def upper_triangle(c: Tensor) -> Tensor:
+    """Return the upper triangle of ``(..., d, d)`` as ``(..., 1, d(d+1)/2)``."""
+    return c.flatten(-2).index_select(-1, _indices(c, c.shape[-1]).triangle).unsqueeze(-2)
+
+
+def twice_symmetric(grad: Tensor, d: int) -> Tensor:
+    """Return G + Gᵀ of the gradient of c, ``(B, d, d)``, given that of ``upper_triangle(c)``."""
+    entries = grad.squeeze(-2).index_select(-1, _indices(grad, d).square)
+    g = entries.reshape(*entries.shape[:-1], d, d)
+    g.diagonal(dim1=-2, dim2=-1).mul_(2.0)
+    return g
+
+
+class _Indices(NamedTuple):
+    """Where the entries of a triangle are in the flattened matrix, and the reverse for all d² entries."""
+
+    triangle: Tensor
+    square: Tensor
+
+
+def _indices(like: Tensor, d: int) -> _Indices:
+    # A graph must contain its indices, and fake tensors of a trace must not outlive it.
+    if torch.compiler.is_compiling() or type(like) is not Tensor:
+        return _new_indices(d, like.device)
+    return _known_indices(d, like.device)
+
+
+@functools.lru_cache(maxsize=16)
+def _known_indices(d: int, device: torch.device) -> _Indices:
+    with torch.inference_mode(False):
+        return _new_indices(d, device)
+
+
+def _new_indices(d: int, device: torch.device) -> _Indices:
+    row, column = torch.triu_indices(d, d, device=device)
+    i = torch.arange(d, device=device).unsqueeze(-1)
+    low, high = torch.minimum(i, i.mT), torch.maximum(i, i.mT)
+    return _Indices(row * d + column, (low * d - low * (low - 1) // 2 + high - low).flatten())
 
 
 def normalized_weights(weights: Tensor, dtype: torch.dtype) -> Tensor:
@@ -221,10 +257,13 @@ def center(x: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def _uniform(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    low, high = x.amin(-1, keepdim=True), x.amax(-1, keepdim=True)
+    # Two reductions, because torch.aminmax takes three times as long on a CPU.
+    low, high = x.amin(-1, keepdim=True).detach(), x.amax(-1, keepdim=True).detach()
     scale, s = _scale(low, high)
-    shifted = x - low
-    return shifted.sub_(shifted.mean(-1, keepdim=True)).mul_(scale), s, scale
+    below = high - x
+    mean = below.mean(-1, keepdim=True)
+    out = below if may_overwrite(below) else None
+    return torch.addcmul(mean * scale, below, scale, value=-1, out=out), s, scale
 
 
 def _scale(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
@@ -233,14 +272,12 @@ def _scale(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
     A constant image has s = 0 and factors 0, so its M is zero. NaN and Inf make their own image NaN, and no
     other.
     """
-    spread = high - low
-    magnitude = torch.maximum(high.abs(), low.abs())
+    spread, magnitude = high - low, torch.maximum(high, -low)
     finfo = torch.finfo(spread.dtype)
     # A spread below the smallest normal number has no reciprocal and counts as constant.
     flat = spread <= (FLAT_ULPS * finfo.eps * magnitude).clamp_min(finfo.tiny)
-    spread = spread.masked_fill(flat, 0.0)
-    s = spread.amax(-2, keepdim=True)
-    return reciprocal_or_zero(s).masked_fill(flat, 0.0), s
+    s = spread.masked_fill(flat, 0.0).amax(-2, keepdim=True)
+    return s.reciprocal().masked_fill(flat, 0.0), s
 
 
 class _Centering(Function):

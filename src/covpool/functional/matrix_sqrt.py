@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+import math
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
-from covpool.functional.arguments import check_choice, check_square, step_coefficients
-from covpool.functional.newton_schulz import (
-    STEPS,
-    Coefficients,
-    Iterates,
-    newton_schulz,
-    newton_schulz_backward,
-    newton_schulz_jvp,
-)
+from covpool.functional.arguments import MOST_STEPS, check_choice, check_square, step_coefficients
+from covpool.functional.newton_schulz import PAPER_STEPS, Iteration
 from covpool.functional.numerics import (
     COMPENSATIONS,
     NORMALIZATIONS,
@@ -25,13 +18,17 @@ from covpool.functional.numerics import (
     at_least_float32,
     autocast_off,
     largest_entry,
-    needs_graph,
-    norm_jvp,
-    norm_of,
-    normalization_backward,
     reciprocal_or_zero,
     root_or_zero,
-    scaled,
+)
+from covpool.functional.scaled_root import (
+    Root,
+    Rule,
+    differentiable,
+    dot,
+    scaled_root,
+    scaled_root_backward,
+    scaled_root_jvp,
 )
 
 Backward = Literal["saved", "recompute"]
@@ -41,7 +38,8 @@ BACKWARDS = ("saved", "recompute")
 def matrix_sqrt(
     a: Tensor,
     *,
-    steps: int | Coefficients = STEPS,
+    iteration: Iteration = "fitted",
+    steps: int | None = None,
     normalization: Normalization = "trace",
     compensation: Compensation = "matched",
     backward: Backward = "saved",
@@ -56,13 +54,17 @@ def matrix_sqrt(
         Z_{k} = \tfrac12 (3I - Z_{k-1} Y_{k-1}) Z_{k-1} \\
         C &= \sqrt t \, Y_K
 
-    It acts on ½(a + aᵀ), so its gradient is symmetric. At 5 steps it takes 12 products forward and 16
-    backward.
+    The default iteration replaces 3/2 and 1/2 by fitted coefficients, with almost the result of the paper's 5
+    steps in 3. It takes 6 products forward and 8 backward; 5 steps take 12 and 16. It acts on ½(a + aᵀ), so
+    its gradient is symmetric.
 
     Args:
-        a: ``(..., m, m)``, positive semi-definite. A zero matrix gives zero, with zero gradient.
-        steps: K, the number of iterations (the paper's N), or ``(a, b)`` of each, as
-            :func:`fitted_steps` returns them. More steps come closer to the root, but each multiplies
+        a: ``(..., m, m)``, positive semi-definite. A zero matrix gives zero, with zero gradient. The result
+            is NaN where its norm shows that it is not a root, because a is not positive semi-definite or has
+            too large rounding errors for the number of steps; :func:`root_report` explains it.
+        iteration: ``"fitted"``, with almost the result of the paper's 5 steps, or ``"paper"``.
+        steps: K, the number of steps (the paper's N): 3 or 4 of the fitted iteration, 3 by default; any
+            number of the paper's, 5 by default. More steps come closer to the root, but each multiplies
             rounding errors on the null space, by 1.5 in the value and by 2.25 in the gradient. So K is at
             most 15 in float32, where the gradient of a singular matrix is off by up to 0.1 %, and 40 in
             float64.
@@ -76,17 +78,18 @@ def matrix_sqrt(
 
     Example:
         >>> a = torch.diag(torch.tensor([4.0, 1.0]))
-        >>> matrix_sqrt(a, steps=10)
+        >>> matrix_sqrt(a, iteration="paper", steps=10)
         tensor([[2.0000, 0.0000],
                 [0.0000, 1.0000]])
     """
-    return _root(a, steps, normalization, compensation, backward, inverse=False)
+    return _root(a, iteration, steps, normalization, compensation, backward, inverse=False)
 
 
 def inverse_matrix_sqrt(
     a: Tensor,
     *,
-    steps: int | Coefficients = STEPS,
+    iteration: Iteration = "fitted",
+    steps: int | None = None,
     normalization: Normalization = "trace",
     compensation: Compensation = "matched",
     backward: Backward = "saved",
@@ -98,29 +101,17 @@ def inverse_matrix_sqrt(
 
     Example:
         >>> a = torch.diag(torch.tensor([4.0, 1.0]))
-        >>> inverse_matrix_sqrt(a, steps=10)
+        >>> inverse_matrix_sqrt(a, iteration="paper", steps=10)
         tensor([[0.5000, 0.0000],
                 [0.0000, 1.0000]])
     """
-    return _root(a, steps, normalization, compensation, backward, inverse=True)
-
-
-class _Options(NamedTuple):
-    coefficients: Coefficients
-    normalization: Normalization
-    compensation: Compensation
-    inverse: bool
-
-    def power(self) -> float:
-        """The exponent of t in the compensation."""
-        if self.compensation == "none":
-            return 0.0
-        return -0.5 if self.inverse else 0.5
+    return _root(a, iteration, steps, normalization, compensation, backward, inverse=True)
 
 
 def _root(
     a: Tensor,
-    steps: int | Coefficients,
+    iteration: Iteration,
+    steps: int | None,
     normalization: Normalization,
     compensation: Compensation,
     backward: Backward,
@@ -130,126 +121,110 @@ def _root(
     check_choice("normalization", normalization, NORMALIZATIONS)
     check_choice("compensation", compensation, COMPENSATIONS)
     check_choice("backward", backward, BACKWARDS)
-    coefficients = step_coefficients(steps, torch.promote_types(a.dtype, torch.float32))
-    options = _Options(coefficients, normalization, compensation, inverse)
     with autocast_off(a):
         a_Bmm = at_least_float32(a).reshape(-1, *a.shape[-2:])
-        if torch.is_grad_enabled() and a_Bmm.requires_grad:
-            # A Function with a jvp cannot be traced by torch.compile; the same one without it can.
-            function = _MatrixRoot if torch.compiler.is_compiling() else _MatrixRootWithJvp
-            root_Bmm: Tensor = function.apply(  # type: ignore[no-untyped-call]
-                a_Bmm, options, backward == "saved"
-            )[0]
-        else:
-            root_Bmm = _value(a_Bmm, options).root
+        coefficients = step_coefficients(iteration, steps, a_Bmm.dtype)
+        power = 0.0 if compensation == "none" else -0.5 if inverse else 0.5
+        rule = Rule(coefficients, normalization, power, inverse, a_Bmm.dtype, checked=True)
+        # Dividing by the largest entry prevents overflow. The result does not depend on it.
+        unit = largest_entry(a_Bmm)
+        root_Bmm = differentiable(a_Bmm, unit, _MatrixRoot(rule), backward == "saved", tangent=False)
         return root_Bmm.reshape(a.shape)
 
 
-class _Value(NamedTuple):
-    root: Tensor
-    t: Tensor
-    scale: Tensor
-    iterates: Iterates
+class _MatrixRoot(NamedTuple):
+    """The root of ``½(a + aᵀ)``, computed in units of its largest entry."""
+
+    rule: Rule
+    kernel: bool = False
+
+    def root(self, a: Tensor, unit: Tensor, keep: bool = False) -> Root:
+        if self.rule.power:
+            c = root_or_zero(reciprocal_or_zero(unit) if self.rule.inverse else unit)
+        else:
+            c = (unit != 0).to(a.dtype)
+        return scaled_root(self._symmetric(a, unit), c, self.rule, keep)
+
+    def result(self, a: Tensor, root: Root) -> Tensor:
+        return root.value
+
+    def gradient(self, grad: Tensor, a: Tensor, unit: Tensor, root: Root) -> Tensor:
+        g = (grad + grad.mT) * 0.5
+        return scaled_root_backward(g, dot(g, root.value), root, self.rule) * reciprocal_or_zero(unit)
+
+    def tangent(self, tangent: Tensor, a: Tensor, unit: Tensor, root: Root) -> Tensor:
+        return scaled_root_jvp(self._symmetric(tangent, unit), root, self.rule)
+
+    def _symmetric(self, a: Tensor, unit: Tensor) -> Tensor:
+        return (a + a.mT) * (0.5 * reciprocal_or_zero(unit))
 
 
-def _value(a: Tensor, options: _Options, keep: bool = False) -> _Value:
-    """Compute Eqns. (3), (2) and (4)."""
-    # Dividing by the largest entry prevents overflow. The result does not depend on it, so it is a constant
-    # of the derivative.
-    scale = largest_entry(a)
-    symmetric = (a + a.mT) * (0.5 * reciprocal_or_zero(scale))
-    t = norm_of(symmetric, options.normalization)
-    root, iterates = newton_schulz(
-        scaled(symmetric, reciprocal_or_zero(t)), options.coefficients, options.inverse, keep
-    )
-    if options.compensation == "matched":
-        root = scaled(root, _compensation(t, scale, options))
-    elif options.inverse:
-        root = root * (scale != 0)
-    return _Value(root, t, scale, iterates)
+class RootReport(NamedTuple):
+    """Whether matrices have a square root that :func:`matrix_sqrt` can compute, and with how many steps.
+
+    Attributes:
+        asymmetry: largest difference of a and its transpose, relative to the largest entry.
+        smallest: smallest eigenvalue, relative to the trace; at least 0 for a covariance, up to rounding.
+        most_steps: the largest number of the paper's steps, at most that of the dtype, after which negative
+            eigenvalues change the result by at most 1 %; 0 if there is none. The fitted steps are as
+            sensitive as 5 of the paper's.
+    """
+
+    asymmetry: float
+    smallest: float
+    most_steps: int
+
+    @property
+    def fit(self) -> bool:
+        """Return whether the default iteration, and 5 steps of the paper's, suit the matrices."""
+        return self.asymmetry < 0.01 and self.most_steps >= PAPER_STEPS
+
+    def __str__(self) -> str:
+        """Return the report in sentences."""
+        parts = [f"smallest eigenvalue: {self.smallest:.1e} of the trace"]
+        if not self.asymmetry < 0.01:
+            parts.append(f"not symmetric: off by {self.asymmetry:.1e} of the largest entry")
+        if self.most_steps == 0:
+            parts.append("not positive semi-definite: it has no square root")
+        else:
+            parts.append(f'use at most {self.most_steps} steps of iteration="paper"')
+        return "; ".join(parts)
 
 
-def _compensation(t: Tensor, scale: Tensor, options: _Options) -> Tensor:
-    size = t * scale
-    if options.inverse:
-        size = reciprocal_or_zero(size)
-    return root_or_zero(size)
+def root_report(a: Tensor) -> RootReport:
+    """Report whether matrices are fit for :func:`matrix_sqrt`, by their eigenvalues. The worst one counts.
+
+    A covariance that was rounded, to bfloat16 for example, has negative eigenvalues, which grow by 1.5 or
+    more at every step.
+
+    Args:
+        a: ``(..., m, m)``.
+
+    Example:
+        >>> print(root_report(torch.diag(torch.tensor([4.0, 1.0, -1e-3]))))
+        smallest eigenvalue: -2.0e-04 of the trace; use at most 9 steps of iteration="paper"
+        >>> root_report(torch.diag(torch.tensor([4.0, -1.0]))).fit
+        False
+    """
+    check_square("a", a)
+    most = MOST_STEPS[torch.promote_types(a.dtype, torch.float32)]
+    a_Bmm = a.detach().double().cpu().reshape(-1, *a.shape[-2:])
+    if not a_Bmm.isfinite().all():
+        return RootReport(math.nan, math.nan, 0)
+    a_Bmm = a_Bmm * reciprocal_or_zero(largest_entry(a_Bmm))
+    values = torch.linalg.eigvalsh((a_Bmm + a_Bmm.mT) * 0.5)
+    values = values / root_or_zero(values.sum(-1, keepdim=True).square()).clamp_min(1e-300)
+    asymmetry = float((a_Bmm - a_Bmm.mT).abs().max())
+    steps = min(_steps_of(row, most) for row in values)
+    return RootReport(asymmetry, float(values.min()), steps)
 
 
-class _MatrixRoot(Function):
-    """``a`` to its root. The tensors that backward needs are further outputs without a gradient."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(a: Tensor, options: _Options, save: bool) -> tuple[Tensor, ...]:
-        with autocast_off(a):
-            value = _value(a, options, keep=save)
-        if not save:
-            return (value.root,)
-        return (value.root, value.t, value.scale, *value.iterates.flat)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, _Options, bool], output: tuple[Tensor, ...]) -> None:
-        a, ctx.options, save = inputs
-        ctx.mark_non_differentiable(*output[1:])
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(a, *(output if save else ()))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, None, None]:
-        a, *saved = ctx.saved_tensors
-        grad = grads[0]
-        if grad is None:
-            return None, None, None
-        with autocast_off(a):
-            value = _restore(a, saved, ctx.options, rebuild=needs_graph(a, grad))
-            return _value_backward(grad, value, ctx.options), None, None
-
-
-class _MatrixRootWithJvp(_MatrixRoot):
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, _Options, bool], output: tuple[Tensor, ...]) -> None:
-        _MatrixRoot.setup_context(ctx, inputs, output)
-        a, _, save = inputs
-        ctx.extra_outputs = len(output) - 1
-        ctx.save_for_forward(a, *(output if save else ()))
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, *_: None) -> tuple[Tensor | None, ...]:
-        a, *saved = ctx.saved_tensors
-        with autocast_off(a):
-            value = _restore(a, saved, ctx.options, rebuild=needs_graph(a, tangent))
-            droot = _value_jvp(tangent, value, ctx.options)
-        return droot, *(None for _ in range(ctx.extra_outputs))
-
-
-def _restore(a: Tensor, saved: list[Tensor], options: _Options, rebuild: bool) -> _Value:
-    if rebuild or not saved:
-        return _value(a, options, keep=True)
-    root, t, scale, *iterates = saved
-    return _Value(root, t, scale, Iterates.from_flat(tuple(iterates), options.coefficients))
-
-
-def _value_backward(grad: Tensor, value: _Value, options: _Options) -> Tensor:
-    t, a = value.t, value.iterates.ys[0]
-    grad = (grad + grad.mT) * 0.5
-    inner = (grad * value.root).sum((-2, -1), keepdim=True)
-    factor = reciprocal_or_zero(t * value.scale)
-    if options.compensation == "matched":
-        compensation = _compensation(t, value.scale, options)
-        factor = factor * compensation
-        inner = inner * reciprocal_or_zero(compensation)
-    grad_a = newton_schulz_backward(grad, value.iterates, options.inverse)
-    return normalization_backward(grad_a, a, inner, options.power(), options.normalization) * factor
-
-
-def _value_jvp(tangent: Tensor, value: _Value, options: _Options) -> Tensor:
-    t, a = value.t, value.iterates.ys[0]
-    over_t = reciprocal_or_zero(t)
-    tangent = (tangent + tangent.mT) * (0.5 * reciprocal_or_zero(value.scale))
-    dt = norm_jvp(tangent, a, options.normalization)
-    droot = newton_schulz_jvp((tangent - a * dt) * over_t, value.iterates, options.inverse)
-    if options.compensation == "matched":
-        droot = droot * _compensation(t, value.scale, options)
-    return droot + value.root * (options.power() * dt * over_t)
+def _steps_of(eigenvalues: Tensor, most: int) -> int:
+    """Return the number of steps after which the negative ones of some eigenvalues count up to 1 %."""
+    y = w = eigenvalues
+    for step in range(most + 1):
+        if not y.clamp(max=0.0).norm() <= 0.01 * y.clamp(min=0.0).norm():
+            return max(step - 1, 0)
+        t = 1.5 - 0.5 * w
+        y, w = y * t, w * t * t
+    return most

@@ -85,7 +85,7 @@ def covariance_merge(parts: Iterable[tuple[Tensor, Tensor, Tensor]]) -> Moments:
 
     The result equals :func:`moments` of the concatenated positions up to rounding, in any order of the
     parts. It is differentiable. Pool with one root at the end:
-    ``matrix_sqrt(covariance_merge(parts).covariance(), steps=fitted_steps())``.
+    ``matrix_sqrt(covariance_merge(parts).covariance())``.
 
     Args:
         parts: ``(weight, mean, scatter)`` of each, as :func:`moments` returns them, with equal shapes.

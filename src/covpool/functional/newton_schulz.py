@@ -15,9 +15,9 @@ From ``Y_0 = A`` and ``Z_0 = I``, with two coefficients for each step:
     T_k = a_k I + b_k Z_k Y_k, \qquad Y_{k+1} = Y_k T_k, \qquad Z_{k+1} = T_k Z_k .
 
 Eqn. (2) has ``a = 3/2`` and ``b = −1/2`` in every step. ``Y_K`` then tends to :math:`A^{1/2}` and ``Z_K`` to
-:math:`A^{-1/2}` on the range of A. :func:`fitted_steps` has coefficients that give almost the same ``Y_5`` in
-fewer steps. For any coefficients ``Y_K = A Z_K``, and each eigenvalue of ``Y_K`` is a fixed function of
-one eigenvalue of A.
+:math:`A^{-1/2}` on the range of A. :func:`fitted_steps` returns coefficients that give almost the same
+``Y_5`` in fewer steps. For any coefficients ``Y_K = A Z_K``, and each eigenvalue of ``Y_K`` is a fixed
+function of one eigenvalue of A.
 
 Every tensor is ``(B, m, m)`` and symmetric. Every iterate is a polynomial in A, so all of them commute: the
 gradient needs fewer products than Eqn. (6) as printed.
@@ -34,6 +34,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import repeat
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -41,15 +42,15 @@ from torch import Tensor
 from covpool.errors import UsageError
 from covpool.functional.numerics import buffers
 
-# The number of iterations that the paper recommends, and the default of the matrix functions.
-STEPS = 5
-# The number of fitted iterations that covariance pooling uses by default.
-FITTED_STEPS = 3
+Iteration = Literal["fitted", "paper"]
+ITERATIONS = ("fitted", "paper")
+# The default number of steps of each iteration. The paper recommends 5.
+FITTED_STEPS, PAPER_STEPS = 3, 5
 # (a_k, b_k) of every step.
 Coefficients = tuple[tuple[float, float], ...]
 
 
-def paper_steps(steps: int) -> Coefficients:
+def paper_steps(steps: int = PAPER_STEPS) -> Coefficients:
     """Return the coefficients of ``steps`` iterations of Eqn. (2)."""
     return ((1.5, -0.5),) * steps
 
@@ -57,13 +58,8 @@ def paper_steps(steps: int) -> Coefficients:
 def fitted_steps(steps: int = FITTED_STEPS) -> Coefficients:
     """Return coefficients with which 3 or 4 steps give almost the result of 5 steps of Eqn. (2).
 
-    The largest relative error on any eigenvalue is 2.1 % with 3 steps and 0.031 % with 4
-    (``python -m lab fitted_steps``). Pass the coefficients as ``steps`` of :func:`isqrt_cov`, whose default
-    is ``fitted_steps()``.
-
-    Example:
-        >>> len(fitted_steps(3))
-        3
+    The largest relative error on any eigenvalue is 2.1 % with 3 steps and 0.031 % with 4.
+    See ``python -m lab fitted_steps``.
     """
     fitted = {
         3: ((2.30946, -1.824852), (1.981331, -1.152304), (1.624617, -0.645636)),
@@ -71,7 +67,10 @@ def fitted_steps(steps: int = FITTED_STEPS) -> Coefficients:
     }
     if steps not in fitted:
         available = " or ".join(map(str, fitted))
-        raise UsageError(f"steps must be {available} for fitted coefficients; got {steps!r}: pass steps=3")
+        raise UsageError(
+            f'steps must be {available} for iteration="fitted"; got {steps!r}: pass iteration="paper" for '
+            "another number"
+        )
     return fitted[steps]
 
 
@@ -255,7 +254,7 @@ def _plus_identity(t: Tensor, value: float) -> Tensor:
 
 def _scaled_product(x: Tensor, y: Tensor, alpha: float, out: Tensor | None = None) -> Tensor:
     """Return ``alpha · xy`` without an elementwise pass (``beta=0`` ignores the first operand)."""
-    return torch.baddbmm(x.new_zeros(()), x, y, beta=0, alpha=alpha, out=out)
+    return torch.baddbmm(x, x, y, beta=0, alpha=alpha, out=out)
 
 
 def accumulate(total: Tensor, x: Tensor, y: Tensor, *, beta: float, alpha: float, overwrite: bool) -> Tensor:

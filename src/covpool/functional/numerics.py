@@ -142,34 +142,6 @@ def scaled(x: Tensor, factor: Tensor) -> Tensor:
     return x.mul_(factor) if may_overwrite(x, factor) else x * factor
 
 
-def normalization_backward(
-    grad_a: Tensor, a: Tensor, inner: Tensor, power: float, normalization: Normalization
-) -> Tensor:
-    r"""Return t times the gradient of ``l = f(t^p · R(S/t))`` in S: Eqns. (5), (8), (9) and (10) in one.
-
-    .. math::
-        t \frac{\partial l}{\partial S} = \frac{\partial l}{\partial A}
-            + \Big(p \langle \tfrac{\partial l}{\partial C}, C\rangle
-            - \langle \tfrac{\partial l}{\partial A}, A\rangle\Big) \frac{\partial t}{\partial S}
-
-    with :math:`\partial t/\partial S = I` for the trace and ``A`` for the Frobenius norm.
-
-    Args:
-        grad_a: gradient of ``A = S/t``; it may be overwritten.
-        a: A.
-        inner: ``⟨∂l/∂C, C⟩``, ``(B, 1, 1)``, in the unit of ``grad_a``: the result is linear in the two.
-        power: p, the exponent of t in the compensation: ½ for the root, −½ for the inverse root, 0 for none.
-        normalization: the norm t.
-    """
-    along = power * inner - (grad_a * a).sum((-2, -1), keepdim=True)
-    if normalization == "trace":
-        # Add a multiple of I to the diagonal only.
-        total = grad_a if may_overwrite(grad_a, along) else grad_a.clone()
-        total.diagonal(dim1=-2, dim2=-1).add_(along.squeeze(-1))
-        return total
-    return torch.addcmul(grad_a, a, along)
-
-
 def norm_jvp(tangent: Tensor, a: Tensor, normalization: Normalization) -> Tensor:
     """Return the directional derivative of t along ``tangent``, given ``A = S/t``."""
     if normalization == "trace":

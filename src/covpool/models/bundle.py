@@ -38,7 +38,6 @@ from covpool.models.tensors import (
     open_file,
     planned_tensors,
 )
-from covpool.nn.cov_pool import drop_unused_norm
 from covpool.nn.sharded import ShardedLinear
 from covpool.processes import Processes
 from covpool.storage.files import digest, digest_file, read_file
@@ -123,8 +122,6 @@ def _read(folder: Path) -> tuple[Card, dict[str, Tensor], nn.Module | None]:
         tensors = safetensors.torch.load(data)
     except Exception as error:
         raise BundleError(f"{WEIGHTS} is not a safetensors file: {reason(error)}") from error
-    if "pool.reduction.norm.weight" not in plan:
-        drop_unused_norm(tensors, "pool.reduction.")
     check_tensors(tensors, plan)
     check_finite(tensors)
     return card, tensors, None

@@ -178,7 +178,7 @@ class ModelConfig:
         if self.pool != "isqrt_cov":
             return self
         source = self.pool_options if self.pool_options.keys() & {"iteration", "steps"} else otherwise
-        chosen = IsqrtCovOptions(iteration=source.get("iteration"), steps=source.get("steps"))
+        chosen = IsqrtCovOptions(**{key: source[key] for key in ("iteration", "steps") if key in source})
         options = {**self.pool_options, "iteration": chosen.iteration, "steps": chosen.steps}
         return dataclasses.replace(self, pool_options=options)
 
@@ -188,14 +188,8 @@ class ModelConfig:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> ModelConfig:
-        """Undo :meth:`to_dict`; an unknown name raises an error.
-
-        Before the fitted steps, files did not name an iteration. They mean the paper's.
-        """
+        """Undo :meth:`to_dict`; an unknown name raises an error."""
         known = {f.name for f in dataclasses.fields(cls)}
         if unknown := sorted(values.keys() - known):
             raise UsageError(f"a model has no {', '.join(unknown)}; it has {', '.join(sorted(known))}")
-        config = cls(**values)
-        if config.pool != "isqrt_cov" or "iteration" in config.pool_options:
-            return config
-        return dataclasses.replace(config, pool_options={"iteration": "paper", **config.pool_options})
+        return cls(**values)

@@ -13,7 +13,7 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor
 
 from covpool.errors import CheckpointError
-from covpool.functional.newton_schulz import STEPS
+from covpool.functional.newton_schulz import PAPER_STEPS
 from covpool.models.config import ModelConfig
 from covpool.models.create import build_model
 from covpool.models.model import PooledClassifier
@@ -66,7 +66,7 @@ RESNETS = {(3, 4, 6, 3): "resnet50", (3, 4, 23, 3): "resnet101", (3, 8, 36, 3): 
 VGGS = {8: "vgg11", 10: "vgg13", 13: "vgg16", 16: "vgg19"}
 
 
-def convert_checkpoint(path: str | Path, *, steps: int = STEPS) -> PooledClassifier:
+def convert_checkpoint(path: str | Path, *, steps: int = PAPER_STEPS) -> PooledClassifier:
     """Convert a checkpoint of fast-MPN-COV, the authors' code, to a model with the same logits.
 
     Supported are the released ResNet-50, ResNet-101 and VGG-D, and the checkpoints of the authors'
@@ -126,7 +126,7 @@ def _config(tensors: Mapping[str, Tensor], *, arch: str, steps: int, path: str |
         dim=_dim(tensors, dense[0].shape[1], path),
         # An ordinary ResNet trained with the paper's pooling has the same names as the paper's ResNet.
         keep_resolution=not arch.startswith("resnet"),
-        pool_options={"steps": steps},
+        pool_options={"iteration": "paper", "steps": steps},
         preprocessing=dict(PREPROCESSING),
         **head,
     )

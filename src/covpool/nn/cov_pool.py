@@ -53,14 +53,15 @@ class CovPool(nn.Module):
         device: of the parameters and buffers.
         dtype: of the parameters and floating-point buffers.
         **method_options: options of the method; for ``"isqrt_cov"`` those of
-            :func:`covpool.functional.isqrt_cov`, ``compensation="batchnorm"`` and ``iteration``. Its default
-            iteration is ``"fitted"``, with almost the paper's result; ``iteration="paper"`` is the paper's.
+            :func:`covpool.functional.isqrt_cov`, and ``compensation="batchnorm"``. Its default iteration is
+            ``"fitted"``, with almost the paper's result; ``iteration="paper"`` is the paper's.
 
     Shapes:
         - x: maps ``(B, C, H, W)`` or ``(B, C, T, H, W)``; tokens ``(B, n, C)`` or maps ``(B, H, W, C)`` with
           ``layout="channels_last"``; sequences ``(B, C, L)`` with ``layout="channels_first"``.
         - weights: ``(B, n)`` or the shape of the positions, ``(B, H, W)``; boolean or non-negative.
-          Positions of weight zero have no effect and may contain anything, including NaN.
+          Positions of weight zero have no effect and may contain anything, including NaN. A negative
+          weight gives NaN for its image.
         - result: ``(B, out_features)``, in float32 at least.
 
     Example:
@@ -241,9 +242,6 @@ class Reduction(nn.Module):
     The convolution starts as Kaiming normal (fan out), like the authors' code. The linear map starts as a
     normal of variance 1/C, which keeps the scale of the features, because no BatchNorm follows it.
 
-    Early versions of covpool chose the kind at each call. Their state dicts load into ``"linear"`` if the
-    layer pooled tokens, and into ``"convolution"`` if it pooled maps.
-
     Example:
         >>> Reduction(2048, 256, "convolution")(torch.randn(2, 2048, 7, 7)).shape
         torch.Size([2, 256, 7, 7])
@@ -286,26 +284,6 @@ class Reduction(nn.Module):
         """Return the kind; the child modules print the rest."""
         return f"kind={self.kind!r}"
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
-        if self.kind == "linear":
-            drop_unused_norm(state_dict, prefix)
-        super()._load_from_state_dict(state_dict, prefix, *arguments)
-
-
-def drop_unused_norm(state: dict[str, Tensor], prefix: str) -> None:
-    """Turn the state of an early version's reduction that pooled tokens into the state of ``"linear"``.
-
-    The early layer had a convolution's weight and a BatchNorm that tokens bypassed. A BatchNorm that was
-    trained belongs to maps: its state is left as it is, and loading it reports the unexpected keys.
-    """
-    weight, bias = f"{prefix}projection.weight", f"{prefix}norm.bias"
-    batches = f"{prefix}norm.num_batches_tracked"
-    if not {weight, bias, batches} <= state.keys() or state[batches].any() or state[bias].any():
-        return
-    state[weight] = state[weight].flatten(1)
-    for name in [name for name in state if name.startswith(f"{prefix}norm.")]:
-        del state[name]
-
 
 class PointwiseConv2d(nn.Conv2d):
     """A 1x1 convolution as one matrix product that keeps the memory layout.
@@ -338,7 +316,8 @@ def weighted_batch_norm(norm: nn.BatchNorm2d, x: Tensor, weights: Tensor) -> Ten
         \mu = \tfrac1B \sum_{b,p} w_{bp} x_{bp}, \qquad
         \sigma^2 = \tfrac1B \sum_{b,p} w_{bp} (x_{bp} - \mu)^2, \qquad \sum_p w_{bp} = 1
 
-    Equal weights give ordinary BatchNorm. Images whose weights are all zero do not count in B.
+    Equal weights give ordinary BatchNorm. Images whose weights are all zero do not count in B, nor do images
+    with a negative weight.
     """
     if type(norm) is not nn.BatchNorm2d:
         raise UsageTypeError(
@@ -347,6 +326,7 @@ def weighted_batch_norm(norm: nn.BatchNorm2d, x: Tensor, weights: Tensor) -> Ten
         )
     x_Bdn = at_least_float32(x)
     w_Bn = normalized_weights(weights, x_Bdn.dtype)
+    w_Bn = w_Bn.masked_fill(w_Bn.isnan(), 0.0)  # an image with a negative weight
     images = (w_Bn.sum(-1) > 0).sum()
     w_B1n = (w_Bn / images.clamp(min=1)).unsqueeze(1)
     mean_d1 = (x_Bdn * w_B1n).sum((0, 2)).unsqueeze(1)

@@ -3,21 +3,22 @@ r"""The paper's meta-layer in its three structured layers (section 3.2), each a 
     >>> from covpool.functional import covariance, matrix_sqrt
     >>> x = torch.randn(2, 8, 49)
     >>> a, t = PreNormalization()(covariance(x))
-    >>> c = PostCompensation()(NewtonSchulz(steps=5)(a), t)
+    >>> c = PostCompensation()(NewtonSchulz()(a), t)
     >>> torch.allclose(c, matrix_sqrt(covariance(x)), atol=1e-6)
     True
 
-They are for looking inside and for ablations; :func:`covpool.functional.isqrt_cov` with ``steps=5`` is
-the same function in one piece, with a leaner gradient. Shapes: matrices ``(..., m, m)``, t ``(..., 1, 1)``.
+They are for looking inside and for ablations; :func:`covpool.functional.isqrt_cov` is the same function in
+one piece, with a leaner gradient. Shapes: matrices ``(..., m, m)``, t ``(..., 1, 1)``.
 """
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from covpool.errors import UsageError
-from covpool.functional.arguments import check_choice, check_floating, check_square, check_steps
-from covpool.functional.newton_schulz import STEPS, newton_schulz, paper_steps
+from covpool.functional.arguments import check_choice, check_floating, check_square, step_coefficients
+from covpool.functional.newton_schulz import Iteration, newton_schulz
 from covpool.functional.numerics import (
     NORMALIZATIONS,
     Normalization,
@@ -58,34 +59,36 @@ class PreNormalization(nn.Module):
 
 
 class NewtonSchulz(nn.Module):
-    r"""Eqn. (2), K times.
+    r"""Eqn. (2), K times, or the fitted iteration (the default).
 
-    From :math:`Y_0 = A` and :math:`Z_0 = I`,
+    From :math:`Y_0 = A` and :math:`Z_0 = I`, ``iteration="paper"`` computes
 
     .. math::
         Y_k = \tfrac12 Y_{k-1} (3I - Z_{k-1} Y_{k-1}), \qquad
         Z_k = \tfrac12 (3I - Z_{k-1} Y_{k-1}) Z_{k-1} .
 
-    Returns :math:`Y_K \approx A^{1/2}`. It acts on ½(A + Aᵀ), so its gradient is symmetric.
+    ``"fitted"`` has other coefficients in every step. Both arguments are those of
+    :func:`covpool.functional.matrix_sqrt`. Returns :math:`Y_K \approx A^{1/2}`. It acts on ½(A + Aᵀ), so its
+    gradient is symmetric.
     """
 
-    def __init__(self, steps: int = STEPS) -> None:
+    def __init__(self, iteration: Iteration = "fitted", steps: int | None = None) -> None:
         super().__init__()
-        check_steps(steps)
-        self.steps = steps
+        self.iteration: Iteration = iteration
+        self.steps = len(step_coefficients(iteration, steps, torch.float64))
 
     def forward(self, a: Tensor) -> Tensor:
         """``(..., m, m)`` of norm at most 1 to ``(..., m, m)``."""
         check_square("a", a)
         with autocast_off(a):
             a_Bmm = at_least_float32(a).reshape(-1, *a.shape[-2:])
-            check_steps(self.steps, a_Bmm.dtype)
-            y_Bmm, _ = newton_schulz((a_Bmm + a_Bmm.mT) * 0.5, paper_steps(self.steps))
+            coefficients = step_coefficients(self.iteration, self.steps, a_Bmm.dtype)
+            y_Bmm, _ = newton_schulz((a_Bmm + a_Bmm.mT) * 0.5, coefficients)
             return y_Bmm.reshape(a.shape)
 
     def extra_repr(self) -> str:
-        """The number of steps."""
-        return f"steps={self.steps}"
+        """The iteration and the number of steps."""
+        return f"iteration={self.iteration!r}, steps={self.steps}"
 
 
 class PostCompensation(nn.Module):

@@ -16,7 +16,6 @@ from covpool.data.image_set import ENCODING, ERRORS, ImageSet
 from covpool.data.loader import BadImage
 from covpool.errors import BundleError, TrainingError, UsageError
 from covpool.models.card import parse, plain_json
-from covpool.models.config import ModelConfig
 from covpool.models.create import pretrained_config
 from covpool.processes import Processes
 from covpool.storage.address import MAX_FILE_BYTES
@@ -213,7 +212,7 @@ def as_begun(path: Path, recipe: Recipe) -> Recipe:
     if recipe.weights.pretrained:
         recipe = dataclasses.replace(recipe, model=pretrained_config(recipe.model))
     started = read_recipe(path)
-    model = ModelConfig.from_dict(vars(started.model)).with_iteration()
+    model = started.model.with_iteration()
     before = flat(dataclasses.replace(started, model=model))
     now = flat(dataclasses.replace(recipe, model=recipe.model.with_iteration(model.pool_options)))
     filled = {name for name, value in OPEN.items() if now[name] == value} | {"model.num_classes"}

@@ -50,9 +50,10 @@ def test_unknown_heads(head: str, sentence: str) -> None:
 def test_options_of_a_head() -> None:
     """A head sets options of the model and of the method. The other options are those of all heads."""
     backbone = ModelConfig("test_efficientnet", num_classes=3, layers="last4")
-    ours = head_config("isqrt_cov@dim=64@steps=3@normalization=frobenius", backbone, 128, 0.5, expands=True)
+    head = "isqrt_cov@dim=64@iteration=paper@steps=5@normalization=frobenius"
+    ours = head_config(head, backbone, 128, 0.5, expands=True)
     assert (ours.dim, ours.layers, ours.fusion) == (64, "last4", "each")
-    assert ours.pool_options == {"steps": 3, "normalization": "frobenius"}
+    assert ours.pool_options == {"iteration": "paper", "steps": 5, "normalization": "frobenius"}
     other = head_config("cov@layers=all-stages@fusion=concat+gap", backbone, 128, 0.5, expands=True)
     assert (other.dim, other.layers, other.fusion, other.join) == (128, "all-stages", "concat", "gap")
     first = head_config("efficient_probing@value=false", backbone, 128, 0.5, expands=True)

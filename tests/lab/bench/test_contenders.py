@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import scipy.linalg
 import torch
@@ -37,7 +39,8 @@ def exact_roots(problem: Problem) -> torch.Tensor:
 def test_plain_equations_give_the_value_and_gradient_of_isqrt_cov(problem: Problem, steps: int) -> None:
     features, upstream = problem.features.double(), problem.upstream.double()
     plain = value_and_gradient(lambda x: plain_isqrt_cov(x, steps=steps), features, upstream)
-    ours = value_and_gradient(lambda x: isqrt_cov(x, steps=steps, side="channels"), features, upstream)
+    paper = {"iteration": "paper", "steps": steps}
+    ours = value_and_gradient(lambda x: isqrt_cov(x, side="channels", **paper), features, upstream)
     torch.testing.assert_close(plain, ours, rtol=1e-9, atol=1e-11)
 
 
@@ -50,7 +53,7 @@ def test_decompositions_give_the_root(pool, problem: Problem) -> None:
 
 def test_newton_schulz_contenders_tend_to_the_root() -> None:
     features, root = WIDE.features.double(), exact_roots(WIDE)
-    for pool in (isqrt_cov, plain_isqrt_cov):
+    for pool in (partial(isqrt_cov, iteration="paper"), plain_isqrt_cov):
         torch.testing.assert_close(pool(features, steps=25), root, rtol=1e-6, atol=1e-6)
 
 
@@ -58,7 +61,7 @@ def test_newton_schulz_contenders_tend_to_the_root() -> None:
 def test_gradient_of_decompositions_is_that_of_the_root_at_full_rank(pool) -> None:
     features, upstream = WIDE.features.double(), WIDE.upstream.double()
     gradient = value_and_gradient(pool, features, upstream)[1]
-    ours = value_and_gradient(lambda x: isqrt_cov(x, steps=25), features, upstream)[1]
+    ours = value_and_gradient(lambda x: isqrt_cov(x, iteration="paper", steps=25), features, upstream)[1]
     torch.testing.assert_close(gradient, ours, rtol=1e-5, atol=1e-6)
 
 
@@ -123,7 +126,8 @@ def test_compiled_gives_the_value_and_gradient_of_eager() -> None:
     pool = CONTENDERS["compiled"].prepare(TINY).pool
     assert pool is not None
     compiled = value_and_gradient(pool, TINY.features, TINY.upstream)
-    eager = value_and_gradient(lambda x: isqrt_cov(x, steps=TINY.steps), TINY.features, TINY.upstream)
+    paper = {"iteration": "paper", "steps": TINY.steps}
+    eager = value_and_gradient(lambda x: isqrt_cov(x, **paper), TINY.features, TINY.upstream)
     torch.testing.assert_close(compiled, eager, rtol=1e-4, atol=1e-5)
 
 

@@ -202,10 +202,10 @@ def test_methods_can_be_chosen_and_the_reference_stays() -> None:
 def test_an_entry_is_the_layer_with_its_options() -> None:
     layer = Entry("isqrt_cov", {"steps": 3}).layer(6)
     x = torch.randn(2, 6, 9)
-    assert torch.equal(layer(x), METHODS["isqrt_cov"](6, steps=3)(x))
+    assert torch.equal(layer(x), METHODS["isqrt_cov"](6, iteration="paper", steps=3)(x))
     assert layer.training
     # Without the option ``iteration``, an entry uses the paper's iteration.
-    assert torch.equal(Entry(REFERENCE, {}).layer(6)(x), METHODS["isqrt_cov"](6, steps=5)(x))
+    assert torch.equal(Entry(REFERENCE, {}).layer(6)(x), METHODS["isqrt_cov"](6, iteration="paper")(x))
     assert not torch.equal(Entry(REFERENCE, {"iteration": "fitted"}).layer(6)(x), layer(x))
 
 

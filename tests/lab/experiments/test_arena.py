@@ -14,7 +14,7 @@ from lab.experiments import arena
 from lab.paper.claims import frozen_verdict
 from tests.data.pictures import SPARROWS, needs_sparrows
 
-ONE_STEP = "isqrt_cov@steps=1"
+ONE_STEP = "isqrt_cov@iteration=paper@steps=1"
 
 
 def test_cells_have_names_and_seeds() -> None:
@@ -30,8 +30,8 @@ def test_cells_have_names_and_seeds() -> None:
 def test_every_claim_compares_heads_that_run() -> None:
     assert len(arena.CLAIMS) == 28
     assert arena.PAPER in arena.OF_CLAIMS
-    others = [f"isqrt_cov@steps={steps}" for steps in (1, 3, 7, 8, 9)]
-    assert list(arena.AS_PAPER) == [*others, "isqrt_cov@steps=5@normalization=frobenius"]
+    others = [f"isqrt_cov@iteration=paper@steps={steps}" for steps in (1, 3, 7, 8, 9)]
+    assert list(arena.AS_PAPER) == [*others, "isqrt_cov@iteration=paper@steps=5@normalization=frobenius"]
     for *_, better, other in arena.CLAIMS:
         assert better != other
 

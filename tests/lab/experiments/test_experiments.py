@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-import covpool.functional
+from covpool.functional.newton_schulz import fitted_steps as fitted_coefficients
 from covpool.nn.pooling import METHODS
 from lab.experiments import (
     bulk,
@@ -148,7 +148,7 @@ def test_bulk_measures(tmp_path: Path) -> None:
 def test_fitted_coefficients_are_those_of_the_program(steps: int) -> None:
     """A fit that starts nearby converges to the table of the library and to the committed results."""
     fit = fitted_steps.Fit("5 paper steps", steps, 1e-5)
-    table = covpool.functional.fitted_steps(steps)
+    table = fitted_coefficients(steps)
     start = [0.99 * c for c in fitted_steps.shape(table)]
     assert fitted_steps.fitted(fit, [start]) == tuple(pytest.approx(pair, abs=1e-4) for pair in table)
     fits = {(one["target"], one["steps"]): one for one in newest("fitted_steps")["fits"]}

@@ -27,7 +27,6 @@ from tests.models.bundles.samples import (
     assert_same,
     bits,
     edit_card,
-    edit_weights,
     images,
     limited,
     trained,
@@ -128,38 +127,6 @@ def test_a_card_of_an_early_version_is_read() -> None:
     assert bundle_digest(card) == "03d53bc2c003f6cd4e95ad02415251a148eb70f40c90d7339813ef6a50582be6"
 
 
-def test_a_bundle_whose_tokens_bypassed_a_batchnorm_is_loaded(bundle: Path, model: PooledClassifier) -> None:
-    """Use the tensors of an early version with ``reduction="auto"``."""
-
-    def edit(tensors: dict[str, torch.Tensor]) -> None:
-        weight = tensors["pool.reduction.projection.weight"]
-        norm = nn.BatchNorm2d(len(weight)).state_dict()
-        tensors.update({f"pool.reduction.norm.{name}": tensor for name, tensor in norm.items()})
-        tensors["pool.reduction.projection.weight"] = weight[..., None, None].clone()
-
-    edit_weights(bundle, edit)
-    edit_card(bundle, lambda fields: fields["config"].update(pool_options={"reduction": "auto"}))
-    assert_same(load_model(bundle), model)
-
-
-@pytest.mark.parametrize("old", [{}, {"steps": 3}], ids=str)
-def test_a_bundle_from_before_the_fitted_steps_gives_the_same_bits(
-    tmp_path: Path, old: dict[str, int]
-) -> None:
-    """Its card names no iteration, which means the paper's iteration."""
-    model = trained(**TINY, pool_options={"iteration": "paper", **old})
-    x = images(model)
-    save_model(model, tmp_path)
-    edit_card(tmp_path, lambda fields: fields["config"].update(pool_options=old))
-    loaded = load_model(tmp_path)
-    assert loaded.config.pool_options == {"iteration": "paper", "steps": 5, **old}
-    with torch.no_grad():
-        assert torch.equal(bits(loaded(x)), bits(model(x)))
-        fitted = trained(**TINY)
-        fitted.load_state_dict(model.state_dict())
-        assert not torch.equal(fitted(x), model(x))
-
-
 def test_a_bundle_names_its_iteration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A change of the default does not affect a saved bundle."""
     model = trained(**TINY)
@@ -167,7 +134,7 @@ def test_a_bundle_names_its_iteration(tmp_path: Path, monkeypatch: pytest.Monkey
     save_model(model, tmp_path)
     fields = json.loads((tmp_path / "covpool.json").read_text("utf-8"))
     assert fields["config"]["pool_options"] == {"iteration": "fitted", "steps": FITTED_STEPS}
-    monkeypatch.setattr("covpool.nn.pooling.isqrt_cov.FITTED_STEPS", 7 - FITTED_STEPS)
+    monkeypatch.setattr("covpool.functional.arguments.FITTED_STEPS", 7 - FITTED_STEPS)
     with torch.no_grad():
         assert torch.equal(bits(load_model(tmp_path)(x)), bits(model(x)))
 

@@ -24,7 +24,7 @@ COSTS: list[tuple[str, dict[str, Any], int, int]] = [
     ("improved_bcnn", {"forward": "newton_schulz", "backward": "lyapunov_iteration"}, 1 + 27, 2 + 52),
     ("deep_o2p", {}, 1 + 1, 2 + 4),
     ("g2denet", {}, 1 + 1, 2 + 4),
-    ("g2denet", {"root": "newton_schulz"}, 1 + 12, 2 + 16),
+    ("g2denet", {"root": "newton_schulz"}, 1 + 6, 2 + 8),
     ("cbp", {}, 1, 2),
     ("mpa_lya", {}, 1 + 4, 2 + 42),
     ("mtp_lya", {}, 1 + 11, 2 + 42),

@@ -59,7 +59,7 @@ class TestG2DeNet:
     def test_is_the_root_of_the_embedding(self, beta: float, root: str) -> None:
         x = full_rank()
         expected = [upper(scipy.linalg.sqrtm(self.embedded(image, beta))) for image in x.numpy()]
-        found = pooled("g2denet", x, beta=beta, root=root, steps=30)
+        found = pooled("g2denet", x, beta=beta, root=root, iteration="paper", steps=30)
         assert found.shape == (2, (C + 1) * (C + 2) // 2)
         np.testing.assert_allclose(found, expected, atol=1e-10)
 

@@ -36,8 +36,8 @@ def parse_head(name: str) -> ProbeHead:
     of the method.
 
     Example:
-        >>> parse_head("isqrt_cov@dim=64@steps=3+gap")
-        ProbeHead(pool='isqrt_cov', join='gap', options={'dim': 64, 'steps': 3})
+        >>> parse_head("isqrt_cov@dim=64@steps=4+gap")
+        ProbeHead(pool='isqrt_cov', join='gap', options={'dim': 64, 'steps': 4})
     """
     first, plus, joined = name.partition("+")
     pool, *given = first.split("@")
@@ -132,7 +132,7 @@ class ProbeOptions:
     Attributes:
         model: a backbone of timm.
         heads: pooling methods, ``cls`` for the class token, and either joined by ``+gap`` or ``+cls``; with
-            options as in ``isqrt_cov@dim=64@steps=3``.
+            options as in ``isqrt_cov@dim=64@steps=4``.
         dim: channels after the learned reduction of second-order heads.
         layers: layers of the backbone that second-order heads pool: ``last``, ``last4`` or ``all-stages``.
         fusion: how several layers are pooled: ``each`` by itself with ``dim`` channels, or ``concat``: all

@@ -12,13 +12,13 @@ from covpool.functional.arguments import (
     check_choice,
     check_features,
     check_positive,
-    check_steps,
     check_weights,
+    step_coefficients,
 )
 from covpool.functional.covariance import as_batch, mean, second_moment, triu_vec
 from covpool.functional.eigen import matrix_power
 from covpool.functional.matrix_sqrt import matrix_sqrt
-from covpool.functional.newton_schulz import STEPS
+from covpool.functional.newton_schulz import Iteration
 from covpool.functional.numerics import autocast_off
 from covpool.nn.pooling.method import Method
 
@@ -33,17 +33,21 @@ class G2DeNetOptions:
     Attributes:
         beta: β, by which the mean is multiplied.
         root: ``"svd"``, the exact root by eigendecomposition, or ``"newton_schulz"``, as iSQRT-COV does it.
-        steps: of Newton-Schulz.
+        iteration: ``"fitted"`` or ``"paper"``, the Newton-Schulz iteration.
+        steps: number of Newton-Schulz steps: 3 or 4 fitted ones, 3 by default; any number of the paper's, 5
+            by default. ``None`` becomes the default.
     """
 
     beta: float = 1.0
     root: Root = "svd"
-    steps: int = STEPS
+    iteration: Iteration = "fitted"
+    steps: int | None = None
 
     def __post_init__(self) -> None:
         check_positive("beta", self.beta)
         check_choice("root", self.root, ROOTS)
-        check_steps(self.steps)
+        coefficients = step_coefficients(self.iteration, self.steps, torch.float64)
+        object.__setattr__(self, "steps", len(coefficients))
 
 
 class G2DeNet(Method):
@@ -71,7 +75,7 @@ class G2DeNet(Method):
         embedded = gaussian_embedding(x, weights, self.options.beta)
         if self.options.root == "svd":
             return triu_vec(matrix_power(embedded, 0.5))
-        return triu_vec(matrix_sqrt(embedded, steps=self.options.steps))
+        return triu_vec(matrix_sqrt(embedded, iteration=self.options.iteration, steps=self.options.steps))
 
 
 def gaussian_embedding(x: Tensor, weights: Tensor | None, beta: float) -> Tensor:

@@ -9,55 +9,39 @@ import torch
 from torch import Tensor, nn
 
 from covpool.functional import polar_express
-from covpool.functional.arguments import check_choice, check_steps
+from covpool.functional.arguments import check_choice, check_steps, step_coefficients
 from covpool.functional.covariance import covariance, triu_vec
 from covpool.functional.isqrt_cov import COMPUTE_DTYPES, SIDES, Side, isqrt_cov
 from covpool.functional.matrix_sqrt import BACKWARDS, Backward
-from covpool.functional.newton_schulz import FITTED_STEPS, STEPS, Coefficients, fitted_steps, paper_steps
+from covpool.functional.newton_schulz import Coefficients, Iteration
 from covpool.functional.numerics import COMPENSATIONS, NORMALIZATIONS, Normalization
 from covpool.nn.pooling.method import Method
-
-Iteration = Literal["paper", "fitted"]
-ITERATIONS = ("paper", "fitted")
 
 
 @dataclass(frozen=True)
 class IsqrtCovOptions:
     """The options of :func:`covpool.functional.isqrt_cov`, with one more compensation.
 
-    The default is the fitted iteration; ``iteration="paper"`` is the paper's, with 5 steps. ``None`` becomes
-    the chosen value.
-
     Attributes:
-        steps: K, the number of iterations; at most 15 for float32 features, and 40 for float64. ``None``: 5
-            for ``"paper"``, the default of :func:`covpool.functional.fitted_steps` for ``"fitted"``.
-        iteration: ``"paper"``, or ``"fitted"`` for the coefficients of
-            :func:`covpool.functional.fitted_steps`: 3 or 4 steps with almost the result of the paper's 5.
-            ``None``: ``"paper"`` if ``steps`` is given, else ``"fitted"``.
+        iteration: ``"fitted"``, with almost the result of the paper's 5 steps, or ``"paper"``.
+        steps: K, the number of steps: 3 or 4 of the fitted iteration, 3 by default; any number of the
+            paper's, 5 by default, at most 15 for float32 features and 40 for float64. ``None`` becomes the
+            default.
         compensation: ``"matched"`` (the paper's), ``"none"``, or ``"batchnorm"``: a BatchNorm on the vector
             in place of the compensation, as in the paper's Table 4.
     """
 
+    iteration: Iteration = "fitted"
     steps: int | None = None
     normalization: Normalization = "trace"
     compensation: Literal["matched", "none", "batchnorm"] = "matched"
     side: Side = "auto"
     backward: Backward = "saved"
     compute_dtype: torch.dtype | None = None
-    iteration: Iteration | None = None
 
     def __post_init__(self) -> None:
-        iteration, steps = self.iteration, self.steps
-        if iteration is None:
-            iteration = "fitted" if steps is None else "paper"
-        check_choice("iteration", iteration, ITERATIONS)
-        if steps is None:
-            steps = FITTED_STEPS if iteration == "fitted" else STEPS
         check_choice("compute_dtype", self.compute_dtype, COMPUTE_DTYPES)
-        check_steps(steps, self.compute_dtype or torch.float64)
-        object.__setattr__(self, "iteration", iteration)
-        object.__setattr__(self, "steps", steps)
-        _ = self.coefficients  # raises if there are none for this number of steps
+        object.__setattr__(self, "steps", len(self.coefficients))
         check_choice("normalization", self.normalization, NORMALIZATIONS)
         check_choice("compensation", self.compensation, (*COMPENSATIONS, "batchnorm"))
         check_choice("side", self.side, SIDES)
@@ -66,8 +50,7 @@ class IsqrtCovOptions:
     @property
     def coefficients(self) -> Coefficients:
         """``(a, b)`` of every step."""
-        assert self.steps is not None  # __post_init__ sets it
-        return (fitted_steps if self.iteration == "fitted" else paper_steps)(self.steps)
+        return step_coefficients(self.iteration, self.steps, self.compute_dtype or torch.float64)
 
 
 class IsqrtCov(Method):
@@ -91,17 +74,18 @@ class IsqrtCov(Method):
     def forward(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
         """Pool x ``(B, C, n)``, with optional weights ``(B, n)``."""
         options = self.options
-        c_BCC = isqrt_cov(
+        v = isqrt_cov(
             x,
-            steps=options.coefficients,
+            iteration=options.iteration,
+            steps=options.steps,
             normalization=options.normalization,
             compensation="matched" if options.compensation == "matched" else "none",
             weights=weights,
             side=options.side,
             backward=options.backward,
             compute_dtype=options.compute_dtype,
+            vector=True,
         )
-        v = triu_vec(c_BCC)
         if self.norm is None:
             return v
         # In a layer cast to half precision, BatchNorm needs its own dtype.
