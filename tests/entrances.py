@@ -174,7 +174,7 @@ def mutate_names(files: Files, chance: random.Random) -> Files:
 
 
 def read_names(folder: Path) -> None:
-    from covpool.train.run_folder import csv_bytes
+    from covpool.training.run_folder import csv_bytes
 
     for number, split in enumerate(("train", "val")):
         place = folder / "tree" / split / "bird"
@@ -276,8 +276,8 @@ def read_bundle(folder: Path) -> None:
 
 
 def checkpoints() -> list[Files]:
-    from covpool.train.checkpoint import write_checkpoint
-    from tests.train.test_checkpoint import checkpoint
+    from covpool.training.checkpoint import write_checkpoint
+    from tests.training.test_checkpoint import checkpoint
 
     with tempfile.TemporaryDirectory() as folder:
         return [
@@ -300,7 +300,7 @@ def mutate_checkpoint(files: Files, chance: random.Random) -> Files:
 
 
 def read_run_checkpoint(folder: Path) -> None:
-    from covpool.train.checkpoint import read_checkpoint
+    from covpool.training.checkpoint import read_checkpoint
 
     _ = read_checkpoint(folder).progress
 
@@ -328,8 +328,8 @@ def read_weights(folder: Path) -> None:
 
 
 def recipes() -> list[Files]:
-    from covpool.train.recipe import Recipe
-    from covpool.train.recipe_files import recipe_text
+    from covpool.training.recipe import Recipe
+    from covpool.training.recipe_files import recipe_text
 
     return [
         {"recipe.yaml": recipe_text(Recipe()).encode()},
@@ -338,7 +338,7 @@ def recipes() -> list[Files]:
 
 
 def read_recipe_file(folder: Path) -> None:
-    from covpool.train.recipe_files import read_recipe, recipe_text
+    from covpool.training.recipe_files import read_recipe, recipe_text
 
     recipe_text(read_recipe(folder / "recipe.yaml"))
 
@@ -373,7 +373,7 @@ def run_folders() -> list[Files]:
 
 
 def read_run_folder(folder: Path) -> None:
-    from covpool.train.run_folder import RunFolder
+    from covpool.training.run_folder import RunFolder
 
     run = RunFolder(folder)
     run.read_summary()

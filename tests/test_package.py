@@ -206,7 +206,7 @@ def test_public_names_are_documented_and_exist(package: str) -> None:
 
 
 def test_a_name_that_does_not_exist() -> None:
-    for module in (covpool, covpool.data, covpool.train):
+    for module in (covpool, covpool.data, covpool.training):
         with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
             module.nothing  # noqa: B018
 

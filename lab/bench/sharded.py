@@ -34,7 +34,7 @@ from torch.multiprocessing.spawn import start_processes
 from torch.nn.parallel import DistributedDataParallel
 
 from covpool.drawing import LIGHT, dress, new_figure, png
-from covpool.nn.sharded import ShardedLinear
+from covpool.nn.divided import DividedLinear
 from covpool.storage.files import replace_file
 from lab.record import RESULTS, ROOT, committed_file, new_record, read_record, record_file, write_record
 
@@ -63,7 +63,7 @@ class Head:
         self.images = images
         self.x, self.labels = (part.tensor_split(self.world)[dist.get_rank()].clone() for part in (x, labels))
         self.x.requires_grad_()
-        self.sharded = ShardedLinear(features, classes) if kind == "sharded" else None
+        self.sharded = DividedLinear(features, classes) if kind == "sharded" else None
         self.dense: nn.Module | None = None
         if self.sharded is None:
             self.dense = nn.Linear(features, classes)

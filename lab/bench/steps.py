@@ -23,7 +23,7 @@ from torch.multiprocessing.spawn import ProcessContext, spawn
 
 from covpool.models.create import create_model
 from covpool.processes import Processes, joined_processes
-from covpool.train.network import make_parallel
+from covpool.training.network import make_parallel
 from lab.bench.layers import REFERENCE, paper_options
 from lab.bench.timing import (
     Round,

@@ -29,10 +29,10 @@ from covpool.data.shards.write import write_shards
 from covpool.data.sources import open_images
 from covpool.data.transforms import Augmentation, Preprocessing, training_transform
 from covpool.processes import Processes
-from covpool.train.network import make_model
-from covpool.train.recipe import Recipe
-from covpool.train.recipe_files import read_recipe
-from covpool.train.step import Learner, Objective
+from covpool.training.network import make_model
+from covpool.training.recipe import Recipe
+from covpool.training.recipe_files import read_recipe
+from covpool.training.step import Learner, Objective
 from lab.bench.steps import from_two_processes
 from lab.record import RESULTS, new_record, record_file, write_record
 

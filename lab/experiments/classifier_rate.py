@@ -16,8 +16,8 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from covpool.train.fitting import fit
-from covpool.train.recipe_files import read_recipe
+from covpool.training.recipe_files import read_recipe
+from covpool.training.run import train_recipe
 from lab.experiments import tiny10
 from lab.experiments.tiny10 import SEEDS, TRAINING
 from lab.record import new_record, record_file, resumed, write_record
@@ -69,7 +69,7 @@ def run(data: Path, runs: Path, key: tuple[Any, ...]) -> dict[str, Any]:
         "schedule.epochs": epochs,
         "optimizer.classifier_factor": factor,
     }
-    summary = fit(
+    summary = train_recipe(
         read_recipe("modern", {**NETWORK, **OPTIMIZERS[optimizer], **POOLINGS[pooling], **own})
     ).summary
     return {

@@ -15,9 +15,9 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from covpool.train.fitting import fit
-from covpool.train.recipe import Recipe
-from covpool.train.recipe_files import read_recipe
+from covpool.training.recipe import Recipe
+from covpool.training.recipe_files import read_recipe
+from covpool.training.run import train_recipe
 from lab.experiments.fine_grained import LITE, weights_file
 from lab.record import new_record, record_file, resumed, write_record
 
@@ -78,7 +78,7 @@ def run(case: Case, sets: Path, runs: Path) -> list[dict[str, Any]]:
     rows = []
     for seed in range(case.seeds):
         for pool in case.pools:
-            done = fit(case.recipe(pool, seed, sets, runs))
+            done = train_recipe(case.recipe(pool, seed, sets, runs))
             kept = {key: done.summary[key] for key in KEPT}
             rows.append({"data": case.data, "pool": pool, **kept})
     return rows

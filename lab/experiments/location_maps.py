@@ -26,7 +26,7 @@ from torchvision.transforms.v2.functional import gaussian_blur
 
 from covpool.data.decode import decode
 from covpool.data.transforms import Preprocessing, evaluation_transform
-from covpool.explain.evidence import explain
+from covpool.explain.evidence import evidence_maps
 from covpool.explain.evidence_figures import resized
 from covpool.explain.explaining import some_images
 from covpool.models.bundle import load_model, read_card
@@ -115,7 +115,7 @@ def _images(model: PooledClassifier, data: Path, count: int) -> Iterator[Tensor]
 def _orders(model: PooledClassifier, image: Tensor, label: int, number: int) -> dict[str, Tensor]:
     """Return maps of the image's size; the random map has the resolution of the exact one."""
     height, width = image.shape[1:]
-    (exact,) = explain(model, image, [label])
+    (exact,) = evidence_maps(model, image, [label])
     chance = torch.rand(exact.positions.shape, generator=torch.Generator().manual_seed(number))
     return {
         EXACT: _laid_over(exact.positions, width, height),

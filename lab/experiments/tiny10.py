@@ -13,8 +13,8 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from covpool.train.fitting import fit
-from covpool.train.recipe_files import read_recipe
+from covpool.training.recipe_files import read_recipe
+from covpool.training.run import train_recipe
 from lab.record import new_record, record_file, write_record
 
 SEEDS = (0, 1, 2)
@@ -61,7 +61,7 @@ def run(data: Path, runs: Path) -> dict[str, Any]:
         for name, pooling in POOLINGS.items():
             folder = runs / f"{name.replace(', ', '-')}-{seed}"
             own = {"data.path": str(data), "seed": seed, "out": str(folder)}
-            summary = fit(read_recipe(None, {**NETWORK, **TRAINING, **pooling, **own})).summary
+            summary = train_recipe(read_recipe(None, {**NETWORK, **TRAINING, **pooling, **own})).summary
             found[name].append(summary)
     return {
         "network": NETWORK,

@@ -6,7 +6,7 @@ import re
 from importlib import resources
 from pathlib import Path
 
-from covpool.train.recipe_files import recipe_names
+from covpool.training.recipe_files import recipe_names
 from lab.record import ROOT
 
 PAGE = ROOT / "docs" / "recipes.md"

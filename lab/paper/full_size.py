@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from covpool.models.plan import plan
-from covpool.train.recipe_files import read_recipe
+from covpool.training.recipe_files import read_recipe
 
 IMAGES = 1_281_167
 CLASSES = 1000

@@ -8,8 +8,8 @@ from typing import Any
 
 from covpool.device import fastest_precision
 from covpool.errors import UsageError
-from covpool.train.recipe import Recipe
-from covpool.train.recipe_files import read_recipe
+from covpool.training.recipe import Recipe
+from covpool.training.recipe_files import read_recipe
 
 # At 64 pixels it has 7×7 positions of 64 channels; the paper's has 13×13 of 256.
 ALEXNET: dict[str, Any] = {

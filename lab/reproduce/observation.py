@@ -22,9 +22,9 @@ from covpool.explain.evidence import watched_pooling
 from covpool.functional import covariance, triu_unvec
 from covpool.models.model import PooledClassifier
 from covpool.processes import joined_processes
-from covpool.train.checkpoint import list_checkpoints, read_checkpoint
-from covpool.train.network import make_model
-from covpool.train.splits import open_data
+from covpool.training.checkpoint import list_checkpoints, read_checkpoint
+from covpool.training.network import make_model
+from covpool.training.splits import open_data
 from lab.bench.timing import MakeProgress, Schedule, Timing, silence, time_interleaved
 from lab.reproduce.networks import Configuration, Scale
 

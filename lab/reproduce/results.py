@@ -12,7 +12,7 @@ from typing import Any
 from covpool.models.card import plain_json, versions
 from covpool.provenance.origin import Results
 from covpool.storage.files import replace_file
-from covpool.train.run_folder import csv_bytes
+from covpool.training.run_folder import csv_bytes
 from lab.record import new_record, read_record, record_file, write_record
 from lab.reproduce.experiments import Experiment
 from lab.reproduce.networks import Scale

@@ -21,11 +21,11 @@ from covpool.processes import joined_processes
 from covpool.provenance.machine import describe_source
 from covpool.storage.files import replace_file
 from covpool.terminal import duration
-from covpool.train.fitting import fit
-from covpool.train.network import make_model
-from covpool.train.recipe import Recipe
-from covpool.train.run_folder import RunFolder, as_begun, csv_bytes
-from covpool.train.splits import open_data
+from covpool.training.network import make_model
+from covpool.training.recipe import Recipe
+from covpool.training.run import train_recipe
+from covpool.training.run_folder import RunFolder, as_begun, csv_bytes
+from covpool.training.splits import open_data
 from lab.reproduce.networks import Configuration, Scale
 
 # Seed of the choice of classes, the same in every experiment.
@@ -91,7 +91,7 @@ def trained(configuration: Configuration, scale: Scale, data: Path, runs: Path) 
     if (failure := _failure(configuration, folder, recipe)) is not None:
         return failure
     try:
-        summary = fit(recipe).summary
+        summary = train_recipe(recipe).summary
     except NotFiniteError as error:
         failed = {"failed": str(error).partition(",")[0], "source": describe_source(SOURCE)}
         replace_file(folder / FAILURE, json.dumps(failed).encode())

@@ -7,7 +7,6 @@ and their error names it.
 
 from __future__ import annotations
 
-import ast
 import importlib
 from collections.abc import Callable
 from importlib import metadata
@@ -15,12 +14,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from covpool import data, evaluate, explain, export, functional, inference, models, nn, sklearn, train
+    from covpool import (
+        closed_form,
+        data,
+        evaluate,
+        explain,
+        export,
+        functional,
+        inference,
+        models,
+        nn,
+        sklearn,
+        training,
+    )
+    from covpool.closed_form.fitting import fit
+    from covpool.closed_form.kept import forget, merge, update
     from covpool.models.bundle import load_model
     from covpool.models.create import create_model
     from covpool.models.push import push_to_hub
     from covpool.models.saving import save_model
     from covpool.nn.cov_pool import CovPool
+    from covpool.training.run import train
 
 # The release that a checkout leads to; the commit is in every result. pyproject.toml, CITATION.cff and
 # CHANGELOG.md have the number too, and a test compares them.
@@ -42,24 +56,31 @@ __version__ = version_in(Path(__file__).parents[1])
 __all__ = [
     "CovPool",
     "__version__",
+    "closed_form",
     "create_model",
     "data",
     "evaluate",
     "explain",
     "export",
+    "fit",
+    "forget",
     "functional",
     "inference",
     "load_model",
+    "merge",
     "models",
     "nn",
     "push_to_hub",
     "save_model",
     "sklearn",
     "train",
+    "training",
+    "update",
 ]
 
 # The extra with the dependencies of each package.
 _EXTRAS = {
+    "closed_form": "eval",
     "data": "data",
     "evaluate": "eval",
     "explain": "train",
@@ -69,45 +90,49 @@ _EXTRAS = {
     "models": "models",
     "nn": "",
     "sklearn": "eval",
-    "train": "train",
+    "training": "train",
 }
-# The package of each name that is not a package itself.
-_PACKAGE_OF = {
-    "CovPool": "nn",
-    "create_model": "models",
-    "load_model": "models",
-    "push_to_hub": "models",
-    "save_model": "models",
+# The module of each name that is not a package itself.
+_MODULES = {
+    "CovPool": "nn.cov_pool",
+    "create_model": "models.create",
+    "fit": "closed_form.fitting",
+    "forget": "closed_form.kept",
+    "load_model": "models.bundle",
+    "merge": "closed_form.kept",
+    "push_to_hub": "models.push",
+    "save_model": "models.saving",
+    "train": "training.run",
+    "update": "closed_form.kept",
 }
 
 
 def __getattr__(name: str) -> Any:
-    package = _PACKAGE_OF.get(name, name)
+    module = _MODULES.get(name, name)
+    package = module.partition(".")[0]
     if package not in _EXTRAS:
         raise AttributeError(f"module 'covpool' has no attribute {name!r}")
-    return _load("covpool", name, f"covpool.{package}", _EXTRAS[package])
+    return _load("covpool", name, f"covpool.{module}", _EXTRAS[package])
 
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-def lazily(package: str, extra: str, file: str) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of a package whose imports are all under ``if TYPE_CHECKING``.
+def lazily(package: str, extra: str, modules: dict[str, str]) -> Callable[[str], Any]:
+    """Return the ``__getattr__`` of a package that imports its modules when they are first used.
 
     Args:
         package: its ``__name__``.
         extra: the extra with its dependencies, for the error where one is missing.
-        file: its ``__file__``, from which the imports are read.
+        modules: the names of each module, separated by spaces.
     """
-    modules: dict[str, str] = {}
+    places = {name: module for module, names in modules.items() for name in names.split()}
 
     def get(name: str) -> Any:
-        if not modules and not name.startswith("__"):
-            modules.update(_imports(file))
-        if name not in modules:
+        if name not in places:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return _load(package, name, modules[name], extra)
+        return _load(package, name, places[name], extra)
 
     return get
 
@@ -124,10 +149,3 @@ def _load(package: str, name: str, module: str, extra: str) -> Any:
             f"{package}.{name} needs {missing}: pip install 'covpool[{extra}]'", name=missing
         ) from error
     return loaded if module == f"{package}.{name}" else getattr(loaded, name)
-
-
-def _imports(file: str) -> dict[str, str]:
-    """Return the module of each name that the type checker imports."""
-    blocks = [node for node in ast.parse(Path(file).read_text("utf-8")).body if isinstance(node, ast.If)]
-    imports = [node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom)]
-    return {alias.name: str(node.module) for node in imports for alias in node.names}

@@ -13,13 +13,12 @@ import pytest
 
 from covpool.cli.main import main, verb_file
 from covpool.evaluate import accuracy, retrieval
-from covpool.evaluate.accuracy import evaluate
-from covpool.train import metrics
+from covpool.training import metrics
 from tests.data.pictures import needs_sparrows
 from tests.evaluate.birds import CLASSES, a_bundle, draw_nothing, some_sparrows
 
 
-@pytest.mark.parametrize(("name", "function"), [("eval", evaluate), ("retrieve", retrieval.retrieve)])
+@pytest.mark.parametrize(("name", "function"), [("eval", accuracy.measure_accuracy), ("retrieve", retrieval.retrieve)])
 def test_defaults_are_those_of_the_library(name: str, function: Callable[..., Any]) -> None:
     parameters = inspect.signature(function).parameters
     verb: Any = verb_file(name)

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from covpool.cli.main import main
-from covpool.train import lr_find as search
-from covpool.train.lr_find import Sweep
-from covpool.train.recipe import Recipe
-from covpool.train.recipe_files import read_recipe
+from covpool.training import lr_find as search
+from covpool.training.lr_find import Sweep
+from covpool.training.recipe import Recipe
+from covpool.training.recipe_files import read_recipe
 from tests.cli.test_train import FROZEN
 
 

@@ -18,7 +18,7 @@ import torch
 from covpool.cli.main import main
 from covpool.data.image_set import ImageFiles
 from covpool.models import create_model, save_model
-from covpool.train.recipe_files import read_recipe, write_recipe
+from covpool.training.recipe_files import read_recipe, write_recipe
 from tests.data.pictures import encode, photo
 from tests.data.trees import plant, write
 

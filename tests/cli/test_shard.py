@@ -16,8 +16,8 @@ from covpool.data.shards.index import ShardIndex
 from covpool.data.shards.reader import open_shards
 from covpool.data.shards.write import write_shards
 from covpool.data.sources import open_splits
-from covpool.train.recipe import DataOptions
-from covpool.train.splits import open_data
+from covpool.training.recipe import DataOptions
+from covpool.training.splits import open_data
 from tests.data.memory_images import memory_images
 
 

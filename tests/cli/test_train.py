@@ -17,8 +17,8 @@ import pytest
 from covpool.cli.main import main
 from covpool.cli.train import make_parser
 from covpool.errors import Interrupted
-from covpool.train.recipe import Recipe
-from covpool.train.recipe_files import SHORT, options, read_recipe, recipe_names, recipe_text
+from covpool.training.recipe import Recipe
+from covpool.training.recipe_files import SHORT, options, read_recipe, recipe_names, recipe_text
 
 # Every option: removing one breaks users' scripts, and each new one must be documented.
 FROZEN = """
@@ -28,7 +28,7 @@ FROZEN = """
 --data --data.balance --data.cache --data.layout --data.limit --data.max-bad --data.path --data.val-fraction
 --data.window --data.workers --debug --deterministic --device --dim --ema --epochs --freeze --help
 --image-size --json --key-map --limit --loop.accumulate --loop.channels-last --loop.compile
---loop.deterministic --loop.device --loop.ema --loop.max-skips --loop.precision --loop.shard-classes
+--loop.deterministic --loop.device --loop.ema --loop.max-skips --loop.precision --loop.divide-classes
 --loop.sync-batchnorm --loop.timeout --loss.cutmix --loss.label-smoothing --loss.mixup --lr --max-bad
 --max-skips --model --model.backbone --model.backbone-options --model.dim --model.drop-rate --model.features
 --model.fusion --model.head --model.hidden --model.hidden-batchnorm --model.image-size --model.join
@@ -55,7 +55,7 @@ def fits(monkeypatch: pytest.MonkeyPatch) -> list[Recipe]:
     """Return the recipes that reach the training loop, which is replaced by a stub."""
     recipes: list[Recipe] = []
 
-    def fit(recipe: Recipe) -> Any:
+    def train_recipe(recipe: Recipe) -> Any:
         recipes.append(recipe)
         if recipe.seed == 143:
             raise Interrupted(signal.SIGTERM, "stopped at step 7: the same command goes on")
@@ -68,10 +68,10 @@ def fits(monkeypatch: pytest.MonkeyPatch) -> list[Recipe]:
         return folder / "report.html"
 
     for name, content in (
-        ("fitting", {"fit": fit}),
+        ("run", {"train_recipe": train_recipe}),
         ("report", {"write_comparison": write_comparison}),
     ):
-        monkeypatch.setitem(sys.modules, f"covpool.train.{name}", SimpleNamespace(**content))
+        monkeypatch.setitem(sys.modules, f"covpool.training.{name}", SimpleNamespace(**content))
     return recipes
 
 

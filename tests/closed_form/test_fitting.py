@@ -18,7 +18,7 @@ from covpool.errors import UsageError
 from covpool.models.bundle import load_model
 from tests.data.pictures import SPARROWS, needs_sparrows
 from tests.forked import command, finish, send_when
-from tests.train.report.test_pages import Page
+from tests.training.report.test_pages import Page
 
 MODEL = ["--model", "test_efficientnet", "--weights", "weights.pth", "--image-size", "64", "--dim", "8"]
 SMALL = [*MODEL, "--workers", "0"]

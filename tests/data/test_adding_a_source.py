@@ -12,12 +12,12 @@ import torch
 from covpool.data import layouts
 from covpool.data.check import check
 from covpool.data.sources import layout_of, open_splits, open_unlabeled
-from covpool.evaluate.accuracy import evaluate
+from covpool.evaluate.accuracy import measure_accuracy
 from covpool.evaluate.probe import ProbeOptions, probe
 from covpool.inference import Predict, Running, infer
 from covpool.models import create_model, save_model
-from covpool.train.fitting import fit
-from covpool.train.recipe_files import read_recipe
+from covpool.training.recipe_files import read_recipe
+from covpool.training.run import train_recipe
 from tests.evaluate.bulk.small import rows_of
 
 COUNT = 36
@@ -60,8 +60,10 @@ def test_train_eval_and_probe(data: Path, tmp_path: Path) -> None:
         "trackers": [],
         "out": str(tmp_path / "run"),
     }
-    fit(read_recipe(None, changes))
-    evaluated = evaluate(tmp_path / "run/bundle", data, tmp_path / "evaluation", workers=0, device="cpu")
+    train_recipe(read_recipe(None, changes))
+    evaluated = measure_accuracy(
+        tmp_path / "run/bundle", data, tmp_path / "evaluation", workers=0, device="cpu"
+    )
     assert len(evaluated.images) == 12
     torch.save(timm.create_model("test_efficientnet", num_classes=0).state_dict(), tmp_path / "weights.pth")
     options = ProbeOptions(

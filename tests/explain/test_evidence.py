@@ -13,7 +13,7 @@ from covpool.data.decode import decode
 from covpool.data.image_set import ImageSet
 from covpool.data.sources import open_splits
 from covpool.data.transforms import Preprocessing, evaluation_transform
-from covpool.explain import explain
+from covpool.explain import evidence_maps
 from covpool.explain.evidence import factors
 from covpool.explain.explaining import gap
 from covpool.models.model import PooledClassifier
@@ -70,7 +70,7 @@ def test_it_sums_to_the_logit(backbone: str, options: dict[str, Any]) -> None:
         with torch.no_grad():
             logits = model(image[None])[0]
         for side in SIDES:
-            for one in explain(model, image, [0, 3], side=side):
+            for one in evidence_maps(model, image, [0, 3], side=side):
                 assert one.kind == "exact", side
                 assert one.logit == pytest.approx(float(logits[one.label]), abs=1e-6), side
                 assert gap(one) < 1e-4, side
@@ -87,7 +87,7 @@ def test_photographs_and_noise(count: int) -> None:
         gaps = [
             gap(one)
             for image in (*real, *torch.randn(count, 3, 160, 160))
-            for one in explain(model, image, [1], side=side)
+            for one in evidence_maps(model, image, [1], side=side)
         ]
         assert len(gaps) == 2 * count
         assert max(gaps) < 1e-4, side
@@ -97,7 +97,7 @@ def test_photographs_and_noise(count: int) -> None:
 def test_the_rest_is_by_gradient_and_called_so(options: dict[str, Any]) -> None:
     model = made(**options)
     image = torch.randn(3, 160, 160)
-    (one,) = explain(model, image, [2])
+    (one,) = evidence_maps(model, image, [2])
     assert one.kind == "gradient"
     assert one.pairs is None
     # Gradient times features, computed by hand.
@@ -108,7 +108,7 @@ def test_the_rest_is_by_gradient_and_called_so(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("options", [EXACT["isqrt_cov"], EXACT["cov"], EXACT["mpn_cov"]])
 def test_pairs_sum_to_places(options: dict[str, Any]) -> None:
-    (one,) = explain(made(**options), torch.randn(3, 160, 160), [1], pairs=True)
+    (one,) = evidence_maps(made(**options), torch.randn(3, 160, 160), [1], pairs=True)
     assert one.pairs is not None
     assert one.pairs.shape == (100, 100)
     torch.testing.assert_close(one.pairs, one.pairs.T, atol=1e-6, rtol=1e-3)
@@ -116,20 +116,20 @@ def test_pairs_sum_to_places(options: dict[str, Any]) -> None:
 
 
 def test_an_average_of_nothing_joined_is_told_apart() -> None:
-    (one,) = explain(made(join="gap"), torch.randn(3, 160, 160), [1])
+    (one,) = evidence_maps(made(join="gap"), torch.randn(3, 160, 160), [1])
     assert one.first_order is not None
     assert one.first_order.shape == one.positions.shape
-    (alone,) = explain(made(), torch.randn(3, 160, 160), [1])
+    (alone,) = evidence_maps(made(), torch.randn(3, 160, 160), [1])
     assert alone.first_order is None
 
 
 def test_a_class_token_has_no_place() -> None:
     model = made("test_vit", join="cls")
-    (one,) = explain(model, torch.randn(3, 160, 160), [1])
+    (one,) = evidence_maps(model, torch.randn(3, 160, 160), [1])
     assert one.first_order is None
     assert gap(one) < 1e-4
     with pytest.raises(ValueError, match="a class token has no position in the image"):
-        explain(made("test_vit", pool="cls", dim=None), torch.randn(3, 160, 160), [1])
+        evidence_maps(made("test_vit", pool="cls", dim=None), torch.randn(3, 160, 160), [1])
 
 
 @pytest.mark.parametrize("method", [Cov, IsqrtCov, MpnCov])
@@ -145,10 +145,10 @@ def test_a_place_that_differs_is_credited(method: type[Method]) -> None:
 
 def test_training_mode_is_left_as_it_was() -> None:
     model = made().train()
-    explain(model, torch.randn(3, 160, 160), [1])
+    evidence_maps(model, torch.randn(3, 160, 160), [1])
     assert model.training
 
 
 def test_no_classifier() -> None:
     with pytest.raises(ValueError, match="no classifier"):
-        explain(made(num_classes=0), torch.randn(3, 160, 160), [0])
+        evidence_maps(made(num_classes=0), torch.randn(3, 160, 160), [0])

@@ -12,7 +12,7 @@ from PIL import Image
 
 from covpool import create_model, load_model, save_model
 from covpool.cli.main import main
-from covpool.explain.evidence import Evidence, explain
+from covpool.explain.evidence import Evidence, evidence_maps
 from covpool.explain.evidence_figures import AGAINST, FOR, contrast, draw_sheet, overlay, strongest_pairs
 from covpool.explain.explaining import explain_images, explained, some_images
 from tests.data.pictures import SPARROWS, needs_sparrows
@@ -133,7 +133,7 @@ def test_colours() -> None:
 def test_a_difference_of_classes_is_a_difference_of_logits() -> None:
     torch.manual_seed(0)
     model = create_model("test_resnet", dim=8, num_classes=3, join="gap").eval()
-    this, that = explain(model, torch.randn(3, 160, 160), [0, 2])
+    this, that = evidence_maps(model, torch.randn(3, 160, 160), [0, 2])
     total = float(contrast(this, that).sum()) + this.rest - that.rest
     assert total == pytest.approx(this.logit - that.logit, abs=1e-5)
 

@@ -9,7 +9,7 @@ import timm
 import torch
 
 import covpool
-from covpool.explain.evidence import explain
+from covpool.explain.evidence import evidence_maps
 from covpool.models.intermediates import layer_maps, stacked
 
 
@@ -69,7 +69,7 @@ def test_explanations_sum_to_the_logit(fusion: str) -> None:
         "test_efficientnet", dim=8, num_classes=3, layers="last4", fusion=fusion, join="gap"
     ).eval()
     image = torch.randn(3, 96, 96)
-    for found in explain(model, image, [0, 2]):
+    for found in evidence_maps(model, image, [0, 2]):
         assert found.kind == "exact"
         total = float(found.positions.sum()) + float(found.first_order.sum()) + found.rest
         assert total == pytest.approx(found.logit, abs=1e-4)

@@ -12,8 +12,8 @@ import torch
 from covpool import create_model, save_model
 from covpool.data.transforms import Preprocessing, training_transform
 from covpool.models.create import build_model
-from covpool.train.recipe import Recipe
-from covpool.train.recipe_files import CLASSIFIER, read_recipe, recipe_names
+from covpool.training.recipe import Recipe
+from covpool.training.recipe_files import CLASSIFIER, read_recipe, recipe_names
 
 # Section 4.2 of the paper.
 ALEXNET = {

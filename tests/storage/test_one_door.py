@@ -45,7 +45,7 @@ EXCEPTIONS = {
     ("inference/tasks.py", "pq.write_table"): "writes to memory",
     ("inference/tasks.py", "pyarrow.csv.read_csv"): "reads from memory",
     ("inference/tasks.py", "pyarrow.csv.write_csv"): "writes to memory",
-    ("models/shards.py", "safe_open"): "gets a path of check_regular",
+    ("models/divided.py", "safe_open"): "gets a path of check_regular",
     ("models/weights.py", "load_file"): "gets a path of check_regular",
     ("models/weights.py", "torch.load"): "gets a path of check_regular",
     ("train/checkpoint.py", "safe_open"): "gets a path of check_regular",

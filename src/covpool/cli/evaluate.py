@@ -100,11 +100,11 @@ class Measured:
 
 def run_eval(arguments: EvalArguments, reading: Reading) -> Measured:
     """Evaluate, and write the folder."""
-    from covpool.evaluate.accuracy import evaluate
+    from covpool.evaluate.accuracy import measure_accuracy
     from covpool.terminal import Progress
 
     with Progress("images") as progress:
-        done = evaluate(**asdict(arguments), **asdict(reading), progress=progress)
+        done = measure_accuracy(**asdict(arguments), **asdict(reading), progress=progress)
     return Measured(str(done.folder), done.results)
 
 

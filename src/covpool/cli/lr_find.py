@@ -1,4 +1,4 @@
-"""``covpool lr-find``: see :func:`covpool.train.lr_find.find_lr`."""
+"""``covpool lr-find``: see :func:`covpool.training.lr_find.find_lr`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from covpool.cli.train import check_data, make_parser, parse_words
-from covpool.train.recipe import Recipe
-from covpool.train.recipe_files import read_recipe
+from covpool.training.recipe import Recipe
+from covpool.training.recipe_files import read_recipe
 
 EXAMPLE = "covpool lr-find birds --model lcnet_050 --image-size 64 --batch-size 8"
 STEPS = 100
@@ -63,7 +63,7 @@ def run(arguments: Arguments) -> Found:
     recipe = arguments.recipe
     check_data(recipe)
 
-    from covpool.train.lr_find import find_lr, is_of_head
+    from covpool.training.lr_find import find_lr, is_of_head
 
     sweep = find_lr(recipe, arguments.steps)
     folder = Path(recipe.out)

@@ -14,7 +14,7 @@ import docstring_parser
 from jsonargparse import DefaultHelpFormatter
 
 from covpool.terminal import did_you_mean
-from covpool.train.parser import SentenceParser
+from covpool.training.parser import SentenceParser
 
 Arguments = TypeVar("Arguments")
 # Options of the last release, and their names now. They go with the next release.

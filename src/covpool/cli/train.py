@@ -1,6 +1,6 @@
 """``covpool train``, and the options of verbs that take a recipe: its keys, the common ones by a short name.
 
-See :func:`covpool.train.fitting.fit` and :func:`covpool.train.comparison.compare`.
+See :func:`covpool.training.run.train_recipe` and :func:`covpool.training.comparison.compare`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from covpool.device import DEVICES
 from covpool.errors import Interrupted, UsageError
 from covpool.nn.pooling import METHODS
 from covpool.terminal import counted
-from covpool.train.recipe import Recipe
-from covpool.train.recipe_files import (
+from covpool.training.recipe import Recipe
+from covpool.training.recipe_files import (
     DEFAULT,
     PRETRAINED,
     SHORT,
@@ -33,7 +33,7 @@ from covpool.train.recipe_files import (
 )
 
 if TYPE_CHECKING:
-    from covpool.train.fitting import Run
+    from covpool.training.run import Run
 
 EXAMPLE = "covpool train birds --model lcnet_050 --image-size 64 --epochs 3"
 SUMMARY = """Train a network on images, and write a run folder with bundle and report.
@@ -149,13 +149,13 @@ def exit_code(result: Trained | Interruption | Configuration) -> int:
 
 
 def _train(recipe: Recipe) -> Trained:
-    from covpool.train.fitting import fit
+    from covpool.training.run import train_recipe
 
-    return _trained(fit(recipe))
+    return _trained(train_recipe(recipe))
 
 
 def _compare(recipe: Recipe, other: str) -> Trained:
-    from covpool.train.comparison import compare
+    from covpool.training.comparison import compare
 
     made = compare(recipe, other)
     runs = {pool: _trained(run) for pool, run in made.runs.items()}

@@ -57,15 +57,15 @@ from covpool.provenance.origin import new_results
 from covpool.storage.files import read_json, replace_file
 from covpool.storage.folders import held, make_folder, remove_folder
 from covpool.terminal import counted, duration, human
-from covpool.train.fitting import fit as train
-from covpool.train.metrics import Predictions, join_predictions, predictions_of, widest_interval
-from covpool.train.recipe_files import read_recipe
-from covpool.train.report.pages import PAGE, SPLITS, environment, next_commands, prediction_values
-from covpool.train.report.record import read_predictions
-from covpool.train.report.rendering import render
-from covpool.train.report.thumbnails import looks
-from covpool.train.run_folder import write_predictions
-from covpool.train.splits import check_classes
+from covpool.training.metrics import Predictions, join_predictions, predictions_of, widest_interval
+from covpool.training.recipe_files import read_recipe
+from covpool.training.report.pages import PAGE, SPLITS, environment, next_commands, prediction_values
+from covpool.training.report.record import read_predictions
+from covpool.training.report.rendering import render
+from covpool.training.report.thumbnails import looks
+from covpool.training.run import train_recipe
+from covpool.training.run_folder import write_predictions
+from covpool.training.splits import check_classes
 
 LOGGER = logging.getLogger("covpool")
 PROTOCOL = "fit"
@@ -402,7 +402,7 @@ class _Fitting:
             self._save_start(head, start)
         before = read_card(start).metrics["val"]["top1"]
         trained = len(self.train_images) * (1 if "val" in self.sets else 1 - VAL_FRACTION)
-        run = train(
+        run = train_recipe(
             read_recipe(
                 None,
                 {

@@ -37,4 +37,16 @@ __all__ = [
     "write_shards",
 ]
 
-__getattr__ = lazily(__name__, "data", __file__)
+__getattr__ = lazily(
+    __name__,
+    "data",
+    {
+        "covpool.data.image_set": "ImageSet",
+        "covpool.data.loader": "EvaluationLoader TrainingLoader",
+        "covpool.data.shards.reader": "open_shards",
+        "covpool.data.shards.write": "write_shards",
+        "covpool.data.sources": "Source layout_of open_images open_splits open_unlabeled splits",
+        "covpool.data.transforms": "Augmentation Preprocessing evaluation_transform training_transform",
+        "covpool.errors": "BadImageError",
+    },
+)

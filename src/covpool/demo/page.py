@@ -19,10 +19,10 @@ from covpool.models.card import versions
 from covpool.nn.pooling import Method
 from covpool.provenance.machine import machine_name
 from covpool.terminal import duration
-from covpool.train.report.figures import picture
-from covpool.train.report.pages import environment
-from covpool.train.report.rendering import render
-from covpool.train.report.thumbnails import jpeg_uri
+from covpool.training.report.figures import picture
+from covpool.training.report.pages import environment
+from covpool.training.report.rendering import render
+from covpool.training.report.thumbnails import jpeg_uri
 
 # Images shown of each class, and the factor by which they are enlarged.
 SHOWN, ENLARGED = 4, 3

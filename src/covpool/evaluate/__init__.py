@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING
 from covpool import lazily
 
 if TYPE_CHECKING:
-    from covpool.evaluate.accuracy import Evaluation, evaluate
-    from covpool.evaluate.probe import Probed, ProbeOptions
+    from covpool.evaluate.accuracy import Evaluation, measure_accuracy
+    from covpool.evaluate.probe.options import ProbeOptions
+    from covpool.evaluate.probe.probing import Probed
     from covpool.evaluate.retrieval import Retrieval, retrieve
     from covpool.evaluate.svm import Passing, SVMReport, fit_svm
 
@@ -17,9 +18,19 @@ __all__ = [
     "Probed",
     "Retrieval",
     "SVMReport",
-    "evaluate",
     "fit_svm",
+    "measure_accuracy",
     "retrieve",
 ]
 
-__getattr__ = lazily(__name__, "eval", __file__)
+__getattr__ = lazily(
+    __name__,
+    "eval",
+    {
+        "covpool.evaluate.accuracy": "Evaluation measure_accuracy",
+        "covpool.evaluate.probe.options": "ProbeOptions",
+        "covpool.evaluate.probe.probing": "Probed",
+        "covpool.evaluate.retrieval": "Retrieval retrieve",
+        "covpool.evaluate.svm": "Passing SVMReport fit_svm",
+    },
+)

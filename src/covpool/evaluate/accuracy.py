@@ -24,8 +24,8 @@ from covpool.functional.arguments import check_choice, check_whole
 from covpool.inference.forward import VIEWS, Pass, ProgressCall, Views, open_bundle, open_split
 from covpool.processes import joined_processes
 from covpool.terminal import counted
-from covpool.train.metrics import METRICS, Predictions, measure, predict
-from covpool.train.run_folder import RunFolder
+from covpool.training.metrics import METRICS, Predictions, measure, predict
+from covpool.training.run_folder import RunFolder
 
 TITLES = {
     **{name: metric.title for name, metric in METRICS.items()},
@@ -70,7 +70,7 @@ class Evaluation:
     images: ImageSet
 
 
-def evaluate(
+def measure_accuracy(
     bundle: str | Path,
     data: str | Path,
     out: str | Path,

@@ -21,12 +21,12 @@ from covpool.evaluate.results import Results
 from covpool.evaluate.search import Scores, Side
 from covpool.evaluate.statistics import BINS
 from covpool.storage.files import replace_file
-from covpool.train.metrics import Predictions
-from covpool.train.report.figures import draw_confusion
-from covpool.train.report.per_class import ClassRow, errors_by_pair, per_class, per_class_csv
-from covpool.train.report.record import Predictions as NamedPredictions
-from covpool.train.report.thumbnails import squared, thumbnail
-from covpool.train.run_folder import RunFolder, csv_bytes
+from covpool.training.metrics import Predictions
+from covpool.training.report.figures import draw_confusion
+from covpool.training.report.per_class import ClassRow, errors_by_pair, per_class, per_class_csv
+from covpool.training.report.record import Predictions as NamedPredictions
+from covpool.training.report.thumbnails import squared, thumbnail
+from covpool.training.run_folder import RunFolder, csv_bytes
 
 # More classes would not be legible.
 SHOWN = 40

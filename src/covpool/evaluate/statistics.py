@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from covpool.train.metrics import METRICS, Counts, Predictions
+from covpool.training.metrics import METRICS, Counts, Predictions
 
 RESAMPLES = 2000
 LEVEL = 0.95

@@ -151,7 +151,7 @@ class Evidence:
     layers: Tensor | None = None
 
 
-def explain(
+def evidence_maps(
     model: PooledClassifier,
     image: Tensor,
     classes: Sequence[int],
@@ -171,7 +171,7 @@ def explain(
     Example:
         >>> from covpool import create_model
         >>> model = create_model("test_resnet", dim=8, num_classes=3)
-        >>> found, = explain(model, torch.randn(3, 160, 160), [2])
+        >>> found, = evidence_maps(model, torch.randn(3, 160, 160), [2])
         >>> found.kind, abs(float(found.positions.sum()) + found.rest - found.logit) < 1e-3
         ('exact', True)
     """
@@ -193,7 +193,7 @@ def explain_features(
     side: Side = "auto",
     pairs: bool = False,
 ) -> list[Evidence]:
-    """Do :func:`explain` from the features of one image, computed in evaluation mode."""
+    """Do :func:`evidence_maps` from the features of one image, computed in evaluation mode."""
     if not model.num_classes:
         raise UsageError("the model has no classifier: add one with covpool train or covpool svm")
     if model.config.pool == CLASS_TOKEN and model.config.join is None:

@@ -12,4 +12,13 @@ if TYPE_CHECKING:
 
 __all__ = ["ExportOptions", "ExportRefusedError", "ExportReport", "export_model", "read_metadata"]
 
-__getattr__ = lazily(__name__, "export", __file__)
+__getattr__ = lazily(
+    __name__,
+    "export",
+    {
+        "covpool.errors": "ExportRefusedError",
+        "covpool.export.export_options": "ExportOptions",
+        "covpool.export.exporting": "ExportReport export_model",
+        "covpool.export.targets": "read_metadata",
+    },
+)

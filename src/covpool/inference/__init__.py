@@ -10,4 +10,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Done", "Embed", "Files", "Predict", "Running", "infer"]
 
-__getattr__ = lazily(__name__, "eval", __file__)
+__getattr__ = lazily(
+    __name__,
+    "eval",
+    {
+        "covpool.inference.bulk": "Done infer",
+        "covpool.inference.options": "Embed Files Predict Running",
+    },
+)

@@ -42,4 +42,10 @@ __all__ = [
     "save_model",
 ]
 
-__getattr__ = lazily(__name__, "hub", __file__)
+__getattr__ = lazily(
+    __name__,
+    "hub",
+    {
+        "covpool.models.push": "push_to_hub",
+    },
+)

@@ -25,8 +25,8 @@ from covpool.errors import BundleError, DamagedBundleError
 from covpool.hub import COMMIT, HUB, HubAddress
 from covpool.models.card import CARD, INDEX, MAX_BYTES, WEIGHTS, Card, backbone_digest, read_fields, reason
 from covpool.models.create import build_model
+from covpool.models.divided import check_hashes, read_index, read_shards, read_tensors
 from covpool.models.model import PooledClassifier
-from covpool.models.shards import check_hashes, read_index, read_shards, read_tensors
 from covpool.models.tensors import (
     FLOATS,
     MAX_HEADER_BYTES,
@@ -38,7 +38,7 @@ from covpool.models.tensors import (
     open_file,
     planned_tensors,
 )
-from covpool.nn.sharded import ShardedLinear
+from covpool.nn.divided import DividedLinear
 from covpool.processes import Processes
 from covpool.storage.files import digest, digest_file, read_file
 from covpool.storage.folders import read_folder
@@ -190,7 +190,7 @@ def fill(model: PooledClassifier, tensors: dict[str, Tensor], card: Card) -> Non
 def load_together(model: PooledClassifier, folder: Path, processes: Processes) -> None:
     """Load the weights of a bundle; all processes call it. Each reads its rows of a sharded classifier."""
     classifier = model.head.classifier
-    if not isinstance(classifier, ShardedLinear):
+    if not isinstance(classifier, DividedLinear):
         model.load_state_dict(processes.tensors_by_first(lambda: load_model(folder).state_dict()))
         return
 

@@ -282,13 +282,13 @@ def advice(plan: Plan) -> str:
         )
     if plan.processes == 1:
         return (
-            f"Recommended past {LOW_RANK_CLASSES:,} classes: a class-sharded head on several GPUs, each with "
-            "a share of the classes: --loop.shard-classes true of covpool train. --processes 8 plans 8 GPUs. "
+            f"Recommended past {LOW_RANK_CLASSES:,} classes: a class-divided head on several GPUs, each with "
+            "some of the classes: --loop.divide-classes true of covpool train. --processes 8 is for 8 GPUs. "
             f"On one GPU, {low_rank}, grows least."
         )
     own, shard = plan.heads[0], plan.heads[-1]
     return (
-        f"Recommended on {plan.processes} GPUs: a class-sharded head, --loop.shard-classes true of covpool "
+        f"Recommended on {plan.processes} GPUs: a class-divided head, --loop.divide-classes true of covpool "
         f"train. It computes the same, takes {human(shard.state_bytes, 'B')} per GPU instead of "
         f"{human(own.state_bytes, 'B')}, and each GPU sends {human(shard.sent_bytes, 'B')} per step instead "
         f"of {human(own.sent_bytes, 'B')}."

@@ -15,8 +15,7 @@ from torch import Tensor
 from covpool.errors import BundleError, UsageTypeError
 from covpool.hub import HUB
 from covpool.models.card import CARD, INDEX, WEIGHTS, Card, backbone_digest, versions, write_card
-from covpool.models.model import PooledClassifier
-from covpool.models.shards import (
+from covpool.models.divided import (
     CLASSIFIER,
     SHARD,
     Index,
@@ -25,6 +24,7 @@ from covpool.models.shards import (
     split_rows,
     write_share,
 )
+from covpool.models.model import PooledClassifier
 from covpool.models.tensors import (
     FLOATS,
     check_finite,
@@ -33,7 +33,7 @@ from covpool.models.tensors import (
     naming,
     planned_tensors,
 )
-from covpool.nn.sharded import ShardedLinear
+from covpool.nn.divided import DividedLinear
 from covpool.processes import Processes
 from covpool.storage.files import digest, write_file
 from covpool.storage.folders import read_folder, replace_folder, resolved
@@ -186,7 +186,7 @@ def save_together(
 ) -> None:
     """Save a bundle; all processes call it, and those of a sharded classifier each write their rows."""
     classifier = model.head.classifier
-    if not isinstance(classifier, ShardedLinear):
+    if not isinstance(classifier, DividedLinear):
         processes.by_first(lambda: _save(model, folder, str(folder), None, metrics, recipe))
         return
     processes.by_first(lambda: check_replaceable(folder))

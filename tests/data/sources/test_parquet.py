@@ -16,8 +16,8 @@ from covpool.data.check import check
 from covpool.data.sources import layout_of, open_images, open_splits, open_unlabeled
 from covpool.data.sources import parquet as module
 from covpool.data.sources.parquet import ParquetImages
-from covpool.train.recipe import DataOptions
-from covpool.train.splits import make_order, open_data
+from covpool.training.recipe import DataOptions
+from covpool.training.splits import make_order, open_data
 from tests.data.memory_images import MemoryImages, memory_images
 from tests.data.parquet_files import huggingface, write_parquet
 

@@ -18,8 +18,8 @@ from covpool.data.image_set import ImageSet
 from covpool.data.shards.write import write_shards
 from covpool.data.sources import layout_of, open_splits
 from covpool.errors import ShardError, UsageError
-from covpool.train.recipe import DataOptions
-from covpool.train.splits import open_data
+from covpool.training.recipe import DataOptions
+from covpool.training.splits import open_data
 from tests.data.memory_images import memory_images
 
 COUNTS = {"train": 30, "val": 12, "test": 9}

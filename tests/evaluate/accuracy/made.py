@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from covpool.data.loader import Batch
 from covpool.inference.forward import Forward
 from covpool.processes import Processes
-from covpool.train.metrics import Predictions, predict
+from covpool.training.metrics import Predictions, predict
 
 
 def made_logits(n: int, classes: int, seed: int = 0, skill: float = 2.0) -> tuple[Tensor, Tensor]:

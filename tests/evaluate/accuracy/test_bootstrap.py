@@ -10,7 +10,7 @@ from scipy import stats
 
 from covpool.evaluate import statistics as bootstrap
 from covpool.evaluate.statistics import intervals
-from covpool.train.metrics import Predictions, measure
+from covpool.training.metrics import Predictions, measure
 from tests.evaluate.accuracy.made import made_logits, predictions_of
 
 K = 5

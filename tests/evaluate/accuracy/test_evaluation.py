@@ -21,11 +21,11 @@ from torchmetrics.classification import (
 
 from covpool.data.sources import open_images
 from covpool.data.transforms import Preprocessing, evaluation_transform
-from covpool.evaluate.accuracy import Evaluation, evaluate
+from covpool.evaluate.accuracy import Evaluation, measure_accuracy
 from covpool.evaluate.figures import _named
 from covpool.models import create_model, load_model, save_model
 from covpool.storage.remote import trust_rows
-from covpool.train.report.figures import _counts
+from covpool.training.report.figures import _counts
 from tests.evaluate.birds import CLASSES
 
 FILES = {"results.json", "predictions.csv", "per_class.csv", "bad_images.csv"}
@@ -62,7 +62,7 @@ def whole(
 ) -> Evaluation:
     """The evaluation of all test images, shared by several tests."""
     out = tmp_path_factory.mktemp("whole") / "out"
-    return evaluate(
+    return measure_accuracy(
         bundle, birds, out, workers=0, batch_size=7, progress=lambda *so_far: seen.append(so_far), seed=5
     )
 
@@ -72,16 +72,16 @@ def whole(
 def test_the_same_call_mends_what_a_full_disk_left(bundle: Path, birds: Path, tmp_path: Path) -> None:
     import resource
 
-    before = evaluate(bundle, birds, tmp_path / "out", workers=0)
+    before = measure_accuracy(bundle, birds, tmp_path / "out", workers=0)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (16_000, limits[1]))  # less than the size of a figure
     try:
         with pytest.raises(OSError, match="File too large"):
-            evaluate(bundle, birds, tmp_path / "out", views="flip", workers=0)
+            measure_accuracy(bundle, birds, tmp_path / "out", views="flip", workers=0)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert not (tmp_path / "out/results.json").exists()  # it would not match the predictions
-    after = evaluate(bundle, birds, tmp_path / "out", workers=0)
+    after = measure_accuracy(bundle, birds, tmp_path / "out", workers=0)
     assert after.results["metrics"] == before.results["metrics"]
     assert {path.name for path in after.folder.iterdir()} == FILES
 
@@ -139,7 +139,7 @@ def test_bad_images_are_left_out_and_listed(bundle: Path, birds: Path, tmp_path:
     shutil.copytree(birds, tmp_path / "birds")
     bad = sorted((tmp_path / "birds/test" / CLASSES[1]).iterdir())[2]
     bad.write_bytes(bad.read_bytes()[:3000])
-    done = evaluate(bundle, tmp_path / "birds", tmp_path / "out", workers=0, batch_size=20)
+    done = measure_accuracy(bundle, tmp_path / "birds", tmp_path / "out", workers=0, batch_size=20)
     assert (done.results["images"], done.results["bad_images"]) == (53, 1)
     (row,) = rows_of(done.folder / "bad_images.csv")
     assert row["name"] == f"test/{CLASSES[1]}/{bad.name}"
@@ -159,7 +159,7 @@ def test_a_table_without_some_of_the_classes(
     lines = [f"{birds / name},{label},test" for name, label in some.items()]
     (tmp_path / "new.csv").write_text("\n".join(["path,label,split", *lines]))
     with trust_rows():  # the images are in another folder
-        done = evaluate(bundle, tmp_path / "new.csv", tmp_path / "out", workers=0)
+        done = measure_accuracy(bundle, tmp_path / "new.csv", tmp_path / "out", workers=0)
     expected = {row["name"]: row for row in rows_of(whole.folder / "predictions.csv")}
     rows = rows_of(done.folder / "predictions.csv")
     assert len(rows) == 18
@@ -177,7 +177,7 @@ def test_a_table_without_some_of_the_classes(
 def test_half_precision_is_near(
     bundle: Path, birds: Path, whole: Evaluation, tmp_path: Path, precision: Any
 ) -> None:
-    half = evaluate(bundle, birds, tmp_path / "half", workers=0, precision=precision)
+    half = measure_accuracy(bundle, birds, tmp_path / "half", workers=0, precision=precision)
     losses = whole.predictions.losses, half.predictions.losses
     np.testing.assert_allclose(*losses, rtol=0.2, atol=0.2)
     assert (losses[0] != losses[1]).any()
@@ -192,7 +192,7 @@ def test_logits_that_are_not_finite_are_told(birds: Path, tmp_path: Path) -> Non
     with pytest.raises(
         ValueError, match="logits of 18 images of a batch are not finite in float32, first of train/113"
     ):
-        evaluate(broken, birds, tmp_path / "out", split="train", workers=0)
+        measure_accuracy(broken, birds, tmp_path / "out", split="train", workers=0)
 
 
 @pytest.mark.parametrize(
@@ -209,13 +209,13 @@ def test_mistakes(bundle: Path, birds: Path, tmp_path: Path, options: dict[str, 
     if options.get("device") == "cuda" and torch.cuda.is_available():
         pytest.skip("there is a GPU")
     with pytest.raises(ValueError, match=sentence):
-        evaluate(bundle, birds, tmp_path / "out", **{"workers": 0, **options})
+        measure_accuracy(bundle, birds, tmp_path / "out", **{"workers": 0, **options})
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("views", ["one", "ten-crop"])
 def test_two_processes_find_what_one_does(bundle: Path, birds: Path, tmp_path: Path, views: Any) -> None:
-    alone = evaluate(bundle, birds, tmp_path / "one", workers=0, batch_size=7, views=views)
+    alone = measure_accuracy(bundle, birds, tmp_path / "one", workers=0, batch_size=7, views=views)
     words = ["--workers", "0", "--batch-size", "7", "--views", views, "--out", str(tmp_path / "two")]
     torchrun("eval", str(bundle), str(birds), *words)
     together = json.loads((tmp_path / "two/results.json").read_text())

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from covpool.train.recipe_files import read_recipe
+from covpool.training.recipe_files import read_recipe
 from lab.experiments.classifier_rate import SWEEPS, chosen, table
 from tests.pages import ROOT, needs_pages
 

@@ -12,7 +12,7 @@ from PIL import Image
 
 from covpool.cli.train import parse
 from covpool.provenance.machine import release
-from covpool.train.recipe_files import recipe_names
+from covpool.training.recipe_files import recipe_names
 from lab.paper.claims import Comparison
 from lab.paper.full_size import IMAGES, ROWS, FullSize
 from lab.paper.page import COMPARISONS, claims_page, page, precision_differences, render, write

@@ -13,9 +13,9 @@ import torch
 
 from covpool.errors import NotFiniteError, TrainingError
 from covpool.models.create import build_model
-from covpool.train.checkpoint import list_checkpoints, read_checkpoint, write_checkpoint
-from covpool.train.recipe_files import write_recipe
-from covpool.train.run_folder import RunFolder
+from covpool.training.checkpoint import list_checkpoints, read_checkpoint, write_checkpoint
+from covpool.training.recipe_files import write_recipe
+from covpool.training.run_folder import RunFolder
 from lab.reproduce.experiments import EXPERIMENTS
 from lab.reproduce.networks import MINIATURE, SMALLEST, Configuration
 from lab.reproduce.observation import observed
@@ -38,12 +38,12 @@ def data(tiny_imagenet: Path, tmp_path: Path) -> Path:
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    def fit(recipe: Any) -> None:
+    def train_recipe(recipe: Any) -> None:
         Path(recipe.out).mkdir(parents=True)
         write_recipe(recipe, RunFolder(Path(recipe.out)).recipe)
         raise error
 
-    monkeypatch.setattr("lab.reproduce.training.fit", fit)
+    monkeypatch.setattr("lab.reproduce.training.train_recipe", train_recipe)
 
 
 def test_a_loss_that_is_not_finite_is_a_result(
@@ -70,7 +70,7 @@ def test_other_errors_are_none(data: Path, tmp_path: Path, monkeypatch: pytest.M
 def test_a_checkpoint_from_the_middle_is_no_epoch(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("covpool.train.report.write_report", lambda folder, images, model: folder)
+    monkeypatch.setattr("covpool.training.report.write_report", lambda folder, images, model: folder)
     trained(CONFIGURATION, SMALLEST, data, tmp_path)
     folder = tmp_path / CONFIGURATION.name / "checkpoints"
     (last,) = list_checkpoints(folder)

@@ -302,7 +302,7 @@ def test_ten_million_classes_take_seconds_and_no_memory() -> None:
     assert costs.head.activation_bytes >= 4 * 256 * classes
     assert costs.recommendation == "class-sharded"
     text = plan_text(costs)
-    assert "--loop.shard-classes true of covpool train" in text.replace("\n", " ")
+    assert "--loop.divide-classes true of covpool train" in text.replace("\n", " ")
     assert max(map(len, text.splitlines())) <= COLUMNS
 
 

@@ -12,7 +12,7 @@ import torch
 
 from covpool.nn import CovPool, methods
 from covpool.nn.pooling import METHODS
-from covpool.train.recipe_files import read_recipe
+from covpool.training.recipe_files import read_recipe
 from tests.nn.pooling import test_every_method
 
 PAGE = Path(__file__).parents[3] / "docs" / "adding_a_method.md"

@@ -10,4 +10,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ProbeOptions", "Probed", "probe"]
 
-__getattr__ = lazily(__name__, "eval", __file__)
+__getattr__ = lazily(
+    __name__,
+    "eval",
+    {"covpool.evaluate.probe.options": "ProbeOptions", "covpool.evaluate.probe.probing": "Probed probe"},
+)

@@ -47,8 +47,8 @@ from covpool.models.saving import save_model
 from covpool.processes import joined_processes
 from covpool.storage.folders import check_outside, held
 from covpool.terminal import human
-from covpool.train.metrics import Predictions, join_predictions, predictions_of
-from covpool.train.splits import check_classes
+from covpool.training.metrics import Predictions, join_predictions, predictions_of
+from covpool.training.splits import check_classes
 
 LOGGER = logging.getLogger("covpool")
 GIGABYTE = 1e9

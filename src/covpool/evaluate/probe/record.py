@@ -17,9 +17,9 @@ from covpool.models.card import plain_json
 from covpool.provenance.origin import new_results
 from covpool.storage.files import MAX_WEIGHTS_BYTES, read_file, read_json, replace_file, write_file
 from covpool.storage.folders import make_folder, replace_folder
-from covpool.train.metrics import Predictions
-from covpool.train.report.record import read_predictions
-from covpool.train.run_folder import write_predictions
+from covpool.training.metrics import Predictions
+from covpool.training.report.record import read_predictions
+from covpool.training.run_folder import write_predictions
 
 PROTOCOL = "probe"
 PACKAGES = ("functional", "nn", "models", "data", "inference", "train", "evaluate")

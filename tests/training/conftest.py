@@ -1,0 +1,16 @@
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture
+def _no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write no report: figures take seconds to draw, and one test checks them."""
+    monkeypatch.setattr("covpool.training.report.write_report", lambda folder, images, model: folder)
+
+
+@pytest.fixture
+def _no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write the report with empty figures."""
+    for module in ("figures", "pages"):
+        monkeypatch.setattr(f"covpool.training.report.{module}.png", lambda figure, *_, **__: b"")
