@@ -224,3 +224,20 @@ def test_options() -> None:
     for options in ({"timeout": 0.0}, {"read_timeout": float("nan")}, {"retries": -1}, {"max_bad": -1}):
         with pytest.raises(UsageError, match=next(iter(options))):
             Requests(**options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("asked", ["1000000", "9" * 400, "-1", "soon", "١٢", ""])
+def test_a_server_cannot_ask_for_an_endless_wait(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr("covpool.storage.remote.time.sleep", waits.append)
+
+    class BusyError(Exception):
+        headers: ClassVar = {"Retry-After": asked}
+
+    def attempt() -> None:
+        raise BusyError
+
+    with pytest.raises(ShardError, match="cannot be read"):
+        patiently("https://example.org/a", attempt)
+    assert len(waits) == 3
+    assert max(waits) <= 60
