@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,7 +17,7 @@ from covpool.data.sources import open_images, open_splits, open_unlabeled
 from covpool.errors import BadImageError, ShardError, UnreachableError, UsageError
 from covpool.storage import address as address_module
 from covpool.storage.address import Address
-from covpool.storage.remote import Requests, limited, trust_rows
+from covpool.storage.remote import Requests, limited, patiently, trust_rows
 from tests.data.servers import Server, serving
 
 pytest.importorskip("aiohttp", reason="fsspec reads http by it")
@@ -232,7 +233,7 @@ def test_a_server_cannot_ask_for_an_endless_wait(asked: str, monkeypatch: pytest
     monkeypatch.setattr("covpool.storage.remote.time.sleep", waits.append)
 
     class BusyError(Exception):
-        headers: ClassVar = {"Retry-After": asked}
+        headers: ClassVar[dict[str, str]] = {"Retry-After": asked}
 
     def attempt() -> None:
         raise BusyError

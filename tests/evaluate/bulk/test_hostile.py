@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import tarfile
 from pathlib import Path
@@ -26,10 +27,8 @@ def test_a_link_in_the_output_folder_leads_no_write_outside(name: str, tmp_path:
     precious.write_text("years of work")
     out.mkdir()
     (out / name).symlink_to(precious)
-    with pytest.raises(CovpoolError):
+    with contextlib.suppress(CovpoolError):  # a link at the manifest alone is replaced
         infer(bundle, write_folder(tmp_path / "data", pictures(2)), out, Predict(), running=RUNNING)
-        (out / name).unlink()  # the manifest alone is replaced
-        raise CovpoolError
     assert precious.read_text() == "years of work"
 
 
