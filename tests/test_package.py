@@ -33,9 +33,10 @@ PACKAGES = (
     "models",
     "inference",
     "explain",
-    "train",
+    "training",
     "recipes",
     "evaluate",
+    "closed_form",
     "export",
     "demo",
     "doctor",
@@ -109,6 +110,12 @@ def test_package_imports_torch_and_nothing_else(package: str) -> None:
     assert not wrong
 
 
+def test_storage_imports_errors_and_the_clients_of_remote_files() -> None:
+    clients = {"aiohttp", "fsspec", "yarl", *sys.stdlib_module_names}
+    found = {pair[1] for pair in imports_of("storage") if not pair[1].startswith("covpool.storage.")}
+    assert {name for name in found if name.partition(".")[0] not in clients} == {"covpool.errors"}
+
+
 @pytest.mark.parametrize(
     ("package", "module", "forbidden"),
     [
@@ -164,6 +171,7 @@ def test_the_layer_imports_only_torch() -> None:
 
 # Packages with an API page.
 DOCUMENTED = (
+    "closed_form",
     "data",
     "evaluate",
     "explain",
@@ -173,7 +181,7 @@ DOCUMENTED = (
     "models",
     "nn",
     "sklearn",
-    "train",
+    "training",
 )
 
 

@@ -18,7 +18,9 @@ from tests.data.pictures import needs_sparrows
 from tests.evaluate.birds import CLASSES, a_bundle, draw_nothing, some_sparrows
 
 
-@pytest.mark.parametrize(("name", "function"), [("eval", accuracy.measure_accuracy), ("retrieve", retrieval.retrieve)])
+@pytest.mark.parametrize(
+    ("name", "function"), [("eval", accuracy.measure_accuracy), ("retrieve", retrieval.retrieve)]
+)
 def test_defaults_are_those_of_the_library(name: str, function: Callable[..., Any]) -> None:
     parameters = inspect.signature(function).parameters
     verb: Any = verb_file(name)

@@ -82,7 +82,7 @@ def test_among_images(tmp_path: Path, kind: str) -> None:
     report = check(tmp_path / "set", "folder", workers=1)
     assert report.counts.get("unreadable", 0) == kind.startswith("link")  # other kinds are not listed
     for images in (open_unlabeled(tmp_path / "set" / "list.csv"), open_images(tmp_path / "set" / "list.csv")):
-        with pytest.raises(OSError, match="not a regular file"):
+        with pytest.raises(OSError, match=r"not a regular file|it is a link out of"):
             images.read(2)
 
 

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,7 +17,7 @@ from covpool.data.sources import open_images, open_splits, open_unlabeled
 from covpool.errors import BadImageError, ShardError, UnreachableError, UsageError
 from covpool.storage import address as address_module
 from covpool.storage.address import Address
-from covpool.storage.remote import Requests, limited, trust_rows
+from covpool.storage.remote import Requests, limited, patiently, trust_rows
 from tests.data.servers import Server, serving
 
 pytest.importorskip("aiohttp", reason="fsspec reads http by it")
@@ -224,3 +225,20 @@ def test_options() -> None:
     for options in ({"timeout": 0.0}, {"read_timeout": float("nan")}, {"retries": -1}, {"max_bad": -1}):
         with pytest.raises(UsageError, match=next(iter(options))):
             Requests(**options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("asked", ["1000000", "9" * 400, "-1", "soon", "١٢", ""])
+def test_a_server_cannot_ask_for_an_endless_wait(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr("covpool.storage.remote.time.sleep", waits.append)
+
+    class BusyError(Exception):
+        headers: ClassVar[dict[str, str]] = {"Retry-After": asked}
+
+    def attempt() -> None:
+        raise BusyError
+
+    with pytest.raises(ShardError, match="cannot be read"):
+        patiently("https://example.org/a", attempt)
+    assert len(waits) == 3
+    assert max(waits) <= 60

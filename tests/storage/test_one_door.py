@@ -48,8 +48,8 @@ EXCEPTIONS = {
     ("models/divided.py", "safe_open"): "gets a path of check_regular",
     ("models/weights.py", "load_file"): "gets a path of check_regular",
     ("models/weights.py", "torch.load"): "gets a path of check_regular",
-    ("train/checkpoint.py", "safe_open"): "gets a path of check_regular",
-    ("train/journal.py", "SummaryWriter"): "gets a folder of make_folder, which is not a link",
+    ("training/checkpoint.py", "safe_open"): "gets a path of check_regular",
+    ("training/journal.py", "SummaryWriter"): "gets a folder of make_folder, which is not a link",
 }
 # They leave the package.
 MEASUREMENTS = ("bench", "reproduce")

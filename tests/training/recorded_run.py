@@ -89,7 +89,7 @@ def run(record: Path, plan: dict[str, Any]) -> int:
     """
     from covpool.cli import train
     from covpool.cli.main import main
-    from covpool.training import fitting
+    from covpool.training import run as runs
     from covpool.training.recipe_files import read_recipe
     from covpool.training.step import Learner
 
@@ -104,7 +104,7 @@ def run(record: Path, plan: dict[str, Any]) -> int:
         return outcome
 
     Learner.step = step  # type: ignore[method-assign]
-    fitting._finish = lambda folder, summary, *_: folder.write_summary({**summary, "finished": True})
+    runs._finish = lambda folder, summary, *_: folder.write_summary({**summary, "finished": True})
     arguments = train.Arguments(read_recipe(None, {**RECIPE, **plan["recipe"]}), plan.get("compare"))
     train.parse = lambda words: (arguments, False)  # type: ignore[assignment]
     return main(["train"])

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import pyarrow.parquet as pq
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
@@ -26,10 +25,11 @@ from covpool.data.transforms import Preprocessing
 from covpool.inference.bulk import infer_set
 from covpool.inference.forward import Forward
 from covpool.inference.options import Files, Running
-from covpool.inference.tasks import Task
+from covpool.inference.tasks import Task, read_vectors
 from covpool.inference.work import Decoder, Unit, decoded_batches
 from covpool.models.model import PooledClassifier
 from covpool.nn.cov_pool import channels_first
+from covpool.storage.files import MAX_WEIGHTS_BYTES, read_file
 
 Progress = Callable[[int, int], None]
 # Images that give the basis.
@@ -156,17 +156,12 @@ def compute_vectors(
     infer_set(bundle, part, out, task, files, running, progress, name=images.fingerprint())
     start = 0
     for file in sorted(out.glob("*.parquet")):
-        table = pq.read_table(file)
-        errors = table.column("error").to_pylist()
-        good = np.array([error is None for error in errors])
-        vector = table.column("vector").combine_chunks()
-        width = vector.type.list_size
-        values = vector.values.to_numpy(zero_copy_only=False).reshape(-1, width)[good]
-        names = table.column("id").to_pylist()
+        found = read_vectors(read_file(file, MAX_WEIGHTS_BYTES))
+        good = np.array([error is None for error in found.errors])
         yield Vectors(
             chosen[start : start + len(good)][good],
-            table.column("content").to_numpy()[good],
-            torch.from_numpy(np.array(values)),
-            [(names[i], errors[i]) for i in np.flatnonzero(~good)],
+            found.content[good],
+            torch.from_numpy(found.vectors[good]),
+            [(found.ids[i], str(found.errors[i])) for i in np.flatnonzero(~good)],
         )
         start += len(good)

