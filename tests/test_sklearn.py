@@ -32,7 +32,7 @@ def rows(pool: CovPool, x: np.ndarray, mask: np.ndarray | None = None) -> np.nda
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"missing": "mask"}, {"method": "gap"}, {"dim": 1}], ids=["default", "mask", "gap", "dim"]
+    "options", [{}, {"missing": "mask"}, {"pool": "gap"}, {"dim": 1}], ids=["default", "mask", "gap", "dim"]
 )
 def test_the_checks_of_scikit_learn(options: dict[str, Any]) -> None:
     passed, skipped = [], []

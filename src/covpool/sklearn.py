@@ -39,7 +39,7 @@ class CovPoolFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
     Without ``dim``, ``fit`` learns nothing and only remembers the number of channels.
 
     Args:
-        method: one of :func:`covpool.nn.methods` without weights of its own.
+        pool: the pooling method, one of :func:`covpool.nn.methods` without weights of its own.
         dim: number of channels to reduce to, by a PCA of all positions; ``None`` for no reduction.
         channels: number of channels of flattened samples; ``None`` for 1.
         layout: position of the channels, as in :class:`covpool.nn.CovPool`. For EEG ``(N, channels, time)``
@@ -47,7 +47,7 @@ class CovPoolFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         missing: ``"error"`` refuses NaN; ``"mask"`` ignores every position that has a NaN.
         backbone: a model of :func:`covpool.create_model` or :func:`covpool.load_model`, whose features of
             images are pooled. Its own pooling and classifier are not used.
-        method_options: options of the method, such as ``{"iteration": "paper"}``.
+        pool_options: options of the method, such as ``{"iteration": "paper"}``.
         batch_size: samples per batch.
         device: ``"cpu"``, an accelerator such as ``"mps"``, or ``"auto"`` for one if there is one.
 
@@ -67,24 +67,24 @@ class CovPoolFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
 
     def __init__(
         self,
-        method: str = "isqrt_cov",
+        pool: str = "isqrt_cov",
         dim: int | None = None,
         *,
         channels: int | None = None,
         layout: Layout = "auto",
         missing: Missing = "error",
         backbone: Any = None,
-        method_options: Mapping[str, Any] | None = None,
+        pool_options: Mapping[str, Any] | None = None,
         batch_size: int = 32,
         device: str = "cpu",
     ) -> None:
-        self.method = method
+        self.pool = pool
         self.dim = dim
         self.channels = channels
         self.layout = layout
         self.missing = missing
         self.backbone = backbone
-        self.method_options = method_options
+        self.pool_options = pool_options
         self.batch_size = batch_size
         self.device = device
 
@@ -138,13 +138,13 @@ class CovPoolFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
     def _pool(self) -> CovPool:
         pool = CovPool(
             self.dim or self.n_channels_,
-            self.method,
+            self.pool,
             dim=None,
             layout="channels_first",
-            **(self.method_options or {}),
+            **(self.pool_options or {}),
         )
         if any(True for _ in pool.parameters()):
-            raise UsageError(f"method {self.method!r} has weights to train: use another method here")
+            raise UsageError(f"pool {self.pool!r} has weights to train: use another method here")
         return pool.to(chosen_device(self.device)).eval()
 
     def _samples(self, X: Any, *, reset: bool) -> Sequence[Any] | NDArray[Any]:

@@ -281,7 +281,7 @@ def test_reset_parameters_starts_again() -> None:
 
 def test_repr_tells_every_choice() -> None:
     text = repr(CovPool(C, dim=D, layout="channels_last", reduction="linear", steps=3, side="channels"))
-    assert "12, method='isqrt_cov', dim=5, layout='channels_last', out_features=15" in text
+    assert "12, pool='isqrt_cov', dim=5, layout='channels_last', out_features=15" in text
     assert "kind='linear'" in text
     assert (
         "iteration='fitted', steps=3, normalization='trace', compensation='matched', side='channels', "

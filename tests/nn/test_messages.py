@@ -10,7 +10,7 @@ from covpool.nn import CovPool, PostCompensation
 
 
 def test_dim_given_in_the_place_of_the_method() -> None:
-    with pytest.raises(TypeError, match=r"method must be a name.*got 256.*dim="):
+    with pytest.raises(TypeError, match=r"pool must be a name.*got 256.*dim="):
         CovPool(2048, 256)  # type: ignore[arg-type]
 
 

@@ -37,7 +37,7 @@ CASES = {
 }
 # Every method.
 CASES |= {
-    name: ((7, 4, 5), 7, {"method": name, "dim": 4, **METHOD_OPTIONS.get(name, {})})
+    name: ((7, 4, 5), 7, {"pool": name, "dim": 4, **METHOD_OPTIONS.get(name, {})})
     for name in METHODS
     if name != "isqrt_cov"
 }

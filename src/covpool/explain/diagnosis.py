@@ -111,7 +111,7 @@ def diagnose(
     first = found[0]
     return Diagnosis(
         images=len(found),
-        method=model.pool.method,
+        method=model.pool.pool,
         channels=len(alive),
         positions=first["positions"],
         constant=1 - float(alive.float().mean()),

@@ -35,7 +35,7 @@ DIM = 256
 Layout = Literal["auto", "channels_first", "channels_last"]
 LAYOUTS = ("auto", "channels_first", "channels_last")
 # Arguments of the layer itself, which a misspelled option may mean.
-OWN_OPTIONS = ("in_channels", "method", "dim", "layout", "reduction", "device", "dtype")
+OWN_OPTIONS = ("in_channels", "pool", "dim", "layout", "reduction", "device", "dtype")
 
 
 class CovPool(nn.Module):
@@ -43,7 +43,7 @@ class CovPool(nn.Module):
 
     Args:
         in_channels: C, the number of channels of the backbone's features.
-        method: one of :func:`methods`.
+        pool: the pooling method, one of :func:`methods`.
         dim: d, the number of channels that the :class:`Reduction` leaves; ``None`` for no reduction.
         layout: position of the channels: ``"channels_first"`` ``(B, C, *positions)``, ``"channels_last"``
             ``(B, *positions, C)``, or ``"auto"``: last for 3-D input, first for 4-D and 5-D.
@@ -75,7 +75,7 @@ class CovPool(nn.Module):
     def __init__(
         self,
         in_channels: int,
-        method: str = DEFAULT_METHOD,
+        pool: str = DEFAULT_METHOD,
         dim: int | None = DIM,
         layout: Layout = "auto",
         *,
@@ -88,15 +88,13 @@ class CovPool(nn.Module):
         check_whole("in_channels", in_channels)
         if dim is not None:
             check_whole("dim", dim, wanted="an int, or None for no reduction")
-        if not isinstance(method, str):
-            raise UsageTypeError(
-                f"method must be a name, see methods(); got {method!r}: the width is dim=..."
-            )
-        check_choice("method", method, METHODS)
+        if not isinstance(pool, str):
+            raise UsageTypeError(f"pool must be a name, see methods(); got {pool!r}: the width is dim=...")
+        check_choice("pool", pool, METHODS)
         check_choice("layout", layout, LAYOUTS)
         check_choice("reduction", reduction, ("auto", *REDUCTIONS))
         self.in_channels = in_channels
-        self.method = method
+        self.pool = pool
         self.dim = dim
         self.layout: Layout = layout
         self.any_rank = dim is None or reduction != "auto"
@@ -104,7 +102,7 @@ class CovPool(nn.Module):
             reduction = "linear" if layout == "channels_last" else "convolution"
         with nullcontext() if device is None else torch.device(device):
             self.reduction = None if dim is None else Reduction(in_channels, dim, reduction)
-            self.pooling = make_method(method, dim or in_channels, method_options)
+            self.pooling = make_method(pool, dim or in_channels, method_options)
         if dtype is not None:
             self.to(dtype)
 
@@ -147,7 +145,7 @@ class CovPool(nn.Module):
     def extra_repr(self) -> str:
         """Return the options that the child modules do not print."""
         return (
-            f"{self.in_channels}, method={self.method!r}, dim={self.dim}, layout={self.layout!r}, "
+            f"{self.in_channels}, pool={self.pool!r}, dim={self.dim}, layout={self.layout!r}, "
             f"out_features={self.out_features}"
         )
 
@@ -220,7 +218,7 @@ def make_method(name: str, channels: int, options: dict[str, Any]) -> Method:
         if option not in names:
             listed = ", ".join(names) or "none"
             raise UsageTypeError(
-                f"{option} is not an option of method {name!r}; its options are: {listed}"
+                f"{option} is not an option of pool {name!r}; its options are: {listed}"
                 f"{did_you_mean(option, (*OWN_OPTIONS, *names))}"
             )
     return method(channels, **options)

@@ -22,7 +22,7 @@ class LayersPool(CovPool):
 
     Args:
         channels: channels of each layer, in the order in which the map has them.
-        method: one of :func:`covpool.nn.methods`.
+        pool: the pooling method, one of :func:`covpool.nn.methods`.
         dim: channels after the reduction: with ``"each"`` those of every layer, with ``"concat"`` those of
             all layers together. ``None`` for no reduction.
         fusion: ``"each"`` pools every layer and concatenates the vectors. ``"concat"`` concatenates the
@@ -45,7 +45,7 @@ class LayersPool(CovPool):
     def __init__(
         self,
         channels: Sequence[int],
-        method: str = DEFAULT_METHOD,
+        pool: str = DEFAULT_METHOD,
         dim: int | None = DIM,
         *,
         fusion: Fusion = "each",
@@ -53,11 +53,11 @@ class LayersPool(CovPool):
         **method_options: Any,
     ) -> None:
         nn.Module.__init__(self)
-        check_choice("method", method, METHODS)
+        check_choice("pool", pool, METHODS)
         check_choice("fusion", fusion, FUSIONS)
         for width in channels:
             check_whole("channels of every layer", width)
-        self.in_channels, self.method, self.dim = sum(channels), method, dim
+        self.in_channels, self.pool, self.dim = sum(channels), pool, dim
         self.layout, self.any_rank = "channels_first", True
         self.reduction: Reduction | None = None
         widths = tuple(channels)
@@ -65,9 +65,9 @@ class LayersPool(CovPool):
             widths = (dim,) * len(channels) if fusion == "each" else shares(dim, len(channels))
             self.reduction = LayersReduction(channels, widths, reduction)
         if fusion == "each":
-            self.pooling = EachLayer([make_method(method, width, method_options) for width in widths])
+            self.pooling = EachLayer([make_method(pool, width, method_options) for width in widths])
         else:
-            self.pooling = make_method(method, sum(widths), method_options)
+            self.pooling = make_method(pool, sum(widths), method_options)
 
 
 def shares(dim: int, layers: int) -> tuple[int, ...]:

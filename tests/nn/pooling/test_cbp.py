@@ -125,7 +125,7 @@ def test_without_memory_on_the_meta_device(projection: str) -> None:
 
 
 def test_behind_the_layer() -> None:
-    pool = CovPool(12, method="cbp", dim=6, features=100)
+    pool = CovPool(12, pool="cbp", dim=6, features=100)
     assert pool.out_features == 100
     assert pool(torch.randn(2, 12, 3, 3)).shape == (2, 100)
 

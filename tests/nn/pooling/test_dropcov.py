@@ -142,10 +142,10 @@ def test_start_again() -> None:
 
 
 def test_behind_the_layer() -> None:
-    pool = CovPool(12, method="dropcov", dim=6)
+    pool = CovPool(12, pool="dropcov", dim=6)
     assert pool.out_features == 21
     assert pool(torch.randn(2, 12, 3, 3)).shape == (2, 21)
-    assert CovPool(1, method="dropcov", dim=None)(torch.randn(2, 1, 3, 3)).isfinite().all()
+    assert CovPool(1, pool="dropcov", dim=None)(torch.randn(2, 1, 3, 3)).isfinite().all()
 
 
 @pytest.mark.parametrize("rate", [None, 0.5])

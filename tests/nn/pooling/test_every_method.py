@@ -316,5 +316,5 @@ def test_a_second_derivative_is_right_or_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_unknown_options_are_refused(name: str) -> None:
-    with pytest.raises(TypeError, match=f"^stepps is not an option of method '{name}'; its options are: "):
+    with pytest.raises(TypeError, match=f"^stepps is not an option of pool '{name}'; its options are: "):
         CovPool(C, name, dim=None, stepps=3)

@@ -94,7 +94,7 @@ def test_gradient_of_every_parameter() -> None:
 
 def test_out_features() -> None:
     assert MomentProbing(6).out_features == 2883
-    pool = CovPool(20, method="moment_probing", dim=None, width=60, heads=3)
+    pool = CovPool(20, pool="moment_probing", dim=None, width=60, heads=3)
     assert pool.out_features == 2 * 4**2
     assert pool(torch.randn(2, 20, 3, 3)).shape == (2, 32)
     assert pool(torch.randn(2, 9, 20)).shape == (2, 32)
