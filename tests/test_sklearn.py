@@ -100,7 +100,7 @@ def test_a_grid_search_finds_the_covariance() -> None:
     x = RANDOM.normal(size=(60, 50, 2))
     x[..., 1] += np.where(labels == 0, 1, -1)[:, None] * x[..., 0]
     pipeline = make_pipeline(CovPoolFeatures(), StandardScaler(), LogisticRegression())
-    search = GridSearchCV(pipeline, {"covpoolfeatures__method": ["gap", "isqrt_cov"]}, cv=3).fit(x, labels)
+    search = GridSearchCV(pipeline, {"covpoolfeatures__pool": ["gap", "isqrt_cov"]}, cv=3).fit(x, labels)
     gap, isqrt_cov = search.cv_results_["mean_test_score"]
     assert isqrt_cov > 0.95
     assert gap < 0.7
