@@ -156,19 +156,29 @@ def _ridge_of_few_rows(sums: Sums) -> Solution:
     x_Np -= mean_p
     gram_NN = x_Np @ x_Np.T
     scale = float(gram_NN.diagonal().mean())
-    groups = torch.arange(len(rows)).repeat_interleave(sums.views)
+    one_hot_BK, images = _one_hot(rows.labels, classes), torch.arange(len(rows))
+    best: tuple[float, Tensor, Tensor] | None = None  # error, inverse and targets of the best strength so far
 
-    def scores(strength: float, group_of_row: Tensor) -> Tensor:
+    def scores(inverse: Tensor, targets: Tensor, penalty: float, groups: Tensor) -> Tensor:
         """Return scores of every image, each from the images of the other groups, ``(B, K)``."""
-        inverse, targets = _dual(gram_NN, y_NK - mean_K, strength * scale)
-        errors = _left_out_errors(inverse, targets, strength * scale, group_of_row)
+        errors = _left_out_errors(inverse, targets, penalty, groups.repeat_interleave(sums.views))
         found: Tensor = (y_NK - errors).unflatten(0, (-1, sums.views))[:, 0]
         return found
 
-    one_hot_BK = _one_hot(rows.labels, classes)
-    strength = _best_strength(lambda s: float((scores(s, groups) - one_hot_BK).square().sum()))
-    held_out = scores(strength, rows.folds.repeat_interleave(sums.views))
-    weight_pK = x_Np.T @ _dual(gram_NN, y_NK - mean_K, strength * scale)[1]
+    def error(strength: float) -> float:
+        nonlocal best
+        inverse, targets = _dual(gram_NN, y_NK - mean_K, strength * scale)
+        left_out = scores(inverse, targets, strength * scale, images)
+        found = float((left_out - one_hot_BK).square().sum())
+        if best is None or found < best[0]:
+            best = found, inverse, targets
+        return found
+
+    strength = _best_strength(error)
+    assert best is not None
+    _, inverse, targets = best
+    held_out = scores(inverse, targets, strength * scale, rows.folds)
+    weight_pK = x_Np.T @ targets
     bias = mean_K - mean_p @ weight_pK
     return Solution("ridge", strength, weight_pK.T, bias, held_out, rows.labels, rows.images)
 
