@@ -8,10 +8,12 @@ from covpool.nn.pooling.attentive import Attentive
 from covpool.nn.pooling.bcnn import Bcnn, ImprovedBcnn
 from covpool.nn.pooling.cbp import Cbp
 from covpool.nn.pooling.cholesky import Cholesky
+from covpool.nn.pooling.correlation import Correlation
 from covpool.nn.pooling.dropcov import DropCov
 from covpool.nn.pooling.efficient_probing import EfficientProbing
 from covpool.nn.pooling.g2denet import G2DeNet
 from covpool.nn.pooling.gem import Gem
+from covpool.nn.pooling.isice import Isice
 from covpool.nn.pooling.isqrt_cov import IsqrtCov, PolarExpress
 from covpool.nn.pooling.lyapunov import MpaLya, MtpLya
 from covpool.nn.pooling.method import Cov, Gap, Method
@@ -39,6 +41,8 @@ METHODS: dict[str, type[Method]] = {
     "moment_probing": MomentProbing,
     "power_tmlr": PowerTmlr,
     "cholesky": Cholesky,
+    "correlation": Correlation,
+    "isice": Isice,
     "gem": Gem,
     "abmilp": Abmilp,
     "simpool": Simpool,
