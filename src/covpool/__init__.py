@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from covpool.models.push import push_to_hub
     from covpool.models.saving import save_model
     from covpool.nn.cov_pool import CovPool
+    from covpool.nn.pooling import register_method
 
 # The release that a checkout leads to; the commit is in every result. pyproject.toml, CITATION.cff and
 # CHANGELOG.md have the number too, and a test compares them.
@@ -53,6 +54,7 @@ __all__ = [
     "models",
     "nn",
     "push_to_hub",
+    "register_method",
     "save_model",
     "sklearn",
     "train",
@@ -77,6 +79,7 @@ _PACKAGE_OF = {
     "create_model": "models",
     "load_model": "models",
     "push_to_hub": "models",
+    "register_method": "nn",
     "save_model": "models",
 }
 

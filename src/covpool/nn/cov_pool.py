@@ -24,7 +24,7 @@ from covpool.functional.arguments import (
 )
 from covpool.functional.covariance import normalized_weights, without_outliers
 from covpool.functional.numerics import at_least_float32
-from covpool.nn.pooling import DEFAULT_METHOD, METHODS, Method
+from covpool.nn.pooling import DEFAULT_METHOD, METHODS, Method, check_method
 
 ReductionKind = Literal["convolution", "linear"]
 REDUCTIONS = ("convolution", "linear")
@@ -92,7 +92,7 @@ class CovPool(nn.Module):
             raise UsageTypeError(
                 f"method must be a name, see methods(); got {method!r}: the width is dim=..."
             )
-        check_choice("method", method, METHODS)
+        check_method("method", method)
         check_choice("layout", layout, LAYOUTS)
         check_choice("reduction", reduction, ("auto", *REDUCTIONS))
         self.in_channels = in_channels
