@@ -127,7 +127,7 @@ def isqrt_cov(
         result = differentiable(m_BCn, c, operator, backward == "saved", tangent)
         if after is not None:
             result = result * after
-        return result.reshape(*x.shape[:-2], *([-1] if vector else [x.shape[-2]] * 2))
+        return result.reshape(*x.shape[:-2], *(result.shape[2:] if vector else result.shape[1:]))
 
 
 def cheaper_side(channels: int, positions: int, steps: int) -> Literal["channels", "positions"]:
