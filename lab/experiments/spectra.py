@@ -80,6 +80,8 @@ NOT_OF_EIGENVALUES = {
     "bcnn": "a root of entries, which changes the eigenvectors",
     "cbp": "a random sketch, no matrix",
     "cholesky": "a triangular factor, which depends on the order of the channels",
+    "correlation": "divides by the variances, which changes the eigenvectors",
+    "isice": "soft thresholds of entries, which change the eigenvectors",
     "dropcov": "weighs and leaves out channels, which changes the eigenvectors",
     "moment_probing": "learned products, no matrix of the channels",
     "gem": "a mean of powers, no matrix",

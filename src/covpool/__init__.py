@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from covpool.models.push import push_to_hub
     from covpool.models.saving import save_model
     from covpool.nn.cov_pool import CovPool
+    from covpool.nn.pooling import register_method
     from covpool.training.run import train
 
 # The release that a checkout leads to; the commit is in every result. pyproject.toml, CITATION.cff and
@@ -71,6 +72,7 @@ __all__ = [
     "models",
     "nn",
     "push_to_hub",
+    "register_method",
     "save_model",
     "sklearn",
     "train",
@@ -101,6 +103,7 @@ _MODULES = {
     "load_model": "models.bundle",
     "merge": "closed_form.kept",
     "push_to_hub": "models.push",
+    "register_method": "nn.pooling",
     "save_model": "models.saving",
     "train": "training.run",
     "update": "closed_form.kept",

@@ -67,8 +67,8 @@ def test_gradient_of_each_layer(normalization: str) -> None:
     sigma = covariance(torch.randn(2, 4, 9).double()).requires_grad_()
     assert torch.autograd.gradcheck(PreNormalization(normalization), sigma)
     a, t = (tensor.detach().requires_grad_() for tensor in PreNormalization(normalization)(sigma))
-    assert torch.autograd.gradcheck(NewtonSchulz(3), a)
-    y = NewtonSchulz(3)(a).detach().requires_grad_()
+    assert torch.autograd.gradcheck(NewtonSchulz(steps=3), a)
+    y = NewtonSchulz(steps=3)(a).detach().requires_grad_()
     assert torch.autograd.gradcheck(PostCompensation(), (y, t))
 
 

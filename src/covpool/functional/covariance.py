@@ -4,7 +4,7 @@ Three cases that a plain ``x - x.mean()`` gets wrong are solved in :func:`center
 
 * Scale: M is divided by ``s = max - min`` of the channel with the largest spread, so that activations of
   1e-12 and 1e12 are the same problem. The derivative treats s as a constant; the operators undo it exactly.
-* Offset: each channel is first shifted by one of its own features (its maximum; with weights, the feature
+* Offset: each channel is first shifted by one of its own features (its minimum; with weights, the feature
   with the largest weight), then centered. This is exact for a channel that varies little around a large
   value.
 * Flatness: a channel whose spread is within four rounding units of its magnitude holds rounding errors, not
@@ -260,10 +260,8 @@ def _uniform(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     # Two reductions, because torch.aminmax takes three times as long on a CPU.
     low, high = x.amin(-1, keepdim=True).detach(), x.amax(-1, keepdim=True).detach()
     scale, s = _scale(low, high)
-    below = high - x
-    mean = below.mean(-1, keepdim=True)
-    out = below if may_overwrite(below) else None
-    return torch.addcmul(mean * scale, below, scale, value=-1, out=out), s, scale
+    shifted = x - low
+    return shifted.sub_(shifted.mean(-1, keepdim=True)).mul_(scale), s, scale
 
 
 def _scale(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:

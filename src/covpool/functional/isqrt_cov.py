@@ -84,8 +84,8 @@ def isqrt_cov(
         backward: ``"saved"`` saves the iterates for backward, ``"recompute"`` only the centered features.
         compute_dtype: ``torch.bfloat16`` or ``torch.float16`` runs the iteration and its gradient in half
             precision, with errors of about 1 % and 0.1 % at 5 steps, and at most 8 and 10 steps. Centering,
-            norm and compensation stay in float32.
-            Global precision flags have no effect.
+            norm and compensation stay in float32. Without it, products in float32 obey
+            ``torch.set_float32_matmul_precision``, as all of torch's do.
         vector: whether to return the upper triangle, as :func:`triu_vec` does, with a faster gradient.
 
     Returns:
@@ -127,7 +127,7 @@ def isqrt_cov(
         result = differentiable(m_BCn, c, operator, backward == "saved", tangent)
         if after is not None:
             result = result * after
-        return result.reshape(*x.shape[:-2], *([-1] if vector else [x.shape[-2]] * 2))
+        return result.reshape(*x.shape[:-2], *(result.shape[2:] if vector else result.shape[1:]))
 
 
 def cheaper_side(channels: int, positions: int, steps: int) -> Literal["channels", "positions"]:

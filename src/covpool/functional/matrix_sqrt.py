@@ -128,17 +128,18 @@ def _root(
         rule = Rule(coefficients, normalization, power, inverse, a_Bmm.dtype, checked=True)
         # Dividing by the largest entry prevents overflow. The result does not depend on it.
         unit = largest_entry(a_Bmm)
-        root_Bmm = differentiable(a_Bmm, unit, _MatrixRoot(rule), backward == "saved", tangent=False)
+        root_Bmm = differentiable(a_Bmm, unit, MatrixRoot(rule), backward == "saved", tangent=False)
         return root_Bmm.reshape(a.shape)
 
 
-class _MatrixRoot(NamedTuple):
+class MatrixRoot(NamedTuple):
     """The root of ``½(a + aᵀ)``, computed in units of its largest entry."""
 
     rule: Rule
     kernel: bool = False
 
     def root(self, a: Tensor, unit: Tensor, keep: bool = False) -> Root:
+        """Return R of a; ``unit`` is its largest entry."""
         if self.rule.power:
             c = root_or_zero(reciprocal_or_zero(unit) if self.rule.inverse else unit)
         else:
@@ -146,13 +147,16 @@ class _MatrixRoot(NamedTuple):
         return scaled_root(self._symmetric(a, unit), c, self.rule, keep)
 
     def result(self, a: Tensor, root: Root) -> Tensor:
+        """Return R."""
         return root.value
 
     def gradient(self, grad: Tensor, a: Tensor, unit: Tensor, root: Root) -> Tensor:
+        """Return the gradient of a, which is symmetric."""
         g = (grad + grad.mT) * 0.5
         return scaled_root_backward(g, dot(g, root.value), root, self.rule) * reciprocal_or_zero(unit)
 
     def tangent(self, tangent: Tensor, a: Tensor, unit: Tensor, root: Root) -> Tensor:
+        """Return the directional derivative of R."""
         return scaled_root_jvp(self._symmetric(tangent, unit), root, self.rule)
 
     def _symmetric(self, a: Tensor, unit: Tensor) -> Tensor:

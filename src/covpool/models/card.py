@@ -18,6 +18,7 @@ from covpool import __version__
 from covpool.errors import BundleError, DamagedBundleError, UsageError, UsageTypeError
 from covpool.models.config import ModelConfig
 from covpool.models.model import PooledClassifier
+from covpool.nn.pooling import is_method, module_of
 from covpool.storage.files import Digest, digest
 from covpool.terminal import printable
 
@@ -177,6 +178,7 @@ def write_card(card: Card) -> bytes:
         "written_by": __version__,
         "readable_by": READABLE_BY,
         "config": plain_json("config", card.config.to_dict()),
+        "pool_module": module_of(card.config.pool),
         "classes": plain_json("classes", card.classes),
         "preprocessing": plain_json("preprocessing", card.preprocessing),
         "metrics": plain_json("metrics", card.metrics),
@@ -215,6 +217,7 @@ def read_fields(data: bytes) -> Card:
     _check_types(CARD, fields, dict.fromkeys(dicts, dict) | {"classes": list | None, "backbone_sha256": str})
     weights = fields["weights"]
     _check_types("weights", weights, {"sha256": str, "bytes": int, "buffer_dtypes": dict})
+    _check_pool_module(fields["config"].get("pool"), fields.get("pool_module"))
     config = _config(fields["config"])
     return Card(
         config=config,
@@ -273,6 +276,15 @@ def _check_types(where: str, values: Mapping[str, Any], types: Mapping[str, Any]
             raise BundleError(f"{where} has no field {name!r}")
         if not isinstance(values[name], wanted):
             raise BundleError(f"{name!r} of {where} has a wrong type; got {shown(values[name])}")
+
+
+def _check_pool_module(pool: object, module: object) -> None:
+    """Raise if the pooling method is registered by a module that was not imported. It is never imported."""
+    if module and not is_method(pool):
+        raise BundleError(
+            f"its pooling method {shown(pool)} is registered by the module {shown(module)}: import it before "
+            "you load the bundle, if you trust it"
+        )
 
 
 def _config(values: dict[str, Any]) -> ModelConfig:

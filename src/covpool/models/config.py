@@ -13,9 +13,8 @@ import torch
 from covpool.errors import UsageError, UsageTypeError
 from covpool.functional.arguments import check_choice, check_whole
 from covpool.models.intermediates import LAST, LAYERS, Layers
-from covpool.nn import methods
 from covpool.nn.fusion import FUSIONS, Fusion
-from covpool.nn.pooling import DEFAULT_METHOD, METHODS
+from covpool.nn.pooling import DEFAULT_METHOD, METHODS, check_method
 from covpool.nn.pooling.isqrt_cov import IsqrtCovOptions
 
 Dim = int | Literal["auto"] | None
@@ -39,7 +38,7 @@ def pool_of(global_pool: str) -> str:
         >>> pool_of("avg"), pool_of("isqrt_cov")
         ('gap', 'isqrt_cov')
     """
-    check_choice("global_pool", global_pool, (*TIMM_POOLS, *methods(), CLASS_TOKEN))
+    check_method("global_pool", global_pool, *TIMM_POOLS, CLASS_TOKEN)
     return TIMM_POOLS.get(global_pool, global_pool)
 
 
@@ -104,7 +103,7 @@ class ModelConfig:
             raise UsageTypeError(
                 f"backbone is the name of a network of timm; got a {type(self.backbone).__name__}"
             )
-        check_choice("pool", self.pool, (*methods(), CLASS_TOKEN))
+        check_method("pool", self.pool, CLASS_TOKEN)
         check_choice("features", self.features, (None, "stage", "head"))
         check_choice("layers", self.layers, LAYERS)
         check_choice("fusion", self.fusion, FUSIONS)

@@ -24,7 +24,7 @@ from covpool.functional.arguments import (
 )
 from covpool.functional.covariance import normalized_weights, without_outliers
 from covpool.functional.numerics import at_least_float32
-from covpool.nn.pooling import DEFAULT_METHOD, METHODS, Method
+from covpool.nn.pooling import DEFAULT_METHOD, METHODS, Method, check_method
 
 ReductionKind = Literal["convolution", "linear"]
 REDUCTIONS = ("convolution", "linear")
@@ -90,7 +90,7 @@ class CovPool(nn.Module):
             check_whole("dim", dim, wanted="an int, or None for no reduction")
         if not isinstance(pool, str):
             raise UsageTypeError(f"pool must be a name, see methods(); got {pool!r}: the width is dim=...")
-        check_choice("pool", pool, METHODS)
+        check_method("pool", pool)
         check_choice("layout", layout, LAYOUTS)
         check_choice("reduction", reduction, ("auto", *REDUCTIONS))
         self.in_channels = in_channels

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from covpool.errors import UsageError
 from covpool.functional.arguments import check_choice, check_whole
 from covpool.nn.cov_pool import DIM, CovPool, Reduction, ReductionKind, make_method
-from covpool.nn.pooling import DEFAULT_METHOD, METHODS, Method
+from covpool.nn.pooling import DEFAULT_METHOD, Method, check_method
 
 Fusion = Literal["each", "concat"]
 FUSIONS = ("each", "concat")
@@ -53,7 +53,7 @@ class LayersPool(CovPool):
         **method_options: Any,
     ) -> None:
         nn.Module.__init__(self)
-        check_choice("pool", pool, METHODS)
+        check_method("pool", pool)
         check_choice("fusion", fusion, FUSIONS)
         for width in channels:
             check_whole("channels of every layer", width)

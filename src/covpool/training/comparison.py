@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from covpool.errors import UsageError
-from covpool.functional.arguments import check_choice
 from covpool.models.config import CLASS_TOKEN
-from covpool.nn.pooling import METHODS
+from covpool.nn.pooling import check_method
 from covpool.processes import joined_processes
 from covpool.training.recipe import Recipe
 from covpool.training.recipe_files import change_pool, flat, make_recipe
@@ -56,7 +55,7 @@ def compare(recipe: Recipe, other: str = "gap") -> Comparison:
 
 def compared_recipes(recipe: Recipe, other: str) -> dict[str, Recipe]:
     """Return the recipe and the one with another pooling, each with its own folder."""
-    check_choice("compare", other, (*METHODS, CLASS_TOKEN))
+    check_method("compare", other, CLASS_TOKEN)
     own = recipe.model.pool
     if other == own:
         raise UsageError(f"--compare {other} is the pooling of the recipe: choose another")

@@ -16,7 +16,7 @@ import yaml
 
 from covpool.errors import TooLargeError, UsageError
 from covpool.models.config import CLASS_TOKEN
-from covpool.nn.pooling import METHODS
+from covpool.nn.pooling import METHODS, is_method
 from covpool.storage.files import read_text, replace_file
 from covpool.training.parser import SentenceParser
 from covpool.training.recipe import Recipe
@@ -85,7 +85,11 @@ def read_recipe(
         network = vars(read_card(overrides["weights.bundle"]).config)
         values |= {f"model.{name}": value for name, value in network.items() if name not in CLASSIFIER}
     pool = overrides.get("model.pool")
-    if pool in (*METHODS, CLASS_TOKEN) and pool != values.get("model.pool", Recipe().model.pool):
+    if (
+        isinstance(pool, str)
+        and (pool == CLASS_TOKEN or is_method(pool))
+        and pool != values.get("model.pool", Recipe().model.pool)
+    ):
         values = change_pool(values, pool)
     return make_recipe({**values, **_checked(overrides, "")})
 

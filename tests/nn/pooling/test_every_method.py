@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -318,3 +319,30 @@ def test_a_second_derivative_is_right_or_refused(name: str) -> None:
 def test_unknown_options_are_refused(name: str) -> None:
     with pytest.raises(TypeError, match=f"^stepps is not an option of pool '{name}'; its options are: "):
         CovPool(C, name, dim=None, stepps=3)
+
+
+# A vector that does not depend on the scale of the features has a gradient that grows as 1/|x|.
+STEEP = ("bcnn", "cbp", "correlation", "improved_bcnn", "isice", "moment_probing", "mpn_cov")
+
+
+def repeated(x: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield features in float16 and float32, each time with the same random numbers."""
+    for features in (x, x.float()):
+        torch.manual_seed(1)
+        yield features
+
+
+@every_method
+def test_float16_gradients_are_infinite_only_beyond_the_range_of_float16(name: str) -> None:
+    """They are those of float32, converted. A saturated value would hide the overflow from a GradScaler."""
+    pool, generator = make(name, 8).train(name == "dropcov"), torch.Generator().manual_seed(0)
+    whole = torch.randint(1, 6, (2, 8, 9), generator=generator)
+    for size in (6e-8, 1e-3, 1.0, 65504.0 / 5):
+        x = (whole * size).half()
+        half, single = (value_and_gradient(pool, features)[1] for features in repeated(x))
+        assert single.isfinite().all()
+        assert torch.equal(half, single.half())
+        if not half.isfinite().all():
+            method = VARIANTS.get(name, (name,))[0]
+            smallest = size <= (1e-3 if method == "isice" else 6e-8)
+            assert (method in STEEP and smallest) or (method == "dropcov" and size > 1e4), size

@@ -33,6 +33,8 @@ COSTS: list[tuple[str, dict[str, Any], int, int]] = [
     ("polar_express", {}, 1 + 17, 2 + 34),
     ("dropcov", {}, 1, 2),
     ("power_tmlr", {}, 1 + 1, 2 + 4),
+    ("correlation", {}, 1 + 6, 2 + 8),
+    ("isice", {}, 1 + 95, 2 + 130),
 ]
 
 

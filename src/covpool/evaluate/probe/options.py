@@ -13,8 +13,8 @@ from covpool.functional.arguments import check_choice, check_not_negative, check
 from covpool.models.config import CLASS_TOKEN, Join, ModelConfig
 from covpool.models.intermediates import LAST, LAYERS, Layers
 from covpool.models.weights import KeyMap
-from covpool.nn import methods
 from covpool.nn.fusion import FUSIONS, Fusion
+from covpool.nn.pooling import check_method
 
 AVERAGE = "gap"
 # First-order features are cached pooled, under these names.
@@ -41,7 +41,7 @@ def parse_head(name: str) -> ProbeHead:
     """
     first, plus, joined = name.partition("+")
     pool, *given = first.split("@")
-    check_choice("a head", pool, (*methods(), CLASS_TOKEN))
+    check_method("a head", pool, CLASS_TOKEN)
     options = dict(_option(name, one) for one in given)
     if options and pool in POOLED_ALREADY:
         raise UsageError(f"{pool} has no options; got {name!r}")

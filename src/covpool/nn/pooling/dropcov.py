@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from covpool.functional.covariance import covariance, mean, triu_vec
-from covpool.functional.numerics import autocast_off, l2_normalized, reciprocal_or_zero
+from covpool.functional.numerics import at_least_float32, autocast_off, l2_normalized, reciprocal_or_zero
 from covpool.nn.pooling.method import Method
 
 KERNEL = 3
@@ -53,6 +53,7 @@ class DropCov(Method):
 
     def forward(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
         """Pool x ``(B, C, n)``, with optional weights ``(B, n)``."""
+        x = at_least_float32(x)  # once: two float16 gradients would be added in float16
         sigma_BCC = covariance(x, weights=weights)
         if not self.training:
             return triu_vec(sigma_BCC)
