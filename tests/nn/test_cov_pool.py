@@ -140,16 +140,16 @@ def test_gradients_reach_batchnorm_in_place_of_compensation() -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"method": "isqrtcov"}, ValueError, "got 'isqrtcov': did you mean 'isqrt_cov'"),
-        ({"method": "iSQRT-COV"}, ValueError, "got 'iSQRT-COV': did you mean 'isqrt_cov'"),
-        ({"method": "G2DeNet"}, ValueError, "did you mean 'g2denet'"),
+        ({"pool": "isqrtcov"}, ValueError, "got 'isqrtcov': did you mean 'isqrt_cov'"),
+        ({"pool": "iSQRT-COV"}, ValueError, "got 'iSQRT-COV': did you mean 'isqrt_cov'"),
+        ({"pool": "G2DeNet"}, ValueError, "did you mean 'g2denet'"),
         ({"step": 5}, TypeError, "compute_dtype: did you mean 'steps'"),
         ({"layout": "nchw"}, ValueError, "^layout must be one of 'auto', 'channels_first', 'channels_last'"),
         ({"reduction": "conv"}, ValueError, "^reduction must be one of 'auto', 'convolution', 'linear'"),
         (
             {"iterations": 5},
             TypeError,
-            "^iterations is not an option of method 'isqrt_cov'; its options are: iteration, steps, "
+            "^iterations is not an option of pool 'isqrt_cov'; its options are: iteration, steps, "
             "normalization, compensation, side, backward, compute_dtype: did you mean 'iteration'",
         ),
         ({"steps": 0}, ValueError, "^steps must be at least 1"),
