@@ -8,8 +8,8 @@ import re
 
 import pytest
 import torch
-
 from covpool.evaluate.fit import table_cells
+
 from covpool.terminal import aligned
 from tests.pages import DOCS, FENCED, README, ROOT, needs_pages, read
 from tests.test_package import PACKAGES, SHARED

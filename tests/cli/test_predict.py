@@ -12,7 +12,7 @@ import pytest
 
 from covpool.cli.main import main
 from covpool.models import create_model, save_model
-from tests.evaluate.bulk.small import pictures, write_folder
+from tests.inference.small import pictures, write_folder
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """``covpool train``, and the options of verbs that take a recipe: its keys, the common ones by a short name.
 
-See :func:`covpool.training.run.train_recipe` and :func:`covpool.training.comparison.compare`.
+See :func:`covpool.training.run.train_recipe` and :func:`covpool.training.run.compare`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from itertools import pairwise
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
+from covpool.cli.main import Command
 from covpool.cli.parser import Help, Parser, add_shared, add_trust, underscored, valued
 from covpool.device import DEVICES
 from covpool.errors import Interrupted, UsageError
@@ -155,7 +156,7 @@ def _train(recipe: Recipe) -> Trained:
 
 
 def _compare(recipe: Recipe, other: str) -> Trained:
-    from covpool.training.comparison import compare
+    from covpool.training.run import compare
 
     made = compare(recipe, other)
     runs = {pool: _trained(run) for pool, run in made.runs.items()}
@@ -325,3 +326,6 @@ def _nulled(words: Sequence[str], hints: Mapping[str, Any]) -> list[str]:
             word = f"{name}=null"
         made.append("null" if before in nullable and word == "none" else word)
     return made
+
+
+train = Command(Arguments, EXAMPLE, run, text, parse=parse, exit_code=exit_code)

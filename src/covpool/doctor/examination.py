@@ -12,7 +12,7 @@ import torch
 from covpool.device import chosen_device, device_lines
 from covpool.doctor import checks
 from covpool.doctor.checks import Finding, NotHereError, missing_by_extra, versions
-from covpool.provenance.machine import describe_machine
+from covpool.provenance import describe_machine
 from covpool.terminal import counted
 
 Progress = Callable[[int, int], None]

@@ -23,7 +23,7 @@ from covpool.errors import (
     UsageTypeError,
 )
 from covpool.models.config import Features, ModelConfig
-from covpool.models.intermediates import LAST, Layers, layer_maps
+from covpool.models.head import LAST, Layers, layer_maps
 from covpool.models.surgery import (
     applies_alone,
     build_network,

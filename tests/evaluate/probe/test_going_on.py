@@ -18,10 +18,10 @@ import torch
 from covpool.evaluate.probe import probe, probing
 from covpool.inference import store
 from tests.data.pictures import needs_sparrows
-from tests.evaluate.bulk.small import picture, write_folder
 from tests.evaluate.probe.small_probing import OPTIONS, SPECIES
 from tests.evaluate.test_lock import hold
 from tests.forked import command, finish, send_when
+from tests.inference.small import picture, write_folder
 
 pytestmark = needs_sparrows
 

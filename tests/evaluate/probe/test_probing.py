@@ -23,7 +23,7 @@ from covpool.evaluate.probe import probe
 from covpool.evaluate.probe.features import head_outputs
 from covpool.evaluate.probe.probing import right_answers
 from covpool.inference.store import FeatureStore
-from covpool.provenance.origin import check_schema
+from covpool.provenance import check_schema
 from tests.data.pictures import needs_sparrows
 from tests.evaluate.probe.small_probing import OPTIONS
 

@@ -17,11 +17,11 @@ from covpool.data.sources import open_images
 from covpool.data.transforms import Preprocessing, evaluation_transform
 from covpool.evaluate.probe import probe
 from covpool.evaluate.probe.features import head_outputs
+from covpool.evaluate.probe.options import trial_settings
 from covpool.evaluate.probe.record import table_cells
-from covpool.evaluate.probe.tuning import trial_settings
 from covpool.inference.store import FeatureStore
 from covpool.models.bundle import read_card
-from covpool.provenance.origin import check_schema
+from covpool.provenance import check_schema
 from tests.data.pictures import needs_sparrows
 from tests.evaluate.probe.small_probing import OPTIONS
 

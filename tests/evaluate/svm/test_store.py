@@ -15,12 +15,12 @@ import pytest
 import torch
 
 from covpool.data.decode import decode
+from covpool.data.look import UNREADABLE, read_content
 from covpool.data.sources import open_images
 from covpool.data.transforms import Preprocessing, evaluation_transform
 from covpool.evaluate.svm.classifier import Features, make_features
 from covpool.evaluate.svm.solvers import solve_streaming
 from covpool.inference import store
-from covpool.inference.content import UNREADABLE, read_content
 from covpool.inference.forward import Pass
 from covpool.models.bundle import load_model
 from covpool.models.saving import save_model

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from covpool.data.image_set import ImageSet, class_counts
+from covpool.data.look import Progress, read_content
 from covpool.data.sources import open_images, split_names, splits
 from covpool.data.transforms import Preprocessing
 from covpool.errors import UsageError
@@ -35,7 +36,6 @@ from covpool.evaluate.svm.solvers import (
     solve_in_memory,
     solve_streaming,
 )
-from covpool.inference.content import Progress, read_content
 from covpool.inference.forward import open_split
 from covpool.models.bundle import load_model, read_card
 from covpool.models.card import Card

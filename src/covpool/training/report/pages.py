@@ -27,17 +27,27 @@ from covpool.training.report.figures import (
     draw_worst,
     picture,
 )
-from covpool.training.report.per_class import (
+from covpool.training.report.record import (
     ClassRow,
     PairedDifference,
+    Predictions,
+    RunRecord,
     errors_by_pair,
     per_class,
     per_class_csv,
+    read_run,
     wilson,
 )
-from covpool.training.report.record import Predictions, RunRecord, read_run
-from covpool.training.report.rendering import duration, number, percent, points, render
-from covpool.training.report.thumbnails import looks, most_confident_errors, tiles
+from covpool.training.report.rendering import (
+    duration,
+    looks,
+    most_confident_errors,
+    number,
+    percent,
+    points,
+    render,
+    tiles,
+)
 
 SPLITS = {"train": "training", "val": "validation", "test": "test"}
 # The titles of the metrics.
