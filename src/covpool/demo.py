@@ -29,8 +29,8 @@ from covpool.nn.pooling import Method
 from covpool.provenance import machine_name, new_results
 from covpool.storage.files import replace_file
 from covpool.terminal import duration
+from covpool.training.report import environment
 from covpool.training.report.figures import picture
-from covpool.training.report.pages import environment
 from covpool.training.report.rendering import jpeg_uri, render
 
 POOLINGS = ("gap", "isqrt_cov")

@@ -13,7 +13,6 @@ import pytest
 
 from covpool.cli.main import command_of, main
 from covpool.evaluate import accuracy, retrieval
-from covpool.training import metrics
 from tests.data.pictures import needs_sparrows
 from tests.evaluate.birds import CLASSES, a_bundle, draw_nothing, some_sparrows
 
@@ -29,10 +28,6 @@ def test_defaults_are_those_of_the_library(name: str, function: Callable[..., An
     for option in options:
         if option.name not in ("bundle", "data", "out"):
             assert option.default == parameters[option.name].default, option.name
-
-
-def test_every_metric_has_a_title() -> None:
-    assert set(metrics.NAMES) - {"loss"} <= accuracy.NAMES.keys()
 
 
 @needs_sparrows

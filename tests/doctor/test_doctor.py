@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
+import covpool.doctor as examination
 from covpool.cli.main import main
-from covpool.doctor import checks, examination, examine
+from covpool.doctor import Trial, _finding, checks, examination_text, examine
 from covpool.doctor.checks import Finding, NotHereError
-from covpool.doctor.examination import Trial, _finding, examination_text
 
 
 @pytest.fixture

@@ -115,7 +115,7 @@ def run_doctor(arguments: DoctorArguments) -> "Examination":
 
 def text_of_doctor(result: "Examination") -> str:
     """Return the versions, and a line for every test."""
-    from covpool.doctor.examination import examination_text
+    from covpool.doctor import examination_text
 
     return examination_text(result)
 

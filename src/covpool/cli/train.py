@@ -128,8 +128,14 @@ def run(arguments: Arguments) -> Trained | Interruption | Configuration:
     if arguments.print_config:
         return Configuration(recipe_text(recipe).rstrip())
     check_data(recipe)
+    from covpool.training.run import compare, train_recipe
+
     try:
-        return _train(recipe) if arguments.compare is None else _compare(recipe, arguments.compare)
+        if arguments.compare is None:
+            return _trained(train_recipe(recipe))
+        both = compare(recipe, arguments.compare)
+        runs = {pool: _trained(run) for pool, run in both.runs.items()}
+        return Trained(str(both.folder), str(both.report or ""), runs=runs)
     except Interrupted as interruption:
         return Interruption(str(interruption), interruption.exit_code)
 
@@ -147,20 +153,6 @@ def text(result: Trained | Interruption | Configuration) -> str:
 def exit_code(result: Trained | Interruption | Configuration) -> int:
     """Return that of the signal after an interruption, else 0."""
     return result.exit_code if isinstance(result, Interruption) else 0
-
-
-def _train(recipe: Recipe) -> Trained:
-    from covpool.training.run import train_recipe
-
-    return _trained(train_recipe(recipe))
-
-
-def _compare(recipe: Recipe, other: str) -> Trained:
-    from covpool.training.run import compare
-
-    made = compare(recipe, other)
-    runs = {pool: _trained(run) for pool, run in made.runs.items()}
-    return Trained(str(made.folder), str(made.report or ""), runs=runs)
 
 
 def _trained(run: Run) -> Trained:

@@ -58,7 +58,7 @@ from covpool.storage.folders import held, make_folder, remove_folder
 from covpool.terminal import counted, duration, human
 from covpool.training.metrics import Predictions, join_predictions, predictions_of, widest_interval
 from covpool.training.recipe_files import read_recipe
-from covpool.training.report.pages import PAGE, SPLITS, environment, next_commands, prediction_values
+from covpool.training.report import PAGE, SPLITS, environment, next_commands, prediction_values
 from covpool.training.report.record import read_predictions
 from covpool.training.report.rendering import looks, render
 from covpool.training.run import train_recipe

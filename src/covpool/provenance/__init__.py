@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from covpool import __version__
-from covpool.device import cpu_flags, cpu_info, device_name, toolkit_versions
+from covpool.device import available_cores, cpu_flags, cpu_info, device_name, toolkit_versions
 from covpool.errors import UsageError
 from covpool.storage.files import MAX_TEXT_BYTES, Digest, package_text, read_file
 
@@ -38,7 +38,12 @@ def describe_source(packages: Sequence[str]) -> dict[str, Any]:
 
     The digest makes resuming a run safe: uncommitted changes alter the code but not the commit.
     """
-    return {"commit": _commit(), "dirty": _dirty(), "digest": _digest(packages)}
+    changes = _git("status", "--porcelain", "--", str(PACKAGE))
+    return {
+        "commit": _git("rev-parse", "HEAD") or None,
+        "dirty": None if changes is None else changes != "",
+        "digest": _digest(packages),
+    }
 
 
 def describe_versions() -> dict[str, Any]:
@@ -59,7 +64,7 @@ def describe_machine(device: str) -> dict[str, Any]:
     cpu = cpu_info()
     return {
         "cpu": cpu.get("model name") or platform.processor() or platform.machine(),
-        "cores": _cores(),
+        "cores": available_cores(),
         "threads": torch.get_num_threads(),
         "memory_gib": _memory_gib(),
         "flags": list(cpu_flags()),
@@ -95,15 +100,6 @@ def release(version: str = __version__) -> str:
     return number.group()
 
 
-def _commit() -> str | None:
-    return _git("rev-parse", "HEAD") or None
-
-
-def _dirty() -> bool | None:
-    changes = _git("status", "--porcelain", "--", str(PACKAGE))
-    return None if changes is None else changes != ""
-
-
 def _git(*arguments: str) -> str | None:
     try:
         done = subprocess.run(
@@ -126,13 +122,6 @@ def _digest(packages: Sequence[str]) -> str:
 
 def _slug(words: str) -> str:
     return "-".join(re.findall(r"[a-z0-9]+", words.lower()))
-
-
-def _cores() -> int:
-    """Return the number of cores of this process, which taskset and containers may limit."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _memory_gib() -> float | None:
