@@ -63,7 +63,7 @@ def test_help_fits_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
 def test_help_and_version_do_not_wait_for_torch() -> None:
     script = """
 import sys
-from covpool.cli.main import Command, main
+from covpool.cli.main import main
 assert main(["--help"]) == main(["--version"]) == 0
 assert main(["trian"]) == 2
 assert "torch" not in sys.modules
@@ -274,7 +274,7 @@ def test_after_an_interruption(
         raise KeyboardInterrupt
 
     pretend(monkeypatch, run)
-    monkeypatch.setitem(VERBS, "greet", VERBS["plan"]._replace(resumes=resumes))
+    monkeypatch.setitem(VERBS, "greet", VERBS["plan"]._replace(file="", resumes=resumes))
     assert main(["greet", "Li Wei", "--share", "0.2"]) == 130
     assert capsys.readouterr() == ("", f"covpool greet: {sentence}\n")
 

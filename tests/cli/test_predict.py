@@ -78,17 +78,6 @@ def test_other_programs_read_the_folder() -> None:
 
 
 @pytest.mark.usefixtures("_here")
-def test_a_job_of_an_earlier_version_is_resumed(capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["predict", "bundle", "photos", "--workers", "0", "--rows-per-file", "5"]
-    assert main([*command, "--format", "parquet"]) == 0
-    folder = Path("runs/predictions")
-    (folder / "_job.json").rename(folder / "job.json")
-    (folder / "0000001.parquet").unlink()
-    assert main(command) == 0  # in the format of the existing rows
-    assert "12 rows in 3 files, 5 rows of them new" in capsys.readouterr().out
-
-
-@pytest.mark.usefixtures("_here")
 def test_vectors_and_json(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["embed", "bundle", "photos", "--workers", "0", "--project", "4", "--dtype", "float16", "--json"]
     assert main(words) == 0

@@ -49,7 +49,7 @@ def test_a_failure_has_a_remedy_and_an_exit_code(
 
 
 def test_a_wrong_root_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "isqrt_cov", lambda x, steps: 1.001 * checks.covariance(x))
+    monkeypatch.setattr(checks, "isqrt_cov", lambda x, **_: 1.001 * checks.covariance(x))
     with pytest.raises(ArithmeticError, match="from eigh in float64"):
         checks.value("cpu")
 
