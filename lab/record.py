@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from covpool.errors import UsageError
-from covpool.provenance.machine import machine_name, release
-from covpool.provenance.origin import Results, check_schema, new_results
+from covpool.provenance import Results, check_schema, machine_name, new_results, release
 from covpool.storage.files import replace_file
 
 ROOT = Path(__file__).parents[1]

@@ -18,7 +18,7 @@ import pytest
 
 import covpool
 from covpool import CHECKOUT_VERSION, version_in
-from covpool.provenance.machine import release
+from covpool.provenance import release
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "covpool"

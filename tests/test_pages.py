@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from covpool.cli.main import VERBS, main, verb_file
+from covpool.cli.main import VERBS, command_of, main
 from covpool.cli.parser import parse_several
 from tests.data.pictures import SPARROWS, TINY10
 from tests.evaluate.birds import a_bundle, some_sparrows
@@ -188,11 +188,11 @@ def test_the_commands_of_a_page_are_understood(name: str, capsys: pytest.Capture
         assert verb in VERBS, f"{name}: covpool {verb}"
         if {"--help", "--help-all"} & {*words}:
             continue
-        file: Any = verb_file(verb)
-        if hasattr(file, "parse"):
-            file.parse(words)
+        command = command_of(verb)
+        if command.parse is not None:
+            command.parse(words)
         else:
-            parse_several(f"covpool {verb}", (file.Arguments, *getattr(file, "OPTIONS", ())), words)
+            parse_several(f"covpool {verb}", (command.Arguments, *command.OPTIONS), words)
     for verb, *words in named_commands(ROOT / name):
         assert verb in VERBS, f"{name}: covpool {verb}"
         options = [word.partition("=")[0] for word in words if word.startswith("--")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from covpool.provenance.origin import Results
+from covpool.provenance import Results
 from lab.bench.isqrt_cov_table import TARGETS
 from lab.bench.layers import Measure
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from covpool.provenance.origin import Results
+from covpool.provenance import Results
 from lab.bench.layers import MEASURES, MIB
 from lab.bench.table import machine_words, number, source_words, table, with_quartiles
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from covpool.provenance.origin import Results
+from covpool.provenance import Results
 from lab.bench.layers import REFERENCE
 from lab.bench.methods import SUITE
 from lab.bench.methods_plot import draw

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from covpool.provenance.origin import Results
+from covpool.provenance import Results
 from lab.bench.layers import MIB, REFERENCE
 from lab.bench.table import DECOMPOSITIONS, LAYERS, PAPER_SIZE, number, times_isqrt_cov
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from covpool.provenance.origin import Results
+from covpool.provenance import Results
 from lab.bench.layers import MIB
 
 

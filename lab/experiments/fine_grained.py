@@ -23,7 +23,7 @@ from typing import Any
 from covpool.device import fastest_precision
 from covpool.evaluate.probe import ProbeOptions, probe
 from covpool.evaluate.probe.record import percent, summarized
-from covpool.provenance.machine import machine_name
+from covpool.provenance import machine_name
 from lab.record import new_record, record_file, resumed, write_record
 
 PACKAGES = {

@@ -12,8 +12,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from covpool.training.comparison import compare
 from covpool.training.recipe_files import read_recipe
+from covpool.training.run import compare
 from lab.record import new_record, record_file, write_record
 
 SHARED: dict[str, Any] = {

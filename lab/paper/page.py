@@ -14,7 +14,7 @@ from typing import Any
 
 from covpool.drawing import png
 from covpool.evaluate.probe.record import difference
-from covpool.provenance.machine import release
+from covpool.provenance import release
 from covpool.storage.files import replace_file
 from lab.paper.alexnet import APPROXIMATION, FIGURE2, TABLE3
 from lab.paper.claims import (

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from covpool.models.card import plain_json, versions
-from covpool.provenance.origin import Results
+from covpool.provenance import Results
 from covpool.storage.files import replace_file
 from covpool.training.run_folder import csv_bytes
 from lab.record import new_record, read_record, record_file, write_record

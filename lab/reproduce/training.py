@@ -18,7 +18,7 @@ from covpool.data.decode import decode
 from covpool.data.transforms import Preprocessing, training_transform
 from covpool.errors import NotFiniteError, UsageError
 from covpool.processes import joined_processes
-from covpool.provenance.machine import describe_source
+from covpool.provenance import describe_source
 from covpool.storage.files import replace_file
 from covpool.terminal import duration
 from covpool.training.network import make_model

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -152,6 +153,11 @@ def cpu_flags() -> tuple[str, ...]:
     """Return the instruction sets of the CPU that select the kernels of matrix products."""
     flags = cpu_info().get("flags", cpu_info().get("Features", "")).split()
     return tuple(flag for flag in _FLAGS if flag in flags)
+
+
+def available_cores() -> int:
+    """Return the number of cores of this process, which taskset and containers may limit."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cpu_info() -> dict[str, str]:

@@ -15,7 +15,7 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from covpool.cli.check import Arguments
+from covpool.cli.images import CheckArguments
 from covpool.cli.main import main
 from covpool.data import look as collection
 from covpool.data.check import REMEDIES, check
@@ -38,9 +38,9 @@ def messy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_options_are_those_of_the_library() -> None:
     parameters = inspect.signature(check).parameters
-    example = Arguments("set")
+    example = CheckArguments("set")
     assert (example.layout, example.workers) == (parameters["layout"].default, parameters["workers"].default)
-    assert set(get_args(get_type_hints(Arguments)["layout"])) == {"auto", *SOURCES} - {"files"}
+    assert set(get_args(get_type_hints(CheckArguments)["layout"])) == {"auto", *SOURCES}
 
 
 def test_as_a_person_runs_it(messy: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import covpool
-from covpool.cli.convert import Converted, text
 from covpool.cli.main import main
+from covpool.cli.models import Converted, text_of_convert
 from tests.models.weights.paper_networks import vgg_weights
 
 
@@ -42,11 +42,11 @@ def test_a_checkpoint_becomes_a_bundle(
 
 
 def test_text() -> None:
-    assert text(Converted("resnet50", 256, 5, 1000, 56_929_832, "a/b")).splitlines() == [
+    assert text_of_convert(Converted("resnet50", 256, 5, 1000, 56_929_832, "a/b")).splitlines() == [
         "resnet50, iSQRT-COV of 256 channels in 5 steps, 1,000 classes, 56.9 M parameters",
         "saved in a/b: covpool.load_model('a/b')",
     ]
-    assert "of all channels in" in text(Converted("vgg16_bn", None, 5, 10, 1, "a"))
+    assert "of all channels in" in text_of_convert(Converted("vgg16_bn", None, 5, 10, 1, "a"))
 
 
 def test_mistakes(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

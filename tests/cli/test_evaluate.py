@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from covpool.cli.main import main, verb_file
+from covpool.cli.main import command_of, main
 from covpool.evaluate import accuracy, retrieval
-from covpool.training import metrics
 from tests.data.pictures import needs_sparrows
 from tests.evaluate.birds import CLASSES, a_bundle, draw_nothing, some_sparrows
 
@@ -23,16 +22,12 @@ from tests.evaluate.birds import CLASSES, a_bundle, draw_nothing, some_sparrows
 )
 def test_defaults_are_those_of_the_library(name: str, function: Callable[..., Any]) -> None:
     parameters = inspect.signature(function).parameters
-    verb: Any = verb_file(name)
+    verb: Any = command_of(name)
     options = [option for kind in (verb.Arguments, *verb.OPTIONS) for option in fields(kind)]
     assert {option.name for option in options} == parameters.keys() - {"progress"}
     for option in options:
         if option.name not in ("bundle", "data", "out"):
             assert option.default == parameters[option.name].default, option.name
-
-
-def test_every_metric_has_a_title() -> None:
-    assert set(metrics.NAMES) - {"loss"} <= accuracy.NAMES.keys()
 
 
 @needs_sparrows

@@ -11,7 +11,7 @@ import timm
 import torch
 from PIL import Image
 
-from covpool.cli.main import VERBS, main, verb_file
+from covpool.cli.main import VERBS, command_of, main
 from tests.data.pictures import SPARROWS, needs_sparrows
 from tests.evaluate.birds import CLASSES, a_bundle
 from tests.models.weights.paper_networks import vgg_weights
@@ -48,7 +48,7 @@ MORE = {"fit": ["--model", "lcnet_050", "--weights", "lcnet_050.pth"]}
 
 
 def example(verb: str) -> str:
-    return verb_file(verb).EXAMPLE
+    return command_of(verb).EXAMPLE
 
 
 @pytest.fixture(scope="module")

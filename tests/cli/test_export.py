@@ -68,9 +68,8 @@ def test_a_refusal_is_a_sentence_and_leaves_nothing(
     assert (tmp_path / "new" / "model.pt2").exists()
 
 
-@pytest.mark.parametrize("words", [["--limit", "9"], ["--images", "9"], ["--images=9"]])
-def test_the_default_folder_and_the_old_name_of_limit(
-    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_the_default_folder_and_the_limit(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits = []
 
@@ -79,7 +78,7 @@ def test_the_default_folder_and_the_old_name_of_limit(
         return SimpleNamespace(folder=out, results={})
 
     monkeypatch.setattr("covpool.export.export_model", export_model)
-    assert main(["export", "net", *words, "--json"]) == 0
+    assert main(["export", "net", "--limit", "9", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"folder": "runs/export", "results": {}}
     assert limits == [9]
 

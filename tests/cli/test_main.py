@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import covpool
-from covpool.cli.main import VERBS, _output, main
+from covpool.cli.main import VERBS, Command, _output, main
 from covpool.errors import CovpoolError, UsageError, UsageTypeError
 
 
@@ -36,16 +36,11 @@ class Greeting:
     is_late: bool = False
 
 
-def pretend(monkeypatch: pytest.MonkeyPatch, run: Any) -> None:
+def pretend(monkeypatch: pytest.MonkeyPatch, run: Any, **more: Any) -> None:
     """Add a verb ``greet`` to the table."""
-    file = SimpleNamespace(
-        Arguments=Greeting,
-        EXAMPLE="covpool greet Li",
-        run=run,
-        text=lambda greeting: f"hello {greeting.name}",
-    )
-    monkeypatch.setitem(sys.modules, "covpool.cli.greet", file)
-    monkeypatch.setitem(VERBS, "greet", VERBS["plan"])
+    greet = Command(Greeting, "covpool greet Li", run, lambda greeting: f"hello {greeting.name}", **more)
+    monkeypatch.setitem(sys.modules, "covpool.cli.greet", SimpleNamespace(greet=greet))
+    monkeypatch.setitem(VERBS, "greet", VERBS["plan"]._replace(file=""))
 
 
 def process(*command: str) -> subprocess.CompletedProcess[str]:
@@ -250,8 +245,7 @@ def test_a_bug_shows_its_traceback(
 def test_a_verb_may_have_an_exit_code(
     as_json: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pretend(monkeypatch, lambda greeting: greeting)
-    monkeypatch.setattr(sys.modules["covpool.cli.greet"], "exit_code", lambda g: g.loud_voice, raising=False)
+    pretend(monkeypatch, lambda greeting: greeting, exit_code=lambda greeting: greeting.loud_voice)
     assert main(["greet", "Li", "--loud-voice", "7", *["--json"] * as_json]) == 7
     assert "Li" in capsys.readouterr().out
 
@@ -280,7 +274,7 @@ def test_after_an_interruption(
         raise KeyboardInterrupt
 
     pretend(monkeypatch, run)
-    monkeypatch.setitem(VERBS, "greet", VERBS["plan"]._replace(resumes=resumes))
+    monkeypatch.setitem(VERBS, "greet", VERBS["plan"]._replace(file="", resumes=resumes))
     assert main(["greet", "Li Wei", "--share", "0.2"]) == 130
     assert capsys.readouterr() == ("", f"covpool greet: {sentence}\n")
 
@@ -329,9 +323,8 @@ def test_a_reader_that_has_seen_enough() -> None:
     # Like `covpool plan | head`, with a faster verb.
     script = """
 import sys
-from covpool.cli import convert, main
-convert.run = lambda arguments: None
-convert.text = lambda result: "x" * 10**6
+from covpool.cli import main, models
+models.convert = models.convert._replace(run=lambda arguments: None, text=lambda result: "x" * 10**6)
 sys.exit(main.main(["convert", "a", "b"]))
 """
     child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE)

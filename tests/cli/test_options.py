@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from covpool.cli.main import VERBS, verb_file
+from covpool.cli.main import VERBS, command_of
 from covpool.cli.parser import Parser, make_parser
 
 # Every option of every verb: removing one breaks users' scripts.
@@ -180,9 +180,8 @@ POSITIONALS = {
 
 
 def parser_of(verb: str) -> Parser:
-    file = verb_file(verb)
-    options, skip = getattr(file, "OPTIONS", ()), getattr(file, "SKIP", ())
-    return make_parser(f"covpool {verb}", file.Arguments, *options, skip=skip)
+    command = command_of(verb)
+    return make_parser(f"covpool {verb}", command.Arguments, *command.OPTIONS, skip=command.SKIP)
 
 
 def test_every_verb_has_a_line() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from covpool.cli.main import main
-from covpool.cli.plan import Arguments, run
+from covpool.cli.models import PlanArguments, run_plan
 from covpool.models import ModelConfig
 from covpool.models.plan import plan
 
@@ -20,8 +20,8 @@ def test_options_have_the_defaults_of_the_library() -> None:
         for function in (ModelConfig, plan)
         for name, parameter in inspect.signature(function).parameters.items()
     }
-    example, config = Arguments("resnet18"), ModelConfig("resnet18")
-    for field in dataclasses.fields(Arguments):
+    example, config = PlanArguments("resnet18"), ModelConfig("resnet18")
+    for field in dataclasses.fields(PlanArguments):
         if field.name != "backbone":
             default = getattr(config, field.name, library[field.name])
             assert getattr(example, field.name) == default, field.name
@@ -42,9 +42,11 @@ def test_every_option_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
         "backbone_options": {"drop_path_rate": 0.1},
     }
     step: dict[str, Any] = {"batch_size": 3, "precision": "float32", "optimizer": "adamw", "processes": 2}
-    assert run(Arguments(**shape, **step, dim="none")) == (ModelConfig(**shape, dim=None), step)
-    assert run(Arguments("test_vit", head="mlp", dim=24))[0] == ModelConfig("test_vit", head="mlp", dim=24)
-    assert {*shape, *step, "dim", "head"} == {field.name for field in dataclasses.fields(Arguments)}
+    assert run_plan(PlanArguments(**shape, **step, dim="none")) == (ModelConfig(**shape, dim=None), step)
+    assert run_plan(PlanArguments("test_vit", head="mlp", dim=24))[0] == ModelConfig(
+        "test_vit", head="mlp", dim=24
+    )
+    assert {*shape, *step, "dim", "head"} == {field.name for field in dataclasses.fields(PlanArguments)}
 
 
 def test_as_a_person_runs_it(capsys: pytest.CaptureFixture[str]) -> None:

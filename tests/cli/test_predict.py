@@ -12,7 +12,7 @@ import pytest
 
 from covpool.cli.main import main
 from covpool.models import create_model, save_model
-from tests.evaluate.bulk.small import pictures, write_folder
+from tests.inference.small import pictures, write_folder
 
 
 @pytest.fixture
@@ -75,17 +75,6 @@ def test_other_programs_read_the_folder() -> None:
     assert main(["predict", "bundle", "photos", "--workers", "0", "--format", "parquet"]) == 0
     assert (Path("runs/predictions") / "_job.json").exists()
     assert pq.read_table("runs/predictions").num_rows == 12  # pandas reads it in the same way
-
-
-@pytest.mark.usefixtures("_here")
-def test_a_job_of_an_earlier_version_is_resumed(capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["predict", "bundle", "photos", "--workers", "0", "--rows-per-file", "5"]
-    assert main([*command, "--format", "parquet"]) == 0
-    folder = Path("runs/predictions")
-    (folder / "_job.json").rename(folder / "job.json")
-    (folder / "0000001.parquet").unlink()
-    assert main(command) == 0  # in the format of the existing rows
-    assert "12 rows in 3 files, 5 rows of them new" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("_here")

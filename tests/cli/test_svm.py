@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from covpool.cli.heads import SvmArguments
 from covpool.cli.main import main
-from covpool.cli.svm import Arguments
 from covpool.evaluate.svm import Passing, fit_svm
 from covpool.models.bundle import load_model
 from tests.data.pictures import needs_sparrows
@@ -22,7 +22,7 @@ from tests.evaluate.svm.samples import a_bundle, some_sparrows
 
 
 def test_defaults_are_those_of_the_library() -> None:
-    example, passing = Arguments(Path("net"), "set"), Passing()
+    example, passing = SvmArguments(Path("net"), "set"), Passing()
     parameters = inspect.signature(fit_svm).parameters
     for name in ("split", "layout", "features", "c", "calibrate", "max_memory"):
         assert getattr(example, name) == parameters[name].default, name

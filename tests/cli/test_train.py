@@ -67,11 +67,8 @@ def fits(monkeypatch: pytest.MonkeyPatch) -> list[Recipe]:
     def write_comparison(folder: Path, runs: dict[str, Path], images: object) -> Path:
         return folder / "report.html"
 
-    for name, content in (
-        ("run", {"train_recipe": train_recipe}),
-        ("report", {"write_comparison": write_comparison}),
-    ):
-        monkeypatch.setitem(sys.modules, f"covpool.training.{name}", SimpleNamespace(**content))
+    monkeypatch.setattr("covpool.training.run.train_recipe", train_recipe)
+    monkeypatch.setattr("covpool.training.report.write_comparison", write_comparison)
     return recipes
 
 

@@ -18,7 +18,7 @@ from covpool.inference import Predict, Running, infer
 from covpool.models import create_model, save_model
 from covpool.training.recipe_files import read_recipe
 from covpool.training.run import train_recipe
-from tests.evaluate.bulk.small import rows_of
+from tests.inference.small import rows_of
 
 COUNT = 36
 

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 import covpool
+import covpool.doctor as examination
 from covpool import device as devices
 from covpool.device import (
     DEVICES,
@@ -25,7 +26,6 @@ from covpool.device import (
     pins_memory,
     timed,
 )
-from covpool.doctor import examination
 from covpool.errors import UsageError
 from covpool.functional import eigen, matrix_power
 from covpool.processes import joined_processes

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
+import covpool.doctor as examination
 from covpool.cli.main import main
-from covpool.doctor import checks, examination, examine
+from covpool.doctor import Trial, _finding, checks, examination_text, examine
 from covpool.doctor.checks import Finding, NotHereError
-from covpool.doctor.examination import Trial, _finding, examination_text
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_a_failure_has_a_remedy_and_an_exit_code(
 
 
 def test_a_wrong_root_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "isqrt_cov", lambda x, steps: 1.001 * checks.covariance(x))
+    monkeypatch.setattr(checks, "isqrt_cov", lambda x, **_: 1.001 * checks.covariance(x))
     with pytest.raises(ArithmeticError, match="from eigh in float64"):
         checks.value("cpu")
 

@@ -6,7 +6,7 @@ import jsonschema
 import pytest
 
 from covpool.evaluate.results import PACKAGE, begin_results, prepare_folder, write_results
-from covpool.provenance.origin import schema
+from covpool.provenance import schema
 
 
 @pytest.mark.parametrize("name", ["accuracy", "retrieval", "shared"])

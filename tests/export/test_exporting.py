@@ -24,7 +24,7 @@ from covpool.export.exporting import takes_other_sizes
 from covpool.export.graph import Runner, Traced, example, torch_runner
 from covpool.export.targets import TARGETS
 from covpool.models import create_model, load_model, save_model
-from covpool.provenance.origin import schema
+from covpool.provenance import schema
 from tests.data.pictures import needs_sparrows
 from tests.evaluate.birds import CLASSES
 from tests.export.conftest import OPTIONS, RECIPE, Prepared, reuse

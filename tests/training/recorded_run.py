@@ -106,7 +106,7 @@ def run(record: Path, plan: dict[str, Any]) -> int:
     Learner.step = step  # type: ignore[method-assign]
     runs._finish = lambda folder, summary, *_: folder.write_summary({**summary, "finished": True})
     arguments = train.Arguments(read_recipe(None, {**RECIPE, **plan["recipe"]}), plan.get("compare"))
-    train.parse = lambda words: (arguments, False)  # type: ignore[assignment]
+    train.train = train.train._replace(parse=lambda words: (arguments, False))
     return main(["train"])
 
 

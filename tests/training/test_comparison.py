@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from covpool.training.comparison import compare, compared_recipes
 from covpool.training.recipe import Recipe
 from covpool.training.recipe_files import read_recipe
+from covpool.training.run import compare, compared_recipes
 from tests.data.pictures import needs_tiny10
 from tests.training.small import SMALL
 

@@ -36,4 +36,4 @@ def test_trains_and_is_read_back(pool: str, tmp_path: Path) -> None:
     assert run.summary["skipped_steps"] == 0
     assert math.isfinite(run.summary["last_epoch"]["loss"])
     model = covpool.load_model(run.folder / "bundle")
-    assert model.pool.method == pool
+    assert model.pool.pool == pool

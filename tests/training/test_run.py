@@ -18,9 +18,8 @@ import torch
 import covpool
 from covpool.data.sources import open_images
 from covpool.errors import CovpoolError, Interrupted
-from covpool.training.comparison import compare
 from covpool.training.recipe_files import read_recipe
-from covpool.training.run import _opened
+from covpool.training.run import _opened, compare
 from tests.data.pictures import SPARROWS, TINY10, needs_sparrows, needs_tiny10
 from tests.evaluate.test_lock import hold
 from tests.training.small import SMALL, rows, train

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from covpool.cli.main import Command
 from covpool.export import ExportOptions
 
 EXAMPLE = "covpool export runs/birds/bundle --data birds --out runs/birds/exported"
@@ -28,9 +29,6 @@ class Arguments:
     out: Path = Path("runs/export")
     data: str | None = None
     force: bool = False
-
-
-OPTIONS = (ExportOptions,)
 
 
 @dataclass(frozen=True)
@@ -62,3 +60,6 @@ def text(result: Exported) -> str:
     from covpool.export.export_results import results_table
 
     return f"{results_table(result.results)}\n\nfiles and results: {result.folder}"
+
+
+export = Command(Arguments, EXAMPLE, run, text, OPTIONS=(ExportOptions,))

@@ -1,17 +1,20 @@
-"""``covpool fit``: see :func:`covpool.closed_form.fitting.fit`."""
+"""``covpool fit``, ``update``, ``forget`` and ``merge``: see :mod:`covpool.closed_form`."""
 
 # Annotations are not postponed: jsonargparse would import the modules under TYPE_CHECKING to evaluate them.
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from covpool.cli.main import Command
 from covpool.closed_form.options import FitOptions
+from covpool.inference.options import Running
 
-EXAMPLE = "covpool fit birds --keep-sums"
+if TYPE_CHECKING:
+    from covpool.closed_form.kept import Changed
 
 
 @dataclass(frozen=True)
-class Arguments:
+class FitArguments:
     """Fit a model to a folder of images, and compare covariance pooling with average pooling.
 
     It runs a frozen pretrained backbone once over the images, solves linear classifiers in closed form, and
@@ -28,28 +31,25 @@ class Arguments:
     out: Path | None = None
 
 
-OPTIONS = (FitOptions,)
-
-
 @dataclass(frozen=True)
-class Result:
+class FitResult:
     """The folder, and the contents of ``results.json``."""
 
     folder: str
     record: dict[str, Any]
 
 
-def run(arguments: Arguments, options: FitOptions) -> Result:
+def run_fit(arguments: FitArguments, options: FitOptions) -> FitResult:
     """Fit."""
     from covpool.closed_form.fitting import fit
     from covpool.terminal import NamedProgress
 
     with NamedProgress() as progress:
         fitted = fit(arguments.data, arguments.out, options, log=progress.log, progress=progress)
-    return Result(str(fitted.folder), fitted.metrics)
+    return FitResult(str(fitted.folder), fitted.metrics)
 
 
-def text(result: Result) -> str:
+def text_of_fit(result: FitResult) -> str:
     """Return a table, the paths, and the commands to type next."""
     from covpool.closed_form.fitting import commands, table_cells
     from covpool.terminal import aligned
@@ -63,3 +63,104 @@ def text(result: Result) -> str:
     for purpose, command in commands(record["arguments"]["data"], folder, record):
         lines += [f"  {command}", f"    {purpose}"]
     return "\n".join(lines)
+
+
+fit = Command(FitArguments, "covpool fit birds --keep-sums", run_fit, text_of_fit, OPTIONS=(FitOptions,))
+
+
+@dataclass(frozen=True)
+class UpdateArguments:
+    """Add images, and classes, to a fitted model in seconds.
+
+    The model becomes that of a fit to all images, with the PCA basis of the first fit. Images that it already
+    contains are not counted again.
+
+    Attributes:
+        model: folder of covpool fit --keep-sums; its bundle and sums are replaced.
+        data: images to add, as for covpool fit; if they have splits, those of train.
+    """
+
+    model: Path
+    data: str
+
+
+@dataclass(frozen=True)
+class ForgetArguments:
+    """Remove images from a fitted model, which becomes that of a fit without them.
+
+    Images are recognized by their bytes, whatever their names.
+
+    Attributes:
+        model: folder of covpool fit --keep-sums; its bundle and sums are replaced.
+        data: images to remove: a photograph, a folder, or a CSV with a column path.
+    """
+
+    model: Path
+    data: str
+
+
+@dataclass(frozen=True)
+class MergeArguments:
+    """Merge two fitted models into one of all their images, without the images.
+
+    Both need the same backbone and PCA basis: run the second covpool fit with --basis FIRST.
+
+    Attributes:
+        first: folder of covpool fit --keep-sums.
+        second: folder of another one.
+        out: new folder of the merged model.
+    """
+
+    first: Path
+    second: Path
+    out: Path = Path("runs/merged")
+
+
+def run_update(arguments: UpdateArguments, running: Running) -> "Changed":
+    """Update."""
+    from covpool.closed_form.kept import update
+    from covpool.terminal import Progress
+
+    with Progress("images") as progress:
+        return update(arguments.model, arguments.data, running=running, progress=progress)
+
+
+def run_forget(arguments: ForgetArguments, running: Running) -> "Changed":
+    """Forget."""
+    from covpool.closed_form.kept import forget
+    from covpool.terminal import Progress
+
+    with Progress("images") as progress:
+        return forget(arguments.model, arguments.data, running=running, progress=progress)
+
+
+def run_merge(arguments: MergeArguments) -> "Changed":
+    """Merge."""
+    from covpool.closed_form.kept import merge
+
+    return merge(arguments.first, arguments.second, arguments.out)
+
+
+def text(result: "Changed") -> str:
+    """Return what changed, and the accuracy on held-out images."""
+    from covpool.terminal import counted
+
+    lines = [f"{counted(result.images, 'image')} of {counted(result.classes, 'class')}"]
+    if result.held_out_before is not None:
+        verb = "added" if result.new_images >= 0 else "removed"
+        changes = [counted(abs(result.new_images), "image")]
+        changes += [counted(abs(result.new_classes), "class")] if result.new_classes else []
+        lines.append(f"{verb}: {', '.join(changes)}")
+    if result.known_images:
+        lines.append(f"already counted: {counted(result.known_images, 'image')}")
+    before = "" if result.held_out_before is None else f" (before: {result.held_out_before:.1%})"
+    lines.append(f"top-1 on held-out training images: {result.held_out:.1%}{before}")
+    lines.append(f"model: {result.folder / 'bundle'}")
+    return "\n".join(lines)
+
+
+update = Command(
+    UpdateArguments, "covpool update runs/birds more_birds", run_update, text, OPTIONS=(Running,)
+)
+forget = Command(ForgetArguments, "covpool forget runs/birds photo.jpg", run_forget, text, OPTIONS=(Running,))
+merge = Command(MergeArguments, "covpool merge runs/site1 runs/site2 --out runs/both", run_merge, text)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from covpool.cli.main import Command
 from covpool.cli.train import check_data, make_parser, parse_words
 from covpool.training.recipe import Recipe
 from covpool.training.recipe_files import read_recipe
@@ -90,3 +91,6 @@ def text(result: Found) -> str:
             f"{result.highest:.2g}"
         )
     return f"{advice}\ncurve: {result.figure}"
+
+
+lr_find = Command(Arguments, EXAMPLE, run, text, parse=parse)

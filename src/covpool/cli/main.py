@@ -1,7 +1,7 @@
 """Find a verb, run it, and print its result or its error: ``covpool VERB``.
 
-To add a verb: write a file in this folder, as :class:`VerbFile` says, and add a line to ``PROJECT``. The verb
-``lr-find`` is in ``lr_find.py``.
+To add a verb: write a file of its name in this folder with a :class:`Command` of its name, and add a line to
+``PROJECT``. In Python, the verb ``lr-find`` is ``lr_find``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 from covpool import __version__
 from covpool.errors import WORKER_DIED, CovpoolError, Interrupted, ReportedByFirstError
@@ -36,8 +36,7 @@ class Verb(NamedTuple):
         summary: the end of the line, after the verb's name.
         extra: the extra with its dependencies; empty where torch is enough.
         resumes: whether the same command resumes after an interruption.
-        file: the file that it shares with other verbs, where it is a :class:`Command` of the verb's name. The
-            default is a file with the verb's name.
+        file: the file with its :class:`Command`; empty if it has the verb's name.
     """
 
     summary: str
@@ -49,24 +48,24 @@ class Verb(NamedTuple):
 # In the order of a project.
 PROJECT = {
     "start": {
-        "demo": Verb("covariance against average pooling, in a minute", "train"),
+        "demo": Verb("covariance against average pooling, in a minute", "train", file="start"),
     },
     "data": {
-        "check": Verb("find unreadable and duplicate images, and empty classes", "data"),
-        "shard": Verb("write images into tar shards with an index", "data"),
+        "check": Verb("find unreadable and duplicate images, and empty classes", "data", file="images"),
+        "shard": Verb("write images into tar shards with an index", "data", file="images"),
     },
     "plan": {
-        "plan": Verb("memory and FLOPs of training, and a recommended head", "models"),
+        "plan": Verb("memory and FLOPs of training, and a recommended head", "models", file="models"),
         "lr-find": Verb("suggest a learning rate, from a short sweep", "train"),
     },
     "train": {
         "fit": Verb("a model for a folder of images, compared with GAP", "eval", resumes=True),
-        "update": Verb("add images and classes to a fitted model, in seconds", "eval", file="update"),
-        "forget": Verb("remove images from a fitted model", "eval", file="update"),
-        "merge": Verb("join two fitted models, without their images", "eval", file="update"),
+        "update": Verb("add images and classes to a fitted model, in seconds", "eval", file="fit"),
+        "forget": Verb("remove images from a fitted model", "eval", file="fit"),
+        "merge": Verb("join two fitted models, without their images", "eval", file="fit"),
         "train": Verb("a network on images, from a folder to a report", "train", resumes=True),
-        "probe": Verb("heads on a frozen backbone, in minutes", "eval", resumes=True),
-        "svm": Verb("linear SVMs on a trained network's features", "eval", resumes=True),
+        "probe": Verb("heads on a frozen backbone, in minutes", "eval", resumes=True, file="heads"),
+        "svm": Verb("linear SVMs on a trained network's features", "eval", resumes=True, file="heads"),
     },
     "evaluate": {
         "eval": Verb("accuracy with intervals, calibration, confusions", "eval", file="evaluate"),
@@ -78,13 +77,13 @@ PROJECT = {
         "predict": Verb("predict the classes of any number of images", "eval", resumes=True, file="infer"),
         "embed": Verb("write embeddings of any number of images", "eval", resumes=True, file="infer"),
         "export": Verb("ONNX and torch.export files, compared with the model", "export"),
-        "push": Verb("a bundle to the Hugging Face Hub, with a model card", "hub"),
+        "push": Verb("a bundle to the Hugging Face Hub, with a model card", "hub", file="models"),
     },
     "paper": {
-        "convert": Verb("a checkpoint of fast-MPN-COV into a bundle", "models"),
+        "convert": Verb("a checkpoint of fast-MPN-COV into a bundle", "models", file="models"),
     },
     "machine": {
-        "doctor": Verb("versions, devices, extras, and a self-test", ""),
+        "doctor": Verb("versions, devices, extras, and a self-test", "", file="start"),
     },
 }
 VERBS = {name: verb for verbs in PROJECT.values() for name, verb in verbs.items()}
@@ -94,36 +93,30 @@ VERBS = {name: verb for verbs in PROJECT.values() for name, verb in verbs.items(
 HELP_MARK = "######## "
 
 
-class VerbFile(Protocol):
-    """The contents of a verb's file. It imports torch at most before ``run``, so that ``--help`` is quick.
-
-    It may also have ``OPTIONS``, dataclasses of the library whose fields are options too, except those in
-    ``SKIP``: ``run`` receives one of each after the arguments. A function ``exit_code`` maps the result of
-    ``run`` to an exit code. A function ``parse`` maps words to the arguments of ``run`` and whether to print
-    JSON, where dataclasses do not describe the options.
-    """
-
-    Arguments: type[Any]
-    """A dataclass; its docstring is the help, fields without a default are positional."""
-
-    EXAMPLE: str
-    """A command line that works, for the end of the help."""
-
-    run: Callable[..., Any]
-    """Do the work, and return a dataclass."""
-
-    text: Callable[[Any], str]
-    """Format the result of ``run`` for a person."""
-
-
 class Command(NamedTuple):
-    """A verb that shares its file with others; see :class:`VerbFile`."""
+    """The options and the functions of a verb. Its file imports torch at most, so that ``--help`` is quick.
+
+    Attributes:
+        Arguments: a dataclass; its docstring is the help, fields without a default are positional.
+        EXAMPLE: a command line that works, for the end of the help.
+        run: do the work, and return a dataclass.
+        text: format the result of ``run`` for a person.
+        OPTIONS: dataclasses of the library whose fields are options too: ``run`` receives one of each after
+            the arguments.
+        SKIP: fields of ``OPTIONS`` that are no options.
+        parse: map words to the arguments of ``run`` and whether to print JSON, where dataclasses do not
+            describe the options.
+        exit_code: map the result of ``run`` to an exit code.
+    """
 
     Arguments: type[Any]
     EXAMPLE: str
     run: Callable[..., Any]
     text: Callable[[Any], str]
     OPTIONS: tuple[type[Any], ...] = ()
+    SKIP: tuple[str, ...] = ()
+    parse: Callable[[Sequence[str]], tuple[Any, bool]] | None = None
+    exit_code: Callable[[Any], int] = lambda result: 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -177,12 +170,11 @@ def short_help(verb: str) -> str:
     return "\n\n".join(kept)
 
 
-def verb_file(name: str) -> VerbFile:
-    """Import the file of a verb."""
-    object_name = name.replace("-", "_")
-    file = VERBS[name].file
-    module = importlib.import_module(f"covpool.cli.{file or object_name}")
-    return cast(VerbFile, getattr(module, object_name) if file else module)
+def command_of(verb: str) -> Command:
+    """Import the file of a verb, and return its command."""
+    name = verb.replace("-", "_")
+    module = importlib.import_module(f"covpool.cli.{VERBS[verb].file or name}")
+    return cast(Command, getattr(module, name))
 
 
 def _run(verb: str, arguments: list[str]) -> int:
@@ -206,20 +198,19 @@ def _run(verb: str, arguments: list[str]) -> int:
 
 
 def _output(verb: str, arguments: list[str]) -> tuple[str, int]:
-    file = verb_file(verb)
-    if hasattr(file, "parse"):
-        parsed, as_json = file.parse(arguments)
-        result = file.run(parsed)
+    command = command_of(verb)
+    if command.parse is not None:
+        parsed, as_json = command.parse(arguments)
+        result = command.run(parsed)
     else:
         from covpool.cli.parser import parse_several  # jsonargparse may be missing
 
-        kinds, skip = (file.Arguments, *getattr(file, "OPTIONS", ())), getattr(file, "SKIP", ())
-        made, as_json = parse_several(f"covpool {verb}", kinds, arguments, file.EXAMPLE, skip)
-        result = file.run(*made)
-    text = (
-        json.dumps(dataclasses.asdict(result), indent=2, default=os.fspath) if as_json else file.text(result)
-    )
-    return text, getattr(file, "exit_code", lambda result: 0)(result)
+        kinds = (command.Arguments, *command.OPTIONS)
+        values, as_json = parse_several(f"covpool {verb}", kinds, arguments, command.EXAMPLE, command.SKIP)
+        result = command.run(*values)
+    if as_json:
+        return json.dumps(dataclasses.asdict(result), indent=2, default=os.fspath), command.exit_code(result)
+    return command.text(result), command.exit_code(result)
 
 
 def _print(command: str, text: str) -> int:

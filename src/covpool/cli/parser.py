@@ -8,25 +8,13 @@ import inspect
 import re
 from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, get_type_hints
 
 import docstring_parser
 from jsonargparse import DefaultHelpFormatter
 
 from covpool.terminal import did_you_mean
 from covpool.training.parser import SentenceParser
-
-Arguments = TypeVar("Arguments")
-# Options of the last release, and their names now. They go with the next release.
-OLD = {"covpool export": {"--images": "--limit"}}
-
-
-def parse(
-    command: str, arguments: type[Arguments], argv: Sequence[str], example: str = ""
-) -> tuple[Arguments, bool]:
-    """Return the dataclass ``arguments`` from a command line, and whether to print JSON."""
-    (made,), as_json = parse_several(command, (arguments,), argv, example)
-    return made, as_json
 
 
 def parse_several(
@@ -51,8 +39,7 @@ def parse_several(
     """
     parser = make_parser(command, *kinds, skip=skip)
     parser.example = example
-    words = [renamed(underscored(word), OLD.get(command, {})) for word in argv]
-    parsed = parser.parse_args(valued(words, parser.hints)).as_dict()
+    parsed = parser.parse_args(valued([*map(underscored, argv)], parser.hints)).as_dict()
     as_json = parsed.pop("json")
     for name in parser.lists:
         parsed[name] = tuple(part.strip() for part in parsed[name].split(",") if part.strip())
@@ -149,12 +136,6 @@ def underscored(word: str) -> str:
     """Return ``--batch-size=8`` as ``--batch_size=8``, since options are named as the fields are."""
     name, equals, value = word.partition("=")
     return name.replace("-", "_").replace("__", "--", 1) + equals + value if name.startswith("--") else word
-
-
-def renamed(word: str, names: Mapping[str, str]) -> str:
-    """Return an option by its present name; ``--images=9`` as ``--limit=9``."""
-    name, equals, value = word.partition("=")
-    return names.get(name, name) + equals + value
 
 
 def valued(words: Sequence[str], hints: Mapping[str, Any]) -> list[str]:

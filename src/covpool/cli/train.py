@@ -1,6 +1,6 @@
 """``covpool train``, and the options of verbs that take a recipe: its keys, the common ones by a short name.
 
-See :func:`covpool.training.run.train_recipe` and :func:`covpool.training.comparison.compare`.
+See :func:`covpool.training.run.train_recipe` and :func:`covpool.training.run.compare`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from itertools import pairwise
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
+from covpool.cli.main import Command
 from covpool.cli.parser import Help, Parser, add_shared, add_trust, underscored, valued
 from covpool.device import DEVICES
 from covpool.errors import Interrupted, UsageError
@@ -127,8 +128,14 @@ def run(arguments: Arguments) -> Trained | Interruption | Configuration:
     if arguments.print_config:
         return Configuration(recipe_text(recipe).rstrip())
     check_data(recipe)
+    from covpool.training.run import compare, train_recipe
+
     try:
-        return _train(recipe) if arguments.compare is None else _compare(recipe, arguments.compare)
+        if arguments.compare is None:
+            return _trained(train_recipe(recipe))
+        both = compare(recipe, arguments.compare)
+        runs = {pool: _trained(run) for pool, run in both.runs.items()}
+        return Trained(str(both.folder), str(both.report or ""), runs=runs)
     except Interrupted as interruption:
         return Interruption(str(interruption), interruption.exit_code)
 
@@ -146,20 +153,6 @@ def text(result: Trained | Interruption | Configuration) -> str:
 def exit_code(result: Trained | Interruption | Configuration) -> int:
     """Return that of the signal after an interruption, else 0."""
     return result.exit_code if isinstance(result, Interruption) else 0
-
-
-def _train(recipe: Recipe) -> Trained:
-    from covpool.training.run import train_recipe
-
-    return _trained(train_recipe(recipe))
-
-
-def _compare(recipe: Recipe, other: str) -> Trained:
-    from covpool.training.comparison import compare
-
-    made = compare(recipe, other)
-    runs = {pool: _trained(run) for pool, run in made.runs.items()}
-    return Trained(str(made.folder), str(made.report or ""), runs=runs)
 
 
 def _trained(run: Run) -> Trained:
@@ -325,3 +318,6 @@ def _nulled(words: Sequence[str], hints: Mapping[str, Any]) -> list[str]:
             word = f"{name}=null"
         made.append("null" if before in nullable and word == "none" else word)
     return made
+
+
+train = Command(Arguments, EXAMPLE, run, text, parse=parse, exit_code=exit_code)

@@ -52,17 +52,15 @@ from covpool.models.config import ModelConfig
 from covpool.models.model import PooledClassifier
 from covpool.models.saving import save_model
 from covpool.processes import joined_processes
-from covpool.provenance.machine import machine_name
-from covpool.provenance.origin import new_results
+from covpool.provenance import machine_name, new_results
 from covpool.storage.files import read_json, replace_file
 from covpool.storage.folders import held, make_folder, remove_folder
 from covpool.terminal import counted, duration, human
 from covpool.training.metrics import Predictions, join_predictions, predictions_of, widest_interval
 from covpool.training.recipe_files import read_recipe
-from covpool.training.report.pages import PAGE, SPLITS, environment, next_commands, prediction_values
+from covpool.training.report import PAGE, SPLITS, environment, next_commands, prediction_values
 from covpool.training.report.record import read_predictions
-from covpool.training.report.rendering import render
-from covpool.training.report.thumbnails import looks
+from covpool.training.report.rendering import looks, render
 from covpool.training.run import train_recipe
 from covpool.training.run_folder import write_predictions
 from covpool.training.splits import check_classes

@@ -21,9 +21,9 @@ from covpool.closed_form.solve import solve
 from covpool.closed_form.sums import Rows, Sums
 from covpool.closed_form.vectors import compute_vectors
 from covpool.data.image_set import ImageSet
+from covpool.data.look import content_number
 from covpool.data.sources import open_images, open_unlabeled
 from covpool.errors import StorageError, UsageError
-from covpool.inference.content import content_number
 from covpool.inference.options import Running
 from covpool.models.bundle import load_model, read_card
 from covpool.models.card import backbone_digest

@@ -18,6 +18,7 @@ from covpool.data.listing import is_image, is_visible
 from covpool.data.look import Collection, Problem, Progress
 from covpool.data.sources import Split, layout_of, read_splits
 from covpool.data.sources.folder import split_folders
+from covpool.device import available_cores
 from covpool.errors import UsageError
 from covpool.storage.files import open_regular, replace_file
 from covpool.terminal import counted
@@ -125,7 +126,7 @@ def check(
     # Pillow can warn of odd metadata thousands of times, without naming the file.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        problems = [*collection.look_at_all(workers or _cores(), progress), *collection.same()]
+        problems = [*collection.look_at_all(workers or available_cores(), progress), *collection.same()]
     problems += _class_problems(sets)
     if layout == "folder":
         problems += [Problem(*stray) for stray in strays(Path(path))]
@@ -143,11 +144,6 @@ def _class_problems(sets: Mapping[Split, ImageSet]) -> Iterator[Problem]:
                 yield Problem(f"{split}/{name}", "empty class", f"the class has no image in {split}")
             elif count == 1 and split == "train":
                 yield Problem(f"{split}/{name}", "single image", f"the class has one image in {split}")
-
-
-def _cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 HEADER = Problem._fields

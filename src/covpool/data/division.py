@@ -65,7 +65,7 @@ def fold_numbers(images: ImageSet, folds: int, seed: int = 0) -> NDArray[np.int6
 def _by_class(images: ImageSet, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the images class by class, in each class in random order, and their labels."""
     labels = np.asarray(images.labels, dtype=np.int64)
-    keys = np.array([_key(images.name(i), seed) for i in range(len(images))], dtype=np.uint64)
+    keys = np.array([digest_number(f"{seed}:{images.name(i)}") for i in range(len(images))], dtype=np.uint64)
     order = np.lexsort((keys, labels))
     return order, labels[order]
 
@@ -93,7 +93,3 @@ def _shares(counts: NDArray[np.int64], fraction: float, leave: int) -> NDArray[n
     largest = np.argsort(-rest, kind="stable")[:left]
     shares[largest[rest[largest] > 0]] += 1
     return shares
-
-
-def _key(name: str, seed: int) -> int:
-    return digest_number(f"{seed}:{name}")

@@ -2,16 +2,18 @@
 
 from typing import TYPE_CHECKING, Literal
 
-# The module of each source. The first that recognizes a path opens it: see covpool.data.sources.Source.
+# The module or object of each source. The first that recognizes a path opens it.
 SOURCES = {
-    name: f"covpool.data.sources.{name}"
-    for name in ("csv", "shards", "cub", "aircraft", "cars", "parquet", "folder", "files")
+    "csv": "covpool.data.sources.csv",
+    "shards": "covpool.data.sources.shards",
+    "cub": "covpool.data.sources.benchmarks:cub",
+    "aircraft": "covpool.data.sources.benchmarks:aircraft",
+    "cars": "covpool.data.sources.benchmarks:cars",
+    "parquet": "covpool.data.sources.parquet",
+    "folder": "covpool.data.sources.folder",
 }
 
 if TYPE_CHECKING:
     Layout = str
 else:
-    Layout = Literal[("auto", *(name for name in SOURCES if name != "files"))]  # which has no labels
-
-# The module for data sets that are Python objects.
-OBJECTS = "covpool.data.sources.datasets"
+    Layout = Literal[("auto", *SOURCES)]

@@ -101,7 +101,7 @@ class BatchDataset(Dataset[Batch | Failure]):
             return Failure(str(error))
         images = [image for _, (image, _) in loaded]
         return Batch(
-            images=torch.stack(images) if images else self._no_images(),
+            images=torch.stack(images) if images else self.transform(Image.new("RGB", (64, 64)))[None][:0],
             labels=torch.tensor([label for _, (_, label) in loaded], dtype=torch.int64),
             ids=torch.tensor([i for i, _ in loaded], dtype=torch.int64),
             bad=tuple(bad.values()),
@@ -137,10 +137,6 @@ class BatchDataset(Dataset[Batch | Failure]):
         """Return another sample, chosen by the seed; the first attempts stay in the same group."""
         among = self.images.near(draw.id) if attempt <= ATTEMPTS // 2 else range(len(self.images))
         return among[number("replacement", self.seed, draw.epoch, draw.id, attempt) % len(among)]
-
-    def _no_images(self) -> Tensor:
-        """Return an empty tensor ``(0, 3, height, width)``."""
-        return self.transform(Image.new("RGB", (64, 64)))[None][:0]
 
 
 def outlive_signals() -> Callable[[int], None]:

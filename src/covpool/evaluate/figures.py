@@ -17,15 +17,15 @@ from scipy.stats import binomtest
 
 from covpool.data.image_set import ImageSet, Names
 from covpool.drawing import LIGHT, Theme, drawn, dress, new_figure, png, text_style
+from covpool.evaluate.accuracy import BINS
 from covpool.evaluate.results import Results
 from covpool.evaluate.search import Scores, Side
-from covpool.evaluate.statistics import BINS
 from covpool.storage.files import replace_file
 from covpool.training.metrics import Predictions
 from covpool.training.report.figures import draw_confusion
-from covpool.training.report.per_class import ClassRow, errors_by_pair, per_class, per_class_csv
+from covpool.training.report.record import ClassRow, errors_by_pair, per_class, per_class_csv
 from covpool.training.report.record import Predictions as NamedPredictions
-from covpool.training.report.thumbnails import squared, thumbnail
+from covpool.training.report.rendering import squared, thumbnail
 from covpool.training.run_folder import RunFolder, csv_bytes
 
 # More classes would not be legible.

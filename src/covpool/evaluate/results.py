@@ -6,22 +6,22 @@ import json
 from pathlib import Path
 from typing import Any
 
+from covpool import provenance
 from covpool.data.image_set import ImageSet
 from covpool.errors import UsageError
 from covpool.models.bundle import read_card
 from covpool.models.card import plain_json, versions
 from covpool.processes import Processes
-from covpool.provenance import origin
 from covpool.storage.files import mark_file, read_json, replace_file, sync_folder
 from covpool.storage.folders import LOCK, check_outside
 
-Results = origin.Results
+Results = provenance.Results
 PACKAGE = "covpool.evaluate"
 FILE = "results.json"
 # Names of protocols in messages, where they differ.
 CALLED = {"accuracy": "evaluation", "retrieval": "search"}
 # The packages that results depend on.
-PACKAGES = ("functional", "nn", "models", "data", "inference", "train", "evaluate")
+PACKAGES = ("functional", "nn", "models", "data", "inference", "training", "evaluate")
 
 
 def new_results(protocol: str, arguments: dict[str, Any], processes: Processes, seed: int | None) -> Results:
@@ -33,7 +33,7 @@ def new_results(protocol: str, arguments: dict[str, Any], processes: Processes, 
         processes: the processes that did the work.
         seed: random seed; ``None`` if nothing is random.
     """
-    head = origin.new_results(PACKAGES, arguments, processes.device.type, seed)
+    head = provenance.new_results(PACKAGES, arguments, processes.device.type, seed)
     head["versions"] |= versions()
     card = read_card(arguments["bundle"])
     bundle = {
@@ -98,7 +98,7 @@ def mark_folder(folder: Path, protocol: str) -> None:
 def write_results(folder: Path, results: Results) -> None:
     """Check results against their schema and replace the earlier file."""
     plain = plain_json("results", results)
-    origin.check_schema(plain, PACKAGE, plain["protocol"])
+    provenance.check_schema(plain, PACKAGE, plain["protocol"])
     replace_file(folder / FILE, (json.dumps(plain, indent=2, ensure_ascii=False) + "\n").encode())
     _unfinished(folder, plain["protocol"]).unlink(missing_ok=True)
 

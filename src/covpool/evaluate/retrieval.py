@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +16,7 @@ from numpy.typing import NDArray
 
 from covpool.data.image_set import ImageSet
 from covpool.data.sources import evaluation_split, open_images, split_names
-from covpool.device import Device
+from covpool.device import Device, available_cores
 from covpool.errors import UsageError
 from covpool.evaluate.results import (
     Results,
@@ -167,7 +165,7 @@ def retrieve(
 def _all_cores() -> Iterator[None]:
     """Use all cores while the other processes wait; torchrun gives each process one thread."""
     before = torch.get_num_threads()
-    torch.set_num_threads(len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1)
+    torch.set_num_threads(available_cores())
     try:
         yield
     finally:

@@ -272,7 +272,9 @@ def _look(model: PooledClassifier, image: Tensor) -> dict[str, Any]:
         "rank": rank,
         "after": None if after is None else summed_up(after),
         "spectrum": values / values.sum().clamp_min(torch.finfo(values.dtype).tiny),
-        "spectrum_after": None if after is None else _padded(after / after.sum(), len(values)),
+        "spectrum_after": None
+        if after is None
+        else nn.functional.pad(after / after.sum(), (0, len(values) - len(after))),
         "residuals": _residuals(a_dd, model.pool.pooling),
         "gradient_rms": float(gradient.pow(2).mean().sqrt()),
     }
@@ -291,10 +293,6 @@ def _at_the_pooling(model: PooledClassifier, image: Tensor) -> tuple[Tensor, Ten
 def _largest(values: Tensor, rank: int) -> Tensor:
     """Return the ``rank`` largest eigenvalues: the others are rounding errors of a float32 layer."""
     return values.sort(descending=True).values[: max(rank, 1)]
-
-
-def _padded(values: Tensor, length: int) -> Tensor:
-    return nn.functional.pad(values, (0, length - len(values)))
 
 
 def _residuals(a_dd: Tensor, method: object) -> list[float]:

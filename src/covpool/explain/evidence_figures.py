@@ -71,7 +71,8 @@ def draw_classes(explained: Explained) -> Figure:
     if joined:
         panels[1][0].set_axis_off()
     for column, one in enumerate(explained.found, 1):
-        words = f"{_part(one)} {float(one.positions.sum()):+.2f}, rest {one.rest:+.2f}"
+        part = "covariance" if one.kind == "exact" else "by gradient"
+        words = f"{part} {float(one.positions.sum()):+.2f}, rest {one.rest:+.2f}"
         title = f"{_named(explained.classes[one.label])}: {one.logit:.2f}"
         _show(panels[0][column], explained.overlay(one.positions, largest), title, words)
         if one.first_order is not None:
@@ -213,10 +214,6 @@ def _largest(maps: Sequence[Tensor]) -> float:
 
 def _named(name: str) -> str:
     return drawn(name, "(name not displayable)", LETTERS)
-
-
-def _part(one: Evidence) -> str:
-    return "covariance" if one.kind == "exact" else "by gradient"
 
 
 def _legend(figure: Figure, kind: str) -> None:

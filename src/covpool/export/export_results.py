@@ -19,7 +19,7 @@ from covpool.export.graph import INPUT, OUTPUT, Traced
 from covpool.export.parity import Latency, Parity
 from covpool.export.targets import TARGETS
 from covpool.models.card import plain_json, versions
-from covpool.provenance import origin
+from covpool.provenance import check_schema, new_results
 from covpool.storage.files import write_file
 from covpool.terminal import counted
 
@@ -73,7 +73,7 @@ def write_export_results(
 ) -> Results:
     """Write the results file, checked against its schema, and return its content."""
     arguments = {"bundle": job.bundle, "data": job.data, **asdict(job.options)}
-    results = origin.new_results(PACKAGES, arguments, "cpu", 0)
+    results = new_results(PACKAGES, arguments, "cpu", 0)
     results["versions"] |= versions() | {
         package.__name__: package.__version__ for package in (onnx, onnxruntime, onnxscript)
     }
@@ -96,7 +96,7 @@ def write_export_results(
         "objections": list(objections),
     }
     plain = plain_json("results", results)
-    origin.check_schema(plain, PACKAGE, PROTOCOL)
+    check_schema(plain, PACKAGE, PROTOCOL)
     write_file(folder / FILE, (json.dumps(plain, indent=2, ensure_ascii=False) + "\n").encode())
     return results
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from covpool.errors import StorageError
+from covpool.errors import StorageError, UsageError
 from covpool.storage.address import MAX_FILE_BYTES, Address
 from covpool.storage.files import digest, open_regular, read_file, rename_file, sync_folder, write_file
 from covpool.storage.folders import held
 from covpool.storage.manifest import Manifest, Part, part_of
 from covpool.storage.remote import patiently
+from covpool.terminal import human
 
 # The ending of files that are being written.
 SAVING = ".covpool-saving"
@@ -215,3 +217,17 @@ class OutputManifest:
             return digest(self.place.read(name)) == part.sha256
         tail = self.place.tail(name)
         return tail is None or digest(tail) == part.facts.get("tail")
+
+
+def check_room(folder: Path, size: int, what: str, option: str) -> None:
+    """Raise if a disk has too little free space for the features.
+
+    Args:
+        folder: a folder on that disk.
+        size: number of bytes needed.
+        what: beginning of the message, on the size.
+        option: the option that names another folder.
+    """
+    free = shutil.disk_usage(folder).free
+    if size > free:
+        raise UsageError(f"{what}, and {folder} has {human(free, 'B')} free: give another {option}")

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import logging
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,8 +20,8 @@ from numpy.typing import DTypeLike, NDArray
 
 from covpool.data.image_set import ImageSet, Subset
 from covpool.data.loader import BadImage
+from covpool.data.look import Content, Progress, check_lasting
 from covpool.errors import StorageError, UsageError
-from covpool.inference.content import Content, Progress, check_lasting
 from covpool.inference.forward import Result
 from covpool.storage.files import (
     MAX_TEXT_BYTES,
@@ -36,7 +35,6 @@ from covpool.storage.files import (
     update_file,
 )
 from covpool.storage.manifest import Manifest, Part
-from covpool.terminal import human
 
 LOGGER = logging.getLogger("covpool")
 
@@ -306,6 +304,7 @@ class FeatureStore:
         bad: dict[int, BadImage] = {}
         kept = {name: state.before(first) for name, state in before.items()}
         chunks = {name: list(state.chunks) for name, state in kept.items()}
+        largest = float(np.finfo(self.dtype).max)
         started = saved = time.monotonic()
         for result in run(Subset(images, np.arange(first, self.images))) if first < self.images else ():
             ids, start = result.ids + first, seen
@@ -314,7 +313,8 @@ class FeatureStore:
             check_lasting(images, missing, content)
             bad |= zip(missing, result.bad, strict=True)
             for name, file in files.items() if len(ids) else ():
-                file.write(ids, self._rows(result.outputs[name].transpose(0, 1).numpy()))
+                # Values too large for the type become its largest: a head cannot learn from infinities.
+                file.write(ids, result.outputs[name].transpose(0, 1).numpy().clip(-largest, largest))
             progress(seen, self.images)
             now = time.monotonic()
             if now - saved >= SECONDS_BETWEEN_SAVES or seen == self.images:
@@ -329,11 +329,6 @@ class FeatureStore:
                     }
                 )
                 saved = now
-
-    def _rows(self, values: NDArray[np.float32]) -> NDArray[Any]:
-        """Values too large for the type become its largest: a head cannot learn from infinities."""
-        largest = float(np.finfo(self.dtype).max)
-        return values.clip(-largest, largest).astype(self.dtype)
 
     def _begin(self) -> dict[str, State]:
         """Make the missing arrays in full size, so that a full disk fails now; return the unfinished ones."""
@@ -374,14 +369,11 @@ class FeatureStore:
     def _write(self, states: dict[str, State]) -> None:
         """Write the manifest at once; the states of other arrays stay."""
         # Parts are filled in place, so each has the hashes of its chunks instead of one of its own.
-        parts = {
-            name: Part(self._size(name), "", dataclasses.asdict(state) | {"bad": list(state.bad.items())})
-            for name, state in (self._read() | states).items()
-        }
+        parts = {}
+        for name, state in (self._read() | states).items():
+            size = self.path(name).stat().st_size if self.path(name).exists() else 0
+            parts[name] = Part(size, "", dataclasses.asdict(state) | {"bad": list(state.bad.items())})
         replace_file(self.folder / MANIFEST, Manifest(parts, {"key": self.key}).written())
-
-    def _size(self, name: str) -> int:
-        return self.path(name).stat().st_size if self.path(name).exists() else 0
 
     def _is_there(self, name: str) -> bool:
         try:
@@ -401,17 +393,3 @@ def _state(fields: Mapping[str, Any]) -> State:
     bad = {i: BadImage(*image) for i, image in fields["bad"]}
     chunks = tuple((int(stop), str(digest)) for stop, digest in fields.get("chunks", ()))
     return State(fields["done"], bad, fields["seconds"], chunks)
-
-
-def check_room(folder: Path, size: int, what: str, option: str) -> None:
-    """Raise if a disk has too little free space for the features.
-
-    Args:
-        folder: a folder on that disk.
-        size: number of bytes needed.
-        what: beginning of the message, on the size.
-        option: the option that names another folder.
-    """
-    free = shutil.disk_usage(folder).free
-    if size > free:
-        raise UsageError(f"{what}, and {folder} has {human(free, 'B')} free: give another {option}")

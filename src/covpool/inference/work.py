@@ -22,10 +22,10 @@ from torch.utils.data import DataLoader, Dataset
 from covpool.data.decode import decode
 from covpool.data.image_set import ImageSet
 from covpool.data.loader import Failure, outlive_signals
+from covpool.data.look import content_number
 from covpool.data.transforms import Preprocessing, pixels_transform
 from covpool.device import chosen_device
 from covpool.errors import BadImageError, DataError, ShardError, UnreachableError, UsageError
-from covpool.inference.content import content_number
 from covpool.inference.forward import Forward, open_bundle
 from covpool.inference.options import Running
 from covpool.inference.tasks import UNREACHABLE, Columns, Task, start_task

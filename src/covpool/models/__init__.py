@@ -9,14 +9,14 @@ from covpool import lazily
 from covpool.errors import BundleError, CheckpointError, KeepResolutionError, UnsupportedBackboneError
 from covpool.models.bundle import load_model, read_card
 from covpool.models.config import ModelConfig
-from covpool.models.create import build_model, create_model, parameter_groups
-from covpool.models.model import PooledClassifier
-from covpool.models.paper import (
+from covpool.models.convert import (
     isqrt_cov_alexnet,
     isqrt_cov_resnet50,
     isqrt_cov_resnet101,
     isqrt_cov_vgg16_bn,
 )
+from covpool.models.create import build_model, create_model, parameter_groups
+from covpool.models.model import PooledClassifier
 from covpool.models.saving import save_model
 
 if TYPE_CHECKING:  # used by few, so it is imported when it is first used

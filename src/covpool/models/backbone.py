@@ -23,7 +23,7 @@ from covpool.errors import (
     UsageTypeError,
 )
 from covpool.models.config import Features, ModelConfig
-from covpool.models.intermediates import LAST, Layers, layer_maps
+from covpool.models.head import LAST, Layers, layer_maps
 from covpool.models.surgery import (
     applies_alone,
     build_network,
@@ -346,12 +346,10 @@ class Probe:
 def prefixed_matcher(matcher: Any) -> Any:
     """Return timm's patterns of a backbone's layer names for a model that has it as ``backbone``."""
     if callable(matcher):  # CaiT and Inception give a function of a name
-        return lambda name: _order(matcher, name)
+        return lambda name: (
+            matcher(name.removeprefix("backbone.")) if name.startswith("backbone.") else (math.inf,)
+        )
     return {stage: _prefixed(pattern) for stage, pattern in matcher.items()}
-
-
-def _order(matcher: Any, name: str) -> Any:
-    return matcher(name.removeprefix("backbone.")) if name.startswith("backbone.") else (math.inf,)
 
 
 def _prefixed(pattern: Any) -> Any:

@@ -83,7 +83,7 @@ def load_model(
     model.pretrained_cfg.update(card.preprocessing)
     if backbone is not None:
         with naming(folder):
-            if backbone_digest(backbone) != (card.backbone_sha256 or backbone_digest(model)):
+            if backbone_digest(backbone) != card.backbone_sha256:
                 raise BundleError("its head belongs to another backbone: load it without backbone=")
         model.backbone, device = backbone.backbone, next(backbone.parameters()).device
     return model.eval().to(device)

@@ -126,7 +126,7 @@ class Card:
         bytes: the size of the weights file.
         buffer_dtypes: the dtypes of floating-point buffers outside the weights, where not float32.
         file: the weights file; the index of several files for a sharded classifier.
-        backbone_sha256: see :func:`backbone_digest`; empty if unknown.
+        backbone_sha256: see :func:`backbone_digest`.
     """
 
     config: ModelConfig
@@ -211,8 +211,6 @@ def read_fields(data: bytes) -> Card:
         raise DamagedBundleError(
             f"{CARD} was damaged or edited after it was written (its hash differs): copy it again"
         )
-    for name, default in (("initial_weights", {}), ("backbone_sha256", "")):  # older cards have none
-        fields.setdefault(name, default)
     dicts = ("config", "preprocessing", "metrics", "recipe", "versions", "initial_weights", "weights")
     _check_types(CARD, fields, dict.fromkeys(dicts, dict) | {"classes": list | None, "backbone_sha256": str})
     weights = fields["weights"]
@@ -244,15 +242,7 @@ def card_hash(fields: Mapping[str, Any]) -> str:
 
 def bundle_digest(card: Card) -> str:
     """Return a hash of everything in a bundle that its outputs depend on."""
-    config = asdict(card.config)
-    # Outputs exist with the digests of earlier versions, which did not have these names.
-    if config["pool_options"].get("iteration") == "paper":
-        del config["pool_options"]["iteration"]
-    for name in ("layers", "fusion"):
-        if config[name] == getattr(ModelConfig, name):
-            del config[name]
-    parts = [config, card.classes, card.preprocessing, card.sha256]
-    return digest(json.dumps(parts))
+    return digest(json.dumps([asdict(card.config), card.classes, card.preprocessing, card.sha256]))
 
 
 def _check_format(fields: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from covpool.errors import UsageError, UsageTypeError
 from covpool.functional.arguments import check_choice, check_whole
-from covpool.models.intermediates import LAST, LAYERS, Layers
+from covpool.models.head import LAST, LAYERS, Layers
 from covpool.nn.fusion import FUSIONS, Fusion
 from covpool.nn.pooling import DEFAULT_METHOD, METHODS, check_method
 from covpool.nn.pooling.isqrt_cov import IsqrtCovOptions

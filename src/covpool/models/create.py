@@ -17,7 +17,7 @@ from covpool.hub import HUB, HubAddress
 from covpool.models.backbone import make_backbone
 from covpool.models.card import WEIGHTS, check_backbone_options
 from covpool.models.config import HIDDEN, Dim, Features, HeadKind, Join, ModelConfig, Normalize, pool_of
-from covpool.models.intermediates import Layers
+from covpool.models.head import Layers
 from covpool.models.model import PooledClassifier
 from covpool.models.weights import PACKAGES, KeyMap, file_origin
 from covpool.nn.fusion import Fusion

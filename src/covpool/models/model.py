@@ -14,8 +14,7 @@ from covpool.errors import UsageError
 from covpool.functional.arguments import check_choice, check_whole
 from covpool.models.backbone import Backbone, FeatureFormat, prefixed_matcher
 from covpool.models.config import CLASS_TOKEN, ModelConfig, pool_of
-from covpool.models.head import Head, unit
-from covpool.models.intermediates import LAST, layer_maps, stacked
+from covpool.models.head import LAST, Head, layer_maps, stacked, unit
 from covpool.nn import CovPool
 from covpool.nn.cov_pool import DIM
 from covpool.nn.fusion import LayersPool

@@ -6,11 +6,10 @@ from covpool import lazily
 
 if TYPE_CHECKING:
     from covpool.errors import Interrupted
-    from covpool.training.comparison import Comparison, compare
     from covpool.training.lr_find import find_lr
     from covpool.training.recipe import Recipe
     from covpool.training.recipe_files import read_recipe, recipe_names, write_recipe
-    from covpool.training.run import Run, train, train_recipe
+    from covpool.training.run import Comparison, Run, compare, train, train_recipe
 
 __all__ = [
     "Comparison",
@@ -31,8 +30,7 @@ __getattr__ = lazily(
     "train",
     {
         "covpool.errors": "Interrupted",
-        "covpool.training.comparison": "Comparison compare",
-        "covpool.training.run": "Run train train_recipe",
+        "covpool.training.run": "Comparison Run compare train train_recipe",
         "covpool.training.lr_find": "find_lr",
         "covpool.training.recipe": "Recipe",
         "covpool.training.recipe_files": "read_recipe recipe_names write_recipe",

@@ -240,7 +240,8 @@ def write_checkpoint(
                 for part, tensors in checkpoint.tensors.items():
                     written = write_share(new / (part + SUFFIX), tensors)
                     parts[part + SUFFIX] = replace(written, facts={})
-                state = _canonical({"step": checkpoint.step, **checkpoint.state})
+                fields = {"step": checkpoint.step, **checkpoint.state}
+                state = json.dumps(fields, indent=1, sort_keys=True, allow_nan=False).encode()
                 write_file(new / STATE, state)
                 parts[STATE] = part_of(state)
             return parts
@@ -315,7 +316,3 @@ def remove_old_checkpoints(folder: Path, keep: int, best_step: int | None) -> No
 
 def _step(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
-
-
-def _canonical(value: Mapping[str, Any]) -> bytes:
-    return json.dumps(value, indent=1, sort_keys=True, allow_nan=False).encode()

@@ -186,15 +186,11 @@ def _fields(kind: type[Any], default: Any) -> dict[str, Option]:
         attribute.arg_name: " ".join((attribute.description or "").split())
         for attribute in docstring_parser.parse(kind.__doc__ or "").params
     }
+    # Without the types inside a dict, where jsonargparse would read the string "1e-3" as a number.
     return {
-        name: Option(_readable(hint), getattr(default, name), meanings[name])
+        name: Option(dict if get_origin(hint) is dict else hint, getattr(default, name), meanings[name])
         for name, hint in get_type_hints(kind).items()
     }
-
-
-def _readable(hint: Any) -> Any:
-    """Hide the types inside a dict, where jsonargparse would read the string ``"1e-3"`` as a number."""
-    return dict if get_origin(hint) is dict else hint
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML is untyped

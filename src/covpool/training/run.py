@@ -1,4 +1,4 @@
-"""Train a recipe: open the data, train, test the best model, write the report."""
+"""Train a recipe, or compare two poolings: open the data, train, test the best model, write the report."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from covpool.data.image_set import ImageSet
 from covpool.errors import Interrupted, UsageError
 from covpool.models.bundle import load_model, load_together, read_card
 from covpool.models.card import versions
+from covpool.models.config import CLASS_TOKEN
 from covpool.models.divided import count_parameters
 from covpool.models.model import PooledClassifier
 from covpool.models.saving import save_together
+from covpool.nn.pooling import check_method
 from covpool.processes import Processes, Signals, caught_signals, joined_processes
-from covpool.provenance.machine import describe_machine, describe_source, machine_name
+from covpool.provenance import describe_machine, describe_source, machine_name
 from covpool.storage.folders import LOCK, check_outside, held
 from covpool.terminal import counted
 from covpool.training.metrics import METRICS, widest_interval
 from covpool.training.network import own_state
 from covpool.training.recipe import Recipe
-from covpool.training.recipe_files import SHORT, read_recipe, write_recipe
+from covpool.training.recipe_files import SHORT, change_pool, flat, make_recipe, read_recipe, write_recipe
 from covpool.training.run_folder import BadImages, RunFolder, as_begun
 from covpool.training.splits import Splits, joined, open_data
 from covpool.training.trainer import Trainer
@@ -269,7 +271,59 @@ def _summary(trainer: Trainer, splits: Splits, seconds: float) -> dict[str, Any]
         "skipped_steps": progress.skips,
         "processes": trainer.processes.world_size,
         "seed": trainer.recipe.seed,
-        "source": describe_source(("functional", "nn", "models", "data", "train")),
+        "source": describe_source(("functional", "nn", "models", "data", "training")),
         "versions": versions(),
         "machine": machine_name(describe_machine(trainer.processes.device.type)),
     }
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The result of :func:`compare`.
+
+    Attributes:
+        folder: has a folder for each run, named by its pooling.
+        runs: the runs by pooling.
+        report: the report on both; ``None`` in all processes but the first.
+    """
+
+    folder: Path
+    runs: dict[str, Run]
+    report: Path | None
+
+
+def compare(recipe: Recipe, other: str = "gap") -> Comparison:
+    """Train the network of a recipe, then the same network with another pooling.
+
+    Everything else is the same: images, order, augmentation, seed and epochs. First-order pooling drops the
+    options for covariance pooling: see :func:`~covpool.training.recipe_files.change_pool`. Call it again to
+    resume after an interruption.
+    """
+    from covpool.training.report import write_comparison
+
+    folder = Path(recipe.out)
+    both = compared_recipes(recipe, other)
+    with joined_processes(recipe.loop.device, recipe.loop.timeout) as processes:  # once for both runs
+        runs = {pool: train_recipe(each) for pool, each in both.items()}
+        report = None
+        if processes.is_first:
+            images = runs[other].images
+            report = write_comparison(folder, {pool: run.folder for pool, run in runs.items()}, images)
+    return Comparison(folder, runs, report)
+
+
+def compared_recipes(recipe: Recipe, other: str) -> dict[str, Recipe]:
+    """Return the recipe and the one with another pooling, each with its own folder."""
+    check_method("compare", other, CLASS_TOKEN)
+    own = recipe.model.pool
+    if other == own:
+        raise UsageError(f"--compare {other} is the pooling of the recipe: choose another")
+    if recipe.weights.bundle is not None:
+        raise UsageError(f"a bundle fits one pooling, not both {own} and {other}: remove --bundle")
+    values = {own: flat(recipe), other: change_pool(flat(recipe), other)}
+    out = Path(recipe.out)
+    both = {pool: make_recipe({**values[pool], "out": str(out / pool)}) for pool in values}
+    if both[other].model.is_second_order and not both[own].model.is_second_order:
+        # The recipe has no width and no resolution for it.
+        raise UsageError(f"compare the other way round: --pool {other} --compare {own}")
+    return both

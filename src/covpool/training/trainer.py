@@ -192,7 +192,8 @@ class Trainer:
             self._save()
             self._leave()
         if failed:
-            self._fail(next(sentence for sentence in self.processes.gather(failure) if sentence))
+            sentences = self.processes.gather(failure)
+            self.processes.fail(TrainingError(next(sentence for sentence in sentences if sentence)))
         assert batch is not None
         if bad:
             self.bad.note(image for images in self.processes.gather(list(batch.bad)) for image in images)
@@ -329,9 +330,6 @@ class Trainer:
         """End the run with the signal that some process got."""
         number = max(self.processes.gather(self.signals.received))
         raise Interrupted(number, f"stopped at step {self.progress.cursor}: rerun the command to resume")
-
-    def _fail(self, sentence: str) -> NoReturn:
-        self.processes.fail(TrainingError(sentence))
 
     def _evaluation_loader(self, images: ImageSet) -> EvaluationLoader:
         return EvaluationLoader(

@@ -8,8 +8,8 @@ import pytest
 import torch
 from scipy import stats
 
-from covpool.evaluate import statistics as bootstrap
-from covpool.evaluate.statistics import intervals
+from covpool.evaluate import accuracy as bootstrap
+from covpool.evaluate.accuracy import intervals
 from covpool.training.metrics import Predictions, measure
 from tests.evaluate.accuracy.made import made_logits, predictions_of
 

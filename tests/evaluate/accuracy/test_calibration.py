@@ -7,7 +7,7 @@ import pytest
 import torch
 from torchmetrics.classification import MulticlassCalibrationError
 
-from covpool.evaluate.statistics import BINS, bin_of, calibrate
+from covpool.evaluate.accuracy import BINS, bin_of, calibrate
 from tests.evaluate.accuracy.made import made_logits, predictions_of
 
 

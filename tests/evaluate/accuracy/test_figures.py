@@ -8,9 +8,9 @@ import pytest
 from PIL import Image
 
 from covpool.drawing import LIGHT, png
+from covpool.evaluate.accuracy import calibrate
 from covpool.evaluate.figures import SHOWN, draw_classes, draw_reliability
-from covpool.evaluate.statistics import calibrate
-from covpool.training.report.per_class import ClassRow
+from covpool.training.report.record import ClassRow
 from tests.evaluate.accuracy.made import made_logits, predictions_of
 
 

@@ -8,7 +8,7 @@ import torch
 
 from covpool.data.image_set import ImageSet
 from covpool.data.loader import BadImage
-from covpool.inference.content import Content
+from covpool.data.look import Content
 from covpool.inference.forward import Result
 from covpool.inference.store import FeatureStore, State
 from tests.data.memory_images import memory_images

@@ -17,11 +17,12 @@ import torch
 
 from covpool.evaluate.probe import probe, probing
 from covpool.inference import store
+from covpool.storage.manifest import Manifest
 from tests.data.pictures import needs_sparrows
-from tests.evaluate.bulk.small import picture, write_folder
 from tests.evaluate.probe.small_probing import OPTIONS, SPECIES
 from tests.evaluate.test_lock import hold
 from tests.forked import command, finish, send_when
+from tests.inference.small import picture, write_folder
 
 pytestmark = needs_sparrows
 
@@ -175,8 +176,8 @@ def test_killed_it_goes_on(birds: Path, tmp_path: Path, monkeypatch: pytest.Monk
 
     def half_way() -> bool:
         files = (tmp_path / "killed-cache").rglob("manifest.json")
-        states = (state for file in files for state in json.loads(file.read_text())["arrays"].values())
-        return any(0 < state["done"] < SPECIES * 12 for state in states)
+        parts = (part for file in files for part in Manifest.read(file.read_bytes()).parts.values())
+        return any(0 < part.facts["done"] < SPECIES * 12 for part in parts)
 
     send_when(start("killed"), half_way, log)
     send_when(start("killed"), lambda: "| gap |" in (tmp_path / "killed" / "table.md").read_text(), log)

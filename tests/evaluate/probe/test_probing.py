@@ -23,7 +23,7 @@ from covpool.evaluate.probe import probe
 from covpool.evaluate.probe.features import head_outputs
 from covpool.evaluate.probe.probing import right_answers
 from covpool.inference.store import FeatureStore
-from covpool.provenance.origin import check_schema
+from covpool.provenance import check_schema
 from tests.data.pictures import needs_sparrows
 from tests.evaluate.probe.small_probing import OPTIONS
 
@@ -91,7 +91,7 @@ def test_a_bundle_does_to_images_what_was_measured_on_features(
     with torch.no_grad():
         logits = torch.stack([model(batch.images), model(batch.images.flip(-1))])
     folder = cache / probed.record["features"]["test"]
-    key = json.loads((folder / "manifest.json").read_text())["key"]
+    key = json.loads((folder / "manifest.json").read_text())["about"]["key"]
     kept = FeatureStore(folder, key, len(images), shapes_of(model)).opened(batch.labels.numpy())
     # Features are kept in float16.
     (found,) = (part for _, part in head_outputs(model, kept, kept.usable))

@@ -17,11 +17,11 @@ from covpool.data.sources import open_images
 from covpool.data.transforms import Preprocessing, evaluation_transform
 from covpool.evaluate.probe import probe
 from covpool.evaluate.probe.features import head_outputs
+from covpool.evaluate.probe.options import trial_settings
 from covpool.evaluate.probe.record import table_cells
-from covpool.evaluate.probe.tuning import trial_settings
 from covpool.inference.store import FeatureStore
 from covpool.models.bundle import read_card
-from covpool.provenance.origin import check_schema
+from covpool.provenance import check_schema
 from tests.data.pictures import needs_sparrows
 from tests.evaluate.probe.small_probing import OPTIONS
 
@@ -126,22 +126,6 @@ def test_other_trials_want_another_folder(tuned: Any, birds: Path, cache: Path) 
             probe(str(birds), other, out=tuned.folder, cache=cache)
 
 
-def test_results_of_an_earlier_version_are_resumed(
-    probed: Any, birds: Path, cache: Path, tmp_path: Path
-) -> None:
-    shutil.copytree(probed.folder, tmp_path / "out")
-    file = tmp_path / "out" / "results.json"
-    record = json.loads(file.read_bytes())
-    for name in ("tune", "trials", "layers", "fusion"):
-        del record["arguments"][name]
-    del record["trials"]
-    for row in record["rows"]:
-        del row["vector"]
-    file.write_text(json.dumps(record))
-    again = probe(str(birds), OPTIONS, out=tmp_path / "out", cache=cache)
-    assert [row["test"] for row in again.record["rows"]] == [row["test"] for row in probed.record["rows"]]
-
-
 def test_without_held_out_images_there_is_no_tuning(birds: Path, cache: Path, tmp_path: Path) -> None:
     options = dataclasses.replace(TUNED, val_fraction=0.0)
     with pytest.raises(ValueError, match=r"^--tune needs held-out images: use --val-fraction above 0"):
@@ -171,7 +155,7 @@ def test_an_attentive_bundle_does_to_images_what_was_measured_on_features(
     with torch.no_grad():
         logits = torch.stack([model(batch.images), model(batch.images.flip(-1))])
     folder = cache / tuned.record["features"]["test"]
-    key = json.loads((folder / "manifest.json").read_text())["key"]
+    key = json.loads((folder / "manifest.json").read_text())["about"]["key"]
     kept = FeatureStore(folder, key, len(images), {"expanded": (256, 4, 4)}).opened(batch.labels.numpy())
     (found,) = (part for _, part in head_outputs(model, kept, kept.usable))
     torch.testing.assert_close(found, logits, atol=2e-3 * float(logits.abs().max()), rtol=1e-2)

@@ -15,12 +15,12 @@ import pytest
 import torch
 
 from covpool.data.decode import decode
+from covpool.data.look import UNREADABLE, read_content
 from covpool.data.sources import open_images
 from covpool.data.transforms import Preprocessing, evaluation_transform
 from covpool.evaluate.svm.classifier import Features, make_features
 from covpool.evaluate.svm.solvers import solve_streaming
 from covpool.inference import store
-from covpool.inference.content import UNREADABLE, read_content
 from covpool.inference.forward import Pass
 from covpool.models.bundle import load_model
 from covpool.models.saving import save_model
@@ -193,7 +193,7 @@ def test_a_disk_without_room(
     data: Path, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = namedtuple("usage", "free")
-    monkeypatch.setattr("covpool.inference.store.shutil.disk_usage", lambda folder: usage(1000))
+    monkeypatch.setattr("covpool.inference.place.shutil.disk_usage", lambda folder: usage(1000))
     with pytest.raises(ValueError, match=r"^features take 19.0 kB and .* has 1.00 kB free: give another"):
         make(tmp_path, bundle, data)
     assert list(tmp_path.iterdir()) == []
@@ -204,10 +204,10 @@ def test_there_must_be_room_for_what_the_solver_keeps_too(
 ) -> None:
     usage, columns = namedtuple("usage", "free"), load_model(bundle).head_hidden_size
     free = 18 * 2 * 4 * columns  # features of 18 images; 432 more bytes are for 3 classes
-    monkeypatch.setattr("covpool.inference.store.shutil.disk_usage", lambda folder: usage(free + 431))
+    monkeypatch.setattr("covpool.inference.place.shutil.disk_usage", lambda folder: usage(free + 431))
     with pytest.raises(ValueError, match="give another folder"):
         make(tmp_path, bundle, data)
-    monkeypatch.setattr("covpool.inference.store.shutil.disk_usage", lambda folder: usage(free + 432))
+    monkeypatch.setattr("covpool.inference.place.shutil.disk_usage", lambda folder: usage(free + 432))
     make(tmp_path, bundle, data)
 
 

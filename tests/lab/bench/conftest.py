@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from covpool.provenance.origin import Results
+from covpool.provenance import Results
 from lab.bench.isqrt_cov import CONTENDERS, run_isqrt_cov
 from lab.bench.layers import Size
 from lab.bench.methods import run_methods

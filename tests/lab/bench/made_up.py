@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from covpool.provenance.origin import Results
+from covpool.provenance import Results
 
 
 def timing(ratio: float, spread: float = 0.05, seconds: float = 0.016) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import torch
 
 from covpool.functional import isqrt_cov
 from covpool.functional.isqrt_cov import cheaper_side
-from covpool.provenance.origin import Results
+from covpool.provenance import Results
 from lab.bench.bare_engine import recorded_products
 from lab.bench.contenders import (
     eigh_root_of_covariance,

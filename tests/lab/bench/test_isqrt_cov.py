@@ -11,8 +11,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from covpool.provenance.machine import release
-from covpool.provenance.origin import Results, schema
+from covpool.provenance import Results, release, schema
 from lab.bench.isqrt_cov import (
     CONTENDERS,
     main,

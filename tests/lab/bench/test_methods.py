@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from covpool.device import chosen_device
 from covpool.nn.pooling import METHODS
 from covpool.processes import Processes
-from covpool.provenance.origin import Results
+from covpool.provenance import Results
 from lab.bench.layers import (
     REFERENCE,
     SIZES,

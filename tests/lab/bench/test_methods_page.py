@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image, ImageChops, ImageStat
 
-from covpool.provenance.origin import Results
+from covpool.provenance import Results
 from lab.bench.methods_page import WHY_A_GPU_DIFFERS, markdown, render, verdicts
 from lab.bench.methods_plot import draw
 from lab.record import read_record

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from covpool.provenance.machine import describe_machine
-from covpool.provenance.origin import Results
+from covpool.provenance import Results, describe_machine
 from lab.bench.isqrt_cov_table import TARGETS, Target
 from lab.record import read_record
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from covpool.provenance.origin import Results, check_schema
+from covpool.provenance import Results, check_schema
 from lab.bench.methods_page import render
 from lab.bench.table import aligned, sections
 from tests.lab.bench.made_up import results_of, size, steps

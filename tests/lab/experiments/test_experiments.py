@@ -31,7 +31,7 @@ from lab.experiments import (
     why_second_order,
 )
 from tests.data.pictures import photo
-from tests.evaluate.bulk.small import pictures, write_folder
+from tests.inference.small import pictures, write_folder
 
 ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "results"

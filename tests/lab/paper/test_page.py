@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from covpool.cli.train import parse
-from covpool.provenance.machine import release
+from covpool.provenance import release
 from covpool.training.recipe_files import recipe_names
 from lab.paper.claims import Comparison
 from lab.paper.full_size import IMAGES, ROWS, FullSize

@@ -19,7 +19,7 @@ from covpool.errors import BundleError
 from covpool.functional.newton_schulz import FITTED_STEPS
 from covpool.models import PooledClassifier
 from covpool.models.bundle import load_model, read_card
-from covpool.models.card import bundle_digest, plain_json, read_fields
+from covpool.models.card import plain_json
 from covpool.models.saving import check_savable, save_model
 from tests.models.bundles.samples import (
     CLASSES,
@@ -104,27 +104,6 @@ def test_tensors_that_share_or_stride_memory_are_saved(tmp_path: Path) -> None:
     assert loaded.state_dict().keys() == model.state_dict().keys()
     for name, tensor in model.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], tensor), name
-
-
-def test_a_card_from_before_there_was_normalize(bundle: Path, model: PooledClassifier) -> None:
-    edit_card(bundle, lambda fields: fields["config"].pop("normalize"))
-    loaded = load_model(bundle)
-    assert loaded.config == model.config
-    assert_same(loaded, model)
-
-
-def test_a_card_of_an_early_version_is_read() -> None:
-    card = read_fields((Path(__file__).parent / "card_of_format_1.json").read_bytes())
-    config = card.config
-    assert (config.backbone, config.backbone_options, config.dim) == ("test_vit", {"depth": 1}, 8)
-    assert (card.classes, card.metrics, card.recipe) == (
-        ("a", "Zaunkönig", "鷦鷯"),
-        {"top1": 0.75},
-        {"lr": 0.1},
-    )
-    assert (card.preprocessing["input_size"], card.bytes) == ((3, 160, 160), 394860)
-    # Embeddings written by that version still match this bundle.
-    assert bundle_digest(card) == "03d53bc2c003f6cd4e95ad02415251a148eb70f40c90d7339813ef6a50582be6"
 
 
 def test_a_bundle_names_its_iteration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

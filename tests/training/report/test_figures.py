@@ -29,9 +29,8 @@ from covpool.training.report.figures import (
     draw_worst,
     shown_classes,
 )
-from covpool.training.report.per_class import errors_by_pair
-from covpool.training.report.record import Predictions, RunRecord, read_run
-from covpool.training.report.thumbnails import EACH, SIDE, Tile, looks, most_confident_errors, tiles
+from covpool.training.report.record import Predictions, RunRecord, errors_by_pair, read_run
+from covpool.training.report.rendering import EACH, SIDE, Tile, looks, most_confident_errors, tiles
 from tests.data.pictures import SPARROWS, needs_sparrows
 from tests.data.trees import plant
 from tests.training.report.runs import invented, labelled, write_run

@@ -12,15 +12,16 @@ import pytest
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
 from covpool.data.image_set import ENCODING, ERRORS
-from covpool.training.report.per_class import (
+from covpool.training.report.record import (
     HEADER,
     PairedDifference,
+    Predictions,
     errors_by_pair,
     per_class,
     per_class_csv,
+    read_run,
     wilson,
 )
-from covpool.training.report.record import Predictions, read_run
 from tests.training.report.runs import invented, write_run
 
 CLASSES = ["a", "b", "c"]

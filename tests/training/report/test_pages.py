@@ -17,8 +17,7 @@ from sklearn.metrics import accuracy_score
 
 from covpool.data.image_set import ImageSet, Subset
 from covpool.data.sources import open_images
-from covpool.training.report import write_comparison, write_report
-from covpool.training.report.pages import _difference, _recipe_differences, pair
+from covpool.training.report import _difference, _recipe_differences, pair, write_comparison, write_report
 from covpool.training.report.record import read_run
 from tests.data.pictures import SPARROWS, TINY10, needs_sparrows, needs_tiny10
 from tests.training.report.runs import invented, labelled, write_run

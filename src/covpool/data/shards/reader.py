@@ -25,13 +25,14 @@ from covpool.data.order import some_groups
 from covpool.data.shards.index import (
     MAX_CONTENTS_BYTES,
     Contents,
+    Place,
     ShardIndex,
     checksum,
+    place,
     read_contents,
     read_index,
     write_index,
 )
-from covpool.data.shards.remote import Place, place
 from covpool.errors import BadImageError, ShardError
 from covpool.storage.address import MAX_FILE_BYTES
 from covpool.storage.files import digest

@@ -107,14 +107,10 @@ def scan_tar(path: Path) -> Scan:
         sizes=np.array([image.size for _, image, _ in whole], dtype=np.int64),
         checksums=np.array(checksums, dtype=np.int64),
         labels=np.array([label for _, _, label in whole], dtype=np.int64),
-        names=tuple(_name(path, s) for s, _, _ in whole),
+        names=tuple(s.name or f"{path.name}/{s.key}" for s, _, _ in whole),
     )
     classes = {label: s.class_name for s, _, label in whole if s.class_name is not None}
     return Scan(contents, classes, left_out=len(samples) - len(whole))
-
-
-def _name(path: Path, sample: _Sample) -> str:
-    return sample.name or f"{path.name}/{sample.key}"
 
 
 def _check_plain(path: Path) -> None:

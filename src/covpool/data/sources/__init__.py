@@ -1,23 +1,23 @@
 """Where images come from: a module for each source, which recognizes a path and opens the images there.
 
 - ``folder``: ``train/wren/1.jpg``, with ``val`` and ``test`` next to ``train``; or ``wren/1.jpg``, not split.
+  Without labels, also single images.
 - ``csv``: a table ``path,label`` or ``path,label,split``.
 - ``cub``, ``aircraft``, ``cars``: CUB-200-2011, FGVC-Aircraft and Stanford Cars as their authors ship them.
 - ``shards``: tars with an index, as ``covpool shard`` writes them; without labels, any tars.
 - ``parquet``: Parquet files with columns ``image`` and ``label``, as Hugging Face writes them, on disk or as
   ``hf://datasets/user/name``.
-- ``files``: single images, which have no labels.
 
-To add a source, write a module with the names of :class:`Source` and add it to
+To add a source, write a module, or an object, with the names of :class:`Source` and add it to
 :data:`covpool.data.layouts.SOURCES`, before the sources that would recognize its files too. A path that no
 source recognizes is read as a folder or a single image.
 """
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
+import pkgutil
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -159,7 +159,8 @@ def open_splits(
 
 
 def _open_object(data: Any) -> Mapping[Split, ImageSet]:
-    datasets = importlib.import_module(layouts.OBJECTS)
+    from covpool.data.sources import datasets
+
     if not datasets.is_dataset(data):
         raise UsageTypeError(f"data must be a path, a URL, or a Dataset; got {type(data).__name__}")
     sets: Mapping[Split, ImageSet] = datasets.open_dataset(data)
@@ -229,24 +230,23 @@ def layout_of(path: str | Path) -> str:
 
 
 def _recognized(address: Address) -> str:
-    is_folder = address.is_folder()  # raises if there is nothing
+    address.is_folder()  # raises if there is nothing
     for name in layouts.SOURCES:
         marks = _source(name).MARKS
         if marks.match(address.path) if address.is_local else address.url.lower().endswith(marks.endings):
             return name
     if not address.is_local:
-        from covpool.data.shards.remote import has_index
+        from covpool.data.shards.index import has_index
 
         if has_index(address.url):
             return "shards"
-    return "folder" if is_folder else "files"
+    return "folder"
 
 
 def _source(name: str) -> Source:
     if name not in layouts.SOURCES:
-        known = ", ".join(one for one in layouts.SOURCES if one != "files")
-        raise UsageError(f"layout must be one of {known}; got {name!r}")
-    return cast(Source, importlib.import_module(layouts.SOURCES[name]))
+        raise UsageError(f"layout must be one of {', '.join(layouts.SOURCES)}; got {name!r}")
+    return cast(Source, pkgutil.resolve_name(layouts.SOURCES[name]))
 
 
 def _check_classes(path: str | Path, sets: Mapping[Split, ImageSet]) -> None:

@@ -1,4 +1,4 @@
-"""A folder per class, in one folder or in one per split. Without labels: any folder of images.
+"""A folder per class, in one folder or in one per split. Without labels: one image, or any folder of images.
 
 Classes and images are sorted by code point, as in torchvision's ``ImageFolder``, on every file system and in
 every language. Folders in the folder of a class belong to the class. Links to files and folders are followed.
@@ -11,19 +11,19 @@ import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from covpool.data.image_set import ImageFiles
+from covpool.data.image_set import ImageFiles, ImageSet
 from covpool.data.listing import (
+    FileImages,
     ImageNames,
     composed,
     files_under,
     is_image,
+    list_below,
     subfolders,
 )
-from covpool.data.sources import SPLIT_OF, Listing, Marks, Row, Split, make_listing
-from covpool.data.sources.files import open_folder as open_unlabeled
+from covpool.data.sources import SPLIT_OF, Listing, Marks, Row, Split, make_listing, parquet, shards
 from covpool.errors import UsageError
-
-__all__ = ["MARKS", "open_splits", "open_unlabeled"]
+from covpool.storage.address import Address
 
 LOGGER = logging.getLogger("covpool")
 MARKS = Marks()  # of what no other source recognizes
@@ -35,7 +35,24 @@ def open_splits(path: str, cache: str | None = None) -> Mapping[Split, ImageFile
     Raises:
         UsageError: if there are no folders of classes.
     """
+    if Path(path).is_file():
+        raise UsageError(
+            f"{path} is neither a folder nor a CSV: give a folder of classes, or a CSV of path,label"
+        )
     return _read(Path(path)).sets()
+
+
+def open_unlabeled(path: str) -> ImageSet:
+    """Open one image, or all images below a folder, or the tars or Parquet files below it."""
+    address = Address.of(path)
+    if not address.is_folder():
+        return FileImages(address.parent.trusted(), [address.name])
+    names = list_below(address)  # once: object storage needs a request for every thousand files
+    if any(name.lower().endswith(shards.EXTENSION) for name in names):
+        return shards.open_files(address, names)
+    if any(name.lower().endswith(parquet.EXTENSION) for name in names):
+        return parquet.open_files(address, names)
+    return FileImages(address.trusted(), names)
 
 
 def _read(path: Path) -> Listing:

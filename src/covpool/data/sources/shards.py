@@ -80,7 +80,7 @@ def open_files(root: Address, names: Sequence[str]) -> ImageSet:
 
 def _has_index(folder: Address) -> bool:
     if not folder.is_local:
-        from covpool.data.shards.remote import has_index
+        from covpool.data.shards.index import has_index
 
         return has_index(folder.url)
     # Other programs write an index.json too.

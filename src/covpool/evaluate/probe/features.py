@@ -16,6 +16,7 @@ from torch.optim import AdamW
 from torch.optim.lr_scheduler import OneCycleLR
 
 from covpool.data.image_set import ImageSet
+from covpool.data.look import Content, Progress, read_content
 from covpool.data.order import number, permutation
 from covpool.data.transforms import Preprocessing
 from covpool.errors import UsageError
@@ -28,18 +29,17 @@ from covpool.evaluate.svm.solvers import (
     solve_in_memory,
     solve_streaming,
 )
-from covpool.inference.content import Content, Progress, read_content
 from covpool.inference.forward import Outputs, Pass, prepare
 from covpool.inference.store import VIEWS, CachedFeatures, FeatureStore
 from covpool.models.config import ModelConfig
 from covpool.models.create import parameter_groups
-from covpool.models.intermediates import LAST, SEVERAL, last_layers, layer_maps, stacked
+from covpool.models.head import LAST, SEVERAL, last_layers, layer_maps, stacked
 from covpool.models.model import PooledClassifier
 from covpool.processes import Processes
 from covpool.storage.files import Digest, digest
 from covpool.storage.folders import held
 
-# Part of the key of features. It is also in the results of earlier versions, so it stays.
+# Part of the key of features. Raise it when the contents of the files change.
 FORMAT = 3
 
 

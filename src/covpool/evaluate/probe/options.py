@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -11,7 +11,7 @@ from covpool.device import Device
 from covpool.errors import UsageError
 from covpool.functional.arguments import check_choice, check_not_negative, check_whole
 from covpool.models.config import CLASS_TOKEN, Join, ModelConfig
-from covpool.models.intermediates import LAST, LAYERS, Layers
+from covpool.models.head import LAST, LAYERS, Layers
 from covpool.models.weights import KeyMap
 from covpool.nn.fusion import FUSIONS, Fusion
 from covpool.nn.pooling import check_method
@@ -211,3 +211,48 @@ class ProbeOptions:
         if not self.lr > 0:
             raise UsageError(f"lr must be above 0; got {self.lr}")
         check_not_negative("weight_decay", self.weight_decay)
+
+
+LOWEST_LR, HIGHEST_LR = 5e-4, 3e-2
+HIGHEST_DROP_RATE = 0.8
+# Steps of an additive sequence that fills a square evenly: the inverse of the root of x³ = x + 1, and its
+# square.
+STEPS = (0.7548776662466927, 0.5698402909980532)
+
+
+class Setting(NamedTuple):
+    """A learning rate and a dropout rate."""
+
+    lr: float
+    drop_rate: float
+
+
+def trial_settings(options: ProbeOptions) -> list[Setting]:
+    """Return the settings to try: that of the options first, then others that fill the range evenly.
+
+    They are the same for every head. More trials add to fewer.
+
+    Example:
+        >>> trial_settings(ProbeOptions(pretrained=True, trials=2))
+        [Setting(lr=0.003, drop_rate=0.5), Setting(lr=0.0014, drop_rate=0.06)]
+    """
+    found = [Setting(options.lr, options.drop_rate)]
+    for i in range(1, options.trials):
+        along, across = ((0.5 + i * step) % 1 for step in STEPS)
+        lr = LOWEST_LR * (HIGHEST_LR / LOWEST_LR) ** along
+        found.append(Setting(float(f"{lr:.2g}"), round(HIGHEST_DROP_RATE * across, 2)))
+    return found
+
+
+def best_trial(trials: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Return the trial with the highest accuracy on held-out images; of equal ones, the first.
+
+    Args:
+        trials: results of :func:`trial_settings` of one head.
+
+    Example:
+        >>> low, high = {"top1": 0.5, "top1_flip": 0.5}, {"top1": 0.6, "top1_flip": 0.5}
+        >>> best_trial([dict(lr=1.0, val=low), dict(lr=2.0, val=high)])["lr"]
+        2.0
+    """
+    return max(trials, key=lambda trial: (trial["val"]["top1_flip"], trial["val"]["top1"]))

@@ -33,13 +33,13 @@ from covpool.evaluate.probe.features import (
     head_outputs,
     svm_scores,
 )
-from covpool.evaluate.probe.options import ProbeOptions, arrays_of, head_config
+from covpool.evaluate.probe.options import ProbeOptions, arrays_of, best_trial, head_config, trial_settings
 from covpool.evaluate.probe.record import PROTOCOL, ProbeFolder, new_record, summarized
-from covpool.evaluate.probe.tuning import best_trial, trial_settings
 from covpool.evaluate.results import mark_folder, prepare_folder
 from covpool.evaluate.svm.classifier import check_every_class
 from covpool.inference.forward import Result
-from covpool.inference.store import CachedFeatures, FeatureStore, check_room
+from covpool.inference.place import check_room
+from covpool.inference.store import CachedFeatures, FeatureStore
 from covpool.models.config import ModelConfig
 from covpool.models.create import build_model
 from covpool.models.model import PooledClassifier

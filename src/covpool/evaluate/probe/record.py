@@ -14,7 +14,7 @@ from covpool.errors import UsageError
 from covpool.evaluate.probe.options import AVERAGE
 from covpool.evaluate.results import FILE, write_results
 from covpool.models.card import plain_json
-from covpool.provenance.origin import new_results
+from covpool.provenance import new_results
 from covpool.storage.files import MAX_WEIGHTS_BYTES, read_file, read_json, replace_file, write_file
 from covpool.storage.folders import make_folder, replace_folder
 from covpool.training.metrics import Predictions
@@ -22,11 +22,9 @@ from covpool.training.report.record import read_predictions
 from covpool.training.run_folder import write_predictions
 
 PROTOCOL = "probe"
-PACKAGES = ("functional", "nn", "models", "data", "inference", "train", "evaluate")
+PACKAGES = ("functional", "nn", "models", "data", "inference", "training", "evaluate")
 # Arguments that may differ when a run is resumed.
 FREE = ("seeds", "heads", "workers", "extract_batch", "compile")
-# Arguments that earlier versions did not have, with the values that they stand for.
-NEWER = {"tune": False, "trials": 8, "layers": "last", "fusion": "each"}
 
 
 class ProbeFolder:
@@ -48,9 +46,10 @@ class ProbeFolder:
         given, earlier = plain_json("arguments", arguments), self._earlier()
         before = earlier["arguments"] if earlier else given
         for name, value in given.items():
-            used = before.get(name, NEWER.get(name))
-            if name not in FREE and used != value:
-                raise UsageError(f"{self.path} has results with {name} {used!r}: use another --out")
+            if name not in FREE and before.get(name) != value:
+                raise UsageError(
+                    f"{self.path} has results with {name} {before.get(name)!r}: use another --out"
+                )
 
     def earlier(self, features: dict[str, str]) -> dict[str, list[dict[str, Any]]]:
         """Return the earlier rows, and the trials of earlier tuning.
@@ -96,7 +95,7 @@ class ProbeFolder:
                 continue
             common = range(min(seeds[one["head"]], seeds[AVERAGE]))
             ours, theirs = ([self.predictions(head, k) for k in common] for head in (one["head"], AVERAGE))
-            if all(file.exists() for file in (*ours, *theirs)):  # not in results of an earlier version
+            if all(file.exists() for file in (*ours, *theirs)):  # none with val and without test
                 one["over_gap"] = paired_difference(mean_right(ours, classes), mean_right(theirs, classes))
 
     def keep_best(self, head: str) -> None:
@@ -220,7 +219,7 @@ def _summary(name: str, record: dict[str, Any]) -> dict[str, Any]:
             else None
         )
     found["seconds"] = mean(row["seconds"] for row in rows)
-    # Rows of an earlier version have no vector, and only tuned ones have a learning rate of their own.
+    # Only tuned rows have a learning rate and a dropout rate of their own.
     found |= {name: rows[0][name] for name in ("parameters", "vector", "lr", "drop_rate") if name in rows[0]}
     return found
 

@@ -15,9 +15,8 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from covpool.drawing import DARK, LIGHT, Theme, drawn, dress, new_figure, png, text_style
-from covpool.training.report.per_class import Errors
-from covpool.training.report.record import Column, Predictions, RunRecord
-from covpool.training.report.thumbnails import Tile, squared
+from covpool.training.report.record import Column, Errors, Predictions, RunRecord
+from covpool.training.report.rendering import Tile, squared
 
 Quantity = Literal["loss", "top-1", "learning rate"]
 QUANTITIES: tuple[Quantity, ...] = ("loss", "top-1", "learning rate")

@@ -1,15 +1,26 @@
-"""Render the pages of reports, and format their numbers."""
+"""Parts of report pages: templates, formatted numbers, and thumbnails of images."""
 
 from __future__ import annotations
 
+import base64
+import io
 import math
 import re
-from typing import Any, TypeGuard
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple, TypeGuard
 
+import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
+from numpy.typing import NDArray
+from PIL import Image
 
+from covpool.data.decode import decode
+from covpool.data.image_set import ImageSet
+from covpool.errors import BadImageError
+from covpool.models.model import PooledClassifier
 from covpool.terminal import duration as time_for_people
+from covpool.training.report.record import Predictions
 
 MISSING = "–"
 
@@ -76,3 +87,127 @@ def _environment() -> Environment:
     )
     environment.filters |= {one.__name__: one for one in (percent, points, number, duration, breakable)}
     return environment
+
+
+# Pixels of the longer side.
+SIDE = 224
+# Maps of correct images, and of errors.
+EACH = 4
+
+
+class Tile(NamedTuple):
+    """An image with the names of its class and of the predicted one; ``picture`` is missing if unreadable."""
+
+    name: str
+    label: str
+    predicted: str
+    confidence: float
+    picture: Image.Image | None
+
+    @property
+    def uri(self) -> str:
+        """The picture as a data URI; empty if there is none."""
+        return "" if self.picture is None else jpeg_uri(self.picture)
+
+
+class Look(NamedTuple):
+    """An image and its map, both as data URIs; the kind of map is ``exact`` or ``gradient``."""
+
+    name: str
+    label: str
+    predicted: str
+    confidence: float
+    kind: str
+    picture: str
+    map: str
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the prediction is correct."""
+        return self.label == self.predicted
+
+
+def most_confident_errors(predictions: Predictions, most: int) -> NDArray[np.int64]:
+    """Return the numbers of the most confident errors."""
+    return _most_confident(predictions, ~predictions.right, most)
+
+
+def tiles(predictions: Predictions, numbers: Iterable[int], images: ImageSet | None) -> list[Tile]:
+    """Return some of the predictions with their images."""
+    numbers = [int(number) for number in numbers]
+    wanted = {predictions.names[i] for i in numbers}
+    pictures = {} if images is None else {name: thumbnail(images, i) for name, i in _named(images, wanted)}
+    return [
+        Tile(
+            predictions.names[i],
+            predictions.classes[predictions.labels[i]],
+            predictions.classes[predictions.predicted[i]],
+            float(predictions.confidence[i]),
+            pictures.get(predictions.names[i]),
+        )
+        for i in numbers
+    ]
+
+
+def looks(predictions: Predictions, images: ImageSet, model: PooledClassifier) -> list[Look]:
+    """Return maps for the most confident correct predictions and errors."""
+    from covpool.explain.explaining import explained
+
+    chosen = [
+        *_most_confident(predictions, predictions.right, EACH),
+        *most_confident_errors(predictions, EACH),
+    ]
+    wanted = {predictions.names[i]: i for i in chosen}
+    numbers = dict(_named(images, set(wanted)))
+    found = []
+    for name, place in wanted.items():
+        label, predicted = int(predictions.labels[place]), int(predictions.predicted[place])
+        try:
+            one = explained(model, images.read(numbers[name]), name, classes=[predicted])
+        except (BadImageError, OSError, KeyError):  # the image is gone
+            continue
+        map_ = one.found[0]
+        uris = [jpeg_uri(_small(picture)) for picture in (one.picture, one.overlay(map_.positions))]
+        classes = predictions.classes
+        sure = float(predictions.confidence[place])
+        found.append(Look(name, classes[label], classes[predicted], sure, map_.kind, *uris))
+    return found
+
+
+def thumbnail(images: ImageSet, i: int) -> Image.Image | None:
+    """Return an image of a set, small; ``None`` if it is unreadable or gone."""
+    try:
+        return _small(decode(images.read(i)))
+    except (BadImageError, OSError):
+        return None
+
+
+def squared(picture: Image.Image, colour: str) -> Image.Image:
+    """Center a picture in a square."""
+    side = max(picture.size)
+    square = Image.new("RGB", (side, side), colour)
+    square.paste(picture, ((side - picture.width) // 2, (side - picture.height) // 2))
+    return square
+
+
+def jpeg_uri(picture: Image.Image) -> str:
+    """Return a picture as a data URI."""
+    stream = io.BytesIO()
+    picture.save(stream, "JPEG", quality=82)
+    return f"data:image/jpeg;base64,{base64.b64encode(stream.getvalue()).decode()}"
+
+
+def _small(picture: Image.Image) -> Image.Image:
+    picture = picture.copy()
+    picture.thumbnail((SIDE, SIDE))
+    return picture
+
+
+def _most_confident(predictions: Predictions, which: NDArray[np.bool_], most: int) -> NDArray[np.int64]:
+    chosen = np.flatnonzero(which)
+    return chosen[np.argsort(-predictions.confidence[chosen], kind="stable")[:most]]
+
+
+def _named(images: ImageSet, wanted: set[str]) -> Iterator[tuple[str, int]]:
+    """Return names and numbers of the wanted images: a set finds images by number only."""
+    return ((name, i) for i in range(len(images)) if (name := images.name(i)) in wanted)

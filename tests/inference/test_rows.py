@@ -18,7 +18,7 @@ from covpool.inference.tasks import projection
 from covpool.inference.work import NOT_FINITE
 from covpool.models import create_model, load_model, save_model
 from tests.data.pictures import encode, photo
-from tests.evaluate.bulk.small import CLASSES, ids, picture, pictures, rows_of, write_folder
+from tests.inference.small import CLASSES, ids, picture, pictures, rows_of, write_folder
 
 RUNNING = Running(batch_size=16, workers=0, device="cpu")
 COUNT = 20

@@ -22,7 +22,7 @@ from covpool.inference.place import Disk
 from covpool.inference.work import Predictor
 from covpool.models import create_model, save_model
 from covpool.models.bundle import read_card
-from tests.evaluate.bulk.small import CLASSES, hidden, pictures, rows_of, write_folder
+from tests.inference.small import CLASSES, hidden, pictures, rows_of, write_folder
 
 RUNNING = Running(batch_size=16, workers=0)
 FILES = Files("parquet", rows_per_file=10)

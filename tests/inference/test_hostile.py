@@ -16,7 +16,7 @@ from covpool.errors import CovpoolError, ShardError, UnreachableError
 from covpool.inference import Files, Predict, Running, infer
 from covpool.storage.folders import LOCK
 from covpool.storage.manifest import Manifest
-from tests.evaluate.bulk.small import pictures, write_folder
+from tests.inference.small import pictures, write_folder
 
 RUNNING = Running(batch_size=16, workers=0)
 

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from covpool.cli.main import main
-from covpool.demo.page import evidence
-from covpool.demo.training import CHANCE, CLASSES, CONTRAST, Network, make_images, run_demo
+from covpool.demo import CHANCE, CLASSES, CONTRAST, Network, evidence, make_images, run_demo
 
 
 def test_classes_have_the_same_mean_color_and_contrast() -> None:

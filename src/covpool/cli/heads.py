@@ -1,22 +1,87 @@
-"""``covpool svm``: see :func:`covpool.evaluate.svm.fit_svm`."""
+"""``covpool probe`` and ``svm``: see :mod:`covpool.evaluate.probe` and :mod:`covpool.evaluate.svm`."""
 
 # Annotations are not postponed: jsonargparse would import the modules under TYPE_CHECKING to evaluate them.
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from covpool.cli.main import Command
 from covpool.data.layouts import Layout
 from covpool.device import Device
+from covpool.evaluate.probe.options import ProbeOptions
 
 if TYPE_CHECKING:
     from covpool.evaluate.svm import SVMReport
 
-EXAMPLE = "covpool svm runs/birds/bundle birds --out runs/birds/svm"
+
+@dataclass(frozen=True)
+class ProbeArguments:
+    """Train heads on a frozen backbone, in minutes, and save the best as a bundle.
+
+    The backbone processes every image and its horizontal flip once. Its features are cached on disk for other
+    heads, seeds and settings. Rerun the command to resume after an interruption.
+
+    Attributes:
+        data: images with train, and test or val: a folder of classes, a CSV, a benchmark, or shards.
+        out: folder of the results.
+        cache: folder of the features.
+        max_cache: largest size of the features, in gigabytes.
+        layout: layout of the data; ``auto`` detects it.
+    """
+
+    data: str
+    out: Path = Path("runs/probe")
+    cache: Path = Path("runs/features")
+    max_cache: float = 20.0
+    layout: Layout = "auto"
 
 
 @dataclass(frozen=True)
-class Arguments:
+class ProbeResult:
+    """The folder, the best head, and the contents of ``results.json``."""
+
+    folder: str
+    best: str | None
+    record: dict[str, Any]
+
+
+def run_probe(arguments: ProbeArguments, options: ProbeOptions) -> ProbeResult:
+    """Train the heads."""
+    from covpool.evaluate.probe import probe
+    from covpool.terminal import NamedProgress
+
+    with NamedProgress() as progress:
+        made = probe(options=options, **vars(arguments), log=progress.log, progress=progress)
+    return ProbeResult(str(made.folder), made.record["best"], made.record)
+
+
+def text_of_probe(result: ProbeResult) -> str:
+    """Return a table, and the path of the best head."""
+    from covpool.evaluate.probe.record import table_cells
+    from covpool.terminal import aligned
+
+    best = f"best head: {result.best}, in {result.folder}/bundle" if result.best else ""
+    left_out = {split: count for split, count in result.record["images_left_out"].items() if count}
+    bad = ", ".join(f"{count:,} of {split}" for split, count in left_out.items())
+    unreadable = f"unreadable images: {bad}, left out; 'covpool check' lists them" if bad else ""
+    where = "\n".join(filter(None, [unreadable, best, f"results: {result.folder}/results.json"]))
+    return f"{aligned(table_cells(result.record))}\n\n{where}"
+
+
+# label_smoothing and extract_batch are for Python only.
+probe = Command(
+    ProbeArguments,
+    "covpool probe birds --model lcnet_050 --weights lcnet_050.pth --seeds 1",
+    run_probe,
+    text_of_probe,
+    OPTIONS=(ProbeOptions,),
+    SKIP=("label_smoothing", "extract_batch"),
+)
+
+
+@dataclass(frozen=True)
+class SvmArguments:
     """Fit linear SVMs on a trained network's features: the fine-grained protocol.
 
     It trains one SVM per class on normalized features of the training images and their horizontal flips. The
@@ -54,7 +119,7 @@ class Arguments:
     device: Device = "auto"
 
 
-def run(arguments: Arguments) -> "SVMReport":
+def run_svm(arguments: SvmArguments) -> "SVMReport":
     """Fit, save, and measure."""
     from covpool.evaluate.svm import Passing, fit_svm
     from covpool.terminal import Progress
@@ -75,7 +140,7 @@ def run(arguments: Arguments) -> "SVMReport":
     )
 
 
-def text(result: "SVMReport") -> str:
+def text_of_svm(result: "SVMReport") -> str:
     """Return a small table, and the paths."""
     lines = []
     if (accuracy := result.accuracy) is not None:
@@ -91,3 +156,6 @@ def text(result: "SVMReport") -> str:
     )
     lines.append(f"saved in {result.bundle}; you can delete the cached features in {result.features}")
     return "\n".join(lines)
+
+
+svm = Command(SvmArguments, "covpool svm runs/birds/bundle birds --out runs/birds/svm", run_svm, text_of_svm)

@@ -20,7 +20,7 @@ from covpool.inference.place import open_place
 from covpool.inference.tasks import Columns
 from covpool.inference.work import Batch, Decoder, Predictor, Work, divide
 from covpool.models.bundle import read_card
-from tests.evaluate.bulk.small import hidden, pictures, rows_of, write_folder
+from tests.inference.small import hidden, pictures, rows_of, write_folder
 
 ray = pytest.importorskip("ray", reason="Ray is not installed")
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from covpool.provenance.machine import describe_machine, machine_name, release
+from covpool.provenance import describe_machine, machine_name, release
 
 
 @pytest.mark.parametrize(

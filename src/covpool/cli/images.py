@@ -1,12 +1,13 @@
-"""``covpool shard``: see :func:`covpool.data.shards.write.write_shards`."""
+"""``covpool check`` and ``shard``: see :mod:`covpool.data.check` and :mod:`covpool.data.shards.write`."""
 
 # Annotations are not postponed: jsonargparse would import the modules under TYPE_CHECKING to evaluate them.
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from covpool.cli.main import Command
 from covpool.data.layouts import Layout
 from covpool.errors import UsageError
 from covpool.storage.files import MAX_TEXT_BYTES, read_file
@@ -16,11 +17,92 @@ if TYPE_CHECKING:
     from covpool.data.shards.index import ShardIndex
     from covpool.data.sources import Split
 
-EXAMPLE = "covpool shard birds --out birds-shards"
+
+REPORT = "runs/problems.csv"
 
 
 @dataclass(frozen=True)
-class Arguments:
+class CheckArguments:
+    """Check every image before training, and write a CSV of the problems.
+
+    It finds images that are unreadable, truncated, too large, black, missing or named as another format;
+    duplicates within a split, under two labels, or in train and test; and classes without images. It only
+    reads the images. The exit code is 0 if there are no problems, else 1.
+
+    Attributes:
+        data: a folder of classes, with or without train, val and test; a CSV of path,label; CUB-200-2011,
+            FGVC-Aircraft or Stanford Cars as published; Parquet files with image and label; or shards.
+        out: CSV file of the problems; ``runs/problems.csv`` if not given.
+        layout: layout of the data; ``auto`` detects it.
+        workers: threads that read images; one per core if not given.
+    """
+
+    data: str
+    out: Path | None = None
+    layout: Layout = "auto"
+    workers: int | None = None
+
+
+@dataclass(frozen=True)
+class Checked:
+    """The data, the number of problems of each kind, and the file that lists them."""
+
+    data: str
+    layout: str
+    images: dict[str, int]
+    classes: int
+    problems: dict[str, int]
+    output: str
+
+
+def run_check(arguments: CheckArguments) -> Checked:
+    """Check, and write the CSV."""
+    from covpool.data.check import check, check_output, write_report
+    from covpool.terminal import Progress
+
+    output = arguments.out or _default_output(arguments.data)
+    if output.parent.exists() or arguments.out is not None:
+        check_output(output)  # before hours of reading
+    with Progress("images") as progress:
+        report = check(arguments.data, arguments.layout, workers=arguments.workers, progress=progress)
+    if arguments.out is None:
+        output.parent.mkdir(exist_ok=True)
+    write_report(report.problems, output)
+    return Checked(
+        data=arguments.data,
+        layout=report.layout,
+        images={split: count for split, count in report.images.items()},
+        classes=report.classes,
+        problems=report.counts,
+        output=str(output),
+    )
+
+
+def text_of_check(result: Checked) -> str:
+    """Return a table."""
+    from covpool.data.check import report_text
+
+    return report_text(**asdict(result))
+
+
+def exit_code_of_check(result: Checked) -> int:
+    """Return 0 if there are no problems, else 1."""
+    return int(bool(result.problems))
+
+
+def _default_output(data: str) -> Path:
+    from covpool.storage.folders import is_inside
+
+    if is_inside(REPORT, data):
+        raise UsageError(f"{REPORT} would be inside the data: pass --out")
+    return Path(REPORT)
+
+
+check = Command(CheckArguments, "covpool check birds", run_check, text_of_check, exit_code=exit_code_of_check)
+
+
+@dataclass(frozen=True)
+class ShardArguments:
     """Write images into WebDataset tar shards, in random order, with an index of the image positions.
 
     It copies the image files unchanged. Each of train, val and test gets a folder of its name. With --index
@@ -69,13 +151,13 @@ class Sharded:
     left_out: int
 
 
-def run(arguments: Arguments) -> Sharded:
+def run_shard(arguments: ShardArguments) -> Sharded:
     """Write the shards, or the index of existing ones."""
     _check(arguments)
     return _index(arguments) if arguments.index else _write(arguments)
 
 
-def text(result: Sharded) -> str:
+def text_of_shard(result: Sharded) -> str:
     """Return a line for each folder."""
     from covpool.terminal import counted
 
@@ -90,7 +172,7 @@ def text(result: Sharded) -> str:
     return "\n".join(lines)
 
 
-def _check(arguments: Arguments) -> None:
+def _check(arguments: ShardArguments) -> None:
     """Raise if options contradict each other."""
     if arguments.index and arguments.out is not None:
         raise UsageError("--index writes next to the tars: remove --out")
@@ -109,7 +191,7 @@ def _check(arguments: Arguments) -> None:
             )
 
 
-def _write(arguments: Arguments) -> Sharded:
+def _write(arguments: ShardArguments) -> Sharded:
     from covpool.data.shards.write import write_shards
     from covpool.data.sources import open_splits
     from covpool.storage.folders import check_new, new_folder, resolved
@@ -133,7 +215,7 @@ def _write(arguments: Arguments) -> Sharded:
     return Sharded(tuple(_folder(output / split, index) for split, index in indexes.items()), left_out=0)
 
 
-def _with_val(sets: "Mapping[Split, ImageSet]", arguments: Arguments) -> "Mapping[Split, ImageSet]":
+def _with_val(sets: "Mapping[Split, ImageSet]", arguments: ShardArguments) -> "Mapping[Split, ImageSet]":
     """Split val off train, if there is none and ``--val-fraction`` is given."""
     from covpool.data.division import split_off
 
@@ -147,7 +229,7 @@ def _with_val(sets: "Mapping[Split, ImageSet]", arguments: Arguments) -> "Mappin
     return {**sets, "train": train, "val": val}
 
 
-def _index(arguments: Arguments) -> Sharded:
+def _index(arguments: ShardArguments) -> Sharded:
     from covpool.data.shards.write import index_shards, tar_folders
     from covpool.terminal import Progress
 
@@ -185,3 +267,6 @@ def _folder(folder: Path, index: "ShardIndex") -> Folder:
         shards=len(index.shards),
         bytes=sum(shard.bytes for shard in index.shards),
     )
+
+
+shard = Command(ShardArguments, "covpool shard birds --out birds-shards", run_shard, text_of_shard)

@@ -18,8 +18,8 @@ from covpool.errors import BadImageError, ShardError, UnreachableError
 from covpool.inference import Predict, Running, infer
 from covpool.inference.work import Decoder
 from covpool.storage.remote import Requests, limited
-from tests.evaluate.bulk.small import picture, write_folder
-from tests.evaluate.bulk.test_inputs import BYTES, a_parquet, foreign_tars, indexed
+from tests.inference.small import picture, write_folder
+from tests.inference.test_inputs import BYTES, a_parquet, foreign_tars, indexed
 
 
 def test_a_tar_that_changed_fails_as_a_whole(tmp_path: Path, bundle: Path) -> None:

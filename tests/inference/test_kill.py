@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from covpool.inference import Files, Predict, Running, infer
-from tests.evaluate.bulk.small import hidden, ids, rows_of, write_links
 from tests.forked import command, finish, send_when
+from tests.inference.small import hidden, ids, rows_of, write_links
 
 
 def files(out: Path) -> set[str]:

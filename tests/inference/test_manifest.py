@@ -15,7 +15,7 @@ import pytest
 
 from covpool.inference import Files, Predict, Running, infer
 from covpool.inference.place import MANIFEST
-from tests.evaluate.bulk.small import pictures, rows_of, write_folder
+from tests.inference.small import pictures, rows_of, write_folder
 
 RUNNING = Running(batch_size=16, workers=0)
 VERIFY = replace(RUNNING, verify=True)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from covpool.models import create_model, save_model
-from tests.evaluate.bulk.small import CLASSES
+from tests.inference.small import CLASSES
 
 
 @pytest.fixture(scope="session")

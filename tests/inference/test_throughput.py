@@ -18,7 +18,7 @@ from covpool.inference import Embed, Files, Running, infer
 from covpool.inference.work import Decoder
 from covpool.models import create_model, load_model, save_model
 from tests.data.pictures import encode, photo
-from tests.evaluate.bulk.small import write_folder
+from tests.inference.small import write_folder
 
 COUNT, BATCH, WORKERS, ROUNDS = 128, 16, 1, 5
 

@@ -27,7 +27,7 @@ from covpool.inference.work import Unit, divide
 from covpool.storage.remote import trust_rows
 from tests.data.memory_images import MemoryImages
 from tests.data.servers import serving
-from tests.evaluate.bulk.small import picture, pictures, rows_of, write_folder
+from tests.inference.small import picture, pictures, rows_of, write_folder
 
 FILES = pictures(30)
 NAMES, BYTES = list(FILES), list(FILES.values())
@@ -128,9 +128,9 @@ def test_other_images_under_the_same_names_are_told_apart(
     (tmp_path / "one").mkdir()
     before = open_unlabeled(make(tmp_path / "one"))
     others = [data[::-1] for data in BYTES]  # the same sizes, in another order below
-    monkeypatch.setattr("tests.evaluate.bulk.test_inputs.BYTES", [*others[1:], others[0]])
+    monkeypatch.setattr("tests.inference.test_inputs.BYTES", [*others[1:], others[0]])
     monkeypatch.setattr(
-        "tests.evaluate.bulk.test_inputs.FILES", dict(zip(NAMES, [*others[1:], others[0]], strict=True))
+        "tests.inference.test_inputs.FILES", dict(zip(NAMES, [*others[1:], others[0]], strict=True))
     )
     (tmp_path / "two").mkdir()
     after = open_unlabeled(make(tmp_path / "two"))

@@ -10,7 +10,7 @@ import pytest
 from covpool.cli.main import main
 from covpool.storage import address
 from tests.data.servers import Server, serving
-from tests.evaluate.bulk.small import Row, picture, read_table, rows_of
+from tests.inference.small import Row, picture, read_table, rows_of
 
 pytest.importorskip("aiohttp", reason="fsspec reads http by it")
 COUNT, LATE = 30, 26

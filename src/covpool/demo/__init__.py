@@ -1,1 +1,0 @@
-"""Train the same network with average and covariance pooling on generated images: ``covpool demo``."""
