@@ -9,7 +9,7 @@ import re
 import pytest
 import torch
 
-from covpool.closed_form.fitting import table_cells
+from covpool.closed_form.report import table_cells
 from covpool.terminal import aligned
 from tests.pages import DOCS, FENCED, README, ROOT, needs_pages, read
 from tests.test_package import PACKAGES, SHARED

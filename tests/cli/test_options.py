@@ -136,6 +136,7 @@ OPTIONS = {
         "--device",
         "--engine",
         "--gallery",
+        "--images",
         "--layout",
         "--out",
         "--precision",

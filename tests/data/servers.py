@@ -58,6 +58,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.answer(200 if is_second else 429, self.server.files["/good.jpg"] if is_second else b"")
         elif path == "/redirect":
             self.answer(302, location=unquote(rest))
+        elif path == "/loop":
+            self.answer(302, location="/loop")
         elif path == "/short":
             self.answer(200, b"half of it", length=1000)
         elif path == "/reset":

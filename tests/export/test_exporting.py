@@ -261,13 +261,21 @@ def test_a_transformer_keeps_its_size(birds: Path, tmp_path: Path) -> None:
         assert run(np.zeros((batch, 64, 64, 3), np.uint8)).shape == (batch, 6)
 
 
-def test_the_images_of_the_recipe_are_taken(
+def test_the_recipe_of_a_bundle_does_not_choose_what_is_opened(
     prepared: Prepared, bundle: Path, birds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_model(load_model(bundle), tmp_path / "net", recipe={"data": {"path": str(birds)}})
     reuse(monkeypatch, prepared)
+    with pytest.raises(ValueError, match="needs images: pass --data"):
+        export_model(tmp_path / "net", tmp_path / "new", options=ALONE)
+
+
+def test_split_and_limit_choose_the_images(
+    prepared: Prepared, bundle: Path, birds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reuse(monkeypatch, prepared)
     options = dataclasses.replace(ALONE, split="train", limit=7)
-    report = export_model(tmp_path / "net", tmp_path / "new", options=options)
+    report = export_model(bundle, tmp_path / "new", data=birds, options=options)
     assert report.results["data"]["split"] == "train"
     assert report.parity["onnx"].images == 7
 

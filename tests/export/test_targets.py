@@ -60,3 +60,21 @@ def test_targets_are_complete(target: Target) -> None:
     assert target.file.startswith("model")
     assert 0 < target.tolerance.top1 <= 1
     assert [other.file for other in TARGETS.values()].count(target.file) == 1
+
+
+def test_the_metadata_of_an_onnx_file_has_a_limit(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    model = onnx.ModelProto(ir_version=9, graph=onnx.GraphProto(doc_string="x" * 1000))
+    onnx.helper.set_model_props(model, {"covpool": '"1"', "classes": '["wren"]'})
+    path.write_bytes(model.SerializeToString())
+    assert read_metadata(path) == {"covpool": "1", "classes": ["wren"]}
+    onnx.helper.set_model_props(model, {"covpool": '"1"', "classes": f'["{"x" * (17 << 20)}"]'})
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(ValueError, match="its metadata is too large"):
+        read_metadata(path)
+    path.write_bytes(b"\x72\0" * 200_000)
+    with pytest.raises(ValueError, match="its metadata is too large"):
+        read_metadata(path)
+    path.write_bytes(model.SerializeToString()[:1000])
+    with pytest.raises(ValueError, match="is not an ONNX file"):
+        read_metadata(path)

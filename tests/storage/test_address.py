@@ -242,3 +242,38 @@ def test_a_server_cannot_ask_for_an_endless_wait(asked: str, monkeypatch: pytest
         patiently("https://example.org/a", attempt)
     assert len(waits) == 3
     assert max(waits) <= 60
+
+
+@pytest.mark.parametrize(
+    "name", ["%2e%2e/secret.jpg", "a/%2E%2e/%2e./x.jpg", "%252e%252e/x.jpg", "..%2fx.jpg"]
+)
+def test_an_encoded_path_does_not_leave_the_folder_of_a_table(server: Server, name: str) -> None:
+    server.files["/set/list.csv"] = f"path\n{name}\n".encode()
+    images = open_unlabeled(f"{server.url}/set/list.csv")
+    before = server.asked.total()
+    with pytest.raises(UnreachableError, match="may not lead out of the folder"):
+        images.read(0)
+    assert server.asked.total() == before
+
+
+def test_an_ipv6_address_is_no_chain() -> None:
+    folder = Address.of("/tmp")
+    public = "http://[2001:4860:4860::8888]/bird.jpg"
+    assert folder.listed(public).path == public
+    for private in ("http://[::1]/x", "https://[64:ff9b::7f00:1]:8000/x", "http://[::ffff:10.0.0.1]/x"):
+        with pytest.raises(UnreachableError, match="is on a private network"):
+            folder.listed(private)
+    for chain in ("http://[2001:4860:4860::8888]/a::b", "zip://a::http://[2001:4860:4860::8888]/b"):
+        with pytest.raises(UnreachableError, match="a chain of URLs"):
+            folder.listed(chain)
+
+
+@pytest.mark.parametrize("path", ["/status/503/list.csv", "/short", "/loop"])
+def test_a_table_on_a_bad_server_is_asked_for_again_and_has_a_message(
+    server: Server, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr("covpool.storage.remote.time.sleep", lambda seconds: None)
+    with limited(QUICK), pytest.raises((UsageError, OSError)) as caught:
+        open_unlabeled(f"{server.url}{path}")
+    assert server.url in str(caught.value)
+    assert server.asked[path] > 1

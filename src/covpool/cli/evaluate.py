@@ -57,6 +57,7 @@ class RetrieveArguments:
         gallery: split that is searched, or several joined by a plus; that of the queries if not given. A
             query never finds itself. Or a folder of covpool embed: then data is a photograph, or a folder of
             them, to search for.
+        images: folder of the images in a gallery of covpool embed, to draw the neighbors.
         at: values of k for recall at k.
         engine: ``faiss`` (pip install 'covpool[faiss]') is exact too, but does not report mAP: it ranks no
             more images than recall and mAP at R need.
@@ -67,6 +68,7 @@ class RetrieveArguments:
     out: str = "runs/retrieval"
     split: str | None = None
     gallery: str | None = None
+    images: str | None = None
     at: tuple[int, ...] = (1, 2, 4, 8)
     engine: Literal["exact", "faiss"] = "exact"
 
@@ -123,13 +125,20 @@ def run_retrieve(arguments: RetrieveArguments, reading: Reading) -> "Measured | 
     bundle, gallery = arguments.bundle, arguments.gallery
     if gallery is not None and is_gallery(gallery):
         return find_neighbors(
-            bundle, arguments.data, gallery, arguments.out, most=max(arguments.at), device=reading.device
+            bundle,
+            arguments.data,
+            gallery,
+            arguments.out,
+            most=max(arguments.at),
+            images=arguments.images,
+            device=reading.device,
         )
     from covpool.evaluate.retrieval import retrieve
     from covpool.terminal import Progress
 
     with Progress("images") as progress:
-        done = retrieve(**asdict(arguments), **asdict(reading), progress=progress)
+        given = {name: value for name, value in asdict(arguments).items() if name != "images"}
+        done = retrieve(**given, **asdict(reading), progress=progress)
     return Measured(str(done.folder), done.results)
 
 

@@ -21,7 +21,7 @@ class Arguments:
     Attributes:
         bundle: folder of a trained model.
         out: folder for the files, new or from an earlier export.
-        data: images as for covpool train; those that the bundle's recipe names if not given.
+        data: images to compare on, as for covpool train; required.
         force: keep files that differ too much from the bundle.
     """
 

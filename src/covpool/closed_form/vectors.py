@@ -8,7 +8,8 @@ other images of its batch.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +21,9 @@ from torch import Tensor
 
 from covpool.closed_form.heads import PooledHeads
 from covpool.closed_form.sums import Rows
+from covpool.data.check import REMEDIES, write_report
 from covpool.data.image_set import ImageSet, Subset
+from covpool.data.look import Problem
 from covpool.data.transforms import Preprocessing
 from covpool.inference.bulk import infer_set
 from covpool.inference.forward import Forward
@@ -165,3 +168,54 @@ def compute_vectors(
             [(found.ids[i], str(found.errors[i])) for i in np.flatnonzero(~good)],
         )
         start += len(good)
+
+
+class PassProblems:
+    """Problems of the images that a pass over them finds: unreadable images, copies and leaks."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, dict[int, Vectors]] = {}
+
+    def noted(self, split: str, part: Vectors) -> Vectors:
+        """Note the contents of some images once, and return them."""
+        first = int(part.ids[0]) if len(part.ids) else -1 - len(self._parts)
+        self._parts.setdefault(split, {})[first] = part._replace(values=torch.empty(0))
+        return part
+
+    @property
+    def images(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """For each split the numbers and the contents of its readable images."""
+        return {
+            split: (
+                np.concatenate([part.ids for part in parts.values()]),
+                np.concatenate([part.content for part in parts.values()]),
+            )
+            for split, parts in self._parts.items()
+        }
+
+    def write(self, sets: Mapping[str, ImageSet], file: Path) -> dict[str, int]:
+        """Write the list, and return the number of problems of each kind."""
+        problems = [
+            Problem(name, "unreadable", error.partition(": ")[2] or error)
+            for parts in self._parts.values()
+            for part in parts.values()
+            for name, error in part.errors
+        ]
+        first: dict[int, tuple[str, int]] = {}
+        for split, (ids, content) in self.images.items():
+            order = np.argsort(ids)
+            for i, number in zip(ids[order].tolist(), content[order].tolist(), strict=True):
+                if number not in first:
+                    first[number] = split, i
+                    continue
+                its_split, other = first[number]
+                kind = "duplicate"
+                if its_split != split:
+                    kind = "leak"
+                elif sets[split].label(i) != sets[its_split].label(other):
+                    kind = "two labels"
+                name, twin = sets[split].name(i), sets[its_split].name(other)
+                problems.append(Problem(name, kind, f"it has the bytes of {twin}"))
+        write_report(problems, file)
+        counts = Counter(problem.problem for problem in problems)
+        return {kind: counts[kind] for kind in REMEDIES if counts[kind]}

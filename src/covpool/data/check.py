@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import errno
-import io
 import os
 import warnings
 from collections import Counter
@@ -20,6 +18,7 @@ from covpool.data.sources import Split, layout_of, read_splits
 from covpool.data.sources.folder import split_folders
 from covpool.device import available_cores
 from covpool.errors import UsageError
+from covpool.storage.csv import csv_text
 from covpool.storage.files import open_regular, replace_file
 from covpool.terminal import counted
 
@@ -163,9 +162,7 @@ def check_output(output: Path) -> None:
 
 def write_report(problems: Sequence[Problem], output: Path) -> None:
     """Write the report as CSV, atomically."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([HEADER, *problems])
-    replace_file(output, text.getvalue().encode(ENCODING, ERRORS))
+    replace_file(output, csv_text([HEADER, *problems]).encode(ENCODING, ERRORS))
 
 
 def report_text(

@@ -7,6 +7,7 @@ import functools
 import io
 import re
 import threading
+from itertools import repeat
 
 import numpy as np
 from PIL import ExifTags, Image, ImageCms, ImageFile, UnidentifiedImageError, features
@@ -194,6 +195,18 @@ def _to_srgb(profile: bytes, mode: str) -> ImageCms.ImageCmsTransform | None:
 
 # Resizing the shorter side of a longer image to the usual size would take gigabytes.
 MAX_PROPORTION = 100
+# A scan of a progressive JPEG takes a few bytes, and a pass over all pixels. Encoders write about ten.
+MAX_SCANS = 100
+START_OF_SCAN, END_OF_IMAGE = b"\xff\xda", b"\xd9"
+_MARKER = re.compile(rb"\xff+([^\0\xff\xd0-\xd7])")
+_WITHOUT_LENGTH = (b"\x01", b"\xd8")
+_IN_PIECES = "its header or its pixels are in too many small pieces"
+# Tags of the offsets and the sizes of strips and tiles.
+TIFF_PARTS = (273, 279), (324, 325)
+# Pillow reads a header in small pieces, each of which takes time: bytes, chunks, segments or blocks.
+MAX_HEADER_READS = 10_000
+# Pixels may be in pieces too, such as the chunks of a PNG. They have at least this many bytes on average.
+PIECE_BYTES = 1024
 UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -217,13 +230,14 @@ def decode(data: bytes) -> Image.Image:
 
     Raises:
         BadImageError: if the file is not an image, is truncated or damaged, has more than
-            ``PIL.Image.MAX_IMAGE_PIXELS`` pixels, or is over 100 times as long as wide.
+            ``PIL.Image.MAX_IMAGE_PIXELS`` pixels, is over 100 times as long as wide, or is made to decode
+            slowly: a JPEG of over 100 scans, a TIFF whose parts overlap, a header in over 10,000 pieces.
     """
     image_format = _format(data)
     stream = _Stream(data)
     try:
         with _STRICT:
-            image = _load(stream, image_format)
+            image = _load(data, stream, image_format)
             rgb = _upright(to_rgb(image), image)
     except (BadImageError, MemoryError):
         raise
@@ -233,8 +247,6 @@ def decode(data: bytes) -> Image.Image:
         if stream.is_exhausted or _is_short_webp(data):
             raise _truncated(image_format) from error
         raise BadImageError("unreadable", f"the {image_format} is broken: {_one_line(error)}") from error
-    if max(rgb.size) > MAX_PROPORTION * min(rgb.size):
-        raise BadImageError("too large", f"it is {rgb.width} by {rgb.height}, a line")
     rgb.info = {}
     return rgb
 
@@ -251,17 +263,59 @@ def _format(data: bytes) -> str:
     raise BadImageError("format", f"it is {image_format}; covpool reads {', '.join(EXTENSIONS)}{remedy}")
 
 
-def _load(stream: _Stream, image_format: str) -> Image.Image:
+def _load(data: bytes, stream: _Stream, image_format: str) -> Image.Image:
     image = Image.open(stream, formats=[image_format])
+    first_scan = stream.tell()
     stream.is_in_blocks, stream.is_exhausted = True, False  # the header may be read past its end
+    stream.reads_left = repeat(True, MAX_HEADER_READS + len(data) // PIECE_BYTES)
     # Pillow warns of more pixels than its limit, and raises only at twice as many.
     pixels, limit = image.width * image.height, Image.MAX_IMAGE_PIXELS
     if limit is not None and pixels > limit:
         raise BadImageError("too large", f"it has {pixels:,} pixels, and Pillow's limit is {limit:,}")
+    if max(image.size) > MAX_PROPORTION * min(image.size):
+        raise BadImageError("too large", f"it is {image.width} by {image.height}, a line")
+    if image_format == "JPEG":
+        _check_scans(data, image, first_scan)
+    if image_format == "TIFF":
+        _check_parts(image, len(data))
     image.load()
     if stream.is_exhausted:
         raise _truncated(image_format)
     return image
+
+
+def _check_scans(data: bytes, image: Image.Image, place: int) -> None:
+    """Raise if a JPEG has too many scans; Pillow read it up to the data of the first one."""
+    # A scan of all components is the only one, unless the JPEG is progressive.
+    layers: int = getattr(image, "layers", 0)
+    only = START_OF_SCAN + bytes([0, 6 + 2 * layers, layers])
+    if "progressive" not in image.info and data.startswith(only, place - 8 - 2 * layers):
+        return
+    if data.count(START_OF_SCAN) <= MAX_SCANS:
+        return
+    scans, place = 0, 2
+    for _ in range(MAX_HEADER_READS):
+        found = _MARKER.search(data, place)
+        if found is None or found[1] == END_OF_IMAGE:  # a video or a second image may follow
+            return
+        marker, place = found[1], found.end()
+        scans += marker == START_OF_SCAN[1:]
+        if scans > MAX_SCANS:
+            raise BadImageError("too large", f"it has more than {MAX_SCANS} scans, and decodes slowly")
+        if marker not in _WITHOUT_LENGTH:
+            place += max(int.from_bytes(data[place : place + 2], "big"), 2)
+    raise BadImageError("too large", _IN_PIECES)
+
+
+def _check_parts(image: Image.Image, size: int) -> None:
+    """Raise if the strips or tiles of a TIFF overlap: one could be decoded for each row of pixels."""
+    tags = getattr(image, "tag_v2", {})
+    for starts, lengths in TIFF_PARTS:
+        parts = tags.get(lengths, ())
+        if sum(parts) > size:
+            if any(start + length > size for start, length in zip(tags.get(starts, ()), parts, strict=False)):
+                raise _truncated("TIFF")
+            raise BadImageError("too large", "its strips or tiles have more bytes than the file")
 
 
 def _upright(rgb: Image.Image, image: Image.Image) -> Image.Image:
@@ -273,6 +327,9 @@ def _upright(rgb: Image.Image, image: Image.Image) -> Image.Image:
     return rgb if method is None else rgb.transpose(method)
 
 
+_READ = io.BytesIO.read  # faster than super()
+
+
 class _Stream(io.BytesIO):
     """A stream that records reads past its end, which a complete image never causes.
 
@@ -280,13 +337,20 @@ class _Stream(io.BytesIO):
         is_in_blocks: whether reads are for blocks of pixels, of which the last may be short. A short read in
             the header always means that the file is truncated.
         is_exhausted: whether a read went past the end.
+        reads_left: how many more reads there may be.
     """
 
     is_in_blocks = False
     is_exhausted = False
 
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self.reads_left = repeat(True, MAX_HEADER_READS)  # faster than a number
+
     def read(self, size: int | None = -1, /) -> bytes:
-        data = super().read(size)
+        if not next(self.reads_left, False):
+            raise BadImageError("too large", _IN_PIECES)
+        data = _READ(self, size)
         if len(data) < (size or 0):
             self.is_exhausted |= not data or not self.is_in_blocks
         return data

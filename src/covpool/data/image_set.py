@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol, SupportsInt, overload, runtime_checkabl
 import numpy as np
 from numpy.typing import NDArray
 
-from covpool.storage.address import read_image
+from covpool.storage.address import Address, read_image
 from covpool.storage.files import Digest
 
 # File names need not be UTF-8. With these, any name becomes a str and the same bytes again.
@@ -213,12 +213,14 @@ class ImageFiles(BaseSet):
         classes: the name of each class.
         names: a path for each image, with slashes, relative to ``root`` or absolute.
         labels: the class of each image.
+        table: the folder of the table that lists the images, which they may not leave by a link.
     """
 
     root: Path
     classes: tuple[str, ...]
     names: Names
     labels: NDArray[np.int32]
+    table: Address | None = None
 
     def __len__(self) -> int:
         return len(self.names)
@@ -229,7 +231,10 @@ class ImageFiles(BaseSet):
 
     def read(self, i: int) -> bytes:
         """Return the bytes of an image."""
-        return read_image(os.path.join(self.root, self.names[i]))
+        name = self.names[i]
+        if self.table is not None:
+            self.table.listed(name)
+        return read_image(os.path.join(self.root, name))
 
     def size(self, i: int) -> int | None:
         """Return the size of a file; ``None`` if it is missing."""

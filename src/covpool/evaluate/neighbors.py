@@ -61,6 +61,7 @@ def find_neighbors(
     out: str | Path,
     *,
     most: int = 8,
+    images: str | Path | None = None,
     device: str = "auto",
 ) -> Neighbors:
     """Find the images of a gallery that are most similar to photographs.
@@ -71,6 +72,8 @@ def find_neighbors(
         gallery: a folder of ``covpool embed``.
         out: folder for the results.
         most: number of neighbors of each query.
+        images: the folder that ``covpool embed`` read, to draw the neighbors. Without it they are gray: the
+            gallery may come from others, and does not choose which files are opened.
         device: ``auto`` uses a GPU if there is one.
 
     Raises:
@@ -90,7 +93,7 @@ def find_neighbors(
     out.mkdir(parents=True, exist_ok=True)
     plain = {name: [one._asdict() for one in nearest] for name, nearest in found.items()}
     replace_file(out / "neighbors.json", json.dumps(plain, indent=2, ensure_ascii=False).encode())
-    replace_file(out / "neighbors.png", _picture(queries, found, Path(job.get("data", ""))))
+    replace_file(out / "neighbors.png", _picture(queries, found, images))
     return Neighbors(out, found)
 
 
@@ -142,14 +145,15 @@ def _unit(rows_ND: NDArray[np.float32]) -> NDArray[np.float32]:
     return unit
 
 
-def _picture(queries: dict[str, bytes], found: dict[str, list[Neighbor]], images: Path) -> bytes:
+def _picture(queries: dict[str, bytes], found: dict[str, list[Neighbor]], images: str | Path | None) -> bytes:
     """Draw each query and its neighbors; gray where the image is not on this machine."""
+    folder = None if images is None else Address.of(images)
     rows = [
         (
             Found(name, decode(data)),
             math.nan,
             [
-                Found(f"{one.similarity:.2f} {Path(one.id).name}", _opened(images, one.id))
+                Found(f"{one.similarity:.2f} {Path(one.id).name}", _opened(folder, one.id))
                 for one in found[name]
             ],
         )
@@ -159,10 +163,12 @@ def _picture(queries: dict[str, bytes], found: dict[str, list[Neighbor]], images
     return png(draw_neighbours(rows, LIGHT, title), dpi=110)
 
 
-def _opened(images: Path, name: str) -> Image.Image | None:
+def _opened(folder: Address | None, name: str) -> Image.Image | None:
     """Return an image on this machine; its name is from a row, so it stays in the folder of the images."""
+    if folder is None:
+        return None
     try:
-        where = Address.of(images.absolute()).listed(name)
+        where = folder.listed(name)
         return decode(where.read()) if where.is_local else None
     except (OSError, UsageError):
         return None

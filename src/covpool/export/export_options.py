@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -133,15 +133,14 @@ def open_job(bundle: str | Path, data: str | Path | None, options: ExportOptions
         raise UsageError(
             f"{bundle} has no classifier, so there are no logits to compare. Add one with covpool svm."
         )
-    recipe: Any = card.recipe.get("data")
-    path = data if data is not None or not isinstance(recipe, dict) else recipe.get("path")
-    if not path or not isinstance(path, (str, Path)):
+    # The recipe of a card names images too, but a bundle from others must not choose what is opened.
+    if data is None:
         raise UsageError("the comparison with the bundle needs images: pass --data")
     model = open_bundle(str(bundle), CPU).float()
     preprocessing = Preprocessing.of(model.pretrained_cfg)
     if len(preprocessing.mean) != 3:
         raise UsageError(f"{bundle} takes gray images (in_chans=1), and covpool exports models of RGB images")
-    path = str(path)
+    path = str(data)
     split = options.split or evaluation_split(path, options.layout)
 
     def some(split: str, count: int) -> ImageSet:

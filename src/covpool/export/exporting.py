@@ -62,7 +62,7 @@ def export_model(
     Args:
         bundle: folder of a trained model with a classifier.
         out: new folder, or the folder of an earlier export, which is replaced.
-        data: images of the bundle's classes (default: the data set in its recipe).
+        data: images of the bundle's classes, to compare the files on. Required.
         options: formats, and settings of the comparison.
         force: keep files that differ too much from the bundle.
         progress: maps a label to a context manager of a callable that receives done and total.

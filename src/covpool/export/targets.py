@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import warnings
 import zipfile
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,16 +24,20 @@ import torch
 from google.protobuf.message import DecodeError
 from onnx import ModelProto
 
-from covpool.errors import UsageError
+from covpool.errors import TooLargeError, UsageError
 from covpool.export.graph import INPUT, OUTPUT, Array, Runner, Traced, onnx_session, to_onnx, torch_runner
 from covpool.export.onnx_precision import to_float16, to_int8
 from covpool.export.parity import Parity, Tolerance
-from covpool.storage.files import MAX_WEIGHTS_BYTES, check_regular, open_regular, write_file
+from covpool.storage.files import MAX_WEIGHTS_BYTES, open_regular, write_file
 
 # The size limit of a protobuf message.
 MAX_BYTES = 2**31 - 1
 # Names of a hundred thousand classes take 3 MB.
-MAX_METADATA_BYTES = 64 << 20
+MAX_METADATA_BYTES = 16 << 20
+# Fields of an ONNX file outside its graph, and the number of the field with metadata.
+MAX_FIELDS, METADATA_FIELD = 100_000, 14
+# Sizes of the wire types of protobuf; texts have their own length.
+FIXED_BYTES = {1: 8, 2: 0, 5: 4}
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,12 +137,59 @@ class Onnx(Target):
         return run
 
     def read_metadata(self, path: Path) -> dict[str, str]:
-        """Return the metadata of the ONNX model."""
-        try:
-            model = onnx.load(check_regular(path, MAX_BYTES), load_external_data=False)
-        except (DecodeError, ValueError) as error:
-            raise UsageError(f"{path} is not an ONNX file") from error
-        return {entry.key: entry.value for entry in model.metadata_props}
+        """Return the metadata of the ONNX model; the graph is not read."""
+        found: dict[str, str] = {}
+        with io.BufferedReader(open_regular(path, MAX_BYTES)) as file:
+            try:
+                for data in _metadata_fields(file, os.fstat(file.fileno()).st_size):
+                    entry = onnx.StringStringEntryProto.FromString(data)
+                    found[entry.key] = entry.value
+            except TooLargeError as error:
+                raise UsageError(f"{path} was not exported by covpool: {error}") from error
+            except (DecodeError, ValueError, IndexError) as error:
+                raise UsageError(f"{path} is not an ONNX file") from error
+        return found
+
+
+def _metadata_fields(file: io.BufferedReader[Any], size: int) -> Iterator[bytes]:
+    """Yield the metadata entries of an ONNX file, and skip its other fields.
+
+    Raises:
+        ValueError, IndexError: if it is not a protobuf message.
+        TooLargeError: if the metadata has too many bytes, or the file too many fields.
+    """
+    left, fields = MAX_METADATA_BYTES, 0
+
+    def number() -> int:
+        value = 0
+        for place in range(0, 70, 7):
+            byte = file.read(1)[0]
+            value |= (byte & 127) << place
+            if byte < 128:
+                return value
+        raise ValueError("a number is too long")
+
+    while file.tell() < size:
+        field, kind = divmod(number(), 8)
+        fields += 1
+        if kind == 0:
+            number()
+            length = 0
+        elif kind in FIXED_BYTES:
+            length = FIXED_BYTES[kind]
+        else:
+            raise ValueError("not a field of ONNX")
+        if kind == 2:
+            length = number()
+        if file.tell() + length > size:
+            raise ValueError("a field is longer than the file")
+        left -= length if field == METADATA_FIELD else 0
+        if left < 0 or fields > MAX_FIELDS:
+            raise TooLargeError("its metadata is too large")
+        if field == METADATA_FIELD:
+            yield file.read(length)
+        else:
+            file.seek(length, os.SEEK_CUR)
 
 
 class OnnxFloat16(Onnx):

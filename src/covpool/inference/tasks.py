@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 from covpool.errors import UsageError
 from covpool.inference.options import Embed, Format, Precision, Predict
 from covpool.models.model import PooledClassifier
+from covpool.storage.csv import FORMULA, WRITTEN
 
 
 def projection(length: int, to: int, seed: int = 0) -> Tensor:
@@ -184,7 +186,7 @@ def write_table(
         table = pa.concat_tables([before, table.cast(before.schema)]).combine_chunks().take(order)
     stream = pa.BufferOutputStream()
     if kind == "csv":
-        pyarrow.csv.write_csv(table, stream)
+        pyarrow.csv.write_csv(_replaced(table, FORMULA, r"'\1"), stream)
     else:
         # To look for numbers that come again in vectors would be in vain.
         words = [name for name in table.column_names if name != "vector"]
@@ -250,7 +252,16 @@ def _read_table(data: bytes, kind: Format) -> pa.Table:
         strings_can_be_null=True,
         null_values=[""],
     )
-    return pyarrow.csv.read_csv(stream, convert_options=options)
+    return _replaced(pyarrow.csv.read_csv(stream, convert_options=options), WRITTEN, r"\1")
+
+
+def _replaced(table: pa.Table, pattern: str, replacement: str) -> pa.Table:
+    """Replace a pattern in all texts."""
+    for place, field in enumerate(table.schema):
+        if pa.types.is_string(field.type):
+            column = pc.replace_substring_regex(table.column(place), pattern, replacement)
+            table = table.set_column(place, field, column)
+    return table
 
 
 def _arrow(columns: Columns) -> dict[str, Any]:

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
+from urllib.parse import unquote
 
 from covpool.errors import (
     BadImageError,
     ShardError,
-    StorageError,
     TooLargeError,
     UnreachableError,
     UsageError,
@@ -34,6 +34,9 @@ from covpool.storage.remote import (
 
 # What a row may name. Other schemes of fsspec unpack archives, run commands or fill in templates.
 SCHEMES = frozenset({"file", "http", "https", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf"})
+IPV6_HOST = re.compile(r"(?<=^http://)\[[0-9a-f:.]+\]|(?<=^https://)\[[0-9a-f:.]+\]", re.IGNORECASE)
+# How often a path may be percent-encoded.
+MAX_DECODED = 4
 # HTTP status codes that are about one file and will not change; others that are not worth a retry.
 GONE = (400, 404, 405, 406, 410, 414, 415)
 REFUSED = (401, 403, 407, 451)
@@ -67,7 +70,9 @@ def open_store(url: str, home: str | None = None, requests: Requests | None = No
         requests = requests or current()
         home = home or (ANY if rows_are_trusted() else host_of(url))
         options["get_client"] = client(home, requests.connect_timeout, requests.read_timeout)
-    store, path = fsspec.core.url_to_fs(url, **options)
+        # Not by url_to_fs, which takes the :: of an IPv6 address for a chain.
+        return fsspec.filesystem(url.partition(":")[0], **options), url
+    store, path = fsspec.core.url_to_fs(url)
     return store, path
 
 
@@ -150,7 +155,7 @@ class Address:
             ShardError: if a package is missing.
         """
         url = re.match(r"([a-z][a-z0-9+.-]*)://(.*)", name, re.IGNORECASE | re.DOTALL)
-        is_chain = "::" in name and "://" in name
+        is_chain = "::" in IPV6_HOST.sub("", name) and "://" in name
         if url is None and not is_chain:
             return self._inside(name)
         scheme, rest = (url[1].lower(), url[2]) if url else ("", "")
@@ -179,7 +184,7 @@ class Address:
     def _inside(self, name: str) -> Address:
         """Return the address of a path from the folder, which may lead out of it if rows are trusted."""
         if not self.is_local:
-            inside = posixpath.normpath(name)
+            inside = posixpath.normpath(_decoded(name))
             if "::" in name or (self.home != ANY and inside.split("/")[0] == ".."):
                 raise UnreachableError("a row may not lead out of the folder of its table")
             return self.below(name)
@@ -248,17 +253,19 @@ class Address:
 
         Raises:
             FileNotFoundError: if it does not exist.
-            OSError: if object storage does not answer.
+            ShardError: if object storage does not answer.
         """
         if self.is_local:
             os.stat(self.path)
             return os.path.isdir(self.path)
-        store = self.store
-        try:
+
+        def look() -> tuple[bool, bool]:
+            store = self.store
             is_folder = bool(store.isdir(self.path))
-            is_there = is_folder or store.exists(self.path)
-        except OSError as error:
-            raise StorageError(f"{self.url} cannot be reached: {error}") from error
+            return is_folder, is_folder or bool(store.exists(self.path))
+
+        until = time.monotonic() + self.requests.timeout
+        is_folder, is_there = patiently(self.url, look, "reached", until=until)
         if not is_there:
             raise FileNotFoundError(f"{self.url} does not exist")
         return is_folder
@@ -333,6 +340,15 @@ def read_image(path: str) -> bytes:
         raise BadImageError("too large", f"the file has more than {MAX_FILE_BYTES:,} bytes") from error
     except ValueError as error:  # a null character in the name
         raise BadImageError("unreadable", f"{path!r} is not a valid file name: {error}") from error
+
+
+def _decoded(name: str) -> str:
+    """Return a path as a server may understand it, without percent signs that hide dots and slashes."""
+    for _ in range(MAX_DECODED):
+        name, before = unquote(name), name
+        if name == before:
+            return name
+    raise UnreachableError("a row may not encode a path so often")
 
 
 def is_below(path: str, folder: str) -> bool:

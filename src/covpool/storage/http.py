@@ -21,6 +21,8 @@ from yarl import URL
 from covpool.errors import BadImageError, UnreachableError
 from covpool.storage.remote import ANY, MAX_BODY_BYTES
 
+NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+
 
 def is_private(address: str) -> bool:
     """Return whether an IP address is not one of the public internet.
@@ -28,13 +30,18 @@ def is_private(address: str) -> bool:
     Example:
         >>> [is_private(one) for one in ("127.0.0.1", "10.1.2.3", "169.254.169.254", "::ffff:10.0.0.1")]
         [True, True, True, True]
-        >>> is_private("8.8.8.8"), is_private("2001:4860:4860::8888")
-        (False, False)
+        >>> [is_private(one) for one in ("64:ff9b::7f00:1", "::7f00:1", "64:ff9b:1::7f00:1")]
+        [True, True, True]
+        >>> [is_private(one) for one in ("8.8.8.8", "2001:4860:4860::8888", "64:ff9b::808:808")]
+        [False, False, False]
     """
     found = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(found, ipaddress.IPv6Address):
-        found = found.ipv4_mapped or found.sixtofour or found
-    return not found.is_global or found.is_multicast
+        if found in NAT64:  # leads to the IPv4 address in its last 32 bits
+            found = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)
+        else:
+            found = found.ipv4_mapped or found.sixtofour or found
+    return not found.is_global or found.is_multicast or found.is_reserved
 
 
 def check_url(url: str | URL, home: str) -> None:

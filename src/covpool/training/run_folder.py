@@ -9,6 +9,7 @@ import io
 import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from covpool.models.card import parse, plain_json
 from covpool.models.create import pretrained_config
 from covpool.processes import Processes
 from covpool.storage.address import MAX_FILE_BYTES
+from covpool.storage.csv import csv_text, from_cell
 from covpool.storage.files import MAX_TEXT_BYTES, append_file, read_file, replace_file
 from covpool.training.metrics import Predictions
 from covpool.training.recipe import Recipe
@@ -36,11 +38,7 @@ def csv_bytes(columns: Sequence[str], rows: Iterable[Iterable[object]]) -> bytes
         >>> csv_bytes(["name", "loss"], [["a,b", 0.5]]).splitlines()
         [b'name,loss', b'"a,b",0.5']
     """
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(rows)
-    return text.getvalue().encode(ENCODING, ERRORS)
+    return csv_text(chain([columns], rows)).encode(ENCODING, ERRORS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +113,7 @@ class RunFolder:
         with contextlib.suppress(csv.Error):  # the rest is damaged
             for row in csv.reader(io.StringIO(text, newline="")):
                 if len(row) == len(BadImage._fields) and row != list(BadImage._fields):
-                    found.append(BadImage(*row))
+                    found.append(BadImage(*map(from_cell, row)))
         return found
 
     def write_predictions(self, predictions: Predictions, images: ImageSet) -> None:

@@ -246,3 +246,17 @@ def test_a_damaged_image_is_one_bad_image(tmp_path: Path) -> None:
     with pytest.raises(BadImageError, match=r"^x\.tar ends before it does$") as caught:
         found.read(1)
     assert caught.value.reason == "truncated"
+
+
+def test_global_fields_have_a_limit(tmp_path: Path) -> None:
+    """The tarfile module copies them for every member: many small headers would take quadratic time."""
+    path = tmp_path / "x.tar"
+    blocks = [
+        tarfile.TarInfo.create_pax_global_header({f"key{i}-{k}": "x" for k in range(500)}) for i in range(8)
+    ]
+    rest = good(tmp_path / "rest.tar").close().read_bytes()
+    path.write_bytes(b"".join(blocks) + rest)
+    with pytest.raises(ShardError, match="too many global header fields"):
+        scan_tar(path)
+    path.write_bytes(blocks[0] + rest)
+    assert len(scan_tar(path).contents.names) == 1

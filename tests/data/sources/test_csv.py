@@ -119,3 +119,18 @@ def test_from_any_working_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     images = open_images(Path("set", "labels.csv"))
     assert images.read(0) == (folder / "set" / "1.jpg").read_bytes()
     assert os.getcwd() == str(folder)
+
+
+def test_a_link_does_not_lead_a_labeled_row_out_of_the_folder(folder: Path) -> None:
+    (folder / "set" / "link.jpg").symlink_to(folder / "elsewhere" / "4.jpg")
+    (folder / "set" / "away").symlink_to(folder / "elsewhere")
+    (folder / "set" / "near.jpg").symlink_to(folder / "set" / "1.jpg")
+    path = table(folder, "path,label\nnear.jpg,jay\nlink.jpg,jay\naway/4.jpg,jay\n")
+    images = open_images(path)
+    assert images.read(0) == (folder / "set" / "1.jpg").read_bytes()
+    for place in (1, 2):
+        with pytest.raises(OSError, match="it is a link out of"):
+            images.read(place)
+    with trust_rows():
+        images = open_images(path)
+    assert images.read(1) == images.read(2) == (folder / "elsewhere" / "4.jpg").read_bytes()

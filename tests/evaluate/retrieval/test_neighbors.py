@@ -58,3 +58,28 @@ def test_embeddings_of_another_bundle_are_refused(bundle: str, capsys: pytest.Ca
     photo = sorted(Path("photos").iterdir())[0]
     assert main(["retrieve", "other", str(photo), "--gallery", "runs/embeddings"]) == 2
     assert "has no embeddings of other: run covpool embed with this bundle" in capsys.readouterr().err
+
+
+def test_a_gallery_does_not_choose_which_images_are_opened(
+    bundle: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "copies"
+    folder.mkdir()
+    for image in Path("photos").iterdir():
+        (folder / image.name).write_bytes(image.read_bytes())
+    assert main(["embed", bundle, "copies", "--workers", "0", "--device", "cpu"]) == 0
+    job = json.loads(Path("runs/embeddings/_job.json").read_bytes())
+    Path("runs/embeddings/_job.json").write_text(json.dumps(job | {"data": str(folder)}))
+    opened: list[str] = []
+
+    def read(path: str) -> bytes:
+        opened.append(path)
+        return Path(path).read_bytes()
+
+    monkeypatch.setattr("covpool.storage.address.read_image", read)
+    query = str(sorted(Path("photos").iterdir())[0])
+    search = ["retrieve", bundle, query, "--gallery", "runs/embeddings", "--device", "cpu"]
+    assert main(search) == 0
+    assert not [path for path in opened if "copies" in path]
+    assert main([*search, "--images", "copies"]) == 0
+    assert len([path for path in opened if "copies" in path]) == 8

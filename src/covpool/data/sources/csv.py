@@ -12,6 +12,7 @@ import csv
 import io
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +39,9 @@ def open_splits(path: str, cache: str | None = None) -> Mapping[Split, ImageFile
     classes = sort_classes(numbers)
     place = {name: i for i, name in enumerate(classes)}
     indices = np.array([place[name] for name in numbers], dtype=np.int32)
-    return Listing(listing.root, classes, listing.names, indices[listing.labels], listing.split_of).sets()
+    sets = Listing(listing.root, classes, listing.names, indices[listing.labels], listing.split_of).sets()
+    folder = Address.of(listing.root)
+    return {split: replace(images, table=folder) for split, images in sets.items()}
 
 
 def open_unlabeled(path: str) -> ImageSet:

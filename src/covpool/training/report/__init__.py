@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -175,13 +176,13 @@ def write_comparison(folder: Path, runs: Mapping[str, Path], images: ImageSet | 
     return page
 
 
-def next_commands(folder: Path, more: str = "") -> list[tuple[str, str]]:
-    """Return the commands to type after a run, each with its purpose; ``more`` are options of export."""
+def next_commands(folder: Path, data: str = "IMAGES") -> list[tuple[str, str]]:
+    """Return the commands to type after a run, each with its purpose."""
     bundle = folder / "bundle"
     return [
         ("classify photographs", f"covpool predict {bundle} PHOTO.jpg"),
         ("see the evidence for a class", f"covpool explain {bundle} PHOTO.jpg"),
-        ("export to ONNX", f"covpool export {bundle} --formats onnx{more}"),
+        ("export to ONNX", f"covpool export {bundle} --formats onnx --data {shlex.quote(data)}"),
     ]
 
 

@@ -20,6 +20,7 @@ from scipy.stats import binomtest
 from covpool.data.image_set import ENCODING, ERRORS, Names
 from covpool.errors import UsageError
 from covpool.storage.address import MAX_FILE_BYTES
+from covpool.storage.csv import from_cell
 from covpool.storage.files import open_regular, read_json, read_text
 from covpool.training.run_folder import csv_bytes
 
@@ -161,7 +162,8 @@ def _rows(path: Path) -> Iterator[dict[str, str]]:
     if not path.exists():
         return
     with io.TextIOWrapper(_opened(path), ENCODING, ERRORS, newline="") as file:
-        yield from csv.DictReader(file)
+        for row in csv.DictReader(file):
+            yield {name: from_cell(text) if isinstance(text, str) else text for name, text in row.items()}
 
 
 def _opened(path: Path) -> io.BufferedReader:
