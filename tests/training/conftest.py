@@ -12,5 +12,5 @@ def _no_report(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def _no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Write the report with empty figures."""
-    for module in ("figures", "pages"):
-        monkeypatch.setattr(f"covpool.training.report.{module}.png", lambda figure, *_, **__: b"")
+    for module in ("report.figures", "report"):
+        monkeypatch.setattr(f"covpool.training.{module}.png", lambda figure, *_, **__: b"")
