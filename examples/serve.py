@@ -25,6 +25,7 @@ from PIL import Image, ImageOps
 
 MAX_BYTES, MAX_PIXELS, MAX_RATIO, FORMATS = 10 << 20, 40_000_000, 20, ("JPEG", "PNG", "WEBP")
 MAX_BATCH, MAX_DELAY, MAX_REQUESTS, MAX_DECODING = 16, 0.004, 64, 4
+MAX_SCANS = 200  # a progressive JPEG of thousands of empty scans takes minutes to decode
 LARGE_PIXELS = 4_000_000  # decoding a larger image takes up to a second and half a gigabyte
 BODY_SECONDS, ANSWER_SECONDS = 10.0, 20.0
 
@@ -69,7 +70,9 @@ def no_image() -> HTTPException:
 
 
 def opened(body: bytes) -> Image.Image:
-    """Open an image without decoding its pixels; raise if it is too large."""
+    """Open an image without decoding its pixels; raise if it is too large or decodes slowly."""
+    if body.startswith(b"\xff\xd8") and body.count(b"\xff\xda") > MAX_SCANS:
+        raise HTTPException(413, f"more than {MAX_SCANS} scans in a JPEG")
     try:
         image = Image.open(io.BytesIO(body), formats=FORMATS)
     except Exception:  # Pillow raises many kinds of exceptions for broken images

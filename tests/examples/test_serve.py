@@ -24,6 +24,7 @@ from covpool.data.decode import decode
 from covpool.data.transforms import Preprocessing, evaluation_transform
 from covpool.export import ExportOptions, export_model
 from tests.data.pictures import SPARROWS, encode, needs_sparrows
+from tests.data.test_decode_time import jpeg_of_scans
 
 pytest.importorskip("fastapi")
 httpx = pytest.importorskip("httpx")
@@ -129,6 +130,14 @@ def test_oversize(server: Server) -> None:
     answer = httpx.post(f"{server.url}/predict", content=bomb())
     assert answer.status_code == 413
     assert "pixels" in answer.json()["detail"]
+
+
+def test_a_jpeg_that_decodes_slowly_is_refused_at_once(server: Server) -> None:
+    started = time.monotonic()
+    answer = httpx.post(f"{server.url}/predict", content=jpeg_of_scans(20_000), timeout=60)
+    assert answer.status_code == 413
+    assert "scans" in answer.json()["detail"]
+    assert time.monotonic() - started < 2
 
 
 def test_slow_clients_do_not_hold_up_the_others(server: Server) -> None:

@@ -36,7 +36,6 @@ EXCEPTIONS = {
     ("evaluate/neighbors.py", "pq.read_table"): "reads from memory",
     ("export/onnx_precision.py", "onnx.load"): "a file in a scratch folder of this process",
     ("export/onnx_precision.py", "onnx.save"): "a file in a scratch folder of this process",
-    ("export/targets.py", "onnx.load"): "gets a path of check_regular",
     ("export/targets.py", "torch.export.load"): "the file that this process has just written",
     ("export/targets.py", "zipfile.ZipFile"): "reads from a file of open_regular",
     ("inference/store.py", "np.memmap"): "maps a file of open_regular",
