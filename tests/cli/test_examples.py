@@ -38,8 +38,8 @@ LEFT = {
 }
 # These verbs print their results, or where the results are.
 PRINTED = {"plan", "doctor"}
-# ``push`` needs a server; its own tests start one.
-ELSEWHERE = {"push"}
+# ``push`` needs a server, and the others need a fit with sums; their own tests provide them.
+ELSEWHERE = {"push", "update", "forget", "merge"}
 # These verbs train, compile or trace. Each has its own tests too.
 SLOW = {"demo", "diagnose", "doctor", "eval", "explain", "export", "fit", "lr-find", "probe", "retrieve"}
 SLOW |= {"svm", "train"}

@@ -11,7 +11,7 @@ from covpool.cli.parser import Parser, make_parser
 
 # Every option of every verb: removing one breaks users' scripts.
 SHARED = ["--debug", "--help", "--json"]
-WITHOUT_IMAGES = ("convert", "demo", "plan", "push")
+WITHOUT_IMAGES = ("convert", "demo", "merge", "plan", "push")
 
 BULK = [
     "--actors",
@@ -35,6 +35,9 @@ BULK = [
 ]
 
 OPTIONS = {
+    "update": ["--device", "--keep-sums", "--workers"],
+    "forget": ["--device", "--keep-sums", "--workers"],
+    "merge": ["--basis", "--keep-sums", "--out"],
     "check": ["--layout", "--out", "--workers"],
     "convert": ["--classes", "--steps"],
     "eval": [
@@ -52,6 +55,10 @@ OPTIONS = {
     "diagnose": ["--device", "--limit", "--out"],
     "embed": ["--dtype", "--project", "--raw", "--seed", *BULK],
     "fit": [
+        "--balance",
+        "--basis",
+        "--batch-size",
+        "--keep-sums",
         "--device",
         "--dim",
         "--epochs",
@@ -161,6 +168,9 @@ OPTIONS = {
 }
 
 POSITIONALS = {
+    "update": ["model", "data"],
+    "forget": ["model", "data"],
+    "merge": ["first", "second"],
     "check": ["data"],
     "demo": [],
     "convert": ["file", "folder"],

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from covpool.cli.main import Command
 from covpool.closed_form.options import FitOptions
-from covpool.inference.options import Running
+from covpool.device import Device
 
 if TYPE_CHECKING:
     from covpool.closed_form.kept import Changed
@@ -78,10 +78,14 @@ class UpdateArguments:
     Attributes:
         model: folder of covpool fit --keep-sums; its bundle and sums are replaced.
         data: images to add, as for covpool fit; if they have splits, those of train.
+        workers: processes that read images.
+        device: auto uses a GPU if there is one.
     """
 
     model: Path
     data: str
+    workers: int = 2
+    device: Device = "auto"
 
 
 @dataclass(frozen=True)
@@ -93,10 +97,14 @@ class ForgetArguments:
     Attributes:
         model: folder of covpool fit --keep-sums; its bundle and sums are replaced.
         data: images to remove: a photograph, a folder, or a CSV with a column path.
+        workers: processes that read images.
+        device: auto uses a GPU if there is one.
     """
 
     model: Path
     data: str
+    workers: int = 2
+    device: Device = "auto"
 
 
 @dataclass(frozen=True)
@@ -116,22 +124,34 @@ class MergeArguments:
     out: Path = Path("runs/merged")
 
 
-def run_update(arguments: UpdateArguments, running: Running) -> "Changed":
+def run_update(arguments: UpdateArguments) -> "Changed":
     """Update."""
     from covpool.closed_form.kept import update
     from covpool.terminal import Progress
 
     with Progress("images") as progress:
-        return update(arguments.model, arguments.data, running=running, progress=progress)
+        return update(
+            arguments.model,
+            arguments.data,
+            workers=arguments.workers,
+            device=arguments.device,
+            progress=progress,
+        )
 
 
-def run_forget(arguments: ForgetArguments, running: Running) -> "Changed":
+def run_forget(arguments: ForgetArguments) -> "Changed":
     """Forget."""
     from covpool.closed_form.kept import forget
     from covpool.terminal import Progress
 
     with Progress("images") as progress:
-        return forget(arguments.model, arguments.data, running=running, progress=progress)
+        return forget(
+            arguments.model,
+            arguments.data,
+            workers=arguments.workers,
+            device=arguments.device,
+            progress=progress,
+        )
 
 
 def run_merge(arguments: MergeArguments) -> "Changed":
@@ -159,8 +179,6 @@ def text(result: "Changed") -> str:
     return "\n".join(lines)
 
 
-update = Command(
-    UpdateArguments, "covpool update runs/birds more_birds", run_update, text, OPTIONS=(Running,)
-)
-forget = Command(ForgetArguments, "covpool forget runs/birds photo.jpg", run_forget, text, OPTIONS=(Running,))
+update = Command(UpdateArguments, "covpool update runs/birds more_birds", run_update, text)
+forget = Command(ForgetArguments, "covpool forget runs/birds photo.jpg", run_forget, text)
 merge = Command(MergeArguments, "covpool merge runs/site1 runs/site2 --out runs/both", run_merge, text)

@@ -7,7 +7,7 @@ that of a fit to the same images with the same basis.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from covpool.closed_form.vectors import compute_vectors
 from covpool.data.image_set import ImageSet
 from covpool.data.look import content_number
 from covpool.data.sources import open_images, open_unlabeled
+from covpool.device import Device
 from covpool.errors import StorageError, UsageError
 from covpool.inference.options import Running
 from covpool.models.bundle import load_model, read_card
@@ -133,7 +134,8 @@ def update(
     folder: str | Path,
     data: str | Path,
     *,
-    running: Running | None = None,
+    workers: int = 2,
+    device: Device = "auto",
     progress: Progress = lambda done, total: None,
 ) -> Changed:
     """Add labeled images to a fitted model, with or without new classes. The backbone runs on them alone.
@@ -141,7 +143,8 @@ def update(
     Args:
         folder: folder of a fit with ``keep_sums``; its bundle and sums are replaced.
         data: images by class, as for :func:`covpool.fit`. If it has splits, those of train are added.
-        running: batch size, workers and device of the backbone.
+        workers: processes that read images.
+        device: ``"auto"`` uses a GPU if there is one.
         progress: called with the number of images done and the total.
     """
     root = _fit_folder(folder)
@@ -151,7 +154,7 @@ def update(
         classes = (*sums.classes, *(name for name in images.classes if name not in sums.classes))
         changed, added, seen = sums.with_classes(classes), 0, 0
         place = torch.tensor([classes.index(name) for name in images.classes])
-        for rows in _rows(root, images, running, progress):
+        for rows in _rows(root, images, workers, device, progress):
             seen += len(rows)
             added += changed.add(Rows(rows.vectors, place[rows.labels], rows.images))
         return _save(root, root, changed, about, sums, added, seen - added)
@@ -161,7 +164,8 @@ def forget(
     folder: str | Path,
     data: str | Path,
     *,
-    running: Running | None = None,
+    workers: int = 2,
+    device: Device = "auto",
     progress: Progress = lambda done, total: None,
 ) -> Changed:
     """Remove images from a fitted model, which is then that of a fit without them.
@@ -172,7 +176,8 @@ def forget(
         folder: folder of a fit with ``keep_sums``; its bundle and sums are replaced.
         data: the images to remove: a photograph, a folder, or a CSV of paths. If the fit keeps sums without
             vectors, they must be labeled, as for :func:`covpool.fit`.
-        running: batch size, workers and device of the backbone.
+        workers: processes that read images.
+        device: ``"auto"`` uses a GPU if there is one.
         progress: called with the number of images done and the total.
 
     Raises:
@@ -192,7 +197,7 @@ def forget(
             if unknown := sorted(set(images.classes) - set(sums.classes)):
                 raise UsageError(f"{data} has the class {unknown[0]!r}, which the model does not have")
             place = torch.tensor([sums.classes.index(name) for name in images.classes])
-            for rows in _rows(root, images, running, progress):
+            for rows in _rows(root, images, workers, device, progress):
                 changed.remove(Rows(rows.vectors, place[rows.labels], rows.images))
                 removed += len(rows)
         counts = changed.counts().tolist()
@@ -220,9 +225,9 @@ def merge(first: str | Path, second: str | Path, out: str | Path) -> Changed:
         return _save(one, root, merged, about, None, len(merged), known)
 
 
-def _rows(root: Path, images: ImageSet, running: Running | None, progress: Progress) -> Any:
-    """Yield the rows of images by the model of a fit."""
-    running = running or Running(batch_size=read_card(root / BUNDLE).recipe.get("batch_size", 32))
+def _rows(root: Path, images: ImageSet, workers: int, device: Device, progress: Progress) -> Iterator[Rows]:
+    """Yield the rows of images by the model of a fit, in batches of the size of the fit."""
+    running = Running(read_card(root / BUNDLE).recipe["batch_size"], workers, device)
     with scratch_folder() as scratch:
         for part in compute_vectors(
             root / BUNDLE, images, scratch / "rows", ModelVectors(), running, progress
