@@ -172,7 +172,7 @@ def test_the_code_of_a_page_runs(
 def test_no_code_is_hidden_from_these_tests() -> None:
     """Python is fenced as ``python``. Pages that are prepared, checked or run elsewhere exist."""
     for page in PAGES:
-        assert languages(page) <= {"", "python", "sh", "diff", "math", "yaml"}, name_of(page)
+        assert languages(page) <= {"", "python", "sh", "diff", "math", "toml", "yaml"}, name_of(page)
         unfenced = re.sub(r"```.*?```", "", read(page), flags=re.DOTALL)
         assert not re.findall(r"^    (?:import|from) \w+", unfenced, re.MULTILINE), name_of(page)
     assert {*PREPARED, *CHECKED} <= set(WITH_CODE)

@@ -78,7 +78,7 @@ def run_methods(
         "batch_sizes": list(batch_sizes),
         "step_rounds": step_rounds,
     }
-    packages = ("functional", "nn", "models", "train", "lab/bench")
+    packages = ("functional", "nn", "models", "training", "lab/bench")
     record = new_record(SUITE, packages, arguments, device=device, seed=seed) | {
         "layers": {},
         "training": None,

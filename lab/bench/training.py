@@ -38,7 +38,7 @@ from lab.record import RESULTS, new_record, record_file, write_record
 
 CLASSES, SIDE = 10, 96
 # A step takes about half a second on two cores; the training loop adds milliseconds.
-PACKAGES = ("functional", "nn", "models", "data", "train", "lab/bench")
+PACKAGES = ("functional", "nn", "models", "data", "training", "lab/bench")
 RECIPE: dict[str, Any] = {
     "model.backbone": "resnet18",
     "model.dim": 64,

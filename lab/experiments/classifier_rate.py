@@ -131,7 +131,7 @@ def main(data: Path, runs: Path, file: Path | None = None) -> None:
         runs: folder of the training runs.
         file: results file; by default that of this machine in results/.
     """
-    record = new_record("classifier_rate", ("functional", "nn", "models", "data", "train"))
+    record = new_record("classifier_rate", ("functional", "nn", "models", "data", "training"))
     record |= {"network": NETWORK, "rows": []}
     file = file or record_file(record)
     record = resumed(record, file)

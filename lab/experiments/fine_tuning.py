@@ -111,7 +111,7 @@ def main(sets: Path, runs: Path, cases: tuple[str, ...] = (), file: Path | None 
         cases: data sets, as [cub]; all if not given.
         file: results file; by default that of this machine in results/.
     """
-    record = new_record("fine_tuning", ("functional", "nn", "models", "data", "train"))
+    record = new_record("fine_tuning", ("functional", "nn", "models", "data", "training"))
     file = file or record_file(record)
     record = resumed(record | {"rows": [], "changes": {}}, file)
     for case in CASES:

@@ -75,7 +75,7 @@ def main(data: Path, weights: Path, runs: Path, file: Path | None = None) -> Non
         runs: folder of the training runs.
         file: results file; by default that of this machine in results/.
     """
-    record = new_record("sparrows", ("functional", "nn", "models", "data", "train"))
+    record = new_record("sparrows", ("functional", "nn", "models", "data", "training"))
     record |= run(str(data), str(weights), str(runs))
     write_record(file or record_file(record), record, table(record))
     print(table(record))

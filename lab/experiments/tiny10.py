@@ -102,6 +102,6 @@ def main(data: Path, runs: Path, file: Path | None = None) -> None:
         runs: folder of the training runs.
         file: results file; by default that of this machine in results/.
     """
-    record = new_record("tiny10", ("functional", "nn", "models", "data", "train")) | run(data, runs)
+    record = new_record("tiny10", ("functional", "nn", "models", "data", "training")) | run(data, runs)
     write_record(file or record_file(record), record, table(record))
     print(table(record))

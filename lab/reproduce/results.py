@@ -18,7 +18,7 @@ from lab.reproduce.experiments import Experiment
 from lab.reproduce.networks import Scale
 
 # The packages that results depend on.
-PACKAGES = ("functional", "nn", "models", "data", "inference", "train", "lab/reproduce")
+PACKAGES = ("functional", "nn", "models", "data", "inference", "training", "lab/reproduce")
 # Columns of the CSV, after the label.
 COLUMNS = ("seed", "top1_error", "top5_error", "train_error", "epochs", "parameters", "seconds", "failed")
 

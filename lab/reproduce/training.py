@@ -76,7 +76,7 @@ def _val(lines: list[str], classes: set[str]) -> Iterator[tuple[str, str, str]]:
 
 FAILURE = "failure.json"
 # The packages that a run depends on.
-SOURCE = ("functional", "nn", "models", "data", "train")
+SOURCE = ("functional", "nn", "models", "data", "training")
 
 
 def trained(configuration: Configuration, scale: Scale, data: Path, runs: Path) -> dict[str, Any]:

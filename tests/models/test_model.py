@@ -178,7 +178,7 @@ class TestWhatItComputes:
 
     def test_pool_options_reach_the_method(self) -> None:
         model = on_meta("resnet10t", pool_options={"steps": 4, "compute_dtype": "bfloat16"})
-        assert model.pool.pooling.options.steps == 3
+        assert model.pool.pooling.options.steps == 4
         assert model.pool.pooling.options.compute_dtype == torch.bfloat16
 
     def test_half_precision_and_autocast(self) -> None:

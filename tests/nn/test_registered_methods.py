@@ -109,7 +109,7 @@ def test_an_installed_package_offers_a_method(folder: Path) -> None:
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my_package\nVersion: 1.0\n", "utf-8")
     (info / "entry_points.txt").write_text("[covpool.methods]\nlargest = my_package:Larger\n", "utf-8")
     importlib.invalidate_caches()
-    with pytest.raises(ValueError, match="method must be one of"):
+    with pytest.raises(ValueError, match="pool must be one of"):
         CovPool(5, "unknown", dim=None)
     assert "my_package" not in sys.modules
     assert CovPool(5, "largest", dim=None)(torch.randn(2, 5, 3, 4)).shape == (2, 5)

@@ -159,7 +159,11 @@ def global_batches(*records: tuple[Path, int]) -> dict[int, list[int]]:
 def hashes(folder: Path, step: int) -> dict[str, str]:
     """Return the hashes of weights, momentum and average at a step. Equal hashes mean equal bits."""
     manifest = json.loads((folder / "checkpoints" / f"step-{step:08d}" / "manifest.json").read_bytes())
-    return {name: digest for name, digest in manifest.items() if name.endswith(".safetensors")}
+    found = {
+        name: part["sha256"] for name, part in manifest["parts"].items() if name.endswith(".safetensors")
+    }
+    assert found
+    return found
 
 
 if __name__ == "__main__":

@@ -254,10 +254,9 @@ def _help() -> str:
     ]
     return "\n".join(
         [
-            "usage: covpool [--help] [--version] VERB ...",
+            "usage: covpool [--version] VERB ...; VERB --help lists its options",
             "Global covariance pooling for image backbones, in the order of a project.",
             *lines,  # indented, without blank lines around them: all must fit on a terminal
-            "covpool VERB --help lists the options of a verb, with an example.",
         ]
     )
 

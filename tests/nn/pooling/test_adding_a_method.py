@@ -55,7 +55,7 @@ def test_the_code_of_the_page() -> None:
     assert isinstance(vector, torch.Tensor)
     assert vector.shape == (4, 22)
     assert isinstance(model, torch.nn.Module)
-    assert model.pool.method == NAME
+    assert model.pool.pool == NAME
     assert model(torch.randn(2, 3, 64, 64)).shape == (2, 4)
 
 
