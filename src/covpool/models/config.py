@@ -14,7 +14,7 @@ from covpool.errors import UsageError, UsageTypeError
 from covpool.functional.arguments import check_choice, check_whole
 from covpool.models.head import LAST, LAYERS, Layers
 from covpool.nn.fusion import FUSIONS, Fusion
-from covpool.nn.pooling import DEFAULT_METHOD, METHODS, check_method
+from covpool.nn.pooling import DEFAULT_METHOD, METHODS, check_method, is_method
 from covpool.nn.pooling.isqrt_cov import IsqrtCovOptions
 
 Dim = int | Literal["auto"] | None
@@ -38,7 +38,8 @@ def pool_of(global_pool: str) -> str:
         >>> pool_of("avg"), pool_of("isqrt_cov")
         ('gap', 'isqrt_cov')
     """
-    check_method("global_pool", global_pool, *TIMM_POOLS, CLASS_TOKEN)
+    if not is_method(global_pool):  # timm's names come first in the message
+        check_choice("global_pool", global_pool, (*TIMM_POOLS, *METHODS, CLASS_TOKEN))
     return TIMM_POOLS.get(global_pool, global_pool)
 
 

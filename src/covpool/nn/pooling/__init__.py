@@ -100,7 +100,7 @@ def is_method(name: object) -> bool:
 def check_method(argument: str, name: object, *others: str) -> None:
     """Raise unless ``name`` is that of a method, or one of the other choices."""
     if name not in others and not is_method(name):
-        check_choice(argument, name, (*others, *METHODS))
+        check_choice(argument, name, (*METHODS, *others))
 
 
 def module_of(name: str) -> str:
