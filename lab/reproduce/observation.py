@@ -39,14 +39,14 @@ ZERO = 1e-7
 def observed(configuration: Configuration, scale: Scale, data: Path, runs: Path) -> list[dict[str, Any]]:
     """Return one dictionary per epoch of a finished run, starting with the initial weights."""
     recipe = configuration.recipe(scale, data, runs)
-    splits = open_data(recipe.data, recipe.seed)
+    with trust_rows():  # this program wrote the table, whose paths go through a link
+        splits = open_data(recipe.data, recipe.seed)
     assert splits.val is not None
     with joined_processes("cpu") as processes:
         model = make_model(recipe, splits.train.classes, processes)
         transform = evaluation_transform(Preprocessing.of(model.pretrained_cfg))
         chosen = range(0, len(splits.val), max(len(splits.val) // IMAGES, 1))[:IMAGES]
-        with trust_rows():  # the table is this program's
-            images = torch.stack([transform(decode(splits.val.read(i))) for i in chosen])
+        images = torch.stack([transform(decode(splits.val.read(i))) for i in chosen])
         labels = torch.tensor([splits.val.label(i) for i in chosen])
         epochs = [{"epoch": 0} | _look(model, images, labels)]
         for number, weights in _weights(Path(recipe.out)):

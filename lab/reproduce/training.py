@@ -167,14 +167,14 @@ def seconds_of(words: str) -> float:
 def estimated_seconds(configuration: Configuration, scale: Scale, data: Path) -> float:
     """Estimate the duration of a run from a few of its steps."""
     recipe = configuration.recipe(scale, data, Path("nowhere"))
-    splits = open_data(recipe.data, recipe.seed)
+    with trust_rows():
+        splits = open_data(recipe.data, recipe.seed)
     assert splits.val is not None
     with joined_processes("cpu") as processes:
         model = make_model(recipe, splits.train.classes, processes)
         transform = training_transform(Preprocessing.of(model.pretrained_cfg), recipe.augmentation)
         started = time.perf_counter()
-        with trust_rows():
-            read = [transform(decode(splits.train.read(i))) for i in range(min(READ, len(splits.train)))]
+        read = [transform(decode(splits.train.read(i))) for i in range(min(READ, len(splits.train)))]
         reading = (time.perf_counter() - started) / len(read)
         size = read[0].shape[-1]
         images = torch.randn(recipe.batch_size, 3, size, size).to(memory_format=torch.channels_last)
