@@ -21,7 +21,7 @@ source = {
 # The build adds it; see hatch_build.py. Without it, --help imports torch.
 source.add("covpool/cli/help.txt")
 # Without this check, the comparison below would pass if both sides lacked these files.
-kinds = ("py.typed", "recipes/modern.yaml", "train/report/templates/", "evaluate/schemas/", "cli/main.py")
+kinds = ("py.typed", "recipes/modern.yaml", "training/report/templates/", "evaluate/schemas/", "cli/main.py")
 assert all(any(kind in name for name in source) for kind in kinds), kinds
 with zipfile.ZipFile(wheel) as archive:
     held = {name for name in archive.namelist() if not name.endswith("/")}
