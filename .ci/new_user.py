@@ -23,7 +23,7 @@ SPARROWS = Path(__file__).parents[2] / "shared" / "data" / "sparrows"
 COVPOOL = Path(sys.executable).with_name("covpool")
 BUNDLE = "runs/birds/bundle"
 # Time limit of ``covpool fit`` in seconds, by the number of species.
-LIMITS = {5: 180, 21: 360}
+LIMITS = {5: 90, 21: 180}
 
 
 def covpool(*words: str) -> str:
