@@ -119,7 +119,7 @@ def check_merge(names: dict[str, Any], out: str) -> None:
 
 
 def check_sklearn(names: dict[str, Any], out: str) -> None:
-    assert out == "{'covpoolfeatures__method': 'isqrt_cov'}\n"
+    assert out == "{'covpoolfeatures__pool': 'isqrt_cov'}\n"
 
 
 def check_export(names: dict[str, Any], out: str) -> None:

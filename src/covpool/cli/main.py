@@ -6,10 +6,12 @@ To add a verb: write a file of its name in this folder with a :class:`Command` o
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import errno
 import importlib
+import io
 import json
 import os
 import shlex
@@ -18,6 +20,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
+from unittest import mock
 
 from covpool import __version__
 from covpool.errors import WORKER_DIED, CovpoolError, Interrupted, ReportedByFirstError
@@ -155,10 +158,19 @@ def long_help(verb: str) -> str:
     """
     text = package_text("covpool.cli", "help.txt")
     if not text:
-        from covpool.cli.write_help import help_of
-
         return help_of(verb)
     return text.partition(f"{HELP_MARK}{verb}\n")[2].partition(HELP_MARK)[0].strip("\n")
+
+
+def help_of(verb: str) -> str:
+    """Return the help of a verb from its options, 100 columns wide."""
+    with (
+        mock.patch.dict(os.environ, {"COLUMNS": "102"}),
+        contextlib.redirect_stdout(io.StringIO()) as printed,
+        contextlib.suppress(SystemExit),
+    ):
+        _output(verb, ["--help"])
+    return printed.getvalue().strip()
 
 
 def short_help(verb: str) -> str:

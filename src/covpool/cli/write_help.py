@@ -6,25 +6,10 @@ environment has no torch. ``COVPOOL_HELP`` names the file to ``hatch_build.py``.
 
 from __future__ import annotations
 
-import contextlib
-import io
-import os
 import sys
-from unittest import mock
 
-from covpool.cli.main import HELP_MARK, VERBS, _output
+from covpool.cli.main import HELP_MARK, VERBS, help_of
 from covpool.storage.files import replace_file
-
-
-def help_of(verb: str) -> str:
-    """Return the help of a verb, 100 columns wide."""
-    with (
-        mock.patch.dict(os.environ, {"COLUMNS": "102"}),
-        contextlib.redirect_stdout(io.StringIO()) as printed,
-        contextlib.suppress(SystemExit),
-    ):
-        _output(verb, ["--help"])
-    return printed.getvalue().strip()
 
 
 def make_help() -> str:

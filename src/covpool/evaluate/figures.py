@@ -17,7 +17,6 @@ from scipy.stats import binomtest
 
 from covpool.data.image_set import ImageSet, Names
 from covpool.drawing import LIGHT, Theme, drawn, dress, new_figure, png, text_style
-from covpool.evaluate.accuracy import BINS
 from covpool.evaluate.results import Results
 from covpool.evaluate.search import Scores, Side
 from covpool.storage.files import replace_file
@@ -77,9 +76,6 @@ def _draw_classes(axes: Axes, rows: Sequence[ClassRow], theme: Theme) -> None:
     )
 
 
-WIDTH = 1 / BINS
-
-
 def draw_reliability(metrics: Mapping[str, float], calibration: Mapping[str, Any], theme: Theme) -> Figure:
     """Draw a reliability diagram: accuracy per confidence bin, and below it the number of images.
 
@@ -100,8 +96,8 @@ def draw_reliability(metrics: Mapping[str, float], calibration: Mapping[str, Any
         color=theme.ink,
         loc="left",
     )
-    middles = (np.arange(BINS) + 0.5) * WIDTH
-    below.bar(middles, calibration["images"], 0.9 * WIDTH, color=theme.faint)
+    bins = len(calibration["images"])
+    below.bar((np.arange(bins) + 0.5) / bins, calibration["images"], 0.9 / bins, color=theme.faint)
     below.yaxis.set_major_locator(MaxNLocator(4, integer=True))
     below.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     below.set_ylabel("images", color=theme.faint)
@@ -114,15 +110,16 @@ def _draw_bins(
     axes: Axes, confidence: Sequence[float | None], accuracy: Sequence[float | None], theme: Theme
 ) -> None:
     filled = [number for number, value in enumerate(accuracy) if value is not None]
-    middles = (np.array(filled) + 0.5) * WIDTH
+    width = 1 / len(confidence)
+    middles = (np.array(filled) + 0.5) * width
     right = np.array([accuracy[number] for number in filled], dtype=float)
     sure = np.array([confidence[number] for number in filled], dtype=float)
     axes.plot((0, 1), (0, 1), color=theme.faint, linewidth=1, linestyle=(0, (4, 3)))
-    axes.bar(middles, right, 0.9 * WIDTH, color=theme.series[0], label="accuracy")
+    axes.bar(middles, right, 0.9 * width, color=theme.series[0], label="accuracy")
     axes.hlines(
         sure,
-        middles - 0.45 * WIDTH,
-        middles + 0.45 * WIDTH,
+        middles - 0.45 * width,
+        middles + 0.45 * width,
         color=theme.series[1],
         linewidth=2.2,
         label="mean confidence",
