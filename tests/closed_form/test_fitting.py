@@ -68,7 +68,7 @@ def test_from_a_folder_to_a_report(birds: Path, capsys: pytest.CaptureFixture[st
     assert len(predictions) == 31
     right = sum(row["label"] == row["predicted"] for row in predictions)
     assert results["top1"] == pytest.approx(right / 31)
-    assert not any(Path("runs/birds", name).exists() for name in ("vectors", "frozen", "sums"))
+    assert not any(Path("runs/birds", name).exists() for name in ("work", "sums"))
 
     page = Page(Path("runs/birds/report.html"))
     words = page.words.replace("\u00a0", " ")
@@ -129,6 +129,13 @@ def test_a_head_that_learns_is_trained_next_to_a_solved_one() -> None:
 
 
 @needs_sparrows
+@pytest.mark.usefixtures("birds")
+def test_only_heads_that_learn() -> None:
+    fitted = fit("birds", heads=("attentive",), seeds=1, **small())
+    assert fitted.metrics["best"] == "attentive"
+
+
+@needs_sparrows
 @pytest.mark.slow
 @pytest.mark.usefixtures("birds")
 def test_fine_tuning_starts_from_the_solved_head(capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,7 +154,7 @@ def test_fine_tuning_starts_from_the_solved_head(capsys: pytest.CaptureFixture[s
 def test_a_killed_fit_resumes(birds: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
     process = command("fit", birds, *SMALL, "--out", "killed", log=log)
-    send_when(process, lambda: Path("killed/vectors/train").stat(), log)
+    send_when(process, lambda: list(Path("killed/work").glob("*/train")), log)
     for folder in ("killed", "undisturbed"):
         finish(command("fit", birds, *SMALL, "--out", folder, log=log), log)
     killed, undisturbed = (
@@ -155,6 +162,17 @@ def test_a_killed_fit_resumes(birds: Path, tmp_path: Path) -> None:
     )
     for name in ("top1", "best", "heads"):
         assert killed[name] == undisturbed[name]
+
+
+@needs_sparrows
+def test_images_that_change_during_an_interruption(birds: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("covpool.closed_form.fitting.solve", lambda *args, **options: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            fit("birds", "run", **small())
+    sorted((birds / "train").glob("*/*.jpg"))[0].unlink()
+    resumed, again = (fit("birds", name, **small()).model.state_dict() for name in ("run", "again"))
+    assert all(torch.equal(resumed[name], again[name]) for name in again)
 
 
 @needs_sparrows

@@ -14,6 +14,8 @@ from covpool.closed_form.kept import SUMS, TENSORS, forget, load_sums, merge, up
 from covpool.closed_form.solve import Solution, solve
 from covpool.closed_form.sums import Sums
 from covpool.errors import UsageError
+from covpool.models.bundle import load_model
+from covpool.models.saving import save_model
 from tests.closed_form.test_fitting import birds, small
 from tests.data.pictures import needs_sparrows
 
@@ -115,3 +117,15 @@ def test_damaged_or_missing_sums(birds: Path) -> None:
     file.write_bytes(data)
     with pytest.raises(UsageError, match="are damaged"):
         update("kept", "birds")
+
+
+def test_sums_of_another_model_are_refused(birds: Path) -> None:
+    options = small(heads=("gap",), keep_sums=True)
+    fit("birds", "run", **options)
+    model = load_model("run/bundle")
+    with torch.no_grad():
+        next(model.backbone.parameters()).mul_(1.5)  # as fine-tuning does
+    save_model(model, "run/bundle")
+    for change in (lambda: update("run", "birds"), lambda: merge("run", "run", "both")):
+        with pytest.raises(UsageError, match="is not the model whose sums are kept"):
+            change()

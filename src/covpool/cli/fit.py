@@ -10,6 +10,8 @@ from covpool.closed_form.options import FitOptions
 from covpool.device import Device
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from covpool.closed_form.kept import Changed
 
 
@@ -127,31 +129,24 @@ class MergeArguments:
 def run_update(arguments: UpdateArguments) -> "Changed":
     """Update."""
     from covpool.closed_form.kept import update
-    from covpool.terminal import Progress
 
-    with Progress("images") as progress:
-        return update(
-            arguments.model,
-            arguments.data,
-            workers=arguments.workers,
-            device=arguments.device,
-            progress=progress,
-        )
+    return _with_progress(update, arguments)
 
 
 def run_forget(arguments: ForgetArguments) -> "Changed":
     """Forget."""
     from covpool.closed_form.kept import forget
+
+    return _with_progress(forget, arguments)
+
+
+def _with_progress(
+    change: "Callable[..., Changed]", arguments: UpdateArguments | ForgetArguments
+) -> "Changed":
     from covpool.terminal import Progress
 
     with Progress("images") as progress:
-        return forget(
-            arguments.model,
-            arguments.data,
-            workers=arguments.workers,
-            device=arguments.device,
-            progress=progress,
-        )
+        return change(**vars(arguments), progress=progress)
 
 
 def run_merge(arguments: MergeArguments) -> "Changed":

@@ -17,7 +17,7 @@ import torch
 
 from covpool.closed_form.kept import identity_of, save_sums
 from covpool.closed_form.options import FitOptions
-from covpool.closed_form.passing import FOLDED, FrozenPass, Progress, predictions_from
+from covpool.closed_form.passing import FOLDED, WORK, FrozenPass, Progress, predictions_from
 from covpool.closed_form.report import write_page
 from covpool.closed_form.solve import Solution, solve
 from covpool.closed_form.sums import Sums
@@ -146,11 +146,13 @@ class _Fitting(FrozenPass):
         if self.fixed:
             self.prepare_frozen()
             sums = self.summed(self.pooled("train"))
-            self.pass_seconds = time.monotonic() - started
+            pass_seconds = time.monotonic() - started
             self._stage(2, f"solve {' and '.join(self.fixed)}")
             solutions = {head: solve(found, balance=self.options.balance) for head, found in sums.items()}
             rows += self._measured(solutions)
         rows += self._trained() if self.learned else []
+        # Without a fixed head, the pass and the training of heads are not told apart.
+        self.pass_seconds = pass_seconds if self.fixed else time.monotonic() - started
         self._add_differences(rows)
         best = max(rows, key=lambda row: row["held_out"])
         if best["head"] in self.fixed:
@@ -241,7 +243,8 @@ class _Fitting(FrozenPass):
         save_model(model, self.folder / "bundle", metrics=metrics, recipe=recipe)
         if self.options.keep_sums:
             sums.identity = identity_of(model)
-            size = save_sums(self.folder / "sums", sums, head, balance=self.options.balance)
+            kept = {"head": head, "balance": self.options.balance, "batch_size": self.options.batch_size}
+            size = save_sums(self.folder / "sums", sums, kept)
             self.log(f"    sums of the training images: {human(size, 'B')} in {self.folder / 'sums'}")
 
     def _finetuned(self, head: str) -> dict[str, Any]:
@@ -335,7 +338,7 @@ class _Fitting(FrozenPass):
         }
         write_page(self.folder, record, predictions, self.measured, is_tuned=is_tuned)
         write_results(self.folder, record)
-        for name in ("vectors", "frozen", "start"):
+        for name in (WORK, "start"):
             remove_folder(self.folder / name)
         return Fitted(self.folder, record)
 

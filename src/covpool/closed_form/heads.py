@@ -138,6 +138,11 @@ class HeadVectors:
     flip: bool = False
     precision: Any = "float32"
 
+    def needs_basis(self, backbone: ModelConfig) -> bool:
+        """Return whether a head pools reduced channels."""
+        configs = (fixed_config(head, backbone, self.dim, expands=True) for head in self.heads)
+        return any(config.pool not in POOLED_ALREADY for config in configs)
+
     def start(self, model: PooledClassifier) -> PooledHeads:
         """Prepare the heads of a :func:`frozen_model`."""
         return PooledHeads(self, model)
@@ -176,11 +181,6 @@ class PooledHeads:
             with torch.no_grad():
                 weight.copy_(basis_of(model)[: len(weight)])
             self.pools[head], self.widths[head] = pool.eval(), pool.out_features
-
-    @property
-    def needs_basis(self) -> bool:
-        """Whether a head pools reduced channels."""
-        return any(isinstance(pool, CovPool) for pool in self.pools.values())
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the vectors of all heads, ``(B, sum of widths)``."""

@@ -7,7 +7,8 @@ that of a fit to the same images with the same basis.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,10 +70,10 @@ def basis_of_fit(folder: Path, dim: int) -> Tensor:
     return basis[:dim]
 
 
-def save_sums(folder: Path, sums: Sums, head: str, *, balance: bool) -> int:
-    """Write the folder of some sums, and return its size in bytes."""
+def save_sums(folder: Path, sums: Sums, about: Mapping[str, Any]) -> int:
+    """Write the folder of some sums, with the options that a change needs, and return its size in bytes."""
     data = safetensors.torch.save({name: one.contiguous() for name, one in sums.to_tensors().items()})
-    about = {"identity": sums.identity, "classes": list(sums.classes), "head": head, "balance": balance}
+    about = {**about, "identity": sums.identity, "classes": list(sums.classes)}
     with replace_folder(folder) as new:
         write_file(new / TENSORS, data)
         write_file(new / MANIFEST, Manifest({TENSORS: part_of(data)}, about).written())
@@ -131,7 +132,7 @@ class Changed:
 
 
 def update(
-    folder: str | Path,
+    model: str | Path,
     data: str | Path,
     *,
     workers: int = 2,
@@ -141,27 +142,26 @@ def update(
     """Add labeled images to a fitted model, with or without new classes. The backbone runs on them alone.
 
     Args:
-        folder: folder of a fit with ``keep_sums``; its bundle and sums are replaced.
+        model: folder of a fit with ``keep_sums``; its bundle and sums are replaced.
         data: images by class, as for :func:`covpool.fit`. If it has splits, those of train are added.
         workers: processes that read images.
         device: ``"auto"`` uses a GPU if there is one.
         progress: called with the number of images done and the total.
     """
-    root = _fit_folder(folder)
-    with held(root):
-        sums, about = load_sums(root / SUMS)
+    with _changing(model) as (root, sums, about):
         images = open_images(data, "train")
         classes = (*sums.classes, *(name for name in images.classes if name not in sums.classes))
         changed, added, seen = sums.with_classes(classes), 0, 0
         place = torch.tensor([classes.index(name) for name in images.classes])
-        for rows in _rows(root, images, workers, device, progress):
+        running = Running(about["batch_size"], workers, device)
+        for rows in _rows(root, images, running, progress):
             seen += len(rows)
             added += changed.add(Rows(rows.vectors, place[rows.labels], rows.images))
         return _save(root, root, changed, about, sums, added, seen - added)
 
 
 def forget(
-    folder: str | Path,
+    model: str | Path,
     data: str | Path,
     *,
     workers: int = 2,
@@ -173,7 +173,7 @@ def forget(
     While the vectors of all images are kept, the backbone does not run: the bytes of an image identify it.
 
     Args:
-        folder: folder of a fit with ``keep_sums``; its bundle and sums are replaced.
+        model: folder of a fit with ``keep_sums``; its bundle and sums are replaced.
         data: the images to remove: a photograph, a folder, or a CSV of paths. If the fit keeps sums without
             vectors, they must be labeled, as for :func:`covpool.fit`.
         workers: processes that read images.
@@ -183,9 +183,7 @@ def forget(
     Raises:
         UsageError: if an image was not among the training images.
     """
-    root = _fit_folder(folder)
-    with held(root):
-        sums, about = load_sums(root / SUMS)
+    with _changing(model) as (root, sums, about):
         changed, removed = sums.with_classes(sums.classes), 0
         if sums.is_exact:
             photos = open_unlabeled(data)
@@ -197,7 +195,8 @@ def forget(
             if unknown := sorted(set(images.classes) - set(sums.classes)):
                 raise UsageError(f"{data} has the class {unknown[0]!r}, which the model does not have")
             place = torch.tensor([sums.classes.index(name) for name in images.classes])
-            for rows in _rows(root, images, workers, device, progress):
+            running = Running(about["batch_size"], workers, device)
+            for rows in _rows(root, images, running, progress):
                 changed.remove(Rows(rows.vectors, place[rows.labels], rows.images))
                 removed += len(rows)
         counts = changed.counts().tolist()
@@ -213,21 +212,37 @@ def merge(first: str | Path, second: str | Path, out: str | Path) -> Changed:
         second: folder of another one with the same backbone and basis (``basis``).
         out: a new folder.
     """
-    one, other, root = _fit_folder(first), _fit_folder(second), Path(out)
+    root = Path(out)
     if root.exists() and any(root.iterdir()):
         raise UsageError(f"{out} is not empty: use another --out")
-    sums, about = load_sums(one / SUMS)
-    more, _ = load_sums(other / SUMS)
-    merged = sums + more
-    root.mkdir(parents=True, exist_ok=True)
+    with _changing(first) as (one, sums, about), _changing(second) as (_, more, _):
+        merged = sums + more
+        root.mkdir(parents=True, exist_ok=True)
+        with held(root):
+            known = len(sums) + len(more) - len(merged)
+            return _save(one, root, merged, about, None, len(merged), known)
+
+
+@contextmanager
+def _changing(folder: str | Path) -> Iterator[tuple[Path, Sums, dict[str, Any]]]:
+    """Hold the folder of a fit, and yield it with its sums and facts about them.
+
+    Raises:
+        UsageError: if the sums are not of the vectors of its model, which may have been fine-tuned since.
+    """
+    root = _fit_folder(folder)
     with held(root):
-        known = len(sums) + len(more) - len(merged)
-        return _save(one, root, merged, about, None, len(merged), known)
+        sums, about = load_sums(root / SUMS)
+        if identity_of(load_model(root / BUNDLE)) != sums.identity:
+            raise UsageError(
+                f"{root / BUNDLE} is not the model whose sums are kept: it was fine-tuned or replaced. "
+                "Run covpool fit with --keep-sums and another --out"
+            )
+        yield root, sums, about
 
 
-def _rows(root: Path, images: ImageSet, workers: int, device: Device, progress: Progress) -> Iterator[Rows]:
+def _rows(root: Path, images: ImageSet, running: Running, progress: Progress) -> Iterator[Rows]:
     """Yield the rows of images by the model of a fit, in batches of the size of the fit."""
-    running = Running(read_card(root / BUNDLE).recipe["batch_size"], workers, device)
     with scratch_folder() as scratch:
         for part in compute_vectors(
             root / BUNDLE, images, scratch / "rows", ModelVectors(), running, progress
@@ -253,7 +268,7 @@ def _save(
     set_classifier(model, solution, sums.classes)
     metrics = {"held_out": solution.accuracy}
     save_model(model, root / BUNDLE, metrics=metrics, recipe=card.recipe)
-    save_sums(root / SUMS, sums, about["head"], balance=about["balance"])
+    save_sums(root / SUMS, sums, about)
     return Changed(
         root,
         len(sums),

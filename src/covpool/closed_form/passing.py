@@ -35,11 +35,14 @@ from covpool.models.card import CARD
 from covpool.models.config import ModelConfig
 from covpool.models.model import PooledClassifier
 from covpool.models.saving import save_model
+from covpool.storage.files import Digest
 from covpool.terminal import counted
 from covpool.training.metrics import Predictions, join_predictions, predictions_of, widest_interval
 from covpool.training.splits import check_classes
 
 FOLDED = "cross-validation"
+# Folder of what is removed after a fit: the frozen model, and the vectors of the images.
+WORK = "work"
 Progress = Callable[[str, int, int], None]
 
 
@@ -83,6 +86,9 @@ class FrozenPass:
         self.backbone = ModelConfig(
             self.probe_options.model, num_classes=len(self.classes), image_size=options.image_size
         )
+        # Named by the images: after a change of the images, a resumed fit starts again.
+        names = "".join(found.fingerprint() for found in self.sets.values())
+        self.work = folder / WORK / Digest(names.encode()).hexdigest()[:16]
         self.problems = PassProblems()
         self.task = HeadVectors(self.fixed, options.dim)
 
@@ -100,17 +106,16 @@ class FrozenPass:
 
     def prepare_frozen(self) -> None:
         """Save a frozen model with a basis, from a sample of the training images or from an earlier fit."""
-        frozen = self.folder / "frozen"
+        frozen = self.work / "frozen"
         if (frozen / CARD).exists():
             self.model = prepare(load_model(frozen), self.device)
         else:
             model = frozen_model(self.backbone, self.fixed, self.probe_options)
             self.model = prepare(model, self.device)
-        self.heads = PooledHeads(self.task, self.model)
         self.sample: Sample | None = None
         if self.options.basis is not None:
             set_basis(self.model, basis_of_fit(Path(self.options.basis), len(basis_of(self.model))))
-        elif self.heads.needs_basis:
+        elif self.task.needs_basis(self.backbone):
             self.sample = Sample(
                 self.model,
                 self.train_images,
@@ -134,9 +139,9 @@ class FrozenPass:
             numbers = np.setdiff1d(np.arange(len(images)), self.sample.numbers)
             yield self.problems.noted(split, self.sample.vectors(self.heads))
         for part in compute_vectors(
-            self.folder / "frozen",
+            self.work / "frozen",
             images,
-            self.folder / "vectors" / split,
+            self.work / split,
             self.task,
             self.running,
             lambda done, total: self.progress(f"images of {split}", done, total),

@@ -1,0 +1,143 @@
+"""Time the layer that people use, and what it adds to a training step and to an answer.
+
+    python -m lab layer            # about 40 minutes on two idle cores; rerun it to resume
+    python -m lab figures layer    # the tables in docs/benchmarks.md and README.md
+
+The layer is ``CovPool`` at its defaults without the reduction: features to the upper triangle of the root.
+It is compared with its matrix products alone (:mod:`lab.bench.bare_engine`), and with the paper's equations
+followed by the triangle. The networks are a backbone with ``isqrt_cov`` and the same backbone with ``gap``.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+
+from covpool.device import chosen_device
+from covpool.functional import triu_vec
+from covpool.models.create import create_model
+from covpool.nn import CovPool
+from lab.bench.bare_engine import recorded_products, replay, replayable
+from lab.bench.contenders import plain_isqrt_cov, value_and_gradient
+from lab.bench.layers import Problem, chosen_sizes
+from lab.bench.timing import Schedule, time_interleaved, timing_figures
+from lab.record import RESULTS, SAME, new_record, record_file, resumed, write_record
+
+NAME = "layer"
+SOURCES = ("functional", "nn", "lab/bench")
+BACKBONES = ("efficientnet_lite0", "resnet50")
+IMAGE_SIZES = (224, 448)
+BATCHES = (1, 16, 64)
+CLASSES = 1000
+# A training step keeps the activations of every layer: 64 images of 448 pixels do not fit in 24 GB.
+MOST_TRAINING_PIXELS = {"efficientnet_lite0": 64 * 448**2, "resnet50": 64 * 224**2}
+
+log = logging.getLogger(__name__)
+
+
+def layer_runs(problem: Problem) -> dict[str, Callable[[], object]]:
+    """Return value and gradient of the layer, of its products alone, and of the paper's equations."""
+    size = problem.size
+    layer = CovPool(size.channels, dim=None, layout="channels_first").to(problem.device)
+    upstream = triu_vec(problem.upstream).contiguous()
+    ours = partial(value_and_gradient, layer, problem.features, upstream)
+    factors = replayable(recorded_products(ours), problem)
+    paper = partial(
+        value_and_gradient,
+        lambda x: triu_vec(plain_isqrt_cov(x, steps=problem.steps)),
+        problem.features,
+        upstream,
+    )
+    return {"bare": partial(replay, factors), "layer": ours, "paper": paper}
+
+
+def step_runs(
+    backbone: str, image_size: int, batch: int, what: str, device: str
+) -> dict[str, Callable[[], object]]:
+    """Return a training step, or the scores of a batch, of a backbone with both poolings."""
+    torch.manual_seed(0)
+    images = torch.randn(batch, 3, image_size, image_size, device=device)
+    labels = torch.randint(CLASSES, (batch,), device=device)
+    runs: dict[str, Callable[[], object]] = {}
+    for pool in ("gap", "isqrt_cov"):
+        model = create_model(backbone, pool=pool, num_classes=CLASSES, keep_resolution=False)
+        model.to(device, memory_format=torch.channels_last)
+        if what == "inference":
+            runs[pool] = partial(torch.inference_mode()(model.eval()), images)
+        else:
+            model.train()
+            optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+            runs[pool] = partial(_step, model, optimizer, images, labels)
+    return runs
+
+
+def _step(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, images: torch.Tensor, labels: torch.Tensor
+) -> None:
+    optimizer.zero_grad()
+    F.cross_entropy(model(images), labels).backward()
+    optimizer.step()
+
+
+def main(
+    out: Path = RESULTS,
+    threads: tuple[int, ...] = (1, 2),
+    rounds: int = 30,
+    step_rounds: int = 7,
+    steps: bool = True,
+    device: Literal["cpu", "cuda"] = "cpu",
+    again: bool = False,
+) -> Path:
+    """Time the layer against its products and the paper's equations, and networks with it against gap.
+
+    Args:
+        out: results folder.
+        threads: numbers of threads for the layer; networks use the last one.
+        rounds: timed rounds of the layer.
+        step_rounds: timed rounds of the networks.
+        steps: time the networks too.
+        device: device.
+        again: measure again what an earlier run has measured.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    chosen_device(device)
+    schedule, step_schedule = Schedule(rounds=rounds), Schedule(rounds=step_rounds, warmup=1)
+    arguments = {"schedule": asdict(schedule), "step_schedule": asdict(step_schedule), "dtype": "float32"}
+    record = new_record(NAME, SOURCES, arguments, device=device, seed=0) | {"layer": {}, "networks": {}}
+    file = record_file(record, out)
+    record = resumed(record, file, same=(*SAME, "schedule", "step_schedule"), again=again)
+
+    def measure(part: str, name: str, runs: Callable[[], Mapping[str, Any]], schedule: Schedule) -> None:
+        if name in record[part]:
+            return
+        timings = time_interleaved(
+            ready := runs(), reference=next(iter(ready)), schedule=schedule, seed=0, device=device
+        )
+        record[part][name] = {run: timing_figures(timing) for run, timing in timings.items()}
+        log.info(
+            "%s: %s", name, ", ".join(f"{run} {timing.ratio.median:.3f}" for run, timing in timings.items())
+        )
+        write_record(file, record)
+
+    for count, size in product(threads, chosen_sizes(None)):
+        torch.set_num_threads(count)
+        problem = Problem(size, device=device)
+        measure("layer", f"{size.name}, {count} threads", partial(layer_runs, problem), schedule)
+    for backbone, pixels, batch, what in product(
+        BACKBONES if steps else (), IMAGE_SIZES, BATCHES, ("inference", "training")
+    ):
+        if what == "training" and batch * pixels**2 > MOST_TRAINING_PIXELS[backbone] and device == "cpu":
+            continue
+        name = f"{what}, {backbone}, {pixels} pixels, batch {batch}"
+        measure("networks", name, partial(step_runs, backbone, pixels, batch, what, device), step_schedule)
+    print(file)
+    return file
