@@ -7,7 +7,8 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -102,16 +103,29 @@ def fit(
     """
     options = dataclasses.replace(options or FitOptions(), **fields)
     folder = Path(out) if out is not None else default_folder(data)
-    prepare_folder(folder, PROTOCOL, str(data))
+    arguments = asdict(options) | {"data": str(data)}
+    with joined_processes(options.device, WAIT) as processes, ExitStack() as stack:
+        processes.by_first(lambda: stack.enter_context(_held_for(folder, arguments)) and None)
+        fitting = processes.together(lambda: _Fitting(str(data), options, folder, log, progress, processes))
+        return fitting.run()
+
+
+# Minutes that processes wait for the first one, which solves and measures alone.
+WAIT = 240.0
+
+
+@contextmanager
+def _held_for(folder: Path, arguments: dict[str, Any]) -> Iterator[Path]:
+    """Hold the folder of the results, which is new or of a fit with these arguments."""
+    prepare_folder(folder, PROTOCOL, arguments["data"])
     with held(folder):
-        _check_options(folder, asdict(options) | {"data": str(data)})
+        _check_options(folder, arguments)
         mark_folder(folder, PROTOCOL)
-        with joined_processes(options.device) as processes:
-            return _Fitting(str(data), options, folder, log, progress, processes.device).run()
+        yield folder
 
 
 # Options that may differ when a fit is resumed or repeated in its folder.
-FREE = ("finetune", "epochs", "workers", "device", "keep_sums")
+FREE = ("finetune", "epochs", "workers", "device", "keep_sums", "engine", "actors", "ray_address")
 OPTIONS = "options.json"
 
 
@@ -137,50 +151,71 @@ class _Fitting(FrozenPass):
     """A call of :func:`fit`."""
 
     def run(self) -> Fitted:
+        if self.processes.world_size > 1 and (self.learned or self.options.finetune):
+            what = "--finetune" if self.options.finetune else f"the head {self.learned[0]}, which is trained,"
+            raise UsageError(f"{what} needs one process: leave out torchrun, or use covpool train")
         splits = ", ".join(f"{split} {len(images):,}" for split, images in self.sets.items())
         total = counted(sum(map(len, self.sets.values())), "image")
         self._stage(1, f"pool {total} of {counted(len(self.classes), 'class')} ({splits})")
         self.announce_test()
-        started = time.monotonic()
-        rows: list[dict[str, Any]] = []
-        if self.fixed:
-            self.prepare_frozen()
-            sums = self.summed(self.pooled("train"))
-            pass_seconds = time.monotonic() - started
-            self._stage(2, f"solve {' and '.join(self.fixed)}")
-            solutions = {head: solve(found, balance=self.options.balance) for head, found in sums.items()}
-            rows += self._measured(solutions)
-        rows += self._trained() if self.learned else []
-        # Without a fixed head, the pass and the training of heads are not told apart.
-        self.pass_seconds = pass_seconds if self.fixed else time.monotonic() - started
+        self.started = time.monotonic()
+        if not self.fixed:
+            return Fitted(self.folder, self._finish({}, {}, {}))
+        self.prepare_frozen()
+        sums = self.summed()
+        self.pass_seconds = time.monotonic() - self.started
+        self._stage(2, f"solve {' and '.join(self.fixed)}")
+        solutions = self.processes.by_first(lambda: self._solutions(sums))
+        predictions = {
+            split: self.predicted(solutions, split) for split in ("val", "test") if split in self.sets
+        }
+        self.gather_problems()
+        return Fitted(
+            self.folder, self.processes.by_first(lambda: self._finish(sums, solutions, predictions))
+        )
+
+    def _solutions(self, sums: Mapping[str, Sums]) -> dict[str, Solution]:
+        return {head: solve(of_head, balance=self.options.balance) for head, of_head in sums.items()}
+
+    def _finish(
+        self,
+        sums: Mapping[str, Sums],
+        solutions: Mapping[str, Solution],
+        predictions: Mapping[str, Mapping[str, Predictions]],
+    ) -> dict[str, Any]:
+        """Compare the heads, save the best one, fine-tune it if asked, and write the report."""
+        rows = self._measured(solutions, dict(predictions))
+        if self.learned:
+            rows += self._trained()
+        if not self.fixed:  # the pass and the training of heads are not told apart
+            self.pass_seconds = time.monotonic() - self.started
         self._add_differences(rows)
         best = max(rows, key=lambda row: row["held_out"])
         if best["head"] in self.fixed:
             self._save_best(best["head"], solutions[best["head"]], sums[best["head"]], best)
         else:
             copy_bundle(self.folder / "probe" / "heads" / best["head"], self.folder / "bundle")
-        return self._finish(rows, best)
+        return self._report(rows, best)
 
-    def _measured(self, solutions: Mapping[str, Solution]) -> list[dict[str, Any]]:
-        """Write the predictions of every head, and return its row."""
-        predictions: dict[str, dict[str, Predictions]] = {
-            split: self.predicted(solutions, split) for split in ("val", "test") if split in self.sets
-        }
+    def _measured(
+        self, solutions: Mapping[str, Solution], predictions: dict[str, Mapping[str, Predictions]]
+    ) -> list[dict[str, Any]]:
+        """Write the predictions of every solved head, and return its row."""
         if self.split == FOLDED:
-            predictions[FOLDED] = {head: self.folded(found) for head, found in solutions.items()}
+            predictions[FOLDED] = {head: self.folded(solution) for head, solution in solutions.items()}
         rows = []
-        for head, found in solutions.items():
+        for head, solution in solutions.items():
             measured = predictions[self.split][head]
             write_predictions(self._file(head), measured, self.measured)
             chosen = predictions["val"][head] if "val" in predictions else None
             rows.append(
                 {
                     "head": head,
-                    "solver": found.kind,
-                    "strength": found.strength,
+                    "solver": solution.kind,
+                    "strength": solution.strength,
                     "seeds": None,
-                    "vector": int(found.weight.shape[1]),
-                    "held_out": found.accuracy if chosen is None else _accuracy(chosen),
+                    "vector": int(solution.weight.shape[1]),
+                    "held_out": solution.accuracy if chosen is None else _accuracy(chosen),
                     "top1": _accuracy(measured),
                 }
             )
@@ -294,15 +329,16 @@ class _Fitting(FrozenPass):
         aside = np.zeros(0, dtype=np.int64)
         if "val" not in self.sets:
             aside = split_off(self.train_images, VAL_FRACTION)[1].indices
-        sums = self.summed(self.pooled("train"), aside.tolist())[head]
+        sums = self.summed(aside.tolist())[head]
         solution = solve(sums, balance=self.options.balance)
         columns, right, count = self.columns[head], 0, 0
-        images = self.sets.get("val", self.train_images)
-        for part in self.pooled("val" if "val" in self.sets else "train"):
+        split = "val" if "val" in self.sets else "train"
+        for part in self.pooled(split):
             chosen = np.isin(part.ids, aside) | ("val" in self.sets)
             scores = part.values[:, columns][torch.from_numpy(chosen)].double() @ solution.weight.T
-            found = predictions_from(part.ids[chosen], images, scores + solution.bias)
-            right, count = right + int((found.labels == found.predicted).sum()), count + len(found.ids)
+            predictions = predictions_from(part.ids[chosen], self.labels[split], scores + solution.bias)
+            right += int((predictions.labels == predictions.predicted).sum())
+            count += len(predictions.ids)
         recipe = {"protocol": PROTOCOL, **asdict(self.options)}
         metrics = {"val": {"top1": right / max(count, 1)}}
         save_model(self.solved(head, solution), folder, metrics=metrics, recipe=recipe)
@@ -311,7 +347,8 @@ class _Fitting(FrozenPass):
         """Return about how long fine-tuning takes, from the time of the pass over the training images."""
         return float(round(self.options.epochs * self.pass_seconds * STEP_OVER_FORWARD))
 
-    def _finish(self, rows: list[dict[str, Any]], best: Mapping[str, Any]) -> Fitted:
+    def _report(self, rows: list[dict[str, Any]], best: Mapping[str, Any]) -> dict[str, Any]:
+        """Fine-tune if asked, and write the report."""
         tuned = self._finetuned(best["head"]) if self.options.finetune else None
         self._stage(self.stages, "write the report")
         is_tuned = bool(tuned and tuned["is_best"])
@@ -340,7 +377,7 @@ class _Fitting(FrozenPass):
         write_results(self.folder, record)
         for name in (WORK, "start"):
             remove_folder(self.folder / name)
-        return Fitted(self.folder, record)
+        return record
 
     def _stage(self, number: int, what: str) -> None:
         self.log(f"{number}/{self.stages} {what}")

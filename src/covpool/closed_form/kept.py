@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import safetensors.torch
 import torch
 from torch import Tensor
@@ -243,11 +244,12 @@ def _changing(folder: str | Path) -> Iterator[tuple[Path, Sums, dict[str, Any]]]
 
 def _rows(root: Path, images: ImageSet, running: Running, progress: Progress) -> Iterator[Rows]:
     """Yield the rows of images by the model of a fit, in batches of the size of the fit."""
+    labels = np.asarray(images.labels, dtype=np.int64)
     with scratch_folder() as scratch:
-        for part in compute_vectors(
+        for file in compute_vectors(
             root / BUNDLE, images, scratch / "rows", ModelVectors(), running, progress
         ):
-            yield part.rows(images)
+            yield file.read().rows(labels)
 
 
 def _fit_folder(folder: str | Path) -> Path:

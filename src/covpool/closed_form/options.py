@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from covpool.device import Device
 from covpool.evaluate.probe.options import AVERAGE, ProbeOptions
-from covpool.functional.arguments import check_whole
+from covpool.functional.arguments import check_choice, check_whole
 from covpool.models.weights import KeyMap, default_backbone
 
 
@@ -31,6 +32,9 @@ class FitOptions:
         batch_size: images per batch of the backbone.
         workers: processes that read images.
         device: ``auto`` uses a GPU if there is one.
+        engine: ``local`` for this machine or the processes of torchrun, ``ray`` for a cluster.
+        actors: number of Ray processes, each with a network.
+        ray_address: address of a Ray cluster; Ray starts on this machine if not given.
     """
 
     model: str | None = None
@@ -48,11 +52,16 @@ class FitOptions:
     batch_size: int = 32
     workers: int = 2
     device: Device = "auto"
+    engine: Literal["local", "ray"] = "local"
+    actors: int = 1
+    ray_address: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "heads", tuple(dict.fromkeys(self.heads)))
         check_whole("batch_size", self.batch_size)
         check_whole("epochs", self.epochs)
+        check_whole("actors", self.actors)
+        check_choice("engine", self.engine, ("local", "ray"))
         self.probe()  # checks the others
 
     def probe(self, heads: Sequence[str] | None = None) -> ProbeOptions:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+import itertools
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from covpool.closed_form.heads import (
@@ -24,7 +24,16 @@ from covpool.closed_form.kept import basis_of_fit
 from covpool.closed_form.options import FitOptions
 from covpool.closed_form.solve import Solution
 from covpool.closed_form.sums import Sums
-from covpool.closed_form.vectors import PassProblems, Sample, Vectors, compute_vectors
+from covpool.closed_form.vectors import (
+    Adding,
+    PassProblems,
+    Sample,
+    VectorFile,
+    Vectors,
+    compute_vectors,
+    merged_sums,
+    sample_numbers,
+)
 from covpool.data.image_set import ImageSet
 from covpool.data.sources import open_splits
 from covpool.errors import UsageError
@@ -35,6 +44,7 @@ from covpool.models.card import CARD
 from covpool.models.config import ModelConfig
 from covpool.models.model import PooledClassifier
 from covpool.models.saving import save_model
+from covpool.processes import Processes
 from covpool.storage.files import Digest
 from covpool.terminal import counted
 from covpool.training.metrics import Predictions, join_predictions, predictions_of, widest_interval
@@ -55,7 +65,7 @@ class FrozenPass:
         folder: folder of the results.
         log: called with lines for a person.
         progress: called with the name of the counted items, the number done and the total.
-        device: computes the features.
+        processes: each computes and sums the vectors of a share of the images.
     """
 
     def __init__(
@@ -65,14 +75,23 @@ class FrozenPass:
         folder: Path,
         log: Callable[[str], None],
         progress: Progress,
-        device: torch.device,
+        processes: Processes,
     ) -> None:
-        self.data, self.options, self.folder, self.device = data, options, folder, device
-        self.log, self.progress = log, progress
+        self.data, self.options, self.folder, self.processes = data, options, folder, processes
+        self.device = processes.device
+        self.log = log if processes.is_first else _no_log
+        self.progress = progress if processes.is_first else _no_progress
         self.probe_options = options.probe()
         self.fixed = tuple(head for head in options.heads if is_fixed(head))
         self.learned = tuple(head for head in options.heads if head not in self.fixed)
-        self.running = Running(options.batch_size, options.workers, options.device)
+        self.running = Running(
+            options.batch_size,
+            options.workers,
+            options.device,
+            options.engine,
+            options.actors,
+            options.ray_address,
+        )
         self.stages = 3 + bool(options.finetune)
         self.sets: dict[str, ImageSet] = {
             str(split): found for split, found in open_splits(data, "auto").items()
@@ -89,7 +108,9 @@ class FrozenPass:
         # Named by the images: after a change of the images, a resumed fit starts again.
         names = "".join(found.fingerprint() for found in self.sets.values())
         self.work = folder / WORK / Digest(names.encode()).hexdigest()[:16]
+        self.labels = {split: np.asarray(found.labels, dtype=np.int64) for split, found in self.sets.items()}
         self.problems = PassProblems()
+        self.noted: set[str] = set()
         self.task = HeadVectors(self.fixed, options.dim)
 
     def announce_test(self) -> None:
@@ -107,12 +128,23 @@ class FrozenPass:
     def prepare_frozen(self) -> None:
         """Save a frozen model with a basis, from a sample of the training images or from an earlier fit."""
         frozen = self.work / "frozen"
-        if (frozen / CARD).exists():
-            self.model = prepare(load_model(frozen), self.device)
-        else:
-            model = frozen_model(self.backbone, self.fixed, self.probe_options)
-            self.model = prepare(model, self.device)
         self.sample: Sample | None = None
+        self.processes.by_first(lambda: self._make_frozen(frozen))
+        if not self.processes.is_first:
+            self.model = prepare(load_model(frozen), self.device)
+        self.heads = PooledHeads(self.task, self.model)
+        ends = np.cumsum(list(self.heads.widths.values()))
+        self.columns = {
+            head: slice(int(end) - width, int(end))
+            for (head, width), end in zip(self.heads.widths.items(), ends, strict=True)
+        }
+
+    def _make_frozen(self, folder: Path) -> None:
+        is_there = (folder / CARD).exists()
+        model = (
+            load_model(folder) if is_there else frozen_model(self.backbone, self.fixed, self.probe_options)
+        )
+        self.model = prepare(model, self.device)
         if self.options.basis is not None:
             set_basis(self.model, basis_of_fit(Path(self.options.basis), len(basis_of(self.model))))
         elif self.task.needs_basis(self.backbone):
@@ -123,57 +155,77 @@ class FrozenPass:
                 lambda done, total: self.progress("images for the basis", done, total),
             )
             set_basis(self.model, principal_directions(self.sample.positions(), len(basis_of(self.model))))
-        if not (frozen / CARD).exists():
-            save_model(self.model, frozen)
-        self.heads = PooledHeads(self.task, self.model)
-        ends = np.cumsum(list(self.heads.widths.values()))
-        self.columns = {
-            head: slice(int(end) - width, int(end))
-            for (head, width), end in zip(self.heads.widths.items(), ends, strict=True)
-        }
+        if not is_there:
+            save_model(self.model, folder)
 
-    def pooled(self, split: str) -> Iterator[Vectors]:
-        """Yield the vectors of a split, and note its problems."""
-        images, numbers = self.sets[split], None
-        if split == "train" and self.sample is not None:
-            numbers = np.setdiff1d(np.arange(len(images)), self.sample.numbers)
-            yield self.problems.noted(split, self.sample.vectors(self.heads))
-        for part in compute_vectors(
+    def files(self, split: str) -> list[VectorFile]:
+        """Compute the vectors of this process's share of a split, without the sample; return their files."""
+        count, rank, world_size = len(self.sets[split]), self.processes.rank, self.processes.world_size
+        numbers = np.arange(count)
+        if split == "train" and self.task.needs_basis(self.backbone) and self.options.basis is None:
+            numbers = np.setdiff1d(numbers, sample_numbers(count))
+        return compute_vectors(
             self.work / "frozen",
-            images,
-            self.work / split,
+            self.sets[split],
+            self.work / (split if world_size == 1 else f"{split}-{rank}-of-{world_size}"),
             self.task,
             self.running,
             lambda done, total: self.progress(f"images of {split}", done, total),
-            numbers,
-        ):
-            yield self.problems.noted(split, part)
+            np.array_split(numbers, world_size)[rank],
+        )
 
-    def summed(self, parts: Iterable[Vectors], without: Collection[int] = ()) -> dict[str, Sums]:
-        """Return the sums of every head, without some images."""
-        found = {head: Sums("", self.classes, width) for head, width in self.heads.widths.items()}
-        left_out = np.fromiter(without, dtype=np.int64)
-        for part in parts:
-            kept = torch.from_numpy(~np.isin(part.ids, left_out))
-            for head, sums in found.items():
-                sums.add(part.rows(self.train_images, self.columns[head])[kept])
-        return found
+    def pooled(self, split: str) -> Iterator[Vectors]:
+        """Yield the vectors of this process's share of a split, and note its problems once."""
+        is_new = split not in self.noted
+        self.noted.add(split)
+        sample = self.sample if split == "train" else None
+        parts = (file.read() for file in self.files(split))
+        for part in itertools.chain([sample.vectors(self.heads)] if sample is not None else [], parts):
+            if is_new:
+                self.problems.note(split, part)
+            yield part
+
+    def summed(self, without: Collection[int] = ()) -> dict[str, Sums]:
+        """Return the sums of every head over the training images of all processes, without some images."""
+        adding = Adding(self.classes, self.heads.widths, self.columns, self.labels["train"], without)
+        if self.options.engine == "ray":
+            from covpool.closed_form.ray_sums import summed_by_ray  # here: Ray is optional
+
+            sums, problems = summed_by_ray(adding, self.files("train"), self.running)
+            self.noted.add("train")
+            self.problems.add(problems)
+            if self.sample is not None:
+                part = self.sample.vectors(self.heads)
+                self.problems.note("train", part)
+                sums = merged_sums(sums, adding.sums([part]))
+            return sums
+        return {
+            head: sums.reduced(self.processes) for head, sums in adding.sums(self.pooled("train")).items()
+        }
 
     def predicted(self, solutions: Mapping[str, Solution], split: str) -> dict[str, Predictions]:
-        """Return the predictions of every head for a split."""
-        found: dict[str, list[Predictions]] = {head: [] for head in solutions}
+        """Return the predictions of every head for a split, in the first process."""
+        predictions: dict[str, list[Predictions]] = {head: [] for head in solutions}
         for part in self.pooled(split):
-            for head, one in solutions.items():
-                scores = part.values[:, self.columns[head]].double() @ one.weight.T + one.bias
-                found[head].append(predictions_from(part.ids, self.sets[split], scores))
-        return {head: join_predictions(parts) for head, parts in found.items()}
+            for head, solution in solutions.items():
+                scores = part.values[:, self.columns[head]].double() @ solution.weight.T + solution.bias
+                predictions[head].append(predictions_from(part.ids, self.labels[split], scores))
+        shares = self.processes.gather_to_first(predictions)
+        return {
+            head: join_predictions([part for share in shares for part in share[head]]) for head in solutions
+        }
+
+    def gather_problems(self) -> None:
+        """Give the first process the problems that the others have noted."""
+        for problems in self.processes.gather_to_first(self.problems)[1:]:
+            self.problems.add(problems)
 
     def folded(self, found: Solution) -> Predictions:
         """Return the predictions of images by solutions without their fold."""
-        ids, content = self.problems.images["train"]
+        ids, content = self.problems.images("train")
         order = np.argsort(content, kind="stable")
         place = order[np.searchsorted(content[order], found.images.numpy())]
-        return join_predictions([predictions_from(ids[place], self.train_images, found.held_out)])
+        return join_predictions([predictions_from(ids[place], self.labels["train"], found.held_out)])
 
     def solved(self, head: str, solution: Solution) -> PooledClassifier:
         """Return the model of a solved head."""
@@ -181,10 +233,17 @@ class FrozenPass:
         return solved_model(config, basis_of(self.model), solution, self.classes, self.probe_options)
 
 
-def predictions_from(ids: np.ndarray, images: ImageSet, scores_BK: Tensor) -> Predictions:
-    """Return the predictions of some images of a set from their scores."""
-    labels = np.asarray(images.labels, dtype=np.int64)[ids]
-    return predictions_of(Result(ids, labels, {"logits": scores_BK.float()[None]}, ()))
+def predictions_from(ids: np.ndarray, labels: np.ndarray, scores_BK: Tensor) -> Predictions:
+    """Return the predictions of some images of a set from their scores, given the labels of the set."""
+    return predictions_of(Result(ids, labels[ids], {"logits": scores_BK.float()[None]}, ()))
+
+
+def _no_log(line: str) -> None:
+    """Log nothing, in processes other than the first."""
+
+
+def _no_progress(what: str, done: int, total: int) -> None:
+    """Show nothing."""
 
 
 def measured_on(sets: Mapping[str, ImageSet]) -> tuple[str, ImageSet]:

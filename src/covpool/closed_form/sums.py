@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from covpool.errors import UsageError
+from covpool.processes import Processes
 from covpool.terminal import counted
 
 # Images are assigned to folds by their content, so that a fold is the same on every machine.
@@ -265,6 +266,34 @@ class Sums:
         made._parts = (parts[0], parts[1])
         return made
 
+    def drop_rows(self) -> None:
+        """Keep only sums, however few the images are."""
+        if self._parts is None:
+            size = len(self.classes), self.width
+            self._parts = (Part.zeros(*size), Part.zeros(*size))
+        self._flush()
+
+    def reduced(self, processes: Processes) -> Sums:
+        """Return the sums over all processes: in the first one if rows are kept, in all of them if not.
+
+        Rows are kept if those of all processes fit, as in one process.
+        """
+        if processes.world_size == 1:
+            return self
+        sizes = processes.gather((self.is_exact, len(self)))
+        row_bytes = self.views * self.width * 4
+        if all(exact for exact, _ in sizes) and sum(n for _, n in sizes) * row_bytes <= self.max_rows_bytes:
+            total = Sums(self.identity, self.classes, self.width, self.views, self.max_rows_bytes)
+            for rows in processes.gather_to_first(self.rows):
+                total.add(rows)
+            return total
+        self.drop_rows()
+        for part in self.parts:
+            for field in dataclasses.fields(part):
+                processes.sum_(getattr(part, field.name))
+        self._reservoir = _sorted(join_rows(processes.gather(self._reservoir)))[:RESERVOIR]
+        return self
+
     def to_tensors(self) -> dict[str, Tensor]:
         """Return everything but identity and classes as named tensors, for a file."""
         rows = self.rows
@@ -304,11 +333,9 @@ class Sums:
         """Turn rows into sums if they take too much memory."""
         waiting = sum(len(rows) for rows in self._waiting)
         if self._parts is None:
-            if waiting * self.views * self.width * 4 <= self.max_rows_bytes:
-                return
-            size = len(self.classes), self.width
-            self._parts = (Part.zeros(*size), Part.zeros(*size))
-        if waiting * self.views >= BLOCK_ROWS:
+            if waiting * self.views * self.width * 4 > self.max_rows_bytes:
+                self.drop_rows()
+        elif waiting * self.views >= BLOCK_ROWS:
             self._flush()
 
     def _flush(self) -> None:

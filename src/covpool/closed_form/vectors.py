@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from covpool.closed_form.heads import PooledHeads
-from covpool.closed_form.sums import Rows
+from covpool.closed_form.sums import Rows, Sums
 from covpool.data.check import REMEDIES, write_report
 from covpool.data.image_set import ImageSet, Subset
 from covpool.data.look import Problem
@@ -29,7 +30,7 @@ from covpool.inference.bulk import infer_set
 from covpool.inference.forward import Forward
 from covpool.inference.options import Files, Running
 from covpool.inference.tasks import Task, read_vectors
-from covpool.inference.work import Decoder, Unit, decoded_batches
+from covpool.inference.work import Decoder, Unit, decoded_batches, divide
 from covpool.models.model import PooledClassifier
 from covpool.nn.cov_pool import channels_first
 from covpool.storage.files import MAX_WEIGHTS_BYTES, read_file
@@ -56,10 +57,10 @@ class Vectors(NamedTuple):
     values: Tensor
     errors: list[tuple[str, str]]
 
-    def rows(self, images: ImageSet, columns: slice = slice(None)) -> Rows:
-        """Return some columns as rows of :class:`covpool.closed_form.sums.Sums`."""
-        labels = np.asarray(images.labels, dtype=np.int64)[self.ids]
-        return Rows(self.values[:, None, columns], torch.from_numpy(labels), torch.from_numpy(self.content))
+    def rows(self, labels: NDArray[np.int64], columns: slice = slice(None)) -> Rows:
+        """Return some columns as rows of :class:`covpool.closed_form.sums.Sums`, given all labels."""
+        of_rows = torch.from_numpy(labels[self.ids])
+        return Rows(self.values[:, None, columns], of_rows, torch.from_numpy(self.content))
 
 
 def join_vectors(parts: Sequence[Vectors]) -> Vectors:
@@ -72,6 +73,12 @@ def join_vectors(parts: Sequence[Vectors]) -> Vectors:
         torch.cat([part.values for part in parts])[torch.from_numpy(order)],
         list(itertools.chain.from_iterable(part.errors for part in parts)),
     )
+
+
+def sample_numbers(images: int) -> NDArray[np.int64]:
+    """Return the numbers of the images that give the basis, at equal distances."""
+    count = min(SAMPLE, images)
+    return np.arange(count) * images // max(count, 1)
 
 
 class Sample:
@@ -88,8 +95,8 @@ class Sample:
         self, model: PooledClassifier, images: ImageSet, running: Running, progress: Progress
     ) -> None:
         self.model, self.batch_size = model, running.batch_size
-        count = min(SAMPLE, len(images))
-        self.numbers = np.arange(count) * len(images) // count
+        self.numbers = sample_numbers(len(images))
+        count = len(self.numbers)
         self.parts: list[tuple[NDArray[np.int64], NDArray[np.int64], Tensor]] = []
         self.errors: list[tuple[str, str]] = []
         preprocessing = Preprocessing.of(model.pretrained_cfg)
@@ -131,6 +138,30 @@ class Sample:
         return join_vectors([*found, rest])
 
 
+@dataclass(frozen=True)
+class VectorFile:
+    """A file of vectors.
+
+    Attributes:
+        path: its path.
+        ids: the numbers of its images in the set.
+    """
+
+    path: Path
+    ids: NDArray[np.int64]
+
+    def read(self) -> Vectors:
+        """Return the vectors of its readable images."""
+        rows = read_vectors(read_file(self.path, MAX_WEIGHTS_BYTES))
+        good = np.array([error is None for error in rows.errors])
+        return Vectors(
+            self.ids[good],
+            rows.content[good],
+            torch.from_numpy(rows.vectors[good]),
+            [(rows.ids[i], str(rows.errors[i])) for i in np.flatnonzero(~good)],
+        )
+
+
 def compute_vectors(
     bundle: Path,
     images: ImageSet,
@@ -139,8 +170,8 @@ def compute_vectors(
     running: Running,
     progress: Progress,
     numbers: NDArray[np.int64] | None = None,
-) -> Iterator[Vectors]:
-    """Compute vectors by bulk inference into a folder, and yield them file by file.
+) -> list[VectorFile]:
+    """Compute vectors by bulk inference into a folder, and return its files.
 
     Args:
         bundle: the folder of a model.
@@ -153,69 +184,96 @@ def compute_vectors(
     """
     chosen = np.arange(len(images)) if numbers is None else numbers
     if not len(chosen):
-        return
+        return []
     part = images if numbers is None else Subset(images, numbers)
     files = Files(format="parquet", rows_per_file=ROWS_PER_FILE)
     infer_set(bundle, part, out, task, files, running, progress, name=images.fingerprint())
-    start = 0
-    for file in sorted(out.glob("*.parquet")):
-        found = read_vectors(read_file(file, MAX_WEIGHTS_BYTES))
-        good = np.array([error is None for error in found.errors])
-        yield Vectors(
-            chosen[start : start + len(good)][good],
-            found.content[good],
-            torch.from_numpy(found.vectors[good]),
-            [(found.ids[i], str(found.errors[i])) for i in np.flatnonzero(~good)],
-        )
-        start += len(good)
+    units = divide(part, ROWS_PER_FILE)
+    return [VectorFile(out / f"{unit.name}.parquet", chosen[unit.start : unit.stop]) for unit in units]
+
+
+@dataclass(frozen=True)
+class Adding:
+    """How vectors are added to the sums of several heads.
+
+    Attributes:
+        classes: names of the classes.
+        widths: length of the vector of each head.
+        columns: its columns.
+        labels: the labels of all images of the set.
+        without: images to leave out.
+    """
+
+    classes: tuple[str, ...]
+    widths: Mapping[str, int]
+    columns: Mapping[str, slice]
+    labels: NDArray[np.int64]
+    without: Collection[int] = ()
+
+    def sums(self, parts: Iterable[Vectors]) -> dict[str, Sums]:
+        """Return the sums of every head."""
+        sums = {head: Sums("", self.classes, width) for head, width in self.widths.items()}
+        left_out = np.fromiter(self.without, dtype=np.int64)
+        for part in parts:
+            kept = torch.from_numpy(~np.isin(part.ids, left_out))
+            for head in sums:
+                sums[head].add(part.rows(self.labels, self.columns[head])[kept])
+        return sums
+
+
+def merged_sums(first: Mapping[str, Sums], second: Mapping[str, Sums]) -> dict[str, Sums]:
+    """Return the sums of the images of both, for every head."""
+    return {head: sums + second[head] for head, sums in first.items()}
 
 
 class PassProblems:
     """Problems of the images that a pass over them finds: unreadable images, copies and leaks."""
 
     def __init__(self) -> None:
-        self._parts: dict[str, dict[int, Vectors]] = {}
+        self._ids: dict[str, list[NDArray[np.int64]]] = {}
+        self._content: dict[str, list[NDArray[np.int64]]] = {}
+        self._errors: list[tuple[str, str]] = []
 
-    def noted(self, split: str, part: Vectors) -> Vectors:
-        """Note the contents of some images once, and return them."""
-        first = int(part.ids[0]) if len(part.ids) else -1 - len(self._parts)
-        self._parts.setdefault(split, {})[first] = part._replace(values=torch.empty(0))
-        return part
+    def note(self, split: str, part: Vectors) -> None:
+        """Note the contents of some images, and the errors of unreadable ones."""
+        self._ids.setdefault(split, []).append(part.ids)
+        self._content.setdefault(split, []).append(part.content)
+        self._errors += part.errors
 
-    @property
-    def images(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """For each split the numbers and the contents of its readable images."""
-        return {
-            split: (
-                np.concatenate([part.ids for part in parts.values()]),
-                np.concatenate([part.content for part in parts.values()]),
-            )
-            for split, parts in self._parts.items()
-        }
+    def add(self, other: PassProblems) -> None:
+        """Add what another process has noted."""
+        for split, ids in other._ids.items():
+            self._ids.setdefault(split, []).extend(ids)
+            self._content.setdefault(split, []).extend(other._content[split])
+        self._errors += other._errors
+
+    def images(self, split: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the numbers and the contents of the readable images of a split, by number."""
+        ids, content = np.concatenate(self._ids[split]), np.concatenate(self._content[split])
+        order = np.argsort(ids)
+        return ids[order], content[order]
 
     def write(self, sets: Mapping[str, ImageSet], file: Path) -> dict[str, int]:
         """Write the list, and return the number of problems of each kind."""
         problems = [
-            Problem(name, "unreadable", error.partition(": ")[2] or error)
-            for parts in self._parts.values()
-            for part in parts.values()
-            for name, error in part.errors
+            Problem(name, "unreadable", error.partition(": ")[2] or error) for name, error in self._errors
         ]
-        first: dict[int, tuple[str, int]] = {}
-        for split, (ids, content) in self.images.items():
-            order = np.argsort(ids)
-            for i, number in zip(ids[order].tolist(), content[order].tolist(), strict=True):
-                if number not in first:
-                    first[number] = split, i
-                    continue
-                its_split, other = first[number]
-                kind = "duplicate"
-                if its_split != split:
-                    kind = "leak"
-                elif sets[split].label(i) != sets[its_split].label(other):
-                    kind = "two labels"
-                name, twin = sets[split].name(i), sets[its_split].name(other)
-                problems.append(Problem(name, kind, f"it has the bytes of {twin}"))
+        splits = list(self._ids)
+        noted = [self.images(split) for split in splits]
+        split_of = np.repeat(np.arange(len(splits)), [len(ids) for ids, _ in noted])
+        ids, content = (np.concatenate([pair[k] for pair in noted]) for k in range(2)) if noted else ([], [])
+        first = np.unique(content, return_index=True, return_inverse=True)
+        for k in np.flatnonzero(first[1][first[2]] != np.arange(len(content))).tolist():
+            original = int(first[1][first[2][k]])
+            split, its_split = splits[split_of[k]], splits[split_of[original]]
+            i, j = int(ids[k]), int(ids[original])
+            kind = "duplicate"
+            if its_split != split:
+                kind = "leak"
+            elif sets[split].label(i) != sets[its_split].label(j):
+                kind = "two labels"
+            detail = f"it has the bytes of {sets[its_split].name(j)}"
+            problems.append(Problem(sets[split].name(i), kind, detail))
         write_report(problems, file)
         counts = Counter(problem.problem for problem in problems)
         return {kind: counts[kind] for kind in REMEDIES if counts[kind]}

@@ -36,7 +36,7 @@ def run_ray(work: Work, running: Running, progress: Progress) -> int:
         DataError: if the whole input became unreadable, or the rows cannot be written.
     """
     total, done, bad = sum(map(len, work.units)), 0, 0
-    with _cluster(running.ray_address), _quiet():
+    with cluster(running.ray_address), _quiet():
         for row in _dataset(work, running).iter_rows():
             if row["failure"]:
                 raise DataError(row["failure"])
@@ -131,7 +131,7 @@ class _Actor:
 
 
 @contextlib.contextmanager
-def _cluster(address: str | None) -> Iterator[None]:
+def cluster(address: str | None) -> Iterator[None]:
     """Use the cluster of the caller, or start one for the time of the job."""
     if ray.is_initialized():
         yield
