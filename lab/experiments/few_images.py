@@ -4,9 +4,9 @@
     python -m lab figures few_images              # docs/images/few_images.png, docs/images/class_steps.png
 
 SETS has the folder ``sparrows`` with train and test by class. The backbone is EfficientNet-Lite0 at 224
-pixels. For 1, 2, 4, 8 and 16 images per class, three draws each, the heads in closed form are solved from these
-images alone, basis included, and the trained head of ``covpool probe`` is trained on them and on their flips. All
-accuracies are of images without their flips.
+pixels. For 1, 2, 4, 8 and 16 images per class, three draws each, the heads in closed form are solved from
+these images alone, basis included, and the trained head of ``covpool probe`` is trained on them and on their
+flips. All accuracies are of images without their flips.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ class Sparrows:
     """The cached features of the sparrows, and what heads make of them."""
 
     def __init__(self, sets: Path, runs: Path) -> None:
-        self.options = ProbeOptions(MODEL, heads=("gap", "isqrt_cov"), dim=DIM, image_size=SIZE, workers=1)
+        self.options = ProbeOptions(
+            MODEL, heads=("gap", "isqrt_cov"), dim=DIM, image_size=SIZE, workers=1, pretrained=True
+        )
         with NamedProgress() as progress:
             self.probing = Probing(
                 sets / "sparrows",
