@@ -42,7 +42,7 @@ def parse_head(name: str) -> ProbeHead:
     first, plus, joined = name.partition("+")
     pool, *given = first.split("@")
     check_method("a head", pool, CLASS_TOKEN)
-    options = dict(_option(name, one) for one in given)
+    options = dict(_option(name, text) for text in given)
     if options and pool in POOLED_ALREADY:
         raise UsageError(f"{pool} has no options; got {name!r}")
     if not plus:
@@ -98,9 +98,9 @@ def head_config(
             expansion cannot be separated.
     """
     pool, join, options = parse_head(name)
-    own = ModelConfig(backbone.backbone, pool=pool)
-    shared: dict[str, Any] = {"dim": dim if own.reduces else None}
-    if own.is_second_order:
+    default = ModelConfig(backbone.backbone, pool=pool)
+    shared: dict[str, Any] = {"dim": dim if default.reduces else None}
+    if default.is_second_order:
         shared |= {"layers": backbone.layers, "fusion": backbone.fusion}
     fields = {key: options.pop(key, value) for key, value in shared.items()}
     return ModelConfig(
@@ -236,12 +236,12 @@ def trial_settings(options: ProbeOptions) -> list[Setting]:
         >>> trial_settings(ProbeOptions(pretrained=True, trials=2))
         [Setting(lr=0.003, drop_rate=0.5), Setting(lr=0.0014, drop_rate=0.06)]
     """
-    found = [Setting(options.lr, options.drop_rate)]
+    settings = [Setting(options.lr, options.drop_rate)]
     for i in range(1, options.trials):
         along, across = ((0.5 + i * step) % 1 for step in STEPS)
         lr = LOWEST_LR * (HIGHEST_LR / LOWEST_LR) ** along
-        found.append(Setting(float(f"{lr:.2g}"), round(HIGHEST_DROP_RATE * across, 2)))
-    return found
+        settings.append(Setting(float(f"{lr:.2g}"), round(HIGHEST_DROP_RATE * across, 2)))
+    return settings
 
 
 def best_trial(trials: Iterable[dict[str, Any]]) -> dict[str, Any]:
