@@ -89,8 +89,8 @@ def builder(name: str) -> object:
 def takes_image_size(network: nn.Module) -> bool:
     """Whether the number of positions is part of the network, as in most transformers."""
     # A subclass may hand its arguments on without naming them.
-    own = (vars(cls)["__init__"] for cls in type(network).__mro__ if "__init__" in vars(cls))
-    return any("img_size" in inspect.signature(method).parameters for method in own)
+    constructors = (vars(cls)["__init__"] for cls in type(network).__mro__ if "__init__" in vars(cls))
+    return any("img_size" in inspect.signature(method).parameters for method in constructors)
 
 
 def leave_out(network: nn.Module, names: Iterable[str]) -> None:
@@ -228,11 +228,11 @@ def layers_to_keep_resolution(probe: nn.Module, run: Run) -> list[str]:
     # (PVT, MobileNetV4), and must be left to.
     last_stage = [name for name in names if _stage(name) == _stage(names[-1])]
     try:
-        _try_without_stride(probe, run, last_stage, wanted=halvings[-1].before)
+        _try_without_stride(probe, run, last_stage, expected=halvings[-1].before)
     except KeepResolutionError:
         if last_stage == names:
             raise
-        _try_without_stride(probe, run, names, wanted=halvings[-1].before)
+        _try_without_stride(probe, run, names, expected=halvings[-1].before)
         return names
     return last_stage
 
@@ -241,15 +241,15 @@ def _stage(name: str) -> str:
     return ".".join(name.split(".")[:2])
 
 
-def _try_without_stride(probe: nn.Module, run: Run, names: list[str], wanted: int) -> None:
+def _try_without_stride(probe: nn.Module, run: Run, names: list[str], expected: int) -> None:
     trial = copy.deepcopy(probe)
     remove_stride(trial, names)
     try:
         width = run(trial).shape[-1]
     except (RuntimeError, AssertionError, ValueError, TypeError) as error:
         raise KeepResolutionError("without its stride its last stage does not fit together") from error
-    if width != wanted:
-        raise KeepResolutionError(f"without its stride its last map would be {width} wide, not {wanted}")
+    if width != expected:
+        raise KeepResolutionError(f"without its stride its last map would be {width} wide, not {expected}")
 
 
 def last_halvings(network: nn.Module, run: Run) -> list[Halving]:

@@ -87,7 +87,7 @@ class CovPool(nn.Module):
         super().__init__()
         check_whole("in_channels", in_channels)
         if dim is not None:
-            check_whole("dim", dim, wanted="an int, or None for no reduction")
+            check_whole("dim", dim, expected="an int, or None for no reduction")
         if not isinstance(pool, str):
             raise UsageTypeError(f"pool must be a name, see methods(); got {pool!r}: the width is dim=...")
         check_method("pool", pool)
@@ -189,9 +189,9 @@ def channels_first(x: Tensor, in_channels: int, layout: Layout) -> Tensor:
 def _advice(x: Tensor, in_channels: int, last: bool) -> str:
     if x.ndim == 3 and x.shape[0] == in_channels:
         return "add a dimension for the batch with x.unsqueeze(0)"
-    other, axis = ("channels_first", 1) if last else ("channels_last", x.ndim - 1)
+    layout, axis = ("channels_first", 1) if last else ("channels_last", x.ndim - 1)
     if x.shape[axis] == in_channels:
-        return f'pass layout="{other}", dimension {axis} has as many'
+        return f'pass layout="{layout}", dimension {axis} has as many'
     return f"create the layer with in_channels={x.shape[x.ndim - 1 if last else 1]}"
 
 
