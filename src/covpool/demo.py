@@ -68,8 +68,8 @@ def make_images(per_class: int, seed: int) -> Textures:
         seed: random seed.
 
     Example:
-        >>> made = make_images(2, seed=0)
-        >>> made.images.shape, made.labels[:4].tolist()
+        >>> textures = make_images(2, seed=0)
+        >>> textures.images.shape, textures.labels[:4].tolist()
         (torch.Size([16, 3, 64, 64]), [0, 0, 1, 1])
     """
     random = torch.Generator().manual_seed(seed)

@@ -28,17 +28,18 @@ from covpool.hub import silence
 from covpool.models.alexnet import AlexNet
 from covpool.models.weights import PACKAGES, where_to_get
 
-OWN: dict[str, type[nn.Module]] = {"alexnet": AlexNet}
+# Backbones that are not in timm.
+NETWORKS: dict[str, type[nn.Module]] = {"alexnet": AlexNet}
 
 
 def build_network(name: str, options: Mapping[str, Any], *, pretrained: bool = False) -> nn.Module:
     """Build the network without its classifier, with timm."""
-    if name in OWN:
+    if name in NETWORKS:
         if pretrained:
             raise UsageError(f"there are no pretrained weights of {name}; leave pretrained=False")
-        return OWN[name](**options)
+        return NETWORKS[name](**options)
     if not timm.is_model(name.partition(".")[0]):
-        close = difflib.get_close_matches(name, [*timm.list_models(), *OWN], n=3)
+        close = difflib.get_close_matches(name, [*timm.list_models(), *NETWORKS], n=3)
         hint = f"did you mean {', '.join(close)}?" if close else "timm.list_models() has all names"
         raise UnsupportedBackboneError(f"timm has no backbone {name!r}: {hint}")
     if taken := {"num_classes", "global_pool", "output_stride"} & options.keys():
@@ -83,7 +84,7 @@ def _quick_hub() -> Iterator[None]:
 def builder(name: str) -> object:
     """Return the class or function that builds a network; ``None`` if there is none of this name."""
     plain = name.partition(".")[0]
-    return OWN.get(name) or (timm.model_entrypoint(plain) if timm.is_model(plain) else None)
+    return NETWORKS.get(name) or (timm.model_entrypoint(plain) if timm.is_model(plain) else None)
 
 
 def takes_image_size(network: nn.Module) -> bool:
