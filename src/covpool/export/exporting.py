@@ -48,9 +48,9 @@ class ExportReport:
 
 def export_model(
     bundle: str | Path,
+    data: str | Path,
     out: str | Path,
     *,
-    data: str | Path | None = None,
     options: ExportOptions | None = None,
     force: bool = False,
     progress: Progresses = lambda what: nullcontext(lambda done, total: None),
@@ -61,8 +61,8 @@ def export_model(
 
     Args:
         bundle: folder of a trained model with a classifier.
+        data: images of the bundle's classes, to compare the files on.
         out: new folder, or the folder of an earlier export, which is replaced.
-        data: images of the bundle's classes, to compare the files on. Required.
         options: formats, and settings of the comparison.
         force: keep files that differ too much from the bundle.
         progress: maps a label to a context manager of a callable that receives done and total.

@@ -182,7 +182,7 @@ def next_commands(folder: Path, data: str = "IMAGES") -> list[tuple[str, str]]:
     return [
         ("classify photographs", f"covpool predict {bundle} PHOTO.jpg"),
         ("see the evidence for a class", f"covpool explain {bundle} PHOTO.jpg"),
-        ("export to ONNX", f"covpool export {bundle} --formats onnx --data {shlex.quote(data)}"),
+        ("export to ONNX", f"covpool export {bundle} {shlex.quote(data)} --formats onnx"),
     ]
 
 
