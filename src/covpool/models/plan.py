@@ -26,13 +26,14 @@ from covpool.models.footprint import (
     state_of,
 )
 from covpool.models.model import PooledClassifier
+from covpool.nn.cov_pool import FROZEN_DIM
 from covpool.terminal import aligned, human
 
 Recommendation = Literal["dense", "low rank or narrow", "class-sharded"]
 # The most classes for which a dense head, and for which a low-rank or narrow one, is recommended.
 DENSE_CLASSES, LOW_RANK_CLASSES = 10_000, 100_000
-# The alternative heads in the plan.
-RANK, NARROW_DIM, SHARDS = 512, 128, (8, 64)
+# The alternative heads in the plan. The narrow one is as wide as heads on a frozen backbone.
+RANK, NARROW_DIM, SHARDS = 512, FROZEN_DIM, (8, 64)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from covpool.functional.arguments import check_choice, check_not_negative, check
 from covpool.models.config import CLASS_TOKEN, Join, ModelConfig
 from covpool.models.head import LAST, LAYERS, Layers
 from covpool.models.weights import KeyMap
+from covpool.nn.cov_pool import FROZEN_DIM
 from covpool.nn.fusion import FUSIONS, Fusion
 from covpool.nn.pooling import check_method
 
@@ -165,7 +166,7 @@ class ProbeOptions:
 
     model: str = "resnet50"
     heads: Sequence[str] = HEADS
-    dim: int = 128
+    dim: int = FROZEN_DIM
     layers: Layers = "last"
     fusion: Fusion = "each"
     pretrained: bool = False
