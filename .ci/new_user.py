@@ -110,7 +110,7 @@ def predictions() -> list[dict[str, str]]:
 
 def export() -> str:
     """Export to ONNX, and check that the command reports the same classes for all images."""
-    covpool("export", BUNDLE, "--data", "birds", "--formats", "onnx", "--rounds", "10")
+    covpool("export", BUNDLE, "birds", "--formats", "onnx", "--rounds", "10")
     (file,) = read("runs/export/results.json")["files"]
     assert file["top1"] == 1, file
     return f"{file['file']}, {file['bytes'] / 1e6:.1f} MB: the same classes as the bundle"

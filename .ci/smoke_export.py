@@ -34,7 +34,7 @@ with tempfile.TemporaryDirectory() as name:
     model = covpool.create_model("test_resnet", dim=8, num_classes=2, image_size=64).eval()
     covpool.save_model(model, "bundle", classes=["coarse", "fine"])
 
-    words = ["--out", "exported", "--data", "images", "--formats", "onnx", "--rounds", "5"]
+    words = ["images", "--out", "exported", "--formats", "onnx", "--rounds", "5"]
     assert main(["export", "bundle", *words]) == 0
     results = json.loads(Path("exported", "results.json").read_bytes())
     (file,) = results["files"]

@@ -1,7 +1,7 @@
 """Serve an exported model over HTTP: one file to start from, not a framework.
 
     pip install fastapi uvicorn onnxruntime pillow
-    covpool export runs/birds/bundle --data birds --out exported && python serve.py exported 8000
+    covpool export runs/birds/bundle birds --out exported && python serve.py exported 8000
     curl --data-binary @bird.jpg http://127.0.0.1:8000/predict
 
 Images that arrive together are classified in one batch. The size of bodies and images, the number of requests

@@ -93,7 +93,7 @@ def resumed(record: Results, file: Path, *, same: Collection[str] = (), again: b
     if again or not file.exists():
         return record
     held = read_record(file)
-    before, now = ({**one["arguments"], **one} for one in (held, record)) if same else ({}, {})
+    before, now = ({**each["arguments"], **each} for each in (held, record)) if same else ({}, {})
     changed = [name for name in same if before[name] != now[name]]
     if changed:
         raise UsageError(
@@ -109,8 +109,8 @@ def read_record(file: str | Path, name: str | None = None) -> Results:
         UsageError: if it is not a record of the experiment ``name``.
     """
     record: Results = json.loads(Path(file).read_text(encoding="utf-8"))
-    if name is not None and (found := record.get("experiment")) != name:
-        raise UsageError(f"{file} has the results of {found}, not of {name}")
+    if name is not None and (recorded := record.get("experiment")) != name:
+        raise UsageError(f"{file} has the results of {recorded}, not of {name}")
     _check(record)
     return record
 

@@ -108,12 +108,12 @@ def run_isqrt_cov(
     Returns:
         The path of the JSON file.
     """
-    wanted = chosen_sizes(sizes, batch)
+    chosen = chosen_sizes(sizes, batch)
     selected = _selected(contenders)
     schedule = schedule or Schedule()
     chosen_device(device)
     arguments = {
-        "sizes": [size.name for size in wanted],
+        "sizes": [size.name for size in chosen],
         "contenders": [contender.name for contender in selected],
         "steps": steps,
         "dtype": "float32",
@@ -124,7 +124,7 @@ def run_isqrt_cov(
     # The list of sizes may differ from that of an earlier run.
     same = (*SAME, "contenders", "steps", "dtype", "schedule")
     results = resumed(results, path, same=same, again=again)
-    for size in wanted:
+    for size in chosen:
         if size.is_that_of(results["sizes"].get(size.name)):
             log.info("%s: already measured", size.name)
             continue
@@ -141,7 +141,7 @@ def measure(
     """Measure all contenders at one size."""
     prepared = {contender.name: contender.prepare(problem) for contender in contenders}
     exact = float64_reference(problem)
-    found = {
+    measured = {
         contender.name: _untimed(contender, prepared[contender.name], problem, exact)
         for contender in contenders
     }
@@ -157,7 +157,7 @@ def measure(
                 log=show,
             )
         for name, timing in timings.items():
-            found[name][what] = timing_figures(timing)
+            measured[name][what] = timing_figures(timing)
             milliseconds, ratio = timing.seconds.median * 1e3, timing.ratio.median
             log.info("  %s %s: %.1f ms, %.2f times ours", what, name, milliseconds, ratio)
     size = problem.size
@@ -165,7 +165,7 @@ def measure(
         "channels": size.channels,
         "positions": size.positions,
         "batch": size.batch,
-        "contenders": found,
+        "contenders": measured,
     }
 
 
@@ -214,10 +214,10 @@ def float64_reference(problem: Problem) -> Reference:
 
 def relative_errors(pool: Callable[[Tensor], Tensor], problem: Problem, exact: Reference) -> dict[str, float]:
     """Return the largest difference in the batch, relative to the largest entry, of value and gradient."""
-    found = value_and_gradient(pool, problem.features, problem.upstream)
+    results = value_and_gradient(pool, problem.features, problem.upstream)
     return {
         name: float((result.double() - reference).abs().max() / reference.abs().max())
-        for name, result, reference in zip(("value", "gradient"), found, exact, strict=True)
+        for name, result, reference in zip(("value", "gradient"), results, exact, strict=True)
     }
 
 

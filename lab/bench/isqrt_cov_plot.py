@@ -64,10 +64,10 @@ def _draw_bars(axes: Any, results: Results, measure: Measure, name: str) -> None
     """Draw one contender at every size. Bars start at 1: upward means ours is faster, downward slower."""
     colour, words = _BARS[name]
     label: str | None = words  # only the first bar has one, so that the legend has one entry
-    for size, found in results["sizes"].items():
-        if name not in found["contenders"]:
+    for size, measured in results["sizes"].items():
+        if name not in measured["contenders"]:
             continue
-        ratio = found["contenders"][name][measure]["ratio"]
+        ratio = measured["contenders"][name][measure]["ratio"]
         median, low, high = ratio["median"], ratio["q1"], ratio["q3"]
         x, width = _place(results, size, name)
         axes.bar(x, median - 1, width * 0.92, bottom=1, color=colour, label=label)
@@ -84,10 +84,10 @@ def _draw_bars(axes: Any, results: Results, measure: Measure, name: str) -> None
 def _draw_targets(axes: Any, results: Results) -> None:
     """Draw a line across each bar that has a target."""
     label: str | None = "target"
-    for size, found in results["sizes"].items():
+    for size, measured in results["sizes"].items():
         for name in _BARS:
             goal = _target_ratio(size, name)
-            if goal is None or name not in found["contenders"]:
+            if goal is None or name not in measured["contenders"]:
                 continue
             x, width = _place(results, size, name)
             axes.hlines(goal, x - width / 2, x + width / 2, color="#D00000", lw=2, zorder=3, label=label)

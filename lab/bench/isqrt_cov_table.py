@@ -53,13 +53,13 @@ class Target:
 
     def measured(self, size: dict[str, Any]) -> tuple[float, float, float] | None:
         """Return median and quartiles in the results of a size; None if the contender was not measured."""
-        found = size["contenders"].get(self.contender)
-        if found is None:
+        figures = size["contenders"].get(self.contender)
+        if figures is None:
             return None
         if self.quantity == "memory":
-            kept = found["bytes_kept_per_image"] / MIB
+            kept = figures["bytes_kept_per_image"] / MIB
             return kept, kept, kept
-        ratio = found["value_and_gradient"]["ratio"]
+        ratio = figures["value_and_gradient"]["ratio"]
         if self.quantity == "overhead":
             return 1 / ratio["median"], 1 / ratio["q3"], 1 / ratio["q1"]
         return ratio["median"], ratio["q1"], ratio["q3"]
@@ -122,8 +122,8 @@ def summary(results: Results) -> str:
     rows = []
     for name, size in results["sizes"].items():
         ratios = {
-            contender: found["value_and_gradient"]["ratio"]["median"]
-            for contender, found in size["contenders"].items()
+            contender: figures["value_and_gradient"]["ratio"]["median"]
+            for contender, figures in size["contenders"].items()
         }
         speeds = [f"{number(ratios[rival] / ratios[DEFAULT])}x" for rival in ("plain", "eigh", "svd", "ours")]
         rows.append([_size_words(name, size), *speeds, f"{number(1 / ratios['bare'])}x"])
@@ -167,7 +167,7 @@ def _ratios(results: Results, measure: str) -> str:
     rivals = [name for name in results["arguments"]["contenders"] if name != "ours"]
     rows = []
     for name, size in results["sizes"].items():
-        timings = {contender: found[measure] for contender, found in size["contenders"].items()}
+        timings = {contender: figures[measure] for contender, figures in size["contenders"].items()}
         milliseconds = {key: value * 1e3 for key, value in timings["ours"]["seconds"].items()}
         ratios = [
             with_quartiles(**timings[contender]["ratio"]) if contender in timings else ""
@@ -181,11 +181,11 @@ def _times(results: Results) -> str:
     """Return a table of all times in milliseconds, with the number of rounds."""
     rows = []
     for name, size in results["sizes"].items():
-        for contender, found in size["contenders"].items():
+        for contender, figures in size["contenders"].items():
             cells = []
             for measure in MEASURES:
-                milliseconds = {key: value * 1e3 for key, value in found[measure]["seconds"].items()}
-                cells += [with_quartiles(**milliseconds), str(found[measure]["rounds"])]
+                milliseconds = {key: value * 1e3 for key, value in figures[measure]["seconds"].items()}
+                cells += [with_quartiles(**milliseconds), str(figures[measure]["rounds"])]
             rows.append([_size_words(name, size), contender, *cells])
     titles = ["size", "contender", "value, ms per batch", "rounds", "with gradient, ms per batch", "rounds"]
     return table(titles, _without_repeats(rows))
@@ -194,8 +194,8 @@ def _times(results: Results) -> str:
 def _untimed(results: Results) -> str:
     rows = []
     for name, size in results["sizes"].items():
-        for contender, found in size["contenders"].items():
-            products, kept, error = found["products"], found["bytes_kept_per_image"], found["error"]
+        for contender, figures in size["contenders"].items():
+            products, kept, error = figures["products"], figures["bytes_kept_per_image"], figures["error"]
             rows.append(
                 [
                     _size_words(name, size),
@@ -222,9 +222,9 @@ def _untimed(results: Results) -> str:
 
 def _contenders(results: Results) -> str:
     summaries = {
-        name: found["summary"]
+        name: figures["summary"]
         for size in results["sizes"].values()
-        for name, found in size["contenders"].items()
+        for name, figures in size["contenders"].items()
     }
     return "\n".join(f"- `{name}`: {summary}" for name, summary in summaries.items())
 

@@ -34,10 +34,10 @@ class Size:
         for name in ("channels", "positions", "batch"):
             check_whole(name, getattr(self, name))
 
-    def is_that_of(self, found: Mapping[str, Any] | None) -> bool:
+    def is_that_of(self, size: Mapping[str, Any] | None) -> bool:
         """Return whether results are of this size; ``None`` stands for no results."""
         names = ("channels", "positions", "batch")
-        return found is not None and all(found[name] == getattr(self, name) for name in names)
+        return size is not None and all(size[name] == getattr(self, name) for name in names)
 
 
 SIZES = {
@@ -184,11 +184,11 @@ class Entry:
 
 def chosen_entries(methods: Collection[str] | None = None) -> list[Entry]:
     """Return all variants of the given methods, or of all; the reference is always included."""
-    wanted = set(METHODS) if methods is None else {*methods, REFERENCE}
-    for name in wanted:
+    chosen = set(METHODS) if methods is None else {*methods, REFERENCE}
+    for name in chosen:
         check_choice("methods", name, METHODS)
     return [
-        Entry(name, options) for name in METHODS if name in wanted for options in VARIANTS.get(name, ({},))
+        Entry(name, options) for name in METHODS if name in chosen for options in VARIANTS.get(name, ({},))
     ]
 
 
@@ -212,7 +212,7 @@ def measure_layers(
     """Measure time and memory of every entry and decomposition at one size."""
     timed = {entry.label: _layer(entry, problem) for entry in entries}
     timed |= {name: _decomposition(name, problem) for name in DECOMPOSITIONS}
-    found: dict[str, dict[str, Any]] = {name: {} for name in timed}
+    measured: dict[str, dict[str, Any]] = {name: {} for name in timed}
     for measure in MEASURES:
         with progress(f"rounds of layers at {problem.size.name}, {measure.replace('_', ' ')}") as log:
             timings = time_interleaved(
@@ -224,16 +224,16 @@ def measure_layers(
                 log=log,
             )
         for name, timing in timings.items():
-            found[name][measure] = timing_figures(timing)
+            measured[name][measure] = timing_figures(timing)
     size = problem.size
     for name, ready in timed.items():
-        found[name]["bytes_kept_per_image"] = rounded(ready.bytes_kept / size.batch)
+        measured[name]["bytes_kept_per_image"] = rounded(ready.bytes_kept / size.batch)
     return {
         "channels": size.channels,
         "positions": size.positions,
         "batch": size.batch,
-        "entries": {entry.label: found[entry.label] for entry in entries},
-        "decompositions": {name: found[name] for name in DECOMPOSITIONS},
+        "entries": {entry.label: measured[entry.label] for entry in entries},
+        "decompositions": {name: measured[name] for name in DECOMPOSITIONS},
     }
 
 

@@ -66,12 +66,12 @@ def run_methods(
         The path of the JSON file.
     """
     entries = chosen_entries(methods)
-    wanted = chosen_sizes(sizes, batch)
+    chosen = chosen_sizes(sizes, batch)
     _check(sections, batch_sizes, step_rounds)
     device = chosen_device(device).type
     arguments = {
         "sections": [section for section in SECTIONS if section in sections],
-        "sizes": [size.name for size in wanted],
+        "sizes": [size.name for size in chosen],
         "entries": {entry.label: _entry(entry) for entry in entries},
         "dtype": "float32",
         "schedule": asdict(schedule),
@@ -86,7 +86,7 @@ def run_methods(
     path = record_file(record, out)
     record = resumed(record, path, same=(*SAME, *arguments), again=again)
     if "layers" in sections:
-        for size in wanted:
+        for size in chosen:
             if size.is_that_of(record["layers"].get(size.name)):
                 continue
             problem = Problem(size, seed=seed, device=device)
@@ -94,15 +94,15 @@ def run_methods(
             write_record(path, record)
     if "training" in sections:
         record["training"] = record["training"] or _trained(setting)
-        finished = {one["batch"] for one in record["training"]["steps"]}
+        finished = {step["batch"] for step in record["training"]["steps"]}
         left = [size for size in batch_sizes if size not in finished]
         with progress("images in steps of training") as log:
             done = 0
-            for one in measured_steps(left, step_rounds, seed, setting):
-                done += one.batch
+            for step in measured_steps(left, step_rounds, seed, setting):
+                done += step.batch
                 log(done, step_rounds * sum(left))
-                if one.results is not None:
-                    record["training"]["steps"].append(one.results)
+                if step.results is not None:
+                    record["training"]["steps"].append(step.results)
                     write_record(path, record)
     return path
 

@@ -72,8 +72,8 @@ def verdicts(results: Results) -> list[str]:
 def _standing(name: str, size: dict[str, Any]) -> list[str]:
     """List faster, level and slower methods; a method is level if its quartiles are on both sides of 1."""
     ratios = {
-        label: found["value_and_gradient"]["ratio"]
-        for label, found in size["entries"].items()
+        label: figures["value_and_gradient"]["ratio"]
+        for label, figures in size["entries"].items()
         if label.partition(" ")[0] != REFERENCE
     }
     ordered = sorted(ratios, key=lambda label: ratios[label]["median"])
@@ -93,11 +93,11 @@ def _standing(name: str, size: dict[str, Any]) -> list[str]:
 
 def _beside_the_paper(size: dict[str, Any]) -> list[str]:
     said = []
-    for label, found in size["entries"].items():
+    for label, figures in size["entries"].items():
         theirs = times_isqrt_cov(label)
         if theirs is None or label == REFERENCE:
             continue
-        ratio = found["value_and_gradient"]["ratio"]
+        ratio = figures["value_and_gradient"]["ratio"]
         sentence = (
             f"`{label}` takes {with_quartiles(**ratio)} times the time of `isqrt_cov`; the paper's ratio is "
             f"{number(theirs)}"
@@ -111,14 +111,14 @@ def _beside_the_paper(size: dict[str, Any]) -> list[str]:
 
 def _decompositions(size: dict[str, Any]) -> list[str]:
     said = []
-    for name, found in size["decompositions"].items():
+    for name, figures in size["decompositions"].items():
         theirs = ", ".join(
             f"{number(milliseconds / LAYERS[REFERENCE].forward)} by {column}"
             for column, milliseconds in DECOMPOSITIONS[name].items()
         )
         said.append(
-            f"`{name}` alone takes {with_quartiles(**found['value']['ratio'])} times as long as the value of "
-            f"`isqrt_cov`; in the paper: {theirs}."
+            f"`{name}` alone takes {with_quartiles(**figures['value']['ratio'])} times as long as the value "
+            f"of `isqrt_cov`; in the paper: {theirs}."
         )
     return said
 
@@ -134,7 +134,7 @@ def _training(steps: list[dict[str, Any]]) -> list[str]:
 
 
 def _growth(steps: list[dict[str, Any]], count: str) -> str:
-    speeds = [_speed(found, count, REFERENCE) for found in steps]
+    speeds = [_speed(step, count, REFERENCE) for step in steps]
     falls = [
         str(later["batch"])
         for later, speed, before in zip(steps[1:], speeds[1:], speeds[:-1], strict=True)
@@ -145,8 +145,8 @@ def _growth(steps: list[dict[str, Any]], count: str) -> str:
 
 
 def _gap(steps: list[dict[str, Any]], count: str) -> str:
-    ratios = [found[count][RIVAL]["ratio"]["median"] for found in steps]
-    gaps = [_speed(found, count, REFERENCE) - _speed(found, count, RIVAL) for found in steps]
+    ratios = [step[count][RIVAL]["ratio"]["median"] for step in steps]
+    gaps = [_speed(step, count, REFERENCE) - _speed(step, count, RIVAL) for step in steps]
     return (
         f"a step with `{RIVAL}` takes {_range(ratios)} times that with `isqrt_cov`; the gap between their "
         f"speeds (positive where `isqrt_cov` leads) is {_from_to(steps, gaps, 'images per second')}; in the "
@@ -157,12 +157,12 @@ def _gap(steps: list[dict[str, Any]], count: str) -> str:
 def _scaling(steps: list[dict[str, Any]]) -> str:
     pools = steps[0]["two_over_one"]
     return ", ".join(
-        f"`{pool}` {_range([found['two_over_one'][pool]['median'] for found in steps])}" for pool in pools
+        f"`{pool}` {_range([step['two_over_one'][pool]['median'] for step in steps])}" for pool in pools
     )
 
 
-def _speed(found: dict[str, Any], count: str, pool: str) -> float:
-    speed: float = found["batch"] / found[count][pool]["seconds"]["median"]
+def _speed(step: dict[str, Any], count: str, pool: str) -> float:
+    speed: float = step["batch"] / step[count][pool]["seconds"]["median"]
     return speed
 
 

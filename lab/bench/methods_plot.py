@@ -48,9 +48,9 @@ def _main_size(results: Results) -> str:
     return PAPER_SIZE if PAPER_SIZE in results["layers"] else next(iter(results["layers"]))
 
 
-def _found(size: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def _entries(size: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Return layers and decompositions by the label of their row."""
-    alone = {f"{name}{ALONE}": found for name, found in size["decompositions"].items()}
+    alone = {f"{name}{ALONE}": figures for name, figures in size["decompositions"].items()}
     return {**size["entries"], **alone}
 
 
@@ -65,8 +65,8 @@ def _labels(results: Results) -> list[str]:
 def _ratios(size: dict[str, Any]) -> dict[str, dict[str, float]]:
     """Return time ratios: layers with gradient; decompositions by their value alone, as in the paper."""
     return {
-        label: found["value" if label.endswith(ALONE) else "value_and_gradient"]["ratio"]
-        for label, found in _found(size).items()
+        label: figures["value" if label.endswith(ALONE) else "value_and_gradient"]["ratio"]
+        for label, figures in _entries(size).items()
     }
 
 
@@ -168,8 +168,8 @@ def _note(axes: Any, words: str, at: tuple[float, float], points: int = 0, **sty
 
 
 def _draw_memory(axes: Any, size: dict[str, Any], labels: list[str], *, with_paper: bool) -> None:
-    found = _found(size)
-    kept = [found[label]["bytes_kept_per_image"] / MIB for label in labels]
+    entries = _entries(size)
+    kept = [entries[label]["bytes_kept_per_image"] / MIB for label in labels]
     colours = [DECOMPOSITION if label.endswith(ALONE) else LAYER for label in labels]
     axes.barh(range(len(labels)), kept, color=colours, height=0.72)
     theirs = {label: LAYERS[label].memory or 0 for label in labels if label in LAYERS} if with_paper else {}
@@ -182,10 +182,10 @@ def _draw_memory(axes: Any, size: dict[str, Any], labels: list[str], *, with_pap
 
 def _draw_training(figure: Any, steps: list[dict[str, Any]]) -> None:
     panels = figure.subplots(1, 2, sharey=True)
-    batches = [found["batch"] for found in steps]
+    batches = [step["batch"] for step in steps]
     for axes, count, words in zip(panels, ("one", "two"), ("One process", "Two processes"), strict=True):
         for pool in steps[0][count]:
-            seconds = [found[count][pool]["seconds"] for found in steps]
+            seconds = [step[count][pool]["seconds"] for step in steps]
             speeds = {
                 which: [batch / spread[which] for batch, spread in zip(batches, seconds, strict=True)]
                 for which in ("median", "q1", "q3")

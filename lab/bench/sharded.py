@@ -108,7 +108,7 @@ def sent_bytes() -> int:
 
 def measure_traffic(classes: int, features: int, images: int) -> dict[str, dict[str, int]]:
     """Return the bytes that a process holds and sends in a step, the maximum over all processes."""
-    found = {}
+    traffic = {}
     for kind in KINDS:
         head = Head(kind, classes, features, images)
         head.step()  # DDP rebuilds its buckets after the first step
@@ -119,14 +119,14 @@ def measure_traffic(classes: int, features: int, images: int) -> dict[str, dict[
         values = torch.tensor([head.held(), sent_bytes() - before])
         dist.all_reduce(values, dist.ReduceOp.MAX)
         held, sent = values.tolist()
-        found[kind] = {"held": held, "sent": sent}
-    return found
+        traffic[kind] = {"held": held, "sent": sent}
+    return traffic
 
 
 def measure_times(classes: int, features: int, images: int, rounds: int) -> dict[str, list[float]]:
     """Return the seconds of steps of both kinds, measured in turns after a warm-up round."""
     heads = {kind: Head(kind, classes, features, images) for kind in KINDS}
-    found: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    times: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for round_ in range(rounds + 1):
         for kind in KINDS if round_ % 2 else KINDS[::-1]:
             dist.barrier()
@@ -135,8 +135,8 @@ def measure_times(classes: int, features: int, images: int, rounds: int) -> dict
             heads[kind].clear()
             dist.barrier()
             if round_:
-                found[kind].append(time.perf_counter() - started)
-    return found
+                times[kind].append(time.perf_counter() - started)
+    return times
 
 
 def measure_largest(classes: int, features: int, images: int, steps: int) -> dict[str, Any]:
@@ -185,18 +185,18 @@ def measure(traffic: dict[str, Any], times: dict[str, Any], largest: dict[str, A
     for processes in traffic["processes"]:
         for classes in traffic["classes"]:
             sizes = {"classes": classes, "features": traffic["features"], "images": traffic["images"]}
-            found = together(measure_traffic, processes, **sizes)
-            rows += [{"processes": processes, **sizes, "kind": kind, **one} for kind, one in found.items()]
+            measured = together(measure_traffic, processes, **sizes)
+            rows += [{"processes": processes, **sizes, "kind": kind, **row} for kind, row in measured.items()]
             print(rows[-2:], flush=True)
     for classes in times["classes"]:
         sizes = {"classes": classes, "features": times["features"], "images": times["images"]}
         seconds = together(measure_times, times["processes"], **sizes, rounds=times["rounds"])
         timed.append({"processes": times["processes"], **sizes, "seconds": seconds})
         print(timed[-1], flush=True)
-    own = {name: value for name, value in largest.items() if name != "processes"}
+    sizes_of_largest = {name: value for name, value in largest.items() if name != "processes"}
     results["load"] = os.getloadavg()[0]
     results |= {"traffic": rows, "times": timed}
-    results["largest"] = {**largest, **together(measure_largest, largest["processes"], **own)}
+    results["largest"] = {**largest, **together(measure_largest, largest["processes"], **sizes_of_largest)}
     print(results["largest"], flush=True)
     results["memory"] = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return results

@@ -58,7 +58,7 @@ class Setting(NamedTuple):
 PAPER_SETTING = Setting()
 
 
-class Told(NamedTuple):
+class StepProgress(NamedTuple):
     """Progress of a round: its batch size, and the results of that size after its last round."""
 
     batch: int
@@ -67,14 +67,14 @@ class Told(NamedTuple):
 
 def measured_steps(
     batch_sizes: Sequence[int], rounds: int, seed: int, setting: Setting = PAPER_SETTING
-) -> Iterator[Told]:
+) -> Iterator[StepProgress]:
     """Time steps at every batch size, for a number of rounds each."""
     return from_two_processes(_steps, tuple(batch_sizes), rounds, seed, setting)
 
 
 def _steps(
     processes: Processes, batch_sizes: Sequence[int], rounds: int, seed: int, setting: Setting
-) -> Iterator[Told]:
+) -> Iterator[StepProgress]:
     torch.manual_seed(seed)
     trained = {pool: _Trained(pool, setting, processes) for pool in setting.pools}
     for batch in batch_sizes:
@@ -83,7 +83,7 @@ def _steps(
 
 def _rounds(
     trained: Mapping[str, _Trained], batch: int, rounds: int, seed: int, setting: Setting
-) -> Iterator[Told]:
+) -> Iterator[StepProgress]:
     images = torch.randn(batch, 3, setting.image_size, setting.image_size)
     labels = torch.randint(setting.classes, (batch,))
     steps = {_name(pool, count): (pool, count) for pool in trained for count in (1, 2)}
@@ -100,20 +100,20 @@ def _rounds(
         shuffler = random.Random(seed)
         for times in interleaved_rounds(sample, dict.fromkeys(steps, rounds), rounds, shuffler):
             done.append(times)
-            yield Told(batch, _results(batch, done, setting.pools) if len(done) == rounds else None)
+            yield StepProgress(batch, _results(batch, done, setting.pools) if len(done) == rounds else None)
 
 
 def _results(batch: int, rounds: Sequence[Round], pools: Sequence[str]) -> dict[str, Any]:
     """Return times on one and two processes with ratios to the reference, and the speedup of two."""
-    found: dict[str, Any] = {"batch": batch}
+    results: dict[str, Any] = {"batch": batch}
     for words, count in (("one", 1), ("two", 2)):
         timings = {pool: timing_of(_name(pool, count), _name(REFERENCE, count), rounds) for pool in pools}
-        found[words] = {pool: timing_figures(timing) for pool, timing in timings.items()}
-    found["two_over_one"] = {
+        results[words] = {pool: timing_figures(timing) for pool, timing in timings.items()}
+    results["two_over_one"] = {
         pool: spread_figures(Spread.of(times[_name(pool, 1)] / times[_name(pool, 2)] for times in rounds))
         for pool in pools
     }
-    return found
+    return results
 
 
 def _name(pool: str, processes: int) -> str:
@@ -167,21 +167,21 @@ def from_two_processes(act: Callable[..., Iterator[T]], *arguments: Any) -> Iter
         act: a module-level function, so that a new process can import it.
         *arguments: arguments that can be pickled.
     """
-    found: Any = torch.multiprocessing.get_context("spawn").SimpleQueue()
-    context = spawn(_one_of_two, (act, arguments, _free_port(), found), nprocs=2, join=False)
+    queue: Any = torch.multiprocessing.get_context("spawn").SimpleQueue()
+    context = spawn(_one_of_two, (act, arguments, _free_port(), queue), nprocs=2, join=False)
     assert context is not None
     try:
         ended = False
         while not ended:
             ended = context.join(timeout=0.1)  # raises the error of a process
-            while not found.empty():
-                yield found.get()
+            while not queue.empty():
+                yield queue.get()
     finally:
         _end(context)
 
 
 def _one_of_two(
-    rank: int, act: Callable[..., Iterator[Any]], arguments: tuple[Any, ...], port: int, found: Any
+    rank: int, act: Callable[..., Iterator[Any]], arguments: tuple[Any, ...], port: int, queue: Any
 ) -> None:
     torch.set_num_threads(1)
     os.environ |= {
@@ -193,7 +193,7 @@ def _one_of_two(
     with joined_processes("cpu") as processes:
         for item in act(processes, *arguments):
             if processes.is_first:
-                found.put(item)
+                queue.put(item)
 
 
 def _end(context: ProcessContext) -> None:

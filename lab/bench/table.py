@@ -110,12 +110,12 @@ def _layers(name: str, size: dict[str, Any]) -> str:
     ]
     paper_titles = ["paper: ms (forward)", "paper: times iSQRT-COV", "paper: MB"]
     rows = []
-    for label, found in sorted(size["entries"].items(), key=lambda item: _seconds(item[1])):
+    for label, figures in sorted(size["entries"].items(), key=lambda item: _seconds(item[1])):
         row = [
             f"`{label}`",
-            _milliseconds(found, batch),
-            with_quartiles(**found["value_and_gradient"]["ratio"]),
-            f"{found['bytes_kept_per_image'] / MIB:.2f}",
+            _milliseconds(figures, batch),
+            with_quartiles(**figures["value_and_gradient"]["ratio"]),
+            f"{figures['bytes_kept_per_image'] / MIB:.2f}",
         ]
         rows.append(row + _paper_cells(label) if with_paper else row)
     kept = "Kept: what autograd holds for the gradient, besides the features and a layer's own parameters."
@@ -143,15 +143,15 @@ def _decompositions(sizes: dict[str, Any]) -> str:
     ]
     rows = []
     for name, size in sizes.items():
-        for algorithm, found in size["decompositions"].items():
+        for algorithm, figures in size["decompositions"].items():
             rows.append(
                 [
                     _size_words(name, size),
                     f"`{algorithm}`",
-                    _milliseconds(found, size["batch"]),
-                    with_quartiles(**found["value_and_gradient"]["ratio"]),
-                    with_quartiles(**found["value"]["ratio"]),
-                    f"{found['bytes_kept_per_image'] / MIB:.2f}",
+                    _milliseconds(figures, size["batch"]),
+                    with_quartiles(**figures["value_and_gradient"]["ratio"]),
+                    with_quartiles(**figures["value"]["ratio"]),
+                    f"{figures['bytes_kept_per_image'] / MIB:.2f}",
                     *(
                         f"{DECOMPOSITIONS[algorithm][column]:g}" if name == PAPER_SIZE else ""
                         for column in columns
@@ -192,15 +192,15 @@ def _size_words(name: str, size: dict[str, Any]) -> str:
     return f"{name} ({size['channels']}×{size['positions']}, batch {size['batch']})"
 
 
-def _seconds(found: dict[str, Any]) -> float:
-    median: float = found["value_and_gradient"]["seconds"]["median"]
+def _seconds(figures: dict[str, Any]) -> float:
+    median: float = figures["value_and_gradient"]["seconds"]["median"]
     return median
 
 
-def _milliseconds(found: dict[str, Any], batch: int) -> str:
+def _milliseconds(figures: dict[str, Any], batch: int) -> str:
     """Format the milliseconds per image with gradient, and of the value alone in brackets."""
     both, value = (
-        found[measure]["seconds"]["median"] / batch * 1e3 for measure in ("value_and_gradient", "value")
+        figures[measure]["seconds"]["median"] / batch * 1e3 for measure in ("value_and_gradient", "value")
     )
     return f"{_fine(both)} ({_fine(value)})"
 
@@ -251,12 +251,12 @@ def aligned(markdown: str) -> str:
 
 def _padded(rows: list[list[str]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    made = []
+    lines = []
     for row in rows:
         ruled = set(row) == {"---"}
         cells = ["-" * width if ruled else cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        made.append(f"| {' | '.join(cells)} |")
-    return made
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
 
 
 def with_quartiles(median: float, q1: float, q3: float) -> str:

@@ -105,15 +105,15 @@ def _alone_and_together(both: Processes, rounds: int) -> Iterator[dict[str, floa
     whole, half = _batch(recipe.batch_size), _batch(recipe.batch_size // 2)
     alone = _learner(recipe, Processes(0, 1, torch.device("cpu")))
     together = _learner(recipe, both)
-    found: dict[str, list[float]] = {"one": [], "two": []}
+    seconds: dict[str, list[float]] = {"one": [], "two": []}
     for _ in range(rounds + 1):  # the first round is a warm-up
         torch.distributed.barrier()
         if both.is_first:
-            found["one"].append(_seconds(lambda: alone.step(whole, 0)))
+            seconds["one"].append(_seconds(lambda: alone.step(whole, 0)))
         torch.distributed.barrier()
-        found["two"].append(_seconds(lambda: together.step(half, 0)))
+        seconds["two"].append(_seconds(lambda: together.step(half, 0)))
     if both.is_first:
-        yield {name: statistics.median(times[1:]) for name, times in found.items()}
+        yield {name: statistics.median(times[1:]) for name, times in seconds.items()}
 
 
 def _learner(recipe: Recipe, processes: Processes) -> Learner:
@@ -142,11 +142,11 @@ def _epochs(images: ImageSet, order: FolderOrder | ShardOrder) -> Iterator[int]:
 
 def _in_turns(what: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
     """Call the functions in turns, and return the median seconds of each."""
-    found: dict[str, list[float]] = {name: [] for name in what}
+    seconds: dict[str, list[float]] = {name: [] for name in what}
     for _ in range(rounds + 1):  # the first round is a warm-up
         for name, act in what.items():
-            found[name].append(_seconds(act))
-    return {name: statistics.median(times[1:]) for name, times in found.items()}
+            seconds[name].append(_seconds(act))
+    return {name: statistics.median(times[1:]) for name, times in seconds.items()}
 
 
 def _seconds(act: Callable[[], object]) -> float:

@@ -66,12 +66,12 @@ LONGER = (AVERAGE, "attentive", "isqrt_cov")
 PAPER = "isqrt_cov@iteration=paper@steps=5"
 # The paper's claims that heads on frozen features can test: experiment, claim, better head and other head.
 CLAIMS = tuple(
-    (one.experiment.title.partition(":")[0], claim.text, *pair)
-    for one in COMPARISONS
-    for claim in one.claims
-    if (pair := one.frozen(claim))
+    (each.experiment.title.partition(":")[0], claim.text, *pair)
+    for each in COMPARISONS
+    for claim in each.claims
+    if (pair := each.frozen(claim))
 )
-OF_CLAIMS = tuple(dict.fromkeys(head for *_, better, other in CLAIMS for head in (better, other)))
+OF_CLAIMS = tuple(dict.fromkeys(head for *_, better, worse in CLAIMS for head in (better, worse)))
 # Heads that use the learning rate and the dropout of PAPER: other steps, another normalization.
 AS_PAPER = tuple(
     head
@@ -258,10 +258,10 @@ def entry(case: Case, heads: dict[str, dict[str, Any]]) -> dict[str, Any]:
                 "source": source,
                 "text": text,
                 "better": better,
-                "other": other,
-                "difference": over(better, other),
+                "other": worse,
+                "difference": over(better, worse),
             }
-            for source, text, better, other in (CLAIMS if case.claims else ())
+            for source, text, better, worse in (CLAIMS if case.claims else ())
         ],
     }
 
@@ -274,9 +274,9 @@ def not_run(entries: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     """
     speeds: dict[str, float] = {}
     for case in CASES:
-        for one in entries.get(case.name, {"heads": []})["heads"]:
-            trainings = case.trainings(one["head"])
-            speeds[one["head"]] = one["seconds"] * trainings / case.work(one["head"])
+        for row in entries.get(case.name, {"heads": []})["heads"]:
+            trainings = case.trainings(row["head"])
+            speeds[row["head"]] = row["seconds"] * trainings / case.work(row["head"])
     median = statistics.median(speeds.values()) if speeds else 0.0
     return [
         {
@@ -284,7 +284,7 @@ def not_run(entries: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
             "hours": round(speeds.get(head, median) * case.work(head) / 3600, 2),
         }
         for case, head in chosen_cells()
-        if head not in {one["head"] for one in entries.get(case.name, {"heads": []})["heads"]}
+        if head not in {row["head"] for row in entries.get(case.name, {"heads": []})["heads"]}
     ]
 
 
@@ -310,52 +310,52 @@ def table(results: dict[str, Any]) -> str:
         "Other steps or another normalization use the setting of 5 steps, without trials.",
         "Seconds are those of one training run of a head, median over seeds.",
     ]
-    for made in results["cases"]:
-        title = TITLES[case_named(made["case"]).data]
-        lines += ["", f"## {made['case']}: {title}", "", *rows(made)]
-        if made["claims"]:
+    for case_results in results["cases"]:
+        title = TITLES[case_named(case_results["case"]).data]
+        lines += ["", f"## {case_results['case']}: {title}", "", *rows(case_results)]
+        if case_results["claims"]:
             lines += ["", "| claim of the paper | source | difference | verdict |", "|---|---|---|---|"]
             lines += [
-                f"| {one['text']} | {one['source']} | {difference(one['difference'])} "
-                f"| {frozen_verdict([one['difference']])} |"
-                for one in made["claims"]
+                f"| {claim['text']} | {claim['source']} | {difference(claim['difference'])} "
+                f"| {frozen_verdict([claim['difference']])} |"
+                for claim in case_results["claims"]
             ]
     missing = results["not_run"]
     lines += ["", f"## Not run: {len(missing)} of {len(list(chosen_cells()))} cells", ""]
     for case in CASES:
-        here = [one for one in missing if one["cell"].startswith(f"{case.name}:")]
+        here = [cell for cell in missing if cell["cell"].startswith(f"{case.name}:")]
         if here:
-            hours = duration(3600 * sum(one["hours"] for one in here))
+            hours = duration(3600 * sum(cell["hours"] for cell in here))
             lines.append(f"- {case.name}: {len(here)} heads, {hours} of training and the time for features")
     return "\n".join(lines)
 
 
-def rows(made: dict[str, Any], *, short: bool = False) -> list[str]:
+def rows(case_results: dict[str, Any], *, short: bool = False) -> list[str]:
     """Return the table of a case, the most accurate head first.
 
     Args:
-        made: results of the case.
+        case_results: results of the case.
         short: whether to leave out heads that only test claims, seeds, held-out images and the flip.
     """
-    best = made["best_attentive"]
+    best = case_results["best_attentive"]
     columns: dict[str, Callable[[dict[str, Any]], str]] = {
-        "head": lambda one: f"`{one['head']}`",
-        "seeds": lambda one: str(one["seeds"]),
-        "held out, flip": lambda one: percent(one["val"], "top1_flip"),
-        "top-1 accuracy": lambda one: percent(one["test"], "top1"),
-        "with flip": lambda one: percent(one["test"], "top1_flip"),
-        "over gap": lambda one: difference(one["over_gap"]),
-        f"over {best}" if best else "over attentive": lambda one: difference(one["over_attentive"]),
-        "trained parameters": lambda one: f"{one['parameters']:,}",
-        "vector": lambda one: f"{one['vector']:,}",
-        "seconds": lambda one: f"{one['seconds']:.0f}",
+        "head": lambda head: f"`{head['head']}`",
+        "seeds": lambda head: str(head["seeds"]),
+        "held out, flip": lambda head: percent(head["val"], "top1_flip"),
+        "top-1 accuracy": lambda head: percent(head["test"], "top1"),
+        "with flip": lambda head: percent(head["test"], "top1_flip"),
+        "over gap": lambda head: difference(head["over_gap"]),
+        f"over {best}" if best else "over attentive": lambda head: difference(head["over_attentive"]),
+        "trained parameters": lambda head: f"{head['parameters']:,}",
+        "vector": lambda head: f"{head['vector']:,}",
+        "seconds": lambda head: f"{head['seconds']:.0f}",
     }
     if short:
         for name in ("seeds", "held out, flip", "with flip"):
             del columns[name]
-    heads = [one for one in made["heads"] if not short or one["head"] in CONTEST]
-    heads.sort(key=lambda one: -one["test"]["top1"]["mean"])
-    cells = [list(columns), *([cell(one) for cell in columns.values()] for one in heads)]
+    heads = [head for head in case_results["heads"] if not short or head["head"] in CONTEST]
+    heads.sort(key=lambda head: -head["test"]["top1"]["mean"])
+    cells = [list(columns), *([cell(head) for cell in columns.values()] for head in heads)]
     lines = [f"| {' | '.join(row)} |" for row in cells]
     return [lines[0], "|---" * len(columns) + "|", *lines[1:]]
 
@@ -382,17 +382,17 @@ def main(sets: Path, runs: Path, cells: tuple[str, ...] = (), file: Path | None 
 def write(record: dict[str, Any], file: Path, sets: Path, runs: Path) -> dict[str, dict[str, dict[str, Any]]]:
     """Add the finished cells in RUNS to the results, and return all finished heads by case."""
     old = resumed(record, file).get("cases", [])
-    done = {one["case"]: {head["head"]: head for head in one["heads"]} for one in old}
+    done = {case["case"]: {head["head"]: head for head in case["heads"]} for case in old}
     for case in CASES:
         for head in newly_finished(case, done.get(case.name, ()), sets, runs):
             done.setdefault(case.name, {})[head["head"]] = head
     entries = {case.name: entry(case, done[case.name]) for case in CASES if case.name in done}
-    made = record | {"cases": list(entries.values()), "not_run": not_run(entries)}
-    write_record(file, made, table(made))
+    results = record | {"cases": list(entries.values()), "not_run": not_run(entries)}
+    write_record(file, results, table(results))
     if entries:
-        shown = [case for case in made["cases"] if len(case["heads"]) > 1] or made["cases"]
+        shown = [case for case in results["cases"] if len(case["heads"]) > 1] or results["cases"]
         panels = {
-            case_named(case["case"]).title: [one for one in case["heads"] if one["head"] in CONTEST]
+            case_named(case["case"]).title: [head for head in case["heads"] if head["head"] in CONTEST]
             for case in shown
         }
         draw(panels, (*ATTENTIVE, "gem"), file.with_suffix(".png"))

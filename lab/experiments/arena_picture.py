@@ -25,14 +25,14 @@ def draw(panels: dict[str, list[dict[str, Any]]], orange: Collection[str], path:
     figure = Figure(figsize=(14, 4.5 * lines), layout="constrained")
     for place, (title, heads) in enumerate(panels.items()):
         axes = figure.add_subplot(lines, 2, place + 1)
-        heads = sorted(heads, key=lambda one: one["test"]["top1"]["mean"])
-        points = [(max(one["seconds"], 0.1), 100 * one["test"]["top1"]["mean"]) for one in heads]
-        firsts = [one["head"].split("@")[0].split("+")[0] for one in heads]
+        heads = sorted(heads, key=lambda head: head["test"]["top1"]["mean"])
+        points = [(max(head["seconds"], 0.1), 100 * head["test"]["top1"]["mean"]) for head in heads]
+        firsts = [head["head"].split("@")[0].split("+")[0] for head in heads]
         colors = [
             "#D55E00" if first in orange else "#777777" if first == AVERAGE else "#0072B2" for first in firsts
         ]
-        for one, point, color in zip(heads, points, colors, strict=True):
-            spread = 100 * (one["test"]["top1"]["sd"] or 0.0)
+        for head, point, color in zip(heads, points, colors, strict=True):
+            spread = 100 * (head["test"]["top1"]["sd"] or 0.0)
             axes.errorbar(*point, yerr=spread, fmt="o", color=color, markersize=4)
         axes.set(xscale="log", xlabel="seconds per training run", ylabel="test accuracy in %")
         axes.set_title(title)
@@ -42,9 +42,9 @@ def draw(panels: dict[str, list[dict[str, Any]]], orange: Collection[str], path:
         # The names are in a column at the right, each with a line to its point.
         low, high = axes.get_ylim()
         column = apart([(accuracy - low) / (high - low) for _, accuracy in points], 0.035)
-        for one, point, color, height in zip(heads, points, colors, column, strict=True):
+        for head, point, color, height in zip(heads, points, colors, column, strict=True):
             axes.annotate(
-                one["head"],
+                head["head"],
                 point,
                 xytext=(1.04, height),
                 textcoords="axes fraction",

@@ -167,6 +167,6 @@ def main(photos: Path, file: Path | None = None) -> None:
         photos: folder of photographs.
         file: results file; by default that of this machine in results/.
     """
-    made = run(photos)
-    write_record(file or record_file(made), made, table(made))
-    print(table(made))
+    results = run(photos)
+    write_record(file or record_file(results), results, table(results))
+    print(table(results))

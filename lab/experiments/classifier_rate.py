@@ -62,7 +62,7 @@ def folder_of_splits(data: Path, runs: Path) -> Path:
 def run(data: Path, runs: Path, key: tuple[Any, ...]) -> dict[str, Any]:
     """Train a network, unless it is done; return its accuracies on held-out and on test images."""
     optimizer, epochs, pooling, factor, seed = key
-    own = {
+    changes = {
         "data.path": str(data),
         "seed": seed,
         "out": str(runs / "-".join(map(str, key))),
@@ -70,7 +70,7 @@ def run(data: Path, runs: Path, key: tuple[Any, ...]) -> dict[str, Any]:
         "optimizer.classifier_factor": factor,
     }
     summary = train_recipe(
-        read_recipe("modern", {**NETWORK, **OPTIMIZERS[optimizer], **POOLINGS[pooling], **own})
+        read_recipe("modern", {**NETWORK, **OPTIMIZERS[optimizer], **POOLINGS[pooling], **changes})
     ).summary
     return {
         **dict(zip(KEYS, key, strict=True)),
@@ -88,15 +88,17 @@ def key_of(row: dict[str, Any]) -> tuple[Any, ...]:
 def by_factor(rows: list[dict[str, Any]], sweep: tuple[str, int, str]) -> dict[int, list[dict[str, Any]]]:
     """Return the runs of a sweep by factor, with the seeds that are finished for every factor."""
     of_sweep = [row for row in rows if key_of(row)[:3] == sweep]
-    found = {factor: [row for row in of_sweep if row["factor"] == factor] for factor in SWEEPS[sweep]}
-    seeds = set.intersection(*({row["seed"] for row in some} for some in found.values()))
-    return {factor: [row for row in some if row["seed"] in seeds] for factor, some in found.items() if seeds}
+    by_value = {factor: [row for row in of_sweep if row["factor"] == factor] for factor in SWEEPS[sweep]}
+    seeds = set.intersection(*({row["seed"] for row in some} for some in by_value.values()))
+    return {
+        factor: [row for row in some if row["seed"] in seeds] for factor, some in by_value.items() if seeds
+    }
 
 
 def chosen(rows: list[dict[str, Any]], sweep: tuple[str, int, str]) -> int:
     """Return the factor with the best mean accuracy on held-out images."""
-    found = by_factor(rows, sweep)
-    return max(found, key=lambda factor: statistics.mean(row["held_out"] for row in found[factor]))
+    by_value = by_factor(rows, sweep)
+    return max(by_value, key=lambda factor: statistics.mean(row["held_out"] for row in by_value[factor]))
 
 
 def table(rows: list[dict[str, Any]]) -> str:

@@ -43,7 +43,7 @@ def run(backbone: str, sets: Path, runs: Path) -> dict[str, Any]:
     folder = runs / f"exports-{backbone}"
     probed = probe(data, options, out=folder / "probe", cache=runs / "cache", max_cache=100)
     bundle = folder / "probe" / "heads" / "isqrt_cov"
-    report = export_model(bundle, folder / "files", data=data, options=EXPORT, force=True)
+    report = export_model(bundle, data, folder / "files", options=EXPORT, force=True)
     kept = {name: value for name, value in report.results.items() if name != "arguments"}
     (row,) = probed.record["rows"]
     return {"backbone": backbone, "top1": row["test"]["top1"], "options": _plain(EXPORT), **kept}
@@ -62,19 +62,19 @@ def table(results: dict[str, Any]) -> str:
         "| backbone | format | same class | difference | MB | p50, ms | p99, ms |",
         "|---|---|---|---|---|---|---|",
     ]
-    for made in results["backbones"]:
-        files = {file["format"]: file for file in made["files"]}
-        for name, latency in made["latency"].items():
-            cells = [made["backbone"], name, *_compared(files.get(name), made["bundle_bytes"])]
+    for row in results["backbones"]:
+        files = {file["format"]: file for file in row["files"]}
+        for name, latency in row["latency"].items():
+            cells = [row["backbone"], name, *_compared(files.get(name), row["bundle_bytes"])]
             cells += [f"{latency['p50']:.1f}", f"{latency['p99']:.1f}"]
             lines.append(f"| {' | '.join(cells)} |")
     lines += [""]
-    for made in results["backbones"]:
-        threads = made["machine"]["threads"]
+    for row in results["backbones"]:
+        threads = row["machine"]["threads"]
         lines.append(
-            f"- {made['backbone']}: {100 * made['top1']:.1f} % top-1 accuracy in torch; int8 calibrated on "
-            f"{made['calibration_images']} training images; {threads} thread{'s' if threads > 1 else ''}; "
-            f"commit {(made['source']['commit'] or 'unknown')[:12]}, {made['date'][:10]}."
+            f"- {row['backbone']}: {100 * row['top1']:.1f} % top-1 accuracy in torch; int8 calibrated on "
+            f"{row['calibration_images']} training images; {threads} thread{'s' if threads > 1 else ''}; "
+            f"commit {(row['source']['commit'] or 'unknown')[:12]}, {row['date'][:10]}."
         )
     return "\n".join(lines)
 
@@ -103,8 +103,8 @@ def main(sets: Path, runs: Path, backbones: tuple[str, ...] = BACKBONES, file: P
     file = file or record_file(record)
     record = resumed(record | {"backbones": []}, file)
     for backbone in backbones:
-        found = run(backbone, sets, runs)
-        others = [one for one in record["backbones"] if one["backbone"] != backbone]
-        record["backbones"] = sorted([*others, found], key=lambda one: BACKBONES.index(one["backbone"]))
+        row = run(backbone, sets, runs)
+        others = [old for old in record["backbones"] if old["backbone"] != backbone]
+        record["backbones"] = sorted([*others, row], key=lambda each: BACKBONES.index(each["backbone"]))
         write_record(file, record, table(record))
-        print(table({"backbones": [found]}), flush=True)
+        print(table({"backbones": [row]}), flush=True)

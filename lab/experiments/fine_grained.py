@@ -143,10 +143,10 @@ def weights_file(backbone: str) -> Path:
 
 def run(case: Case, sets: Path, runs: Path) -> dict[str, Any]:
     """Probe a case, unless it is done."""
-    made = probe(
+    probed = probe(
         str(sets / case.data), case.options(), out=_out(case, runs), cache=runs / "cache", max_cache=100
     )
-    return entry(case, made.record)
+    return entry(case, probed.record)
 
 
 def entry(case: Case, record: dict[str, Any]) -> dict[str, Any]:
@@ -178,11 +178,11 @@ def table(results: dict[str, Any]) -> str:
         "",
     ]
     for data, title in TITLES.items():
-        cases = [made for made in results["cases"] if made["case"]["data"] == data]
+        cases = [row for row in results["cases"] if row["case"]["data"] == data]
         if cases:
             lines += [f"## {title}", "", *_rows(cases), ""]
             lines += [f"For comparison: {PAPER[data]}.", ""] if data in PAPER else []
-    commands = [f"{made['command']}  # on {machine_name(made['machine'])}" for made in results["cases"]]
+    commands = [f"{row['command']}  # on {machine_name(row['machine'])}" for row in results["cases"]]
     return "\n".join([*lines, "## Commands", "", "```sh", *commands, "```"])
 
 
@@ -192,9 +192,9 @@ def _rows(cases: list[dict[str, Any]]) -> list[str]:
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     listed = set()
-    for made in cases:
-        case = made["case"]
-        for head in made["heads"]:
+    for row in cases:
+        case = row["case"]
+        for head in row["heads"]:
             if head["head"] == "gap" and (case["backbone"], case["size"]) in listed:
                 continue  # average pooling has no d
             listed.add((case["backbone"], case["size"]))
@@ -228,13 +228,13 @@ def main(
         file_of_case = _out(case, runs) / "results.json"
         if (cases and case.name not in cases) or (collect and not file_of_case.exists()):
             continue
-        found = entry(case, json.loads(file_of_case.read_bytes())) if collect else run(case, sets, runs)
-        others = [one for one in record["cases"] if _place(one["case"]) != CASES.index(case)]
-        record["cases"] = sorted([*others, found], key=lambda one: _place(one["case"]))
+        row = entry(case, json.loads(file_of_case.read_bytes())) if collect else run(case, sets, runs)
+        others = [old for old in record["cases"] if _place(old["case"]) != CASES.index(case)]
+        record["cases"] = sorted([*others, row], key=lambda each: _place(each["case"]))
         write_record(file, record, table(record))
-        print(table({"cases": [found]}), flush=True)
+        print(table({"cases": [row]}), flush=True)
 
 
 def _place(case: dict[str, Any]) -> int:
-    places = (i for i, one in enumerate(CASES) if (one.name, one.dim) == (case["name"], case["dim"]))
+    places = (i for i, known in enumerate(CASES) if (known.name, known.dim) == (case["name"], case["dim"]))
     return next(places, len(CASES))

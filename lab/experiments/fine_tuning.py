@@ -117,8 +117,8 @@ def main(sets: Path, runs: Path, cases: tuple[str, ...] = (), file: Path | None 
     for case in CASES:
         if cases and case.data not in cases:
             continue
-        found = run(case, sets, runs)
-        record["rows"] = [row for row in record["rows"] if row["data"] != case.data] + found
+        rows = run(case, sets, runs)
+        record["rows"] = [row for row in record["rows"] if row["data"] != case.data] + rows
         record["changes"][case.data] = {"schedule.epochs": case.epochs, **case.changes}
         write_record(file, record, table(record))
         print(table(record), flush=True)

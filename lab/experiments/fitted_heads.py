@@ -64,24 +64,24 @@ class Heads:
         """Build the network with an iteration, from pretrained weights."""
         options = self.options
         config = head_config("isqrt_cov", self.config, options.dim, options.drop_rate, expands=self.expands)
-        own = {**vars(config), "pool_options": ITERATIONS[iteration]}
-        return build_model(ModelConfig(**own), pretrained=True)
+        fields = {**vars(config), "pool_options": ITERATIONS[iteration]}
+        return build_model(ModelConfig(**fields), pretrained=True)
 
     def row(self, iteration: str, seed: int) -> dict[str, Any]:
         """Train a head, and evaluate it with every iteration."""
         torch.manual_seed(number("weights", seed))
         model = self.build(iteration)
         fit_head(model, self.train, self.train.usable, self.options, seed, _show(f"{iteration}, seed {seed}"))
-        found = {}
-        for other in ITERATIONS:
-            evaluated = self.build(other)
+        correct = {}
+        for tested in ITERATIONS:
+            evaluated = self.build(tested)
             evaluated.load_state_dict(model.state_dict())
             right = [
                 logits.mean(dim=0).argmax(dim=1).numpy() == self.test.labels[ids]
                 for ids, logits in head_outputs(evaluated, self.test, self.test.usable)
             ]
-            found[other] = np.packbits(np.concatenate(right)).tobytes().hex()
-        return {"trained": iteration, "seed": seed, "correct": found}
+            correct[tested] = np.packbits(np.concatenate(right)).tobytes().hex()
+        return {"trained": iteration, "seed": seed, "correct": correct}
 
 
 def _show(what: str) -> Any:
@@ -104,24 +104,24 @@ def table(results: dict[str, Any]) -> str:
         "| set | trained with | evaluated with | top-1 in % | difference in points (95 % interval) | seeds |",
         "|---|---|---|---|---|---|",
     ]
-    for name, found in results["sets"].items():
-        rows, images = found["rows"], found["images"]
+    for name, measured in results["sets"].items():
+        rows, images = measured["rows"], measured["images"]
         base = {row["seed"]: correct(row, BASELINE, images) for row in rows if row["trained"] == BASELINE}
         for trained in ITERATIONS:
             for evaluated in ITERATIONS:
                 if trained not in (BASELINE, evaluated):
                     continue
-                own = {
+                by_seed = {
                     row["seed"]: correct(row, evaluated, images) for row in rows if row["trained"] == trained
                 }
-                if not own:
+                if not by_seed:
                     continue
-                shares = [100 * float(one.mean()) for one in own.values()]
+                shares = [100 * float(right.mean()) for right in by_seed.values()]
                 spread = f" ± {stdev(shares):.2f}" if len(shares) > 1 else ""
-                both = sorted(own.keys() & base.keys())
+                both = sorted(by_seed.keys() & base.keys())
                 cell = ""
                 if both and (trained, evaluated) != (BASELINE, BASELINE):
-                    per_image = np.mean([own[seed] - base[seed] for seed in both], axis=0)
+                    per_image = np.mean([by_seed[seed] - base[seed] for seed in both], axis=0)
                     half = 196 * per_image.std() / images**0.5
                     middle = 100 * per_image.mean()
                     cell = f"{middle:+.2f} ({middle - half:+.2f} to {middle + half:+.2f})"
@@ -147,11 +147,11 @@ def main(data: Path, cache: Path, file: Path | None = None) -> None:
     file = file or record_file(record)
     record = resumed(record | {"sets": {}}, file)
     heads = Heads(data, cache)
-    found = record["sets"].setdefault(data.name, {"images": len(heads.test.usable), "rows": []})
+    measured = record["sets"].setdefault(data.name, {"images": len(heads.test.usable), "rows": []})
     for seed in range(SEEDS):
         for iteration in TRAINED:
-            if any((row["trained"], row["seed"]) == (iteration, seed) for row in found["rows"]):
+            if any((row["trained"], row["seed"]) == (iteration, seed) for row in measured["rows"]):
                 continue
-            found["rows"].append(heads.row(iteration, seed))
+            measured["rows"].append(heads.row(iteration, seed))
             write_record(file, record, table(record))
     print(table(record))

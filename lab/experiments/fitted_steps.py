@@ -91,18 +91,18 @@ def fitted(fit: Fit, starts: Sequence[Sequence[float]] | None = None) -> Coeffic
         starts = np.random.default_rng(SEED).uniform(0.1, 0.95, (STARTS, fit.steps)).tolist()
     x = np.geomspace(fit.low, 1.0, GRID)
     log_target = np.log(TARGETS[fit.target](x))
-    found = [_descended(np.asarray(start), x, log_target) for start in starts]
-    best = min(found, key=lambda c: _spread(c, x, log_target))
+    candidates = [_descended(np.asarray(start), x, log_target) for start in starts]
+    best = min(candidates, key=lambda c: _spread(c, x, log_target))
     return _coefficients(best, _log_ratio(best, x, log_target))
 
 
 def shape(coefficients: Coefficients) -> list[float]:
     """Return ``c_k`` of given coefficients, a start near them."""
-    scale, found = 1.0, []
+    scale, shapes = 1.0, []
     for a, b in coefficients:
-        found.append(-b / a * scale)
-        scale *= a * a * _largest(found[-1])
-    return found
+        shapes.append(-b / a * scale)
+        scale *= a * a * _largest(shapes[-1])
+    return shapes
 
 
 def _log_ratio(c: Values, x: Values, log_target: Values) -> Values:
@@ -160,10 +160,10 @@ def _coefficients(c: Values, log_ratio: Values) -> Coefficients:
 
 def run() -> dict[str, Any]:
     """Compute all fits."""
-    found = []
+    fits = []
     for fit in FITS:
         coefficients = fitted(fit)
-        found.append(
+        fits.append(
             {
                 **fit._asdict(),
                 "coefficients": coefficients,
@@ -174,7 +174,7 @@ def run() -> dict[str, Any]:
     return {
         **new_record("fitted_steps", ("functional", "lab/experiments"), seed=SEED),
         "starts": STARTS,
-        "fits": found,
+        "fits": fits,
     }
 
 
@@ -212,8 +212,8 @@ def draw(results: dict[str, Any], path: Path) -> None:
     left, *panels = figure.subplots(1, 4, width_ratios=[1.5, 1, 1, 1])
     colors = {3: LIGHT.series[1], 4: LIGHT.series[0], 5: "#1b7f4d"}
     x = np.geomspace(1e-5, 1, 2000)
-    found = {(fit["target"], fit["steps"]): fit for fit in results["fits"]}
-    three = found["5 paper steps", 3]["coefficients"]
+    fits = {(fit["target"], fit["steps"]): fit for fit in results["fits"]}
+    three = fits["5 paper steps", 3]["coefficients"]
     left.loglog(x, np.sqrt(x), color=LIGHT.faint, lw=1, ls=":", label="exact root")
     left.loglog(x, values(x, paper_steps(5)), color=LIGHT.ink, lw=3, alpha=0.35, label="5 paper steps")
     left.loglog(x, values(x, three), color=colors[3], lw=1.3, label="3 fitted steps")
@@ -222,7 +222,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
     left.set_ylabel("eigenvalue out")
     left.legend(frameon=False, fontsize=8.5)
     for panel, (name, target) in zip(panels, TARGETS.items(), strict=True):
-        for (of, steps), fit in found.items():
+        for (of, steps), fit in fits.items():
             if of == name:
                 inside = x[x >= fit["low"]]
                 off = 100 * np.abs(values(inside, fit["coefficients"]) / target(inside) - 1)
@@ -243,9 +243,9 @@ def main(file: Path | None = None) -> None:
     Args:
         file: results file; by default that of this machine in results/.
     """
-    made = run()
-    write_record(file or record_file(made), made, table(made))
-    print(table(made))
+    results = run()
+    write_record(file or record_file(results), results, table(results))
+    print(table(results))
 
 
 def write_pages(file: Path | None = None, picture: Path = PICTURE) -> list[Path]:

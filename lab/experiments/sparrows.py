@@ -43,11 +43,11 @@ def run(data: str, weights: str, runs: str) -> dict[str, Any]:
     """Train every network, unless it is done, and return the results."""
     rows = []
     for name, changes in EXPERIMENTS.items():
-        own = {"data.path": data, "weights.path": weights, "out": str(Path(runs) / name)}
-        made = compare(read_recipe("modern", {**SHARED, **changes, **own}), "gap")
+        files = {"data.path": data, "weights.path": weights, "out": str(Path(runs) / name)}
+        compared = compare(read_recipe("modern", {**SHARED, **changes, **files}), "gap")
         rows += [
             {"experiment": name, "pooling": pool, **{key: run.summary[key] for key in KEPT}}
-            for pool, run in made.runs.items()
+            for pool, run in compared.runs.items()
         ]
     return {"shared": SHARED, "experiments": EXPERIMENTS, "rows": rows}
 

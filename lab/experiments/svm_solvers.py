@@ -48,14 +48,14 @@ def run(sets: Path, runs: Path, scratch: Path) -> dict[str, Any]:
     file.write(np.arange(len(train)), train)
     problem = Problem(file, np.arange(len(train)), np.tile(labels["train"], 2), model.num_classes)
     passes: list[float] = []
-    found, seconds = {}, {}
+    scores_of, seconds = {}, {}
     solvers: dict[str, Callable[[], LinearScores]] = {
         "streaming": lambda: solve_streaming(problem, scratch, passes=lambda _, worst: passes.append(worst)),
         "LinearSVC": lambda: solve_in_memory(problem),
     }
     for name, solve in solvers.items():
         started = time.process_time()
-        found[name] = _scores(solve(), vectors["test"])
+        scores_of[name] = _scores(solve(), vectors["test"])
         seconds[name] = round(time.process_time() - started, 1)
     return {
         **new_record("svm_solvers", PACKAGES, {"case": CASE.name}, seed=0),
@@ -65,10 +65,10 @@ def run(sets: Path, runs: Path, scratch: Path) -> dict[str, Any]:
         "cpu_seconds": seconds,
         "top1_flip": {
             name: float((scores.mean(axis=0).argmax(axis=1) == labels["test"]).mean())
-            for name, scores in found.items()
+            for name, scores in scores_of.items()
         },
-        "largest_difference": float(np.abs(found["streaming"] - found["LinearSVC"]).max()),
-        "largest_score": float(np.abs(found["LinearSVC"]).max()),
+        "largest_difference": float(np.abs(scores_of["streaming"] - scores_of["LinearSVC"]).max()),
+        "largest_score": float(np.abs(scores_of["LinearSVC"]).max()),
     }
 
 
@@ -84,6 +84,6 @@ def main(sets: Path, runs: Path, file: Path | None = None) -> None:
         runs: folder of the training runs of fine_grained.
         file: results file; by default that of this machine in results/.
     """
-    made = run(sets, runs, runs)
-    write_record(file or record_file(made), made)
-    print({name: made[name] for name in ("top1_flip", "largest_difference", "cpu_seconds")})
+    results = run(sets, runs, runs)
+    write_record(file or record_file(results), results)
+    print({name: results[name] for name in ("top1_flip", "largest_difference", "cpu_seconds")})

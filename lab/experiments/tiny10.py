@@ -56,17 +56,17 @@ POOLINGS: dict[str, dict[str, Any]] = {
 
 def run(data: Path, runs: Path) -> dict[str, Any]:
     """Train every pooling with every seed, unless it is done, and return the results."""
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in POOLINGS}
+    summaries_of: dict[str, list[dict[str, Any]]] = {name: [] for name in POOLINGS}
     for seed in SEEDS:
         for name, pooling in POOLINGS.items():
             folder = runs / f"{name.replace(', ', '-')}-{seed}"
-            own = {"data.path": str(data), "seed": seed, "out": str(folder)}
-            summary = train_recipe(read_recipe(None, {**NETWORK, **TRAINING, **pooling, **own})).summary
-            found[name].append(summary)
+            changes = {"data.path": str(data), "seed": seed, "out": str(folder)}
+            summary = train_recipe(read_recipe(None, {**NETWORK, **TRAINING, **pooling, **changes})).summary
+            summaries_of[name].append(summary)
     return {
         "network": NETWORK,
         "training": TRAINING,
-        "rows": [_row(name, summaries) for name, summaries in found.items()],
+        "rows": [_row(name, summaries) for name, summaries in summaries_of.items()],
     }
 
 
@@ -74,7 +74,7 @@ def table(results: dict[str, Any]) -> str:
     """Return the results as Markdown."""
     lines = ["| pooling | top-1 accuracy after the last epoch, % | each seed |", "|---|---|---|"]
     for row in results["rows"]:
-        each = ", ".join(f"{100 * one['last_top1']:.1f}" for one in row["runs"])
+        each = ", ".join(f"{100 * trained['last_top1']:.1f}" for trained in row["runs"])
         lines.append(f"| {row['pooling']} | {100 * row['mean']:.1f} ± {100 * row['sd']:.1f} | {each} |")
     return "\n".join(lines)
 
@@ -86,11 +86,11 @@ def _row(name: str, summaries: list[dict[str, Any]]) -> dict[str, Any]:
     """
     kept = ("seed", "parameters", "seconds", "source", "versions", "machine")
     runs = [
-        {key: one[key] for key in kept}
-        | {"last_top1": one["last_epoch"]["top1"], "best_top1": one["metrics"]["top1"]}
-        for one in summaries
+        {key: summary[key] for key in kept}
+        | {"last_top1": summary["last_epoch"]["top1"], "best_top1": summary["metrics"]["top1"]}
+        for summary in summaries
     ]
-    top1 = [one["last_top1"] for one in runs]
+    top1 = [trained["last_top1"] for trained in runs]
     return {"pooling": name, "mean": statistics.mean(top1), "sd": statistics.stdev(top1), "runs": runs}
 
 

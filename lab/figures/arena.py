@@ -19,9 +19,9 @@ def tables() -> str:
     return "\n\n".join(table(case) for case in sorted(cases, key=place))
 
 
-def place(made: dict[str, Any]) -> tuple[bool, int, int]:
+def place(results: dict[str, Any]) -> tuple[bool, int, int]:
     """Return the sort key of a table."""
-    case = case_named(made["case"])
+    case = case_named(results["case"])
     return case.longer, -case.size, -TRAINED[case.data]
 
 

@@ -19,8 +19,8 @@ INK, FAINT, LINE, BOX, DOT = "#1f2328", "#656d76", "#e4e8ec", "#e8eaf6", "#3f51b
 def imported(package: str) -> list[str]:
     """Return the other packages that a package imports, in their order."""
     modules = [module.split(".") for _, module in imports_of(package)]
-    found = {parts[1] for parts in modules if parts[0] == "covpool" and len(parts) > 1}
-    return [other for other in PACKAGES if other in found - {package}]
+    names = {parts[1] for parts in modules if parts[0] == "covpool" and len(parts) > 1}
+    return [name for name in PACKAGES if name in names - {package}]
 
 
 def svg() -> str:
@@ -34,8 +34,8 @@ def svg() -> str:
     for i, package in enumerate(PACKAGES):
         x, y = LEFT + STEP * i, TOP + STEP * i
         parts += _lines(x, y, TOP + size)
-        for other in imported(package):
-            parts.append(_dot(LEFT + STEP * PACKAGES.index(other), y, f"{package} imports {other}"))
+        for name in imported(package):
+            parts.append(_dot(LEFT + STEP * PACKAGES.index(name), y, f"{package} imports {name}"))
         parts.append(f'<rect x="{x}" y="{y}" width="120" height="24" rx="5" fill="{BOX}"/>')
         parts.append(f'<text x="{x + 10}" y="{y + 17}" font-size="14" fill="{INK}">{package}</text>')
     return "\n".join([*parts, "</svg>", ""])

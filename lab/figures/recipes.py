@@ -33,8 +33,8 @@ def table() -> str:
 
 def data_of(name: str) -> str:
     """Return the usual image folder of a recipe."""
-    found = [folder for part, folder in DATA.items() if part in name.split("-")]
-    return found[0] if found else "birds/"
+    folders = [folder for part, folder in DATA.items() if part in name.split("-")]
+    return folders[0] if folders else "birds/"
 
 
 def page(text: str) -> str:

@@ -96,16 +96,16 @@ def fails_to_learn(text: str, label: str, paper: str) -> Claim:
     """Return the claim that the error of all seeds of a row stays near chance."""
 
     def judge(results: Results) -> Judgment:
-        found = errors(results, label)
-        if not found:
+        percent = errors(results, label)
+        if not percent:
             return Judgment("", "not run here")
         limit = guessing(results) - NEAR_GUESSING
-        ours = f"{statistics.mean(found):.1f} % error; chance is {guessing(results):.0f} %"
-        if len(found) < 2:
+        ours = f"{statistics.mean(percent):.1f} % error; chance is {guessing(results):.0f} %"
+        if len(percent) < 2:
             return Judgment(f"{ours}, one seed", "not resolved here")
-        if max(found) < limit:
+        if max(percent) < limit:
             return Judgment(ours, "does not agree")
-        return Judgment(ours, "agrees" if min(found) >= limit else "not resolved here")
+        return Judgment(ours, "agrees" if min(percent) >= limit else "not resolved here")
 
     return Claim(text, paper, judge)
 
@@ -122,14 +122,14 @@ def less_time(text: str, less: str, more: str, ratio: float) -> Claim:
     return Claim(text, f"{ratio:.2f} times", judge)
 
 
-def same_time(text: str, one: str, other: str, ratio: float) -> Claim:
+def same_time(text: str, first: str, second: str, ratio: float) -> Claim:
     """Return the claim that steps of two rows take the same time, within a tenth."""
 
     def judge(results: Results) -> Judgment:
         times = results["times"]
-        if one not in times or other not in times:
+        if first not in times or second not in times:
             return Judgment("", "not run here")
-        low, middle, high = _ratio_of(times[one]["both"], times[other]["both"])
+        low, middle, high = _ratio_of(times[first]["both"], times[second]["both"])
         same = low > 1 - SAME and high < 1 + SAME
         apart = high < 1 - SAME or low > 1 + SAME
         verdict: Verdict = "agrees" if same else "does not agree" if apart else "not resolved here"
@@ -140,12 +140,13 @@ def same_time(text: str, one: str, other: str, ratio: float) -> Claim:
 
 def frozen_verdict(differences: Iterable[dict[str, float] | None]) -> Verdict:
     """Return the verdict on a claim that paired differences of accuracy, one per data set, are positive."""
-    found = [one for one in differences if one is not None]
-    if not found:
+    known = [difference for difference in differences if difference is not None]
+    if not known:
         return "not run here"
-    if all(max(-one["low"], one["high"]) < EQUAL for one in found):
+    if all(max(-difference["low"], difference["high"]) < EQUAL for difference in known):
         return "equal here"
-    above, below = (any(one["low"] > 0 for one in found), any(one["high"] < 0 for one in found))
+    above = any(difference["low"] > 0 for difference in known)
+    below = any(difference["high"] < 0 for difference in known)
     if above == below:
         return "not resolved here"
     return "agrees in sign" if above else "does not agree"
@@ -190,13 +191,13 @@ def judged_ratio(less: dict[str, Any], more: dict[str, Any], paper: float) -> Ju
 
 def errors(results: Results, label: str, at: float = 1.0) -> list[float]:
     """Return the top-1 errors of a row's seeds after a fraction of the epochs; failed runs are at chance."""
-    found = []
+    values = []
     for run in results["runs"]:
         if run["label"] == label:
             epochs = run["epochs"]
             place = max(math.ceil(at * len(epochs)), 1) - 1
-            found.append(guessing(results) if run["failed"] else epochs[place]["top1_error"])
-    return found
+            values.append(guessing(results) if run["failed"] else epochs[place]["top1_error"])
+    return values
 
 
 def _failed(results: Results, label: str) -> tuple[int, int]:
@@ -263,8 +264,8 @@ class Comparison:
         """Return the heads that test a claim on frozen features: the better one, and the other."""
         if claim.rows is None or not set(claim.rows) <= self.heads.keys():
             return None
-        better, other = (self.heads[label] for label in claim.rows)
-        return better, other
+        better, worse = (self.heads[label] for label in claim.rows)
+        return better, worse
 
 
 @dataclass(frozen=True)
@@ -287,6 +288,6 @@ class Measurement:
 
     def read(self, folder: Path) -> tuple[Results, list[Path]]:
         """Return the results in a folder, and their paths."""
-        found = {name: shown_file(folder, name) for name in self.files}
-        paths = {name: path for name, path in found.items() if path is not None}
+        files = {name: shown_file(folder, name) for name in self.files}
+        paths = {name: path for name, path in files.items() if path is not None}
         return {name: json.loads(path.read_bytes()) for name, path in paths.items()}, list(paths.values())

@@ -38,8 +38,8 @@ def points(
     axes: Axes, results: Results, at: Mapping[str, float], label: str, *, line: bool, colour: int = 0
 ) -> None:
     """Plot mean errors of rows at given x values, with bars of one standard deviation."""
-    found = {place: errors(results, row) for row, place in at.items()}
-    known = {place: values for place, values in found.items() if values}
+    values_at = {place: errors(results, row) for row, place in at.items()}
+    known = {place: values for place, values in values_at.items() if values}
     if not known:
         return
     means = [statistics.mean(values) for values in known.values()]
@@ -73,8 +73,8 @@ def curves(axes: Axes, results: Results, rows: Sequence[str], what: str = "top1_
         epochs = [[epoch[what] for epoch in together] for together in zip(*runs, strict=True)]
         x = range(1, len(epochs) + 1)
         colour = COLOURS[place]
-        axes.plot(x, [statistics.mean(one) for one in epochs], color=colour, linewidth=1.6, label=row)
-        lows, highs = [min(one) for one in epochs], [max(one) for one in epochs]
+        axes.plot(x, [statistics.mean(values) for values in epochs], color=colour, linewidth=1.6, label=row)
+        lows, highs = [min(values) for values in epochs], [max(values) for values in epochs]
         axes.fill_between(x, lows, highs, color=colour, alpha=0.15, linewidth=0)
     axes.legend(frameon=False, fontsize=8)
 
@@ -87,8 +87,8 @@ def observed_curves(axes: Axes, results: Results, rows: Sequence[str], what: str
     axes.set_yscale("log")
     for place, row in enumerate(rows):
         epochs = results["observations"].get(row, [])
-        found = [(epoch["epoch"], _at(epoch, what)) for epoch in epochs]
-        known = [(x, y) for x, y in found if y]
+        places = [(epoch["epoch"], _at(epoch, what)) for epoch in epochs]
+        known = [(x, y) for x, y in places if y]
         if known:
             x, y = zip(*known, strict=True)
             axes.plot(x, y, color=COLOURS[place], marker=MARKS[place], markersize=4, linewidth=1.4, label=row)
@@ -133,7 +133,7 @@ def ranking(figure: Figure, results: Results) -> None:
     right.axvline(1, color=LIGHT.faint, linewidth=1)
 
 
-def _at(found: Any, path: str) -> Any:
+def _at(value: Any, path: str) -> Any:
     for key in path.split("."):
-        found = None if found is None else found[key]
-    return found
+        value = None if value is None else value[key]
+    return value

@@ -106,7 +106,7 @@ ROWS = (
 
 def full_size_lines() -> list[str]:
     """Return the section of the page as lines of Markdown."""
-    made = [
+    lines = [
         f"This table estimates the training time of every row of the paper on {GPUS} A100 GPUs. "
         "The estimate was not checked on a GPU.",
         "",
@@ -124,8 +124,8 @@ def full_size_lines() -> list[str]:
     ]
     for row in ROWS:
         cells = [row.row, str(row.epochs()), f"{row.gigaflops:.1f}", f"{row.images_per_second():,.0f}"]
-        made.append(f"| {' | '.join([*cells, f'{row.hours():.1f}', row.expected])} |")
-    return [*made, "", "```sh", *(f"{row.command()}  # {row.row}" for row in ROWS), "```"]
+        lines.append(f"| {' | '.join([*cells, f'{row.hours():.1f}', row.expected])} |")
+    return [*lines, "", "```sh", *(f"{row.command()}  # {row.row}" for row in ROWS), "```"]
 
 
 def _as_keys(changes: dict[str, Any]) -> dict[str, Any]:

@@ -38,9 +38,9 @@ def _memory(label: str, steps: int) -> Claim:
     def judge(results: Results) -> Judgment:
         if FILE not in results:
             return Judgment("", "not run here")
-        found = results[FILE]["layers"][PAPER_SIZE]["entries"][label]["bytes_kept_per_image"] / 2**20
-        near = abs(found / paper - 1) < 0.1
-        return Judgment(f"{found:.2f} MiB", "agrees" if near else "does not agree")
+        mib = results[FILE]["layers"][PAPER_SIZE]["entries"][label]["bytes_kept_per_image"] / 2**20
+        near = abs(mib / paper - 1) < 0.1
+        return Judgment(f"{mib:.2f} MiB", "agrees" if near else "does not agree")
 
     return Claim(f"Memory per image saved for backward, {steps} steps", f"{paper} MB", judge)
 
@@ -135,14 +135,14 @@ def _probed(
 
 
 def _head(results: Results, data: str, head: str, dim: int, part: str) -> tuple[dict[str, float], int] | None:
-    for made in results.get(PROBED, {}).get("cases", []):
-        case = made["case"]
+    for probed in results.get(PROBED, {}).get("cases", []):
+        case = probed["case"]
         if (case["data"], case["backbone"], case["size"], case["dim"]) != (data, "lite0", 224, dim):
             continue
-        for found in made["heads"]:
-            if found["head"] == head and found[part] is not None:
-                seeds = sum(row["head"] == head and row[part] is not None for row in made["rows"])
-                return found[part]["top1_flip"], seeds
+        for measured in probed["heads"]:
+            if measured["head"] == head and measured[part] is not None:
+                seeds = sum(row["head"] == head and row[part] is not None for row in probed["rows"])
+                return measured[part]["top1_flip"], seeds
     return None
 
 
@@ -152,7 +152,7 @@ def _above(high: dict[str, Any], low: dict[str, Any], high_seeds: int, low_seeds
     if high["sd"] is None or low["sd"] is None:
         return Judgment(f"{difference:+.1f} points, one seed", "not resolved here")
     # Spreads are not pooled: backbones and sets differ.
-    parts = [(one["sd"] ** 2 / seeds, seeds) for one, seeds in ((high, high_seeds), (low, low_seeds))]
+    parts = [(spread["sd"] ** 2 / seeds, seeds) for spread, seeds in ((high, high_seeds), (low, low_seeds))]
     error = 100 * math.sqrt(sum(part for part, _ in parts))
     ours = f"{difference:+.1f} ± {error:.1f} points"
     from scipy.stats import t
@@ -164,9 +164,9 @@ def _above(high: dict[str, Any], low: dict[str, Any], high_seeds: int, low_seeds
     return Judgment(ours, "agrees in sign" if difference > 0 else "does not agree")
 
 
-def _beyond(found: Judgment, paper: str) -> Judgment:
+def _beyond(judgment: Judgment, paper: str) -> Judgment:
     """Replace the verdict if the paper has no such row."""
-    return Judgment(found.ours, "beyond the paper") if paper == NO_ROW else found
+    return Judgment(judgment.ours, "beyond the paper") if paper == NO_ROW else judgment
 
 
 def _tuned(results: Results) -> Judgment:

@@ -40,7 +40,7 @@ from lab.reproduce.results import empty_results, held_runs, table
 
 # In the order of the paper.
 ALL = (FIGURE2, TABLE2, TABLE3, TABLE4, FIGURE4, TABLE5, TABLE6, APPROXIMATION, TABLE7)
-COMPARISONS = [one for one in ALL if isinstance(one, Comparison)]
+COMPARISONS = [each for each in ALL if isinstance(each, Comparison)]
 SETS = {"cub": "CUB", "cars": "Cars"}
 
 HEAD = """# The paper's claims, and our measurements
@@ -136,12 +136,12 @@ class Judged:
 
     Attributes:
         claim: the claim.
-        found: judgement by the paper's test: networks trained from scratch, or times.
+        by_paper: judgement by the paper's test: networks trained from scratch, or times.
         frozen: judgement by heads on frozen features; ``None`` if there is none.
     """
 
     claim: Claim
-    found: Judgment
+    by_paper: Judgment
     frozen: Judgment | None = None
 
     @property
@@ -152,7 +152,7 @@ class Judged:
     @property
     def counted(self) -> Judgment:
         """Return the judgement by the stronger test."""
-        return self.frozen if self.frozen is not None and self.by_frozen else self.found
+        return self.frozen if self.frozen is not None and self.by_frozen else self.by_paper
 
 
 def claims_page(folder: Path, link: str) -> str:
@@ -160,32 +160,34 @@ def claims_page(folder: Path, link: str) -> str:
     parts, sections = [], []
     arena = shown_file(folder, "arena")
     cases = [] if arena is None else json.loads(arena.read_bytes())["cases"]
-    for one in ALL:
-        found, paths = _found(one, folder)
-        judged = [Judged(claim, claim.judge(found), _frozen(one, claim, cases)) for claim in one.claims]
-        described = one.experiment if isinstance(one, Comparison) else one
+    for source in ALL:
+        results, paths = _results(source, folder)
+        judged = [
+            Judged(claim, claim.judge(results), _frozen(source, claim, cases)) for claim in source.claims
+        ]
+        described = source.experiment if isinstance(source, Comparison) else source
         sections.append((described.title, judged))
         parts += [f"## {described.title}", "", f"The paper: {described.paper}.", "", *claim_lines(judged), ""]
         parts += _files(described.title, paths, link)
-        parts += [f"At full size: {one.at_full_size}", ""]
+        parts += [f"At full size: {source.at_full_size}", ""]
     frozen = "" if arena is None else FROZEN.format(link=link, stem=arena.stem)
     head = _head(sections, frozen, folder.parent)
     return "\n".join([*head, *parts])
 
 
-def _frozen(one: Comparison | Measurement, claim: Claim, cases: list[dict[str, Any]]) -> Judgment | None:
+def _frozen(source: Comparison | Measurement, claim: Claim, cases: list[dict[str, Any]]) -> Judgment | None:
     """Test a claim on frozen features, on every data set that has results."""
-    pair = one.frozen(claim) if isinstance(one, Comparison) else None
+    pair = source.frozen(claim) if isinstance(source, Comparison) else None
     if pair is None:
         return None
-    found = {
+    differences = {
         case["case"].partition("-")[0]: tested["difference"]
         for case in cases
         for tested in case["claims"]
         if (tested["better"], tested["other"]) == pair and tested["difference"] is not None
     }
-    words = "; ".join(f"{SETS[name]} {difference(one)}" for name, one in found.items())
-    return Judgment(words, frozen_verdict(found.values()))
+    words = "; ".join(f"{SETS[name]} {difference(value)}" for name, value in differences.items())
+    return Judgment(words, frozen_verdict(differences.values()))
 
 
 def summary_lines(sections: Sequence[tuple[str, Sequence[Judged]]]) -> list[str]:
@@ -195,11 +197,11 @@ def summary_lines(sections: Sequence[tuple[str, Sequence[Judged]]]) -> list[str]
         "|---" * (len(COUNTED) + 2) + "|",
     ]
     for title, judged in sections:
-        counts = Counter(one.counted.verdict for one in judged)
+        counts = Counter(each.counted.verdict for each in judged)
         resolved = (
-            f"{one.claim.text}: {one.counted.ours} ({one.counted.verdict})"
-            for one in judged
-            if one.counted.verdict in RESOLVED
+            f"{each.claim.text}: {each.counted.ours} ({each.counted.verdict})"
+            for each in judged
+            if each.counted.verdict in RESOLVED
         )
         cells = [
             f"[{title.partition(':')[0]}](#{_anchor(title)})",
@@ -214,31 +216,33 @@ def _anchor(title: str) -> str:
     return re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
 
 
-def _found(one: Comparison | Measurement, folder: Path) -> tuple[Results, list[Path]]:
-    if isinstance(one, Measurement):
-        return one.read(folder)
-    path = shown_file(folder, one.experiment.name)
+def _results(source: Comparison | Measurement, folder: Path) -> tuple[Results, list[Path]]:
+    if isinstance(source, Measurement):
+        return source.read(folder)
+    path = shown_file(folder, source.experiment.name)
     if path is None:
-        return empty_results(one.experiment, MINIATURE), []
+        return empty_results(source.experiment, MINIATURE), []
     return json.loads(path.read_text(encoding="utf-8")), [path]
 
 
 def claim_lines(judged: Sequence[Judged]) -> list[str]:
     """Return a table of the claims and their verdicts, with the test on frozen features if there is one."""
-    frozen = any(one.frozen is not None and one.frozen.ours for one in judged)
+    frozen = any(each.frozen is not None and each.frozen.ours for each in judged)
     titles = ["claim", "the paper", "here", "verdict"]
     if frozen:
         titles = [*titles[:2], "error from scratch", "verdict", "accuracy on frozen features", "verdict"]
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
-    for one in judged:
-        cells = [one.claim.text, one.claim.paper, one.found.ours]
+    for each in judged:
+        cells = [each.claim.text, each.claim.paper, each.by_paper.ours]
         if not frozen:
-            cells.append(one.found.verdict)
+            cells.append(each.by_paper.verdict)
         else:
-            second = one.frozen or Judgment("", "not run here")
-            own, other = one.found.verdict, second.verdict if second.ours else ""
+            second = each.frozen or Judgment("", "not run here")
+            verdict, frozen_words = each.by_paper.verdict, second.verdict if second.ours else ""
             cells += (
-                [own, second.ours, f"**{other}**"] if one.by_frozen else [f"**{own}**", second.ours, other]
+                [verdict, second.ours, f"**{frozen_words}**"]
+                if each.by_frozen
+                else [f"**{verdict}**", second.ours, frozen_words]
             )
         lines.append(f"| {' | '.join(cells)} |")
     return lines
@@ -256,9 +260,9 @@ def _files(title: str, paths: Sequence[Path], link: str) -> list[str]:
 def _head(sections: Sequence[tuple[str, Sequence[Judged]]], frozen: str, out: Path) -> list[str]:
     classes = MINIATURE.classes
     precision = precision_sentence(precision_differences(EXPERIMENTS.values(), out, MINIATURE))
-    every = [one for _, judged in sections for one in judged]
-    verdicts = Counter(one.counted.verdict for one in every)
-    by_frozen = sum(one.by_frozen for one in every)
+    every = [each for _, judged in sections for each in judged]
+    verdicts = Counter(each.counted.verdict for each in every)
+    by_frozen = sum(each.by_frozen for each in every)
     counted = ", ".join(f"{verdicts[verdict]} {words}" for verdict, words in COUNTED.items())
     numbers = {"classes": classes, "train": 500 * classes, "val": 50 * classes, "confidence": CONFIDENCE}
     numbers["equal"], numbers["same"] = 100 * EQUAL, SAME
@@ -270,19 +274,21 @@ def _head(sections: Sequence[tuple[str, Sequence[Judged]]], frozen: str, out: Pa
         "summary": "\n".join(summary_lines(sections)),
         "precision": precision,
     }
-    made = HEAD.format(**words, **numbers)
-    return [*made.rstrip().splitlines(), ""]
+    text = HEAD.format(**words, **numbers)
+    return [*text.rstrip().splitlines(), ""]
 
 
 def precision_differences(experiments: Iterable[Experiment], out: Path, scale: Scale) -> list[float]:
     """Return top-1 errors in float32 minus those in bfloat16, for configurations with results in both."""
-    found: dict[str, dict[str, float]] = {}
+    errors: dict[str, dict[str, float]] = {}
     for experiment in experiments:
         for name, run in held_runs(experiment, out, scale).items():
             if not run["failed"]:
-                found.setdefault(name, {})[run["precision"]] = run["epochs"][-1]["top1_error"]
-    both = [one for one in found.values() if {"float32", "bfloat16"} <= one.keys()]
-    return [one["float32"] - one["bfloat16"] for one in both]
+                errors.setdefault(name, {})[run["precision"]] = run["epochs"][-1]["top1_error"]
+    both = [
+        by_precision for by_precision in errors.values() if {"float32", "bfloat16"} <= by_precision.keys()
+    ]
+    return [by_precision["float32"] - by_precision["bfloat16"] for by_precision in both]
 
 
 def precision_sentence(points: list[float]) -> str:
@@ -298,40 +304,40 @@ def precision_sentence(points: list[float]) -> str:
     )
 
 
-def render(one: Comparison, path: Path) -> list[Path]:
+def render(comparison: Comparison, path: Path) -> list[Path]:
     """Write the table with the claims (``.md``) and the figure (``.png``) of a results JSON."""
     results = read_record(path)
-    judged = [Judged(claim, claim.judge(results)) for claim in one.claims]
-    lines = [table(one.experiment, results), "", *claim_lines(judged), ""]
-    made = {
+    judged = [Judged(claim, claim.judge(results)) for claim in comparison.claims]
+    lines = [table(comparison.experiment, results), "", *claim_lines(judged), ""]
+    files = {
         path.with_suffix(".md"): "\n".join(lines).encode(),
-        path.with_suffix(".png"): _picture(one, results),
+        path.with_suffix(".png"): _picture(comparison, results),
     }
-    for file, content in made.items():
+    for file, content in files.items():
         replace_file(file, content)
-    return list(made)
+    return list(files)
 
 
-def _picture(one: Comparison, results: Results) -> bytes:
-    height = 3.4 if len(one.experiment.rows) < 15 else 4.8
+def _picture(comparison: Comparison, results: Results) -> bytes:
+    height = 3.4 if len(comparison.experiment.rows) < 15 else 4.8
     figure = empty_figure(height)
-    one.draw(results, figure)
-    figure.suptitle(one.experiment.title, fontsize=11, x=0.01, ha="left")
+    comparison.draw(results, figure)
+    figure.suptitle(comparison.experiment.title, fontsize=11, x=0.01, ha="left")
     return png(figure)
 
 
 def write(out: Path, file: Path) -> list[Path]:
     """Write the tables and figures of the results of this version, and the page; return all paths."""
     folder = out / release()
-    made = [
+    files = [
         path
-        for one in COMPARISONS
-        for results in sorted(folder.glob(f"{one.experiment.name}--*.json"))
-        for path in render(one, results)
+        for comparison in COMPARISONS
+        for results in sorted(folder.glob(f"{comparison.experiment.name}--*.json"))
+        for path in render(comparison, results)
     ]
     link = Path(os.path.relpath(folder, file.parent)).as_posix()
     replace_file(file, page(folder, link).encode())
-    return [*made, file]
+    return [*files, file]
 
 
 def main() -> None:

@@ -27,10 +27,10 @@ FAR = 10.0
 
 def small_gradients(results: Results) -> Judgment:
     """Judge the gradient of one feature entry at the pooling, from before the first step to the end."""
-    found = results["observations"]
-    if NONE not in found or MATCHED not in found:
+    observed = results["observations"]
+    if NONE not in observed or MATCHED not in observed:
         return Judgment("", "not run here")
-    without, matched = ([epoch["gradient_rms"] for epoch in found[label]] for label in (NONE, MATCHED))
+    without, matched = ([epoch["gradient_rms"] for epoch in observed[label]] for label in (NONE, MATCHED))
     ours = (
         f"from {without[0]:.1e} to {without[-1]:.1e} without, from {matched[0]:.1e} to {matched[-1]:.1e} "
         "with it, rms at the pooling"
@@ -185,8 +185,8 @@ def draw_table6(results: Results, figure: Figure) -> None:
     level(left, results, FIRST, 1)
     left.legend(frameon=False, fontsize=9)
     panel(figure, "channels d of the covariance", "time of a step over the ResNet's", right)
-    found = {dim: results["times"].get(f"d={dim}") for dim in DIMS}
-    ratios = {dim: times["both"]["ratio"] for dim, times in found.items() if times}
+    times_of = {dim: results["times"].get(f"d={dim}") for dim in DIMS}
+    ratios = {dim: times["both"]["ratio"] for dim, times in times_of.items() if times}
     middle = [ratio["median"] for ratio in ratios.values()]
     quartiles = [[abs(ratio["median"] - ratio[end]) for ratio in ratios.values()] for end in ("q1", "q3")]
     right.errorbar(list(ratios), middle, quartiles, fmt="o-", capsize=3, color=COLOURS[0])

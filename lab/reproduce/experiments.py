@@ -192,4 +192,4 @@ TABLE6 = Experiment(
     ),
     reference=FIRST,
 )
-EXPERIMENTS = {one.name: one for one in (FIGURE2, TABLE3, TABLE4, FIGURE4, TABLE5, TABLE6, APPROXIMATION)}
+EXPERIMENTS = {each.name: each for each in (FIGURE2, TABLE3, TABLE4, FIGURE4, TABLE5, TABLE6, APPROXIMATION)}

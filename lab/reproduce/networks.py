@@ -63,8 +63,12 @@ def settings(network: str, epochs: int) -> dict[str, Any]:
     blocks = RESNETS[network]
     options = {"layers": [blocks] * 4, "channels": [16, 32, 64, 128], "stem_width": 16}
     milestones = [epochs / 2, epochs * 3 / 4]
-    own = {"model.backbone_options": options, "schedule.epochs": epochs, "schedule.milestones": milestones}
-    return COMMON | RESNET | own
+    changes = {
+        "model.backbone_options": options,
+        "schedule.epochs": epochs,
+        "schedule.milestones": milestones,
+    }
+    return COMMON | RESNET | changes
 
 
 @dataclass(frozen=True)

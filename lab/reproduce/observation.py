@@ -85,18 +85,18 @@ def _spectrum(x_Bdn: Tensor, vector: Tensor) -> dict[str, Any]:
     values, vectors = torch.linalg.eigh(a_Bdd)
     traces = values.sum(1, keepdim=True)
     before = values / traces
-    found: dict[str, Any] = {"before": _medians(before), "after": None, "pairs": []}
+    result: dict[str, Any] = {"before": _medians(before), "after": None, "pairs": []}
     channels = a_Bdd.shape[-1]
     if vector.shape[1] == channels * (channels + 1) // 2:
         c_Bdd = triu_unvec(vector.double())
         after = (vectors * (c_Bdd @ vectors)).sum(1) / traces.sqrt()
         # In float32 a zero eigenvalue becomes a rounding error of either sign.
         zero = before <= ZERO
-        found["after"] = _medians(after.masked_fill(zero, 0.0))
+        result["after"] = _medians(after.masked_fill(zero, 0.0))
         before, after = before[~zero], after[~zero]
         pairs = torch.stack([before.flatten(), after.flatten()], 1)
-        found["pairs"] = pairs[:: max(len(pairs) // PAIRS, 1)][:PAIRS].tolist()
-    return found
+        result["pairs"] = pairs[:: max(len(pairs) // PAIRS, 1)][:PAIRS].tolist()
+    return result
 
 
 def _medians(values: Tensor) -> dict[str, float | None]:
@@ -129,12 +129,14 @@ def timed(
             size = model.pretrained_cfg["input_size"][-1]
             images = torch.randn(batch, 3, size, size).to(memory_format=torch.channels_last)
             both[label], forward[label] = _step(model, images), _value(model, images)
-        found = {}
+        timings_of = {}
         for what, runs in (("both", both), ("forward", forward)):
             with progress(f"rounds of timing, {what}") as log:
-                found[what] = time_interleaved(runs, reference=reference, schedule=SCHEDULE, seed=0, log=log)
+                timings_of[what] = time_interleaved(
+                    runs, reference=reference, schedule=SCHEDULE, seed=0, log=log
+                )
     return {
-        label: {what: _figures(timings[label], batch) for what, timings in found.items()}
+        label: {what: _figures(timings[label], batch) for what, timings in timings_of.items()}
         for label in configurations
     }
 

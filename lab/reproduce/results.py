@@ -43,13 +43,15 @@ def earlier(experiment: Experiment, scale: Scale, out: Path) -> dict[Path, Resul
         ValueError: if a file does not match its schema.
     """
     head = empty_results(experiment, scale)
-    own = record_file(head, out)
-    found = {}
-    for path in sorted(own.parent.glob(f"{experiment.name}--*.json"), key=lambda path: (path == own, path)):
+    newest = record_file(head, out)
+    results_of = {}
+    for path in sorted(
+        newest.parent.glob(f"{experiment.name}--*.json"), key=lambda path: (path == newest, path)
+    ):
         results = read_record(path)
         if results["arguments"] == head["arguments"]:
-            found[path] = results
-    return found
+            results_of[path] = results
+    return results_of
 
 
 def write(results: Results, out: Path) -> Path:
@@ -112,11 +114,11 @@ def _spread(values: list[float]) -> str:
     return f"{mean} ± {statistics.stdev(values):.1f}" if len(values) > 1 else mean
 
 
-def _time(found: dict[str, Any] | None) -> str:
-    if found is None:
+def _time(timed: dict[str, Any] | None) -> str:
+    if timed is None:
         return ""
-    both, forward = (found[what]["milliseconds"]["median"] for what in ("both", "forward"))
-    return f"{both:.2f} ({forward:.2f}), {found['both']['ratio']['median']:.2f}"
+    both, forward = (timed[what]["milliseconds"]["median"] for what in ("both", "forward"))
+    return f"{both:.2f} ({forward:.2f}), {timed['both']['ratio']['median']:.2f}"
 
 
 def table_of_runs(results: Results) -> bytes:
@@ -124,8 +126,8 @@ def table_of_runs(results: Results) -> bytes:
     rows = []
     for run in results["runs"]:
         last = run["epochs"][-1] if run["epochs"] else {}
-        found = {**run, **last, "epochs": len(run["epochs"])}
-        rows.append([run["label"], *(found.get(column) for column in COLUMNS)])
+        values = {**run, **last, "epochs": len(run["epochs"])}
+        rows.append([run["label"], *(values.get(column) for column in COLUMNS)])
     return csv_bytes(("row", *COLUMNS), rows)
 
 
@@ -139,10 +141,10 @@ def known_runs(experiments: Iterable[Experiment], out: Path, scale: Scale) -> di
     each run records its machine, precision and commit. Experiments share runs; an experiment's own run has
     priority.
     """
-    own = {experiment.name: held_runs(experiment, out, scale) for experiment in experiments}
+    held = {experiment.name: held_runs(experiment, out, scale) for experiment in experiments}
     # If several experiments hold a run, the first one's is shared.
-    shared = {name: run for runs in reversed(own.values()) for name, run in runs.items()}
-    return {experiment: shared | runs for experiment, runs in own.items()}
+    shared = {name: run for runs in reversed(held.values()) for name, run in runs.items()}
+    return {experiment: shared | runs for experiment, runs in held.items()}
 
 
 def held_runs(experiment: Experiment, out: Path, scale: Scale) -> Runs:
@@ -150,7 +152,10 @@ def held_runs(experiment: Experiment, out: Path, scale: Scale) -> Runs:
     held = {}
     for results in earlier(experiment, scale, out).values():
         seeds = 1 + max((run["seed"] for run in results["runs"]), default=0)
-        names = {(label, one.seed): one.name for label, one in experiment.configurations(seeds)}
+        names = {
+            (label, configuration.seed): configuration.name
+            for label, configuration in experiment.configurations(seeds)
+        }
         for run in results["runs"]:
             if (name := names.get((run["label"], run["seed"]))) is not None:
                 held[name] = {key: value for key, value in run.items() if key != "label"}

@@ -106,27 +106,31 @@ def run_experiments(
         log(f"run {number} of {len(planned)}: {configuration.name}")
         trained(configuration, place.scale, place.images, place.runs)
         for experiment in experiments:
-            if configuration in [one for _, one in experiment.configurations(seeds)]:
+            if configuration in [each for _, each in experiment.configurations(seeds)]:
                 write(collected(experiment, place), place.out)
     return [finished(experiment, place, progress) for experiment in experiments]
 
 
 def plan(experiments: Sequence[Experiment], seeds: int) -> list[Configuration]:
     """Return every run once, sorted by seed: an interrupted run then has all rows, with fewer seeds."""
-    wanted = {
+    chosen = {
         configuration.name: configuration
         for experiment in experiments
         for _, configuration in experiment.configurations(seeds)
     }
-    return sorted(wanted.values(), key=lambda configuration: configuration.seed)
+    return sorted(chosen.values(), key=lambda configuration: configuration.seed)
 
 
 def left(experiments: Sequence[Experiment], seeds: int, place: Place) -> list[Configuration]:
     """Return the planned runs to train: missing ones, and known ones whose checkpoints must be observed."""
     to_observe = {name for experiment in experiments for name in _unobserved(experiment, place)}
-    known = {name for one in experiments for name in place.known.get(one.name, {})} - to_observe
+    known = {name for experiment in experiments for name in place.known.get(experiment.name, {})} - to_observe
     planned = plan(experiments, seeds)
-    return [one for one in planned if one.name not in known and not is_done(one, place.runs)]
+    return [
+        configuration
+        for configuration in planned
+        if configuration.name not in known and not is_done(configuration, place.runs)
+    ]
 
 
 def _unobserved(experiment: Experiment, place: Place) -> list[str]:
@@ -145,14 +149,14 @@ def collected(experiment: Experiment, place: Place) -> dict[str, Any]:
         for label, configuration in experiment.configurations(MOST_SEEDS)
         if (run := _done(experiment, configuration, place)) is not None
     ]
-    own = record_file(results, place.out)
+    file = record_file(results, place.out)
     for path, before in earlier(experiment, place.scale, place.out).items():
         # Times are comparable only on the same machine.
-        if path == own and set(before["times"]) == {row.label for row in experiment.rows}:
+        if path == file and set(before["times"]) == {row.label for row in experiment.rows}:
             results["times"], results["timed_at"] = before["times"], before["timed_at"]
         same = {run["label"] for run in results["runs"] if run["seed"] == 0 and run in before["runs"]}
         known = before["observations"].items()
-        results["observations"] |= {label: found for label, found in known if label in same}
+        results["observations"] |= {label: observation for label, observation in known if label in same}
     return results
 
 
@@ -172,8 +176,8 @@ def finished(experiment: Experiment, place: Place, progress: MakeProgress) -> Pa
         results["timed_at"] = results["source"]["commit"]
     for label in experiment.observed:
         if label not in results["observations"] and is_done(rows[label], place.runs):
-            found = observed(rows[label], place.scale, place.images, place.runs)
-            results["observations"][label] = found
+            observation = observed(rows[label], place.scale, place.images, place.runs)
+            results["observations"][label] = observation
     return write(results, place.out)
 
 
@@ -227,7 +231,7 @@ def run_all(
     check_choice("experiment", name, (*EXPERIMENTS, TABLE2, ALL))
     check_whole("seeds", seeds)
     files: list[Path] = []
-    if training := [one for one in EXPERIMENTS.values() if name in (one.name, ALL)]:
+    if training := [experiment for experiment in EXPERIMENTS.values() if name in (experiment.name, ALL)]:
         if data is None:
             raise UsageError("give --data the folder tiny-imagenet-200, which has train, val and wnids.txt")
         limit = None if budget is None else seconds_of(budget)

@@ -158,10 +158,10 @@ def seconds_of(words: str) -> float:
         >>> seconds_of("8h"), seconds_of("90m")
         (28800.0, 5400.0)
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", words)
-    if found is None:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", words)
+    if match is None:
         raise UsageError(f"--budget must be a number and s, m or h, such as 8h or 90m; got {words!r}")
-    return float(found[1]) * UNITS[found[2]]
+    return float(match[1]) * UNITS[match[2]]
 
 
 def estimated_seconds(configuration: Configuration, scale: Scale, data: Path) -> float:
@@ -193,17 +193,17 @@ def estimated_seconds(configuration: Configuration, scale: Scale, data: Path) ->
 def affordable_seeds(
     left: Callable[[int], Sequence[Configuration]],
     seconds: Callable[[Configuration], float],
-    wanted: int,
+    most: int,
     budget: float,
 ) -> int:
-    """Return the largest number of seeds, up to ``wanted``, whose missing runs fit the budget.
+    """Return the largest number of seeds, up to ``most``, whose missing runs fit the budget.
 
     The budget reduces seeds, never rows.
 
     Raises:
         ValueError: if the budget is too small for one seed.
     """
-    for seeds in range(wanted, 0, -1):
+    for seeds in range(most, 0, -1):
         needed = sum(seconds(configuration) for configuration in left(seeds))
         if needed <= budget:
             return seeds

@@ -57,7 +57,7 @@ def on_page_content(html: str, page: Any, **_: Any) -> str:
     """Rewrite the links and headings of notebooks, which mkdocs leaves unchanged, as on other pages."""
     if not page.file.src_uri.endswith(".ipynb"):
         return html
-    html = NOTEBOOK_HEADING.sub(lambda found: found[1] + found[2].lower(), html)
+    html = NOTEBOOK_HEADING.sub(lambda match: match[1] + match[2].lower(), html)
     return NOTEBOOK_LINK.sub(r"\1.html\2", html)
 
 

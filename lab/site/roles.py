@@ -28,7 +28,7 @@ NAME = re.compile(r"^::: (covpool\.[\w.]+)$", flags=re.MULTILINE)
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Turn blocks of mathematics into MathML, and replace the mark with the table of names."""
-    markdown = FENCE.sub(lambda found: _mathml(found[1], "block"), markdown)
+    markdown = FENCE.sub(lambda match: _mathml(match[1], "block"), markdown)
     if MARK not in markdown:
         return markdown
     top = markdown.partition("\n## ")[0]  # methods follow, each with a heading
@@ -58,9 +58,9 @@ def as_markdown(text: str) -> str:
         'see `covpool.nn.methods`'
     """
     text = re.sub(r"^Example:$", "Examples:", text, flags=re.MULTILINE)  # griffe recognizes only the plural
-    text = BLOCK.sub(lambda found: f"\n{_mathml(textwrap.dedent(found[1]), 'block')}\n\n", text + "\n")
+    text = BLOCK.sub(lambda match: f"\n{_mathml(textwrap.dedent(match[1]), 'block')}\n\n", text + "\n")
     # Without the span, a line that begins with <math> would become a separate block.
-    text = INLINE.sub(lambda found: f"<span>{_mathml(found[1], 'inline')}</span>", text)
+    text = INLINE.sub(lambda match: f"<span>{_mathml(match[1], 'inline')}</span>", text)
     return ROLE.sub(r"`\1`", text).rstrip("\n")
 
 

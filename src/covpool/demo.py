@@ -68,8 +68,8 @@ def make_images(per_class: int, seed: int) -> Textures:
         seed: random seed.
 
     Example:
-        >>> made = make_images(2, seed=0)
-        >>> made.images.shape, made.labels[:4].tolist()
+        >>> textures = make_images(2, seed=0)
+        >>> textures.images.shape, textures.labels[:4].tolist()
         (torch.Size([16, 3, 64, 64]), [0, 0, 1, 1])
     """
     random = torch.Generator().manual_seed(seed)
@@ -174,12 +174,12 @@ def _accuracy(network: Network, test: Textures) -> float:
 def spectra(network: Network, images: Tensor) -> dict[str, list[float]]:
     """Return the mean eigenvalues of the covariance and of its root, each relative to the largest."""
     features = network.filters(images - 0.5)
-    found = {}
+    curves = {}
     for name in ("cov", "isqrt_cov"):
         values = spectrum(triu_unvec(CovPool(CHANNELS, name, dim=None)(features))).values
         values = values.sort(descending=True).values
-        found[name] = (values / values[:, :1]).mean(0).tolist()
-    return found
+        curves[name] = (values / values[:, :1]).mean(0).tolist()
+    return curves
 
 
 def run_demo(
@@ -216,7 +216,7 @@ def run_demo(
         # Seeds of training and test images never meet.
         learned, test = (make_images(count, 2 * seed + i) for i, count in enumerate(per_class))
         last = {pooling: train(pooling, learned, test, seed, epochs, step) for pooling in POOLINGS}
-        runs.append({"seed": seed, "accuracy": {name: one.accuracy for name, one in last.items()}})
+        runs.append({"seed": seed, "accuracy": {name: result.accuracy for name, result in last.items()}})
     means = torch.stack([test.images[test.labels == label].mean((0, 2, 3)) for label in range(len(CLASSES))])
     record = {
         "experiment": "demo",
@@ -250,7 +250,7 @@ def demo_page(record: dict[str, Any], network: Network, test: Textures) -> bytes
         network: the network with covariance pooling, for the maps.
         test: the test images of that network.
     """
-    found = {**record, "machine": machine_name(record["machine"]), "versions": versions()}
+    summary = {**record, "machine": machine_name(record["machine"]), "versions": versions()}
     return render(
         "demo.html.jinja",
         record=record,
@@ -272,7 +272,7 @@ def demo_page(record: dict[str, Any], network: Network, test: Textures) -> bytes
             ("Seeds", str(record["arguments"]["seeds"])),
             ("Epochs", str(record["arguments"]["epochs"])),
             ("Time in training", duration(record["seconds"])),
-            *environment({**found, "seed": ""}),
+            *environment({**summary, "seed": ""}),
         ],
     )
 

@@ -36,8 +36,8 @@ _FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16", "asimd", "sv
 
 def accelerator() -> str | None:
     """Return the kind of accelerator that torch can use on this machine, or ``None``."""
-    found = torch.accelerator.current_accelerator(check_available=True)
-    return None if found is None else found.type
+    device = torch.accelerator.current_accelerator(check_available=True)
+    return None if device is None else device.type
 
 
 def chosen_device(name: str | torch.device = "auto", index: int | None = None) -> torch.device:
@@ -50,22 +50,22 @@ def chosen_device(name: str | torch.device = "auto", index: int | None = None) -
     Raises:
         UsageError: if there is no such device.
     """
-    found = accelerator()
+    available = accelerator()
     try:
-        device = torch.device((found or "cpu") if name == "auto" else name)
+        device = torch.device((available or "cpu") if name == "auto" else name)
     except RuntimeError as error:
         raise UsageError(f"device must be one of {', '.join(DEVICES)}; got {str(name)!r}") from error
     if device.type in ("cpu", "meta"):
         return device
-    if device.type != found:
-        here = "no GPU here: pass cpu" if found is None else f"{found} here: pass {found}"
+    if device.type != available:
+        here = "no GPU here: pass cpu" if available is None else f"{available} here: pass {available}"
         raise UsageError(f"device is {device}, but torch sees {here}")
     # Without a number it is None, whatever torch's types say.
     index = cast("int | None", device.index) if index is None else index
     count = torch.accelerator.device_count()
     if index is not None and index >= count:
-        raise UsageError(f"device is {found}:{index}, but torch sees {count} here, numbered from 0")
-    return torch.device(found) if index is None else torch.device(found, index)
+        raise UsageError(f"device is {available}:{index}, but torch sees {count} here, numbered from 0")
+    return torch.device(available) if index is None else torch.device(available, index)
 
 
 def device_name(kind: str, index: int = 0) -> str:

@@ -132,18 +132,18 @@ def download_data(text: str) -> Path:
         HubError: the Hub does not give the files.
         UsageError: there are none.
     """
-    found = re.fullmatch(f"{HUB_DATA}({NAME})(?:@(refs/(?:convert|pr)/[^/]+|[^/]+))?(?:/(.*))?", text)
-    if found is None:
+    match = re.fullmatch(f"{HUB_DATA}({NAME})(?:@(refs/(?:convert|pr)/[^/]+|[^/]+))?(?:/(.*))?", text)
+    if match is None:
         raise UsageError(f"{text!r} is not a data set on the Hub: write hf://datasets/user/name@revision")
-    inside = (found[3] or "").strip("/")
+    inside = (match[3] or "").strip("/")
     pattern = inside if inside.endswith(".parquet") else f"{inside}/*.parquet".lstrip("/")
     refused: HubError | None = None
-    for revision in [unquote(found[2])] if found[2] else ["", CONVERTED]:
-        address = HubAddress(found[1], revision, "dataset")
+    for revision in [unquote(match[2])] if match[2] else ["", CONVERTED]:
+        address = HubAddress(match[1], revision, "dataset")
         try:
             folder = address.files(pattern) / inside
         except HubError as error:
-            if revision != CONVERTED or found[2]:
+            if revision != CONVERTED or match[2]:
                 refused = error
             continue
         if folder.is_file() or any(folder.rglob("*.parquet")):

@@ -93,9 +93,9 @@ class Processes:
                 outcome = act(), None
             except Exception as error:
                 outcome = None, error
-        value, found = outcome if self.world_size == 1 else self.from_first(outcome)
-        if found is not None:
-            self.fail(outcome[1] or found)
+        value, raised = outcome if self.world_size == 1 else self.from_first(outcome)
+        if raised is not None:
+            self.fail(outcome[1] or raised)
         return value  # type: ignore[return-value]
 
     def together(self, act: Callable[[], T]) -> T:
@@ -103,11 +103,11 @@ class Processes:
         value, error = None, None
         try:
             value = act()
-        except Exception as found:
-            error = found
-        found_by = [found for found in self.gather(None if error is None else _portable(error)) if found]
-        if found_by:
-            self.fail(error or found_by[0])
+        except Exception as raised:
+            error = raised
+        errors = [each for each in self.gather(None if error is None else _portable(error)) if each]
+        if errors:
+            self.fail(error or errors[0])
         return value  # type: ignore[return-value]
 
     def fail(self, error: Exception) -> NoReturn:
@@ -124,18 +124,18 @@ class Processes:
 
     def tensors_by_first(self, read: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """Call ``read`` in the first process, and return its tensors on the CPU of every process."""
-        own: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
 
         def shapes() -> dict[str, tuple[torch.Size, torch.dtype]]:
-            own.update(read())
-            return {name: (tensor.shape, tensor.dtype) for name, tensor in own.items()}
+            tensors.update(read())
+            return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
 
         known = self.by_first(shapes)
         if self.world_size == 1:
-            return own
+            return tensors
         received = {}
         for name, (shape, dtype) in known.items():
-            tensor = own[name] if self.is_first else torch.empty(shape, dtype=dtype)
+            tensor = tensors[name] if self.is_first else torch.empty(shape, dtype=dtype)
             on_device = tensor.to(self.device)
             dist.broadcast(on_device, src=0)
             received[name] = on_device.cpu()
@@ -167,11 +167,11 @@ def joined_processes(device: str = "auto", timeout: float = TIMEOUT) -> Iterator
         LostProcessError: if another process does not answer in time, or closed its connection.
     """
     ours = not dist.is_initialized() and "RANK" in os.environ and "WORLD_SIZE" in os.environ
-    found = chosen_device(device, int(os.environ.get("LOCAL_RANK", 0)))
-    if found.type != "cpu":
-        torch.accelerator.set_device_index(found.index)
+    chosen = chosen_device(device, int(os.environ.get("LOCAL_RANK", 0)))
+    if chosen.type != "cpu":
+        torch.accelerator.set_device_index(chosen.index)
     try:
-        store = _join(found.type, timedelta(minutes=timeout)) if ours else None
+        store = _join(chosen.type, timedelta(minutes=timeout)) if ours else None
     except dist.DistError as error:
         raise LostProcessError(
             f"not all processes could join within {timeout:g} min (--loop.timeout): {error}"
@@ -183,7 +183,7 @@ def joined_processes(device: str = "auto", timeout: float = TIMEOUT) -> Iterator
         yield Processes(
             rank=rank,
             world_size=dist.get_world_size() if dist.is_initialized() else 1,
-            device=found,
+            device=chosen,
         )
     except RuntimeError as error:
         is_lost = isinstance(error, dist.DistError) or any(words in str(error) for words in LOST)
@@ -208,17 +208,17 @@ def _join(kind: str, timeout: timedelta) -> Any:
     # torchrun keeps the store when it restarts processes, and so do processes that train several models.
     # Without its own prefix, a new group would find the addresses of an old one.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    own = dist.PrefixStore(f"covpool/{attempt}/{next(_GROUPS)}", store)  # type: ignore[attr-defined]
+    group_store = dist.PrefixStore(f"covpool/{attempt}/{next(_GROUPS)}", store)  # type: ignore[attr-defined]
     dist.init_process_group(
         # Flags and names pass between CPUs, without waiting for a GPU.
         "gloo" if kind == "cpu" else f"cpu:gloo,{kind}:{dist.get_default_backend_for_device(kind)}",
-        store=own,
+        store=group_store,
         rank=rank,
         world_size=world_size,
         timeout=timeout,
     )
-    own.set(f"host/{rank}", socket.gethostname())
-    return own
+    group_store.set(f"host/{rank}", socket.gethostname())
+    return group_store
 
 
 def _lost(store: Any) -> str:
@@ -236,8 +236,8 @@ def _lost(store: Any) -> str:
         absent = [*ranks]
         while absent and time.monotonic() < until:
             time.sleep(0.2)
-            absent = [one for one in absent if not store.check([f"left/{one}"])]
-        missing.extend(f"rank {one} on {store.get(f'host/{one}').decode()}" for one in absent)
+            absent = [rank for rank in absent if not store.check([f"left/{rank}"])]
+        missing.extend(f"rank {rank} on {store.get(f'host/{rank}').decode()}" for rank in absent)
         is_known.set()
 
     # In a thread, because the store may be on a lost machine; its client waits without a limit.

@@ -154,7 +154,7 @@ class CovPoolFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         finite: Any = True if self.missing == "error" else "allow-nan"
         options = {"dtype": DTYPES, "ensure_all_finite": finite}
         if isinstance(X, list | tuple) and len(X) and np.ndim(X[0]) > 1:
-            return [self._channels_first(check_array(one, allow_nd=True, **options)[None])[0] for one in X]
+            return [self._channels_first(check_array(x, allow_nd=True, **options)[None])[0] for x in X]
         if getattr(X, "ndim", 2) > 2:
             return self._channels_first(check_array(X, allow_nd=True, **options))
         flat: NDArray[Any] = validate_data(self, X, reset=reset, **options)
@@ -190,14 +190,14 @@ class CovPoolFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         return x, ~x.isnan().any(1) if self.missing == "mask" else None
 
     def _padded(self, batch: Sequence[NDArray[Any]]) -> tuple[Tensor, Tensor]:
-        channels = sorted({len(one) for one in batch})
+        channels = sorted({len(sample) for sample in batch})
         if len(channels) > 1:
             raise UsageError(f"samples have different numbers of channels: {channels}; check layout")
-        longest = max(one.shape[1] for one in batch)
+        longest = max(sample.shape[1] for sample in batch)
         dtype = np.result_type(*batch)
         x = np.full((len(batch), channels[0], longest), np.nan, dtype=dtype)
-        for row, one in zip(x, batch, strict=True):
-            row[:, : one.shape[1]] = one
+        for row, sample in zip(x, batch, strict=True):
+            row[:, : sample.shape[1]] = sample
         tensor = self._placed(torch.from_numpy(x))
         return tensor, ~tensor.isnan().any(1)
 
@@ -207,14 +207,14 @@ class CovPoolFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         from covpool.models.model import opened
 
         model = self.backbone.to(chosen_device(self.device)).eval()
-        pictures = [Image.fromarray(one) if isinstance(one, np.ndarray) else one for one in batch]
-        images = torch.stack([model.transform(opened(one)) for one in pictures])
+        pictures = [Image.fromarray(image) if isinstance(image, np.ndarray) else image for image in batch]
+        images = torch.stack([model.transform(opened(picture)) for picture in pictures])
         with torch.no_grad():
             x: Tensor = model.format.positions(model.forward_features(self._placed(images)))
         return (x.movedim(-1, 1) if model.format.layout == "channels_last" else x).flatten(2)
 
     def _principal(self, samples: Sequence[Any] | NDArray[Any], dim: int) -> NDArray[Any]:
-        check_whole("dim", dim, wanted="an int, or None for no reduction")
+        check_whole("dim", dim, expected="an int, or None for no reduction")
         if dim > self.n_channels_:
             raise UsageError(f"dim={dim} is more than the number of channels, {self.n_channels_}")
         parts = []
@@ -222,7 +222,7 @@ class CovPoolFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
             of_samples = moments(x, weights=mask)
             parts.append(covariance_merge(zip(*of_samples, strict=True)))
         vectors = torch.linalg.eigh(covariance_merge(parts).covariance()).eigenvectors
-        found = vectors.flip(-1)[:, :dim].T.cpu().numpy()
+        components = vectors.flip(-1)[:, :dim].T.cpu().numpy()
         # The sign of an eigenvector is arbitrary: make the largest value positive.
-        largest = np.take_along_axis(found, np.abs(found).argmax(1, keepdims=True), axis=1)
-        return np.asarray(found * np.sign(largest))
+        largest = np.take_along_axis(components, np.abs(components).argmax(1, keepdims=True), axis=1)
+        return np.asarray(components * np.sign(largest))

@@ -24,7 +24,7 @@ from tests.evaluate.birds import CLASSES, a_bundle, some_sparrows
 def test_as_a_person_runs_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bundle, data = str(a_bundle(tmp_path / "net")), str(some_sparrows(tmp_path / "birds", train=1, test=2))
     out = tmp_path / "new"
-    words = ["export", bundle, "--out", str(out), "--data", data, "--formats", "torch", "--rounds", "2"]
+    words = ["export", bundle, data, "--out", str(out), "--formats", "torch", "--rounds", "2"]
     assert main([*words, "--free-size", "false", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["results"] == json.loads((out / "results.json").read_text())
@@ -54,7 +54,7 @@ def test_a_refusal_is_a_sentence_and_leaves_nothing(
 
     monkeypatch.setattr(exporting, "trace_model", broken)
     bundle, data = str(a_bundle(tmp_path / "net")), str(some_sparrows(tmp_path / "birds", train=1, test=2))
-    words = ["export", bundle, "--out", str(tmp_path / "new"), "--data", data, "--formats", "torch"]
+    words = ["export", bundle, data, "--out", str(tmp_path / "new"), "--formats", "torch"]
     words += ["--rounds", "2", "--free-size", "false"]
     assert main(words) == 2
     out, error = capsys.readouterr()
@@ -73,12 +73,12 @@ def test_the_default_folder_and_the_limit(
 ) -> None:
     limits = []
 
-    def export_model(bundle: Path, out: Path, *, options: ExportOptions, **_: object) -> Any:
+    def export_model(bundle: Path, data: str, out: Path, *, options: ExportOptions, **_: object) -> Any:
         limits.append(options.limit)
         return SimpleNamespace(folder=out, results={})
 
     monkeypatch.setattr("covpool.export.export_model", export_model)
-    assert main(["export", "net", "--limit", "9", "--json"]) == 0
+    assert main(["export", "net", "birds", "--limit", "9", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"folder": "runs/export", "results": {}}
     assert limits == [9]
 
@@ -86,8 +86,8 @@ def test_the_default_folder_and_the_limit(
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--out", "new"], "the comparison with the bundle needs images: pass --data"),
-        (["--out", "new", "--formats", "onnx,coreml"], "formats must be one of"),
+        (["--out", "new"], "the following arguments are required: data"),
+        (["birds", "--out", "new", "--formats", "onnx,coreml"], "formats must be one of"),
     ],
 )
 def test_mistakes(

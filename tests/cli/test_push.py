@@ -84,7 +84,7 @@ def test_other_commands_take_an_address(hub: Hub, pushed: str, photos: Path) -> 
         ["explain", pushed, data, "--limit", "1", "--out", f"{out}/explain"],
         ["diagnose", pushed, data, "--out", f"{out}/diagnose"],
         ["svm", pushed, data, "--out", f"{out}/svm"],
-        ["export", pushed, "--data", data, "--formats", "onnx", "--out", f"{out}/export", "--force"],
+        ["export", pushed, data, "--formats", "onnx", "--out", f"{out}/export", "--force"],
         ["train", data, "--bundle", pushed, *small, "--out", f"{out}/train"],
         ["push", f"{out}/train/bundle", "ann/mine"],
     ):

@@ -51,8 +51,8 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def exported(bundle: Path) -> Path:
     export_model(
         bundle,
+        SPARROWS,
         bundle.parent / "exported",
-        data=SPARROWS,
         options=ExportOptions(formats=("onnx",), limit=8, rounds=3),
     )
     return bundle.parent / "exported"

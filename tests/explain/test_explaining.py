@@ -60,8 +60,8 @@ def test_backbone_runs_once(bundle: Path, picture: Path) -> None:
     calls = []
     first = next(module for module in model.backbone.modules() if isinstance(module, torch.nn.Conv2d))
     first.register_forward_hook(lambda *_: calls.append(1))
-    found = explained(model, picture.read_bytes(), "one", rival=1)
-    assert len(found.found) == 3
+    result = explained(model, picture.read_bytes(), "one", rival=1)
+    assert len(result.evidence) == 3
     assert len(calls) == 1
 
 
@@ -152,7 +152,7 @@ def test_the_sheet_does_not_call_what_was_asked_for_the_answer(bundle: Path, pic
     one = explained(model, picture.read_bytes(), "one.png")
     other = next(i for i in range(3) if i != one.predicted)
     asked = explained(model, picture.read_bytes(), "one.png", classes=[other])
-    assert (asked.predicted, asked.found[0].label) == (one.predicted, other)
+    assert (asked.predicted, asked.evidence[0].label) == (one.predicted, other)
     words = [axes.get_title() for axes in draw_sheet([asked]).axes]
     assert f"evidence for {('ant', 'bee', 'wasp')[other]}" in words
 

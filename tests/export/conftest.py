@@ -66,4 +66,4 @@ def exported(
 ) -> ExportReport:
     with pytest.MonkeyPatch.context() as monkeypatch:
         reuse(monkeypatch, prepared)
-        return export_model(bundle, tmp_path_factory.mktemp("exports") / "new", data=birds, options=OPTIONS)
+        return export_model(bundle, birds, tmp_path_factory.mktemp("exports") / "new", options=OPTIONS)

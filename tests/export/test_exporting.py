@@ -114,7 +114,7 @@ def test_any_number_of_images(name: str, runners: dict[str, Runner], prepared: P
 @pytest.mark.slow
 def test_images_of_any_size(prepared: Prepared, bundle: Path, birds: Path, tmp_path: Path) -> None:
     options = dataclasses.replace(OPTIONS, formats=("onnx", "torch"), free_size=True)
-    report, own = export_model(bundle, tmp_path / "new", data=birds, options=options), prepared.job.graph
+    report, own = export_model(bundle, birds, tmp_path / "new", options=options), prepared.job.graph
     assert report.results["free_size"] is True
     for target in (TARGETS["onnx"], TARGETS["torch"]):
         run = target.load(report.folder / target.file)
@@ -177,9 +177,9 @@ def test_a_broken_file_is_refused(
 ) -> None:
     reuse(monkeypatch, prepared, changed(prepared.model, factor))
     with pytest.raises(ExportRefusedError, match=sentence):
-        export_model(bundle, tmp_path / "new", data=birds, options=ALONE)
+        export_model(bundle, birds, tmp_path / "new", options=ALONE)
     assert list(tmp_path.iterdir()) == []
-    report = export_model(bundle, tmp_path / "new", data=birds, options=ALONE, force=True)
+    report = export_model(bundle, birds, tmp_path / "new", options=ALONE, force=True)
     assert (tmp_path / "new" / "model.onnx").exists()
     assert len(report.results["objections"]) == 1
 
@@ -196,10 +196,10 @@ def test_a_refused_export_leaves_an_earlier_one(
     before = {file.name: file.read_bytes() for file in earlier.iterdir()}
     reuse(monkeypatch, prepared, changed(prepared.model, -1.0))
     with pytest.raises(ExportRefusedError):
-        export_model(bundle, earlier, data=birds, options=ALONE)
+        export_model(bundle, birds, earlier, options=ALONE)
     assert {file.name: file.read_bytes() for file in earlier.iterdir()} == before
     reuse(monkeypatch, prepared)
-    export_model(bundle, earlier, data=birds, options=ALONE)
+    export_model(bundle, birds, earlier, options=ALONE)
     assert {file.name for file in earlier.iterdir()} == {"model.onnx", "model.json", "results.json"}
 
 
@@ -219,7 +219,7 @@ def test_a_file_that_takes_one_size_alone_is_found_out(
     monkeypatch.setattr(Traced, "has_free_size", True)
     monkeypatch.setattr("covpool.export.exporting.takes_other_sizes", lambda *_: False)
     with pytest.raises(ExportRefusedError, match=r"^model.onnx is wrong for images of other sizes than 64"):
-        export_model(bundle, tmp_path / "new", data=birds, options=ALONE)
+        export_model(bundle, birds, tmp_path / "new", options=ALONE)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -231,7 +231,7 @@ def test_svms_on_both_orders(birds: Path, tmp_path: Path) -> None:
     save_model(network, tmp_path / "net", classes=CLASSES)
     fit_svm(tmp_path / "net", birds, tmp_path / "svm")
     options = dataclasses.replace(ALONE, preprocessing="beside")
-    report = export_model(tmp_path / "svm", tmp_path / "new", data=birds, options=options)
+    report = export_model(tmp_path / "svm", birds, tmp_path / "new", options=options)
     assert report.parity["onnx"].relative < 1e-4
     metadata = read_metadata(tmp_path / "new" / "model.onnx")
     assert metadata["recipe"]["protocol"] == "svm"
@@ -248,7 +248,7 @@ def test_a_transformer_keeps_its_size(birds: Path, tmp_path: Path) -> None:
     model = create_model("test_vit", dim=8, num_classes=6, image_size=64)
     save_model(model, tmp_path / "net", classes=CLASSES)
     options = dataclasses.replace(ALONE, formats="onnx,onnx-float16,onnx-int8", free_size=True, calibration=6)
-    report = export_model(tmp_path / "net", tmp_path / "new", data=birds, options=options, force=True)
+    report = export_model(tmp_path / "net", birds, tmp_path / "new", options=options, force=True)
     assert report.results["free_size"] is False
     far = [report.parity[name].relative for name in ("onnx", "onnx-float16", "onnx-int8")]
     assert far == sorted(far)
@@ -264,10 +264,10 @@ def test_a_transformer_keeps_its_size(birds: Path, tmp_path: Path) -> None:
 def test_the_recipe_of_a_bundle_does_not_choose_what_is_opened(
     prepared: Prepared, bundle: Path, birds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save_model(load_model(bundle), tmp_path / "net", recipe={"data": {"path": str(birds)}})
+    save_model(load_model(bundle), tmp_path / "net", recipe={"data": {"path": str(tmp_path / "other")}})
     reuse(monkeypatch, prepared)
-    with pytest.raises(ValueError, match="needs images: pass --data"):
-        export_model(tmp_path / "net", tmp_path / "new", options=ALONE)
+    report = export_model(tmp_path / "net", birds, tmp_path / "new", options=ALONE)
+    assert report.results["arguments"]["data"] == str(birds)
 
 
 def test_split_and_limit_choose_the_images(
@@ -275,7 +275,7 @@ def test_split_and_limit_choose_the_images(
 ) -> None:
     reuse(monkeypatch, prepared)
     options = dataclasses.replace(ALONE, split="train", limit=7)
-    report = export_model(bundle, tmp_path / "new", data=birds, options=options)
+    report = export_model(bundle, birds, tmp_path / "new", options=options)
     assert report.results["data"]["split"] == "train"
     assert report.parity["onnx"].images == 7
 
@@ -283,25 +283,23 @@ def test_split_and_limit_choose_the_images(
 def test_an_earlier_export_alone_is_replaced(bundle: Path, birds: Path, tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("all of it")
     with pytest.raises(ValueError, match="holds other files: use a new --out, or that of an earlier export"):
-        export_model(bundle, tmp_path, data=birds)
+        export_model(bundle, birds, tmp_path)
     with pytest.raises(ValueError, match="is a file: use another --out"):
-        export_model(bundle, tmp_path / "thesis.txt", data=birds)
+        export_model(bundle, birds, tmp_path / "thesis.txt")
 
 
 def test_mistakes_are_found_before_anything_is_traced(
     bundle: Path, birds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("covpool.export.exporting.trace_model", None)
-    with pytest.raises(ValueError, match="needs images: pass --data"):
-        export_model(bundle, tmp_path / "new")
     with pytest.raises(ValueError, match="there is no such folder"):
-        export_model(tmp_path / "nothing", tmp_path / "new", data=birds)
+        export_model(tmp_path / "nothing", birds, tmp_path / "new")
     save_model(create_model("test_resnet", dim=4, num_classes=0), tmp_path / "headless")
     with pytest.raises(ValueError, match="has no classifier, so there are no logits to compare"):
-        export_model(tmp_path / "headless", tmp_path / "new", data=birds)
+        export_model(tmp_path / "headless", birds, tmp_path / "new")
     shutil.copytree(birds / "test", tmp_path / "only" / "test")
     with pytest.raises(ValueError, match="train"):
-        export_model(bundle, tmp_path / "new", data=tmp_path / "only", options=OPTIONS)
+        export_model(bundle, tmp_path / "only", tmp_path / "new", options=OPTIONS)
     assert not (tmp_path / "new").exists()
 
 

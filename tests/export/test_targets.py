@@ -47,7 +47,7 @@ def test_a_new_target_is_written_compared_and_reported(
     monkeypatch.setitem(TARGETS, "onnx-text", OnnxText())
     reuse(monkeypatch, prepared)
     options = ExportOptions(formats="onnx-text", rounds=2)
-    report = export_model(bundle, tmp_path / "new", data=birds, options=options)
+    report = export_model(bundle, birds, tmp_path / "new", options=options)
     assert report.parity["onnx-text"].top1 == 1
     (file,) = json.loads((tmp_path / "new" / "results.json").read_text())["files"]
     assert (file["format"], file["file"], file["precision"]) == ("onnx-text", "model.textproto", "float32")

@@ -146,8 +146,8 @@ def text_of_retrieve(result: "Measured | Neighbors") -> str:
     """Return a table, and the paths of the files."""
     if not isinstance(result, Measured):
         lines = []
-        for name, nearest in result.found.items():
-            lines += [f"{name}:", *(f"  {one.similarity:.3f}  {one.id}" for one in nearest)]
+        for name, nearest in result.neighbors.items():
+            lines += [f"{name}:", *(f"  {neighbor.similarity:.3f}  {neighbor.id}" for neighbor in nearest)]
         return "\n".join([*lines, f"picture: {result.folder / 'neighbors.png'}"])
     from covpool.evaluate.results import closing_lines
     from covpool.evaluate.retrieval import results_table

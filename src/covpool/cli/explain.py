@@ -94,7 +94,7 @@ class DiagnoseArguments:
 class Diagnosed:
     """The diagnosis, and its folder."""
 
-    found: "Diagnosis"
+    diagnosis: "Diagnosis"
     folder: str
 
 
@@ -104,8 +104,8 @@ def run_diagnose(arguments: DiagnoseArguments) -> Diagnosed:
     from covpool.terminal import Progress
 
     with Progress("images") as progress:
-        found = diagnose_images(**vars(arguments), progress=progress)
-    return Diagnosed(found, str(arguments.out))
+        diagnosis = diagnose_images(**vars(arguments), progress=progress)
+    return Diagnosed(diagnosis, str(arguments.out))
 
 
 def text_of_diagnose(result: Diagnosed) -> str:
@@ -113,19 +113,19 @@ def text_of_diagnose(result: Diagnosed) -> str:
     from covpool.explain.diagnosis import warnings
     from covpool.terminal import counted
 
-    found = result.found
+    diagnosis = result.diagnosis
     rows = [
-        ("pooling", f"{found.method}, {found.channels} channels, {found.positions} positions"),
-        ("constant channels", f"{found.constant:.0%}"),
-        ("rank of the covariance", f"{found.rank}"),
-        ("effective rank", _change(found.effective_rank, found.effective_rank_after)),
-        ("condition number", _change(found.condition, found.condition_after)),
-        ("residual of each step", ", ".join(f"{value:.2g}" for value in found.residuals)),
-        ("gradient at the pooling", f"{found.gradient_rms:.1e}"),
+        ("pooling", f"{diagnosis.method}, {diagnosis.channels} channels, {diagnosis.positions} positions"),
+        ("constant channels", f"{diagnosis.constant:.0%}"),
+        ("rank of the covariance", f"{diagnosis.rank}"),
+        ("effective rank", _change(diagnosis.effective_rank, diagnosis.effective_rank_after)),
+        ("condition number", _change(diagnosis.condition, diagnosis.condition_after)),
+        ("residual of each step", ", ".join(f"{value:.2g}" for value in diagnosis.residuals)),
+        ("gradient at the pooling", f"{diagnosis.gradient_rms:.1e}"),
     ]
     lines = [f"{name:<24}{value}" for name, value in rows if value]
-    said = warnings(found) or ["no problems found"]
-    where = f"on {counted(found.images, 'image')}; {result.folder}/diagnosis.png"
+    said = warnings(diagnosis) or ["no problems found"]
+    where = f"on {counted(diagnosis.images, 'image')}; {result.folder}/diagnosis.png"
     return "\n".join([*lines, "", *(f"- {sentence}" for sentence in said), "", where])
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from covpool.cli.main import Command
 from covpool.export import ExportOptions
 
-EXAMPLE = "covpool export runs/birds/bundle --data birds --out runs/birds/exported"
+EXAMPLE = "covpool export runs/birds/bundle birds --out runs/birds/exported"
 
 
 @dataclass(frozen=True)
@@ -20,14 +20,14 @@ class Arguments:
 
     Attributes:
         bundle: folder of a trained model.
+        data: images to compare on, as for covpool train.
         out: folder for the files, new or from an earlier export.
-        data: images to compare on, as for covpool train; required.
         force: keep files that differ too much from the bundle.
     """
 
     bundle: str
+    data: str
     out: Path = Path("runs/export")
-    data: str | None = None
     force: bool = False
 
 
@@ -46,8 +46,8 @@ def run(arguments: Arguments, options: ExportOptions) -> Exported:
 
     done = export_model(
         arguments.bundle,
+        arguments.data,
         arguments.out,
-        data=arguments.data,
         options=options,
         force=arguments.force,
         progress=Progress,

@@ -52,8 +52,8 @@ def run_probe(arguments: ProbeArguments, options: ProbeOptions) -> ProbeResult:
     from covpool.terminal import NamedProgress
 
     with NamedProgress() as progress:
-        made = probe(options=options, **vars(arguments), log=progress.log, progress=progress)
-    return ProbeResult(str(made.folder), made.record["best"], made.record)
+        probed = probe(options=options, **vars(arguments), log=progress.log, progress=progress)
+    return ProbeResult(str(probed.folder), probed.record["best"], probed.record)
 
 
 def text_of_probe(result: ProbeResult) -> str:
@@ -146,9 +146,9 @@ def text_of_svm(result: "SVMReport") -> str:
     if (accuracy := result.accuracy) is not None:
         rows = (("own classifier", accuracy.own, accuracy.own_flip), ("SVM", accuracy.svm, accuracy.svm_flip))
         lines.append(f"{'top-1, %':<16}{'image':>8}{'image and flip':>18}")
-        for name, one, both in rows:
-            if one is not None and both is not None:
-                lines.append(f"{name:<16}{100 * one:>8.2f}{100 * both:>18.2f}")
+        for name, plain, flipped in rows:
+            if plain is not None and flipped is not None:
+                lines.append(f"{name:<16}{100 * plain:>8.2f}{100 * flipped:>18.2f}")
         lines.append(f"on {accuracy.images:,} test images; {accuracy.left_out} unreadable\n")
     lines.append(
         f"{result.classes} SVMs on {result.samples:,} rows of {result.columns:,} values, "

@@ -237,8 +237,8 @@ def _index(arguments: ShardArguments) -> Sharded:
     folders = tar_folders(Path(arguments.data))
     with Progress("tars") as progress:
         indexes, left_out = index_shards(folders, names, progress)
-    made = tuple(_folder(folder, index) for folder, index in zip(folders, indexes, strict=True))
-    return Sharded(made, left_out)
+    described = tuple(_folder(folder, index) for folder, index in zip(folders, indexes, strict=True))
+    return Sharded(described, left_out)
 
 
 def class_names(file: Path) -> list[str]:

@@ -34,7 +34,7 @@ class Arguments:
 
 
 @dataclass(frozen=True)
-class Found:
+class Suggestion:
     """The suggested learning rate, if any, and the files of the curve."""
 
     option: str
@@ -54,12 +54,12 @@ def parse(words: Sequence[str]) -> tuple[Arguments, bool]:
         }
     }
     values = parse_words(words, make_parser("covpool lr-find", SUMMARY, more, EXAMPLE))
-    own = {name: values.pop(name, None) for name in ("recipe", "steps", "json", "debug", "trust_rows")}
-    steps = STEPS if own["steps"] is None else own["steps"]
-    return Arguments(read_recipe(own["recipe"], values), steps), bool(own["json"])
+    flags = {name: values.pop(name, None) for name in ("recipe", "steps", "json", "debug", "trust_rows")}
+    steps = STEPS if flags["steps"] is None else flags["steps"]
+    return Arguments(read_recipe(flags["recipe"], values), steps), bool(flags["json"])
 
 
-def run(arguments: Arguments) -> Found:
+def run(arguments: Arguments) -> Suggestion:
     """Run the sweep."""
     recipe = arguments.recipe
     check_data(recipe)
@@ -68,7 +68,7 @@ def run(arguments: Arguments) -> Found:
 
     sweep = find_lr(recipe, arguments.steps)
     folder = Path(recipe.out)
-    return Found(
+    return Suggestion(
         option="--schedule.head-lr" if is_of_head(recipe) else "--lr",
         suggestion=sweep.suggestion,
         highest=float(sweep.rates[-1]),
@@ -78,7 +78,7 @@ def run(arguments: Arguments) -> Found:
     )
 
 
-def text(result: Found) -> str:
+def text(result: Suggestion) -> str:
     """Return the suggestion, and the path of the curve."""
     if result.suggestion is None:
         advice = (

@@ -117,9 +117,9 @@ def parse(words: Sequence[str]) -> tuple[Arguments, bool]:
     """Read the recipe and apply the changes of the command line."""
     values = parse_words(words, make_parser(example=EXAMPLE))
     names = ("recipe", "compare", "print_config", "json", "debug", "trust_rows")
-    own = {name: values.pop(name, None) for name in names}
-    recipe = read_recipe(own["recipe"], values)
-    return Arguments(recipe, own["compare"], bool(own["print_config"])), bool(own["json"])
+    flags = {name: values.pop(name, None) for name in names}
+    recipe = read_recipe(flags["recipe"], values)
+    return Arguments(recipe, flags["compare"], bool(flags["print_config"])), bool(flags["json"])
 
 
 def run(arguments: Arguments) -> Trained | Interruption | Configuration:
@@ -256,7 +256,7 @@ def _defaults() -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _default(key: str) -> str:
     """Return the default of a key: of ``modern``, and of ``finetune`` where it differs."""
-    values = [own[key] for own in _defaults()]
+    values = [defaults[key] for defaults in _defaults()]
     first, second = (str(value).lower() if value in (None, True, False) else value for value in values)
     if first == second:
         return "" if first in ("none", "", {}, ()) else f" (default: {first})"
@@ -311,13 +311,13 @@ def _by_key(word: str) -> str:
 def _nulled(words: Sequence[str], hints: Mapping[str, Any]) -> list[str]:
     """Return ``--dim none`` as ``--dim null``, where null is possible."""
     nullable = {f"--{key}" for key, hint in hints.items() if NoneType in get_args(hint)}
-    made = []
+    replaced = []
     for before, word in pairwise(["", *words]):
         name, _, value = word.partition("=")
         if name in nullable and value == "none":
             word = f"{name}=null"
-        made.append("null" if before in nullable and word == "none" else word)
-    return made
+        replaced.append("null" if before in nullable and word == "none" else word)
+    return replaced
 
 
 train = Command(Arguments, EXAMPLE, run, text, parse=parse, exit_code=exit_code)

@@ -32,10 +32,10 @@ def list_below(address: Address) -> list[str]:
 
 def check_alike(address: Address, names: Sequence[str], extension: str) -> None:
     """Raise if a folder has other images next to the files with an extension."""
-    found = [name for name in names if name.lower().endswith(extension)]
-    if len(found) < len(names):
+    matching = [name for name in names if name.lower().endswith(extension)]
+    if len(matching) < len(names):
         raise UsageError(
-            f"{address.url} has files that end in {extension}, such as {found[0]}, next to other images: "
+            f"{address.url} has files that end in {extension}, such as {matching[0]}, next to other images: "
             "name a folder with one kind"
         )
 
@@ -89,13 +89,13 @@ def _warn_once(message: str) -> None:
 
 
 def files_under(
-    root: Path, wanted: Callable[[str], bool], folder: str = "", above: tuple[tuple[int, int], ...] = ()
+    root: Path, accepts: Callable[[str], bool], folder: str = "", above: tuple[tuple[int, int], ...] = ()
 ) -> Iterator[str]:
     """Yield the files in a folder and below, in order, as paths relative to ``root``.
 
     Args:
         root: the folder that paths start from.
-        wanted: returns whether to yield a file of this name.
+        accepts: returns whether to yield a file of this name.
         folder: the folder to list, relative to ``root``.
         above: device and inode of the folders on the way to it.
     """
@@ -112,13 +112,13 @@ def files_under(
             # The kind comes with the name, so only links are queried. Reading reports a broken link.
             if _is_folder(entry):
                 folders.append(entry.name)
-            elif wanted(entry.name) and (entry.is_symlink() or entry.is_file()):
+            elif accepts(entry.name) and (entry.is_symlink() or entry.is_file()):
                 files.append(entry.name)
     start = f"{folder}/" if folder else ""
     for name in sorted(files, key=composed):
         yield f"{start}{name}"
     for name in sorted(folders, key=composed):
-        yield from files_under(root, wanted, f"{start}{name}", (*above, identity))
+        yield from files_under(root, accepts, f"{start}{name}", (*above, identity))
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
@@ -128,12 +128,12 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def list_files(folder: Address, wanted: Callable[[str], bool]) -> list[str]:
-    """Return the names of the wanted files in a folder and below, in order."""
+def list_files(folder: Address, accepts: Callable[[str], bool]) -> list[str]:
+    """Return the names of the accepted files in a folder and below, in order."""
     if folder.is_local:
-        return list(files_under(Path(folder.path), wanted))
-    found = (path[len(folder.path) :].lstrip("/") for path in folder.store.find(folder.path))
-    return sorted(name for name in found if all(map(is_visible, name.split("/"))) and wanted(name))
+        return list(files_under(Path(folder.path), accepts))
+    names = (path[len(folder.path) :].lstrip("/") for path in folder.store.find(folder.path))
+    return sorted(name for name in names if all(map(is_visible, name.split("/"))) and accepts(name))
 
 
 def composed(name: str) -> str:

@@ -96,7 +96,7 @@ class BatchDataset(Dataset[Batch | Failure]):
     def __getitem__(self, draws: Sequence[Draw]) -> Batch | Failure:
         bad: dict[int, BadImage] = {}
         try:
-            loaded = [(draw.id, found) for draw in draws if (found := self._load(draw, bad)) is not None]
+            loaded = [(draw.id, sample) for draw in draws if (sample := self._load(draw, bad)) is not None]
         except (DataError, ShardError) as error:
             return Failure(str(error))
         images = [image for _, (image, _) in loaded]

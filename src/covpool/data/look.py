@@ -198,13 +198,13 @@ class Collection:
     def _keep(
         self, numbers: range, looks: Future[list[Look]], progress: Progress | None
     ) -> Iterator[Problem]:
-        for number, found in zip(numbers, looks.result(), strict=True):
-            if found.content:
+        for number, look in zip(numbers, looks.result(), strict=True):
+            if look.content:
                 self.is_good[number] = True
-                self.content[number] = np.frombuffer(found.content, dtype=np.uint8)
-                self.samples[number] = np.frombuffer(found.samples, dtype=np.uint8)
-            if found.problem:
-                yield Problem(self.name(number), found.problem, found.detail)
+                self.content[number] = np.frombuffer(look.content, dtype=np.uint8)
+                self.samples[number] = np.frombuffer(look.samples, dtype=np.uint8)
+            if look.problem:
+                yield Problem(self.name(number), look.problem, look.detail)
         if progress is not None:
             progress(numbers.stop, len(self.is_good))
 
@@ -233,15 +233,15 @@ class Collection:
             first.setdefault((split, label), number)
 
     def _copy(self, number: int, split: int, label: int, first: dict[tuple[int, int], int]) -> Problem:
-        problem, other = "duplicate", next(iter(first.values()))
+        problem, original = "duplicate", next(iter(first.values()))
         for (its_split, its_label), another in first.items():
             if its_split != split:
-                problem, other = "leak", another
+                problem, original = "leak", another
                 break
             if its_label != label and problem == "duplicate":
-                problem, other = "two labels", another
-        equal = "bytes" if np.array_equal(self.content[number], self.content[other]) else "pixels"
-        return Problem(self.name(number), problem, f"it has the {equal} of {self.name(other)}")
+                problem, original = "two labels", another
+        equal = "bytes" if np.array_equal(self.content[number], self.content[original]) else "pixels"
+        return Problem(self.name(number), problem, f"it has the {equal} of {self.name(original)}")
 
 
 # Stands for the digest of an unreadable image.
@@ -275,12 +275,12 @@ def read_content(images: ImageSet, progress: Progress) -> Content:
         label = images.label(i)
         digest.update(f"{images.name(i)}\0{label}\0".encode("utf-8", "surrogateescape"))
         try:
-            one = Digest(images.read(i)).digest()
-            digest.update(one)
+            image_digest = Digest(images.read(i)).digest()
+            digest.update(image_digest)
         except (OSError, ValueError) as error:  # an unreadable image has no features either
-            one = UNREADABLE
+            image_digest = UNREADABLE
             digest.update(type(error).__name__.encode())
-        each += one
+        each += image_digest
         progress(i + 1, len(images))
     return Content(digest.hexdigest(), bytes(each))
 

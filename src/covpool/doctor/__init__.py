@@ -72,26 +72,26 @@ def examine(progress: Progress = lambda done, total: None) -> Examination:
     )
 
 
-def examination_text(found: Examination) -> str:
+def examination_text(examination: Examination) -> str:
     """Return the installed packages, a line per test, and the verdict as text."""
-    rows = [("versions", ", ".join(f"{name} {version}" for name, version in found.versions.items()))]
-    rows += [("processor", _processor(found)), ("devices", ", ".join(found.devices))]
-    tf32 = "off" if found.float32_products == "highest" else "on"
-    rows += [("float32", f"matrix products of precision {found.float32_products}: TF32 is {tf32}")]
-    whole = [extra for extra, missing in found.missing.items() if not missing]
+    rows = [("versions", ", ".join(f"{name} {version}" for name, version in examination.versions.items()))]
+    rows += [("processor", _processor(examination)), ("devices", ", ".join(examination.devices))]
+    tf32 = "off" if examination.float32_products == "highest" else "on"
+    rows += [("float32", f"matrix products of precision {examination.float32_products}: TF32 is {tf32}")]
+    whole = [extra for extra, missing in examination.missing.items() if not missing]
     rows += [("extras", ", ".join(whole) or "none")]
     lines = [f"{name:<11}{value}" for name, value in rows]
     lines += [
         f"{'':<11}missing: {extra} ({', '.join(missing)}): pip install 'covpool[{extra}]'"
-        for extra, missing in found.missing.items()
+        for extra, missing in examination.missing.items()
         if missing
     ]
     lines.append("")
-    width = max(len(finding.name) for finding in found.findings)
-    for finding in found.findings:
+    width = max(len(finding.name) for finding in examination.findings)
+    for finding in examination.findings:
         remedy = f": {finding.remedy}" if finding.remedy else ""
         lines.append(f"{finding.state}  {finding.name.ljust(width)}  {finding.detail}{remedy}")
-    failed = [finding.name for finding in found.findings if finding.state == "fail"]
+    failed = [finding.name for finding in examination.findings if finding.state == "fail"]
     verdict = f"failed: {', '.join(failed)}" if failed else "no problems found"
     return "\n".join([*lines, "", verdict])
 
@@ -105,8 +105,8 @@ class Trial(NamedTuple):
     is_needed: bool = True
 
 
-def _processor(found: Examination) -> str:
-    machine = found.machine
+def _processor(examination: Examination) -> str:
+    machine = examination.machine
     counts = [counted(machine["cores"], "core"), counted(machine["threads"], "thread")]
     memory = [f"{machine['memory_gib']} GiB"] if machine["memory_gib"] else []
     amx = "AMX" if "amx_tile" in machine["flags"] else "no AMX"

@@ -71,8 +71,8 @@ NOT_FOR_USERS = ("all", "dev")
 
 def versions() -> dict[str, str]:
     """Return the versions of Python, covpool and the installed packages."""
-    found = {"python": platform.python_version(), "covpool": __version__}
-    return found | {name: version for name in PACKAGES if (version := _version(name)) is not None}
+    installed = {"python": platform.python_version(), "covpool": __version__}
+    return installed | {name: version for name in PACKAGES if (version := _version(name)) is not None}
 
 
 def missing_by_extra() -> dict[str, tuple[str, ...]]:
@@ -156,12 +156,12 @@ def compiled(device: str) -> str:
     from torch._inductor import config
 
     x = torch.ones(8, device=device)
-    made = torch.compile(lambda y: (y + 1).sqrt() * 2)
+    compute = torch.compile(lambda y: (y + 1).sqrt() * 2)
     # A cached kernel would hide a missing compiler; torch warns that its caches are off.
     with config.patch(force_disable_caches=True), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = made(x)
-    if not torch.allclose(found, (x + 1).sqrt() * 2):
+        result = compute(x)
+    if not torch.allclose(result, (x + 1).sqrt() * 2):
         raise ArithmeticError("the compiled kernel gives a wrong result")
     return "works"
 
@@ -174,8 +174,8 @@ def half_precision(device: str) -> str:
 
 
 def _error(x: Tensor, device: str, expected: Tensor, dtype: torch.dtype) -> float:
-    found = isqrt_cov(x.to(dtype).to(device), iteration="paper", steps=STEPS).cpu().double()
-    error = float((found - expected).norm() / expected.norm())
+    root = isqrt_cov(x.to(dtype).to(device), iteration="paper", steps=STEPS).cpu().double()
+    error = float((root - expected).norm() / expected.norm())
     if not error < LIMITS[dtype]:
         raise ArithmeticError(f"differs by {error:.1e} from eigh in {_name(dtype)}")
     return error

@@ -242,9 +242,9 @@ def measure_accuracy(
         model = processes.together(lambda: open_bundle(bundle, processes.device))
         chosen = split or processes.together(lambda: evaluation_split(data, layout))
         images = processes.together(lambda: open_split(model, data, chosen, layout))
-        found = predict(passing.run(model, images, processes, views=views), processes)
-        assert found is not None  # this loop is never interrupted
-        predictions, bad = found
+        outcome = predict(passing.run(model, images, processes, views=views), processes)
+        assert outcome is not None  # this loop is never interrupted
+        predictions, bad = outcome
 
         def finish() -> Results:
             results = new_results(PROTOCOL, arguments, processes, seed)

@@ -166,14 +166,14 @@ TITLE = "query, and the nearest images; above the queries of the lowest average 
 RIGHT, WRONG = "#1f9d45", "#a61b1b"
 
 
-class Found(NamedTuple):
+class Shown(NamedTuple):
     """The class name of an image, and the image if it is readable."""
 
     label: str
     picture: Image.Image | None
 
 
-Row = tuple[Found, float, Sequence[Found]]
+Row = tuple[Shown, float, Sequence[Shown]]
 
 
 def chosen_queries(scores: Scores, most: int = QUERIES) -> list[int]:
@@ -181,9 +181,9 @@ def chosen_queries(scores: Scores, most: int = QUERIES) -> list[int]:
     counted = np.flatnonzero(scores.counted)
     worst = counted[np.argsort(scores.best_known_precision[counted], kind="stable")[: (most + 1) // 2]]
     others = np.setdiff1d(counted, worst)
-    wanted = min(most - len(worst), len(others))
+    count = min(most - len(worst), len(others))
     # The middles of equal parts, so that the first and last class are not always included.
-    spread = others[((np.arange(wanted) + 0.5) * len(others) / max(wanted, 1)).astype(int)]
+    spread = others[((np.arange(count) + 0.5) * len(others) / max(count, 1)).astype(int)]
     return [*worst.tolist(), *spread.tolist()]
 
 
@@ -195,7 +195,7 @@ def draw_neighbours(rows: Sequence[Row], theme: Theme, title: str = TITLE) -> Fi
         theme: the colors.
         title: a line above the rows.
     """
-    columns = max(FEWEST, 1 + max(len(found) for _, _, found in rows))
+    columns = max(FEWEST, 1 + max(len(neighbors) for _, _, neighbors in rows))
     width, height = columns * CELL[0] + MARGIN, len(rows) * CELL[1] + TOP
     figure = new_figure(theme, width, height)
     figure.set_layout_engine("none")
@@ -203,25 +203,25 @@ def draw_neighbours(rows: Sequence[Row], theme: Theme, title: str = TITLE) -> Fi
     axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
     axes.set_axis_off()
     axes.text(MARGIN, TOP / 2, title, va="center", fontsize=10, color=theme.faint)
-    for line, (query, precision, found) in enumerate(rows):
+    for line, (query, precision, neighbors) in enumerate(rows):
         y = TOP + line * CELL[1]
         _draw(axes, MARGIN, y, query, theme.ink, theme)
         is_measured = not math.isnan(precision)
         if is_measured:
             axes.text(MARGIN, y + SIDE + 0.3, f"AP {precision:.2f}", fontsize=7.5, color=theme.faint)
-        for column, one in enumerate(found, start=1):
-            colour = (RIGHT if one.label == query.label else WRONG) if is_measured else theme.ink
-            _draw(axes, MARGIN + column * CELL[0], y, one, colour, theme)
+        for column, neighbor in enumerate(neighbors, start=1):
+            colour = (RIGHT if neighbor.label == query.label else WRONG) if is_measured else theme.ink
+            _draw(axes, MARGIN + column * CELL[0], y, neighbor, colour, theme)
     return figure
 
 
-def _draw(axes: Axes, x: float, y: float, found: Found, colour: str, theme: Theme) -> None:
+def _draw(axes: Axes, x: float, y: float, shown: Shown, colour: str, theme: Theme) -> None:
     """Draw an image at a position, with a frame and its class below."""
-    picture = Image.new("RGB", (2, 2), "gray") if found.picture is None else found.picture
+    picture = Image.new("RGB", (2, 2), "gray") if shown.picture is None else shown.picture
     extent = (x, x + SIDE, y + SIDE, y)
     axes.imshow(squared(picture, theme.grid), extent=extent, aspect="auto")
     axes.add_patch(Rectangle((x, y), SIDE, SIDE, fill=False, edgecolor=colour, linewidth=3))
-    label = drawn(found.label, "(no font for its name)", QUERY_LETTERS)
+    label = drawn(shown.label, "(no font for its name)", QUERY_LETTERS)
     axes.text(x, y + SIDE + 0.16, label, fontsize=7.5, color=colour, **text_style())
 
 
@@ -234,9 +234,9 @@ def write_files(folder: Path, scores: Scores, queries: Side, gallery: Side | Non
     replace_file(folder / "queries.csv", csv_bytes(COLUMNS, _rows(scores, queries, searched)))
     rows = [
         (
-            _found(queries, query),
+            _shown(queries, query),
             float(scores.best_known_precision[query]),
-            [_found(searched, place) for place in scores.nearest[query].tolist()],
+            [_shown(searched, place) for place in scores.nearest[query].tolist()],
         )
         for query in chosen_queries(scores)
     ]
@@ -245,8 +245,8 @@ def write_files(folder: Path, scores: Scores, queries: Side, gallery: Side | Non
     RunFolder(folder).write_bad_images(bad)
 
 
-def _found(side: Side, place: int) -> Found:
-    return Found(side.label(place), thumbnail(side.images, int(side.embeddings.ids[place])))
+def _shown(side: Side, place: int) -> Shown:
+    return Shown(side.label(place), thumbnail(side.images, int(side.embeddings.ids[place])))
 
 
 def _rows(scores: Scores, queries: Side, gallery: Side) -> Iterator[list[object]]:

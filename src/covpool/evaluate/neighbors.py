@@ -20,7 +20,7 @@ from covpool.data.decode import decode
 from covpool.data.transforms import Preprocessing, evaluation_transform
 from covpool.drawing import LIGHT, png
 from covpool.errors import BadImageError, UsageError
-from covpool.evaluate.figures import Found, draw_neighbours
+from covpool.evaluate.figures import Shown, draw_neighbours
 from covpool.explain.explaining import some_images
 from covpool.inference.bulk import JOB
 from covpool.inference.options import Embed
@@ -46,7 +46,7 @@ class Neighbors:
     """The folder with ``neighbors.json`` and ``neighbors.png``, and the neighbors of each query by name."""
 
     folder: Path
-    found: dict[str, list[Neighbor]]
+    neighbors: dict[str, list[Neighbor]]
 
 
 def is_gallery(folder: str | Path | None) -> bool:
@@ -83,18 +83,18 @@ def find_neighbors(
     job = read_json(gallery / JOB)
     if job["task"] != "embed" or job["bundle"] != bundle_digest(read_card(bundle)):
         raise UsageError(f"{gallery} has no embeddings of {bundle}: run covpool embed with this bundle")
-    queries = {one.name: one.content for one in some_images(query, MOST)}
+    queries = {image.name: image.content for image in some_images(query, MOST)}
     vectors = _embedded(bundle, Embed(**job["options"]), queries, device)
     ids, similarities = _nearest(vectors, gallery, most)
-    found = {
+    neighbors = {
         name: [Neighbor(str(ids[row, k]), float(similarities[row, k])) for k in range(ids.shape[1])]
         for row, name in enumerate(queries)
     }
     out.mkdir(parents=True, exist_ok=True)
-    plain = {name: [one._asdict() for one in nearest] for name, nearest in found.items()}
+    plain = {name: [neighbor._asdict() for neighbor in nearest] for name, nearest in neighbors.items()}
     replace_file(out / "neighbors.json", json.dumps(plain, indent=2, ensure_ascii=False).encode())
-    replace_file(out / "neighbors.png", _picture(queries, found, images))
-    return Neighbors(out, found)
+    replace_file(out / "neighbors.png", _picture(queries, neighbors, images))
+    return Neighbors(out, neighbors)
 
 
 def _embedded(bundle: str | Path, task: Embed, queries: dict[str, bytes], device: str) -> NDArray[np.float32]:
@@ -145,16 +145,18 @@ def _unit(rows_ND: NDArray[np.float32]) -> NDArray[np.float32]:
     return unit
 
 
-def _picture(queries: dict[str, bytes], found: dict[str, list[Neighbor]], images: str | Path | None) -> bytes:
+def _picture(
+    queries: dict[str, bytes], neighbors: dict[str, list[Neighbor]], images: str | Path | None
+) -> bytes:
     """Draw each query and its neighbors; gray where the image is not on this machine."""
     folder = None if images is None else Address.of(images)
     rows = [
         (
-            Found(name, decode(data)),
+            Shown(name, decode(data)),
             math.nan,
             [
-                Found(f"{one.similarity:.2f} {Path(one.id).name}", _opened(folder, one.id))
-                for one in found[name]
+                Shown(f"{neighbor.similarity:.2f} {Path(neighbor.id).name}", _opened(folder, neighbor.id))
+                for neighbor in neighbors[name]
             ],
         )
         for name, data in queries.items()

@@ -119,7 +119,7 @@ def _unfinished(folder: Path, protocol: str) -> Path:
 
 def _protocol_of(folder: Path) -> str | None:
     try:
-        found = read_json(folder / FILE)
+        results = read_json(folder / FILE)
     except (OSError, ValueError):
         return None
-    return found.get("protocol") if isinstance(found, dict) else None
+    return results.get("protocol") if isinstance(results, dict) else None

@@ -121,7 +121,7 @@ def retrieve(
     if engine == "faiss" and find_spec("faiss") is None:
         raise UsageError("--engine faiss needs faiss: pip install 'covpool[faiss]'")
     split = split or evaluation_split(data, layout)
-    other = _other_gallery(split, gallery)
+    separate = _other_gallery(split, gallery)
     arguments = {"bundle": bundle, "data": data, "layout": layout, "at": list(at), "engine": engine}
     with joined_processes(device) as processes:
         started = time.monotonic()
@@ -135,7 +135,7 @@ def retrieve(
             images = opened(name)
             return Side(name, images, embed(model, images, passing, processes))
 
-        searched = None if other is None else side(other)
+        searched = None if separate is None else side(separate)
         is_part = searched is not None and set(split_names(split)) < set(split_names(searched.split))
         asked = opened(split) if is_part else side(split)
 
@@ -201,12 +201,12 @@ def _search(
     ranks = len(among.ids) - int(itself is not None)
     if max(at) > ranks:
         raise UsageError(f"--at {max(at)} is larger than the number of images to search ({ranks})")
-    own = None if itself is None else torch.from_numpy(itself)
+    excluded = None if itself is None else torch.from_numpy(itself)
     if engine == "exact":
-        blocks = search_exact(asked.vectors, among.vectors, own)
+        blocks = search_exact(asked.vectors, among.vectors, excluded)
     else:
         largest = int(np.bincount(among.labels).max())  # no query has more matches
-        blocks = search_faiss(asked.vectors, among.vectors, min(ranks, max(*at, largest, NEAREST)), own)
+        blocks = search_faiss(asked.vectors, among.vectors, min(ranks, max(*at, largest, NEAREST)), excluded)
     return score(blocks, asked.labels, among.labels, NEAREST, without_itself=itself is not None)
 
 

@@ -116,17 +116,17 @@ def embed(model: PooledClassifier, images: ImageSet, options: Pass, processes: P
         received = model.forward_head(model.forward_features(batch), pre_logits=True)
         return {"vectors": F.normalize(received.float(), dim=1)}
 
-    def own() -> Embeddings:
+    def embed_share() -> Embeddings:
         results = list(options.run(model, images, processes, vectors))
-        found = [result for result in results if len(result.ids)]
+        batches = [result for result in results if len(result.ids)]
         return Embeddings(
-            np.concatenate([np.zeros(0, np.int64), *(result.ids for result in found)]),
-            np.concatenate([np.zeros(0, np.int64), *(result.labels for result in found)]),
-            torch.cat([torch.empty(0, model.head_hidden_size), *(r.outputs["vectors"][0] for r in found)]),
+            np.concatenate([np.zeros(0, np.int64), *(result.ids for result in batches)]),
+            np.concatenate([np.zeros(0, np.int64), *(result.labels for result in batches)]),
+            torch.cat([torch.empty(0, model.head_hidden_size), *(r.outputs["vectors"][0] for r in batches)]),
             tuple(image for result in results for image in result.bad),
         )
 
-    mine = processes.together(own)
+    mine = processes.together(embed_share)
     gathered = processes.gather_to_first(mine)
     joined: list[Embeddings] = []
     processes.by_first(lambda: joined.append(_joined(gathered)))  # an error there ends all processes

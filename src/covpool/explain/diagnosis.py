@@ -100,55 +100,57 @@ def diagnose(
         raise UsageError(f"the pooling is {model.config.pool}: diagnosis needs covariance pooling")
     if not model.num_classes:
         raise UsageError("the model has no classifier: the diagnosis needs one for its gradient")
-    found = []
+    looks = []
     for done, image in enumerate(images, 1):
-        found.append(_look(model.eval(), image.to(next(model.parameters()).device)))
+        looks.append(_look(model.eval(), image.to(next(model.parameters()).device)))
         progress(done)
-    if not found:
+    if not looks:
         raise UsageError("no image is readable: run covpool check to see why")
-    alive = torch.stack([one["alive"] for one in found]).any(0)
-    after = [one["after"] for one in found if one["after"] is not None]
-    first = found[0]
+    alive = torch.stack([look["alive"] for look in looks]).any(0)
+    after = [look["after"] for look in looks if look["after"] is not None]
+    first = looks[0]
     return Diagnosis(
-        images=len(found),
+        images=len(looks),
         method=model.pool.pool,
         channels=len(alive),
         positions=first["positions"],
         constant=1 - float(alive.float().mean()),
-        condition=_median(one["before"]["condition"] for one in found),
-        effective_rank=_median(one["before"]["effective_rank"] for one in found),
-        rank=round(_median(one["rank"] for one in found)),
-        condition_after=_median_or_none([one["condition"] for one in after]),
-        effective_rank_after=_median_or_none([one["effective_rank"] for one in after]),
-        spectrum=_curve([one["spectrum"] for one in found]),
-        spectrum_after=_curve([one["spectrum_after"] for one in found if one["after"] is not None]),
-        residuals=tuple(map(statistics.median, zip(*(one["residuals"] for one in found), strict=True))),
-        gradient_rms=_median(one["gradient_rms"] for one in found),
+        condition=_median(look["before"]["condition"] for look in looks),
+        effective_rank=_median(look["before"]["effective_rank"] for look in looks),
+        rank=round(_median(look["rank"] for look in looks)),
+        condition_after=_median_or_none([look["condition"] for look in after]),
+        effective_rank_after=_median_or_none([look["effective_rank"] for look in after]),
+        spectrum=_curve([look["spectrum"] for look in looks]),
+        spectrum_after=_curve([look["spectrum_after"] for look in looks if look["after"] is not None]),
+        residuals=tuple(map(statistics.median, zip(*(look["residuals"] for look in looks), strict=True))),
+        gradient_rms=_median(look["gradient_rms"] for look in looks),
     )
 
 
-def warnings(found: Diagnosis) -> list[str]:
+def warnings(diagnosis: Diagnosis) -> list[str]:
     """Return a sentence for each problem."""
     said = []
-    if found.constant > MANY_CONSTANT:
-        dim = _power_of_two(found.channels * (1 - found.constant))
+    if diagnosis.constant > MANY_CONSTANT:
+        dim = _power_of_two(diagnosis.channels * (1 - diagnosis.constant))
         advice = (
-            f"; try dim={dim}" if 8 <= dim < found.channels else ": check the preprocessing and the weights"
+            f"; try dim={dim}"
+            if 8 <= dim < diagnosis.channels
+            else ": check the preprocessing and the weights"
         )
-        said.append(f"{found.constant:.0%} of the channels are constant{advice}")
-    if found.effective_rank < FEW_DIRECTIONS:
+        said.append(f"{diagnosis.constant:.0%} of the channels are constant{advice}")
+    if diagnosis.effective_rank < FEW_DIRECTIONS:
         said.append(
-            f"{found.effective_rank:.1f} of {found.channels} directions hold nearly all of the variance: the "
-            "features hardly differ between positions; check the images and the preprocessing"
+            f"{diagnosis.effective_rank:.1f} of {diagnosis.channels} directions hold nearly all of the "
+            "variance: the features hardly differ between positions; check the images and the preprocessing"
         )
-    if found.residuals and found.residuals[-1] > FAR_FROM_A_ROOT:
+    if diagnosis.residuals and diagnosis.residuals[-1] > FAR_FROM_A_ROOT:
         said.append(
-            f"after {len(found.residuals)} steps the result is far from a square root (residual "
-            f"{found.residuals[-1]:.2f}); try more steps"
+            f"after {len(diagnosis.residuals)} steps the result is far from a square root (residual "
+            f"{diagnosis.residuals[-1]:.2f}); try more steps"
         )
-    if found.gradient_rms < HARDLY_ANY or math.isnan(found.gradient_rms):
+    if diagnosis.gradient_rms < HARDLY_ANY or math.isnan(diagnosis.gradient_rms):
         said.append(
-            f"the gradient at the pooling is {found.gradient_rms:.0e}: the backbone would hardly learn; "
+            f"the gradient at the pooling is {diagnosis.gradient_rms:.0e}: the backbone would hardly learn; "
             'check whether compensation is "none" or the network is certain of every image'
         )
     return said
@@ -176,26 +178,26 @@ def diagnose_images(
             except BadImageError:
                 continue
 
-    found = diagnose(model, images(), lambda done: progress(done, len(files)))
+    diagnosis = diagnose(model, images(), lambda done: progress(done, len(files)))
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
-    content = {**asdict(found), "warnings": warnings(found)}
+    content = {**asdict(diagnosis), "warnings": warnings(diagnosis)}
     replace_file(
         out / "diagnosis.json", (json.dumps(plain_json("diagnosis", content), indent=1) + "\n").encode()
     )
-    replace_file(out / "diagnosis.png", png(draw(found)))
-    return found
+    replace_file(out / "diagnosis.png", png(draw(diagnosis)))
+    return diagnosis
 
 
-def draw(found: Diagnosis) -> Figure:
+def draw(diagnosis: Diagnosis) -> Figure:
     """Draw the spectra, and the residuals if the method iterates."""
-    panels = 2 if found.residuals else 1
+    panels = 2 if diagnosis.residuals else 1
     figure = new_figure(LIGHT, 3.8 * panels, 3.2)
     left, *rest = figure.subplots(1, panels, squeeze=False)[0]
     dress(left, LIGHT)
     for values, color, name in (
-        (found.spectrum, LIGHT.series[0], "covariance"),
-        (found.spectrum_after, LIGHT.series[1], f"after {found.method}"),
+        (diagnosis.spectrum, LIGHT.series[0], "covariance"),
+        (diagnosis.spectrum_after, LIGHT.series[1], f"after {diagnosis.method}"),
     ):
         positive = [value for value in values if value > 1e-12]
         if positive:
@@ -206,13 +208,14 @@ def draw(found: Diagnosis) -> Figure:
     left.legend(frameon=False, fontsize=8)
     for right in rest:
         dress(right, LIGHT)
-        right.plot(range(1, len(found.residuals) + 1), found.residuals, "o-", color=LIGHT.series[0])
+        right.plot(range(1, len(diagnosis.residuals) + 1), diagnosis.residuals, "o-", color=LIGHT.series[0])
         right.set_yscale("log")
-        right.set_xticks(range(1, len(found.residuals) + 1))
+        right.set_xticks(range(1, len(diagnosis.residuals) + 1))
         right.set_xlabel("Newton-Schulz steps", fontsize=9)
         right.set_ylabel("‖Y² − A‖ / ‖A‖", fontsize=9)
     figure.suptitle(
-        f"{found.channels} channels, {found.positions} positions, {counted(found.images, 'image')}",
+        f"{diagnosis.channels} channels, {diagnosis.positions} positions, "
+        f"{counted(diagnosis.images, 'image')}",
         fontsize=10,
     )
     return figure
@@ -239,11 +242,11 @@ def summed_up(values: Tensor) -> Figures:
 
 def medians(rows: list[Figures]) -> Figures:
     """Return the median of each figure over all images; ``None`` if an image has none."""
-    found: Figures = {}
+    result: Figures = {}
     for key in rows[0]:
         values = [value for row in rows if (value := row[key]) is not None]
-        found[key] = rounded(statistics.median(values)) if len(values) == len(rows) else None
-    return found
+        result[key] = rounded(statistics.median(values)) if len(values) == len(rows) else None
+    return result
 
 
 def without_rounding(values: Tensor) -> Tensor:

@@ -107,10 +107,10 @@ def _iterated(m: Tensor, s: Tensor, method: IsqrtCov, side: Side) -> Factors:
 
 def _decomposed(m: Tensor, method: MpnCov) -> Factors:
     """For a power α of the eigenvalues, K has those of MᵀM to the power α - 1, and keeps zeros."""
-    found = spectrum(torch.bmm(m.mT, m))
-    zero = found.values <= 0
-    powers = found.values.masked_fill(zero, 1.0).pow(method.options.power - 1).masked_fill(zero, 0.0)
-    kernel = found.assemble(powers)
+    decomposition = spectrum(torch.bmm(m.mT, m))
+    zero = decomposition.values <= 0
+    powers = decomposition.values.masked_fill(zero, 1.0).pow(method.options.power - 1).masked_fill(zero, 0.0)
+    kernel = decomposition.assemble(powers)
     c = torch.bmm(torch.bmm(m, kernel), m.mT)
     scaled = post_normalized(c, method.options.post_normalization)
     ratio = (scaled * c).sum((1, 2), keepdim=True) * reciprocal_or_zero((c * c).sum((1, 2), keepdim=True))
@@ -307,7 +307,7 @@ def _is_exact(model: PooledClassifier) -> bool:
         return False
     pooling = model.pool.pooling
     if isinstance(pooling, EachLayer):
-        return all(isinstance(one, EXACT) and getattr(one, "norm", None) is None for one in pooling.each)
+        return all(isinstance(m, EXACT) and getattr(m, "norm", None) is None for m in pooling.each)
     return isinstance(pooling, (*EXACT, Gap))
 
 
@@ -347,12 +347,12 @@ def _second_order(
     assert isinstance(pooling, Method)
     methods: list[Any] = list(pooling.each) if isinstance(pooling, EachLayer) else [pooling]
     parts = zip(methods, x.split([method.channels for method in methods], dim=1), strict=True)
-    found = [factors(method, part, "positions" if pairs else side) for method, part in parts]
-    head = linear_head(model, torch.cat([triu_vec(one.matrix())[0] for one in found]), classes)
+    each_factors = [factors(method, part, "positions" if pairs else side) for method, part in parts]
+    head = linear_head(model, torch.cat([triu_vec(factor.matrix())[0] for factor in each_factors]), classes)
     weights = head.weights.split([method.out_features for method in methods], dim=1)
-    each = [list(zip(found, row, strict=True)) for row in zip(*map(symmetric, weights), strict=True)]
-    both = [torch.stack([one.pairs(w)[0] for one, w in row]).sum(0) if pairs else None for row in each]
-    return head, [torch.stack([one.positions(w)[0] for one, w in row]) for row in each], both
+    each = [list(zip(each_factors, row, strict=True)) for row in zip(*map(symmetric, weights), strict=True)]
+    both = [torch.stack([factor.pairs(w)[0] for factor, w in row]).sum(0) if pairs else None for row in each]
+    return head, [torch.stack([factor.positions(w)[0] for factor, w in row]) for row in each], both
 
 
 def _first_order(model: PooledClassifier, features: Tensor, classes: Tensor) -> tuple[Tensor | None, Tensor]:

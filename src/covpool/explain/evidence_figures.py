@@ -35,7 +35,7 @@ class Explained:
     Attributes:
         name: name of the image.
         picture: the preprocessed image.
-        found: maps of some classes.
+        evidence: maps of some classes.
         classes: names of all classes.
         predicted: index of the predicted class.
         label: name of the correct class, if it is known.
@@ -43,7 +43,7 @@ class Explained:
 
     name: str
     picture: Image.Image
-    found: tuple[Evidence, ...]
+    evidence: tuple[Evidence, ...]
     classes: tuple[str, ...]
     predicted: int
     label: str | None = None
@@ -60,25 +60,25 @@ class Explained:
 
 def draw_classes(explained: Explained) -> Figure:
     """Draw the image and a map for each class on one scale, with joined averages in a second row."""
-    joined = explained.found[0].first_order is not None
-    figure, panels = _panels(1 + len(explained.found), 2 if joined else 1)
+    joined = explained.evidence[0].first_order is not None
+    figure, panels = _panels(1 + len(explained.evidence), 2 if joined else 1)
     largest = _largest(
-        [one.positions for one in explained.found]
-        + [one.first_order for one in explained.found if one.first_order is not None]
+        [evidence.positions for evidence in explained.evidence]
+        + [evidence.first_order for evidence in explained.evidence if evidence.first_order is not None]
     )
     right = "" if explained.label is None else f"is {_named(explained.label)}"
     _show(panels[0][0], explained.picture, explained.title, right)
     if joined:
         panels[1][0].set_axis_off()
-    for column, one in enumerate(explained.found, 1):
-        part = "covariance" if one.kind == "exact" else "by gradient"
-        words = f"{part} {float(one.positions.sum()):+.2f}, rest {one.rest:+.2f}"
-        title = f"{_named(explained.classes[one.label])}: {one.logit:.2f}"
-        _show(panels[0][column], explained.overlay(one.positions, largest), title, words)
-        if one.first_order is not None:
-            words = f"average {float(one.first_order.sum()):+.2f}"
-            _show(panels[1][column], explained.overlay(one.first_order, largest), "", words)
-    _legend(figure, explained.found[0].kind)
+    for column, evidence in enumerate(explained.evidence, 1):
+        part = "covariance" if evidence.kind == "exact" else "by gradient"
+        words = f"{part} {float(evidence.positions.sum()):+.2f}, rest {evidence.rest:+.2f}"
+        title = f"{_named(explained.classes[evidence.label])}: {evidence.logit:.2f}"
+        _show(panels[0][column], explained.overlay(evidence.positions, largest), title, words)
+        if evidence.first_order is not None:
+            words = f"average {float(evidence.first_order.sum()):+.2f}"
+            _show(panels[1][column], explained.overlay(evidence.first_order, largest), "", words)
+    _legend(figure, explained.evidence[0].kind)
     return figure
 
 
@@ -86,7 +86,7 @@ def draw_against(explained: Explained, this: Evidence, that: Evidence) -> Figure
     """Draw why one class and not the other: the difference of their maps."""
     difference = contrast(this, that)
     figure, panels = _panels(2, 1)
-    names = [_named(explained.classes[one.label]) for one in (this, that)]
+    names = [_named(explained.classes[evidence.label]) for evidence in (this, that)]
     _show(panels[0][0], explained.picture, explained.title, "")
     title = f"{names[0]},\nnot {names[1]}"
     words = f"{this.logit:.2f} - {that.logit:.2f} = {this.logit - that.logit:+.2f}"
@@ -95,23 +95,23 @@ def draw_against(explained: Explained, this: Evidence, that: Evidence) -> Figure
     return figure
 
 
-def draw_pairs(explained: Explained, one: Evidence) -> Figure:
+def draw_pairs(explained: Explained, evidence: Evidence) -> Figure:
     """Draw the strongest pairs of positions as lines."""
-    assert one.pairs is not None
+    assert evidence.pairs is not None
     figure, panels = _panels(2, 1)
     _show(panels[0][0], explained.picture, explained.title, "")
-    title = f"{_named(explained.classes[one.label])}: pairs of positions"
-    _show(panels[0][1], explained.overlay(one.positions), title, "")
-    rows, columns = one.positions.shape
+    title = f"{_named(explained.classes[evidence.label])}: pairs of positions"
+    _show(panels[0][1], explained.overlay(evidence.positions), title, "")
+    rows, columns = evidence.positions.shape
     width, height = explained.picture.size
-    strongest = strongest_pairs(one)
+    strongest = strongest_pairs(evidence)
     largest = max((abs(value) for *_, value in strongest), default=1.0)
     for p, q, value in strongest:
         x = [(place % columns + 0.5) * width / columns for place in (p, q)]
         y = [(place // columns + 0.5) * height / rows for place in (p, q)]
         color = [part / 255 for part in (FOR if value > 0 else AGAINST)]
         panels[0][1].plot(x, y, "o-", color=color, linewidth=1 + 3 * abs(value) / largest, markersize=4)
-    _legend(figure, one.kind)
+    _legend(figure, evidence.kind)
     return figure
 
 
@@ -121,17 +121,17 @@ def draw_sheet(explained: Sequence[Explained]) -> Figure:
     figure, panels = _panels(COLUMNS, rows)
     for axes in (axes for row in panels for axes in row):
         axes.set_axis_off()
-    for number, one in enumerate(explained):
+    for number, image in enumerate(explained):
         row, pair = divmod(number, COLUMNS // 2)
-        first = one.found[0]
-        right = "" if one.label is None else f"is {_named(one.label)}"
-        _show(panels[row][2 * pair], one.picture, one.title, right)
-        name = one.classes[first.label]
-        wrong = one.label is not None and one.label != name
-        how = "evidence for" if first.label != one.predicted else "taken for" if wrong else "seen as"
+        first = image.evidence[0]
+        right = "" if image.label is None else f"is {_named(image.label)}"
+        _show(panels[row][2 * pair], image.picture, image.title, right)
+        name = image.classes[first.label]
+        wrong = image.label is not None and image.label != name
+        how = "evidence for" if first.label != image.predicted else "taken for" if wrong else "seen as"
         words = f"{how} {_named(name)}"
-        _show(panels[row][2 * pair + 1], one.overlay(first.positions), words, f"{first.logit:.2f}")
-    _legend(figure, explained[0].found[0].kind)
+        _show(panels[row][2 * pair + 1], image.overlay(first.positions), words, f"{first.logit:.2f}")
+    _legend(figure, explained[0].evidence[0].kind)
     return figure
 
 
@@ -162,14 +162,14 @@ def contrast(this: Evidence, that: Evidence) -> Tensor:
     return difference
 
 
-def strongest_pairs(one: Evidence) -> list[tuple[int, int, float]]:
+def strongest_pairs(evidence: Evidence) -> list[tuple[int, int, float]]:
     """Return pairs of positions and their contributions: the most positive, then the most negative."""
-    assert one.pairs is not None
-    rows, columns = one.positions.shape
+    assert evidence.pairs is not None
+    rows, columns = evidence.positions.shape
     n = rows * columns
     y, x = torch.arange(n) // columns, torch.arange(n) % columns
     distance = ((y[:, None] - y) ** 2 + (x[:, None] - x) ** 2).float().sqrt()
-    both = (one.pairs + one.pairs.T).cpu() * (
+    both = (evidence.pairs + evidence.pairs.T).cpu() * (
         (distance >= APART) & (torch.arange(n)[:, None] < torch.arange(n))
     )
     order = both.flatten().argsort(descending=True).tolist()
@@ -209,7 +209,7 @@ def _show(axes: Axes, picture: Image.Image, title: str, words: str) -> None:
 
 
 def _largest(maps: Sequence[Tensor]) -> float:
-    return max(float(one.abs().max()) for one in maps)
+    return max(float(map_.abs().max()) for map_ in maps)
 
 
 def _named(name: str) -> str:

@@ -93,31 +93,31 @@ def explain_images(
     check_whole("limit", limit)
     model = load_model(bundle, device=device).eval()
     names = class_names(model)
-    wanted = [_number(names, name) for name in classes]
+    labels = [_number(names, name) for name in classes]
     rival = None if against is None else _number(names, against)
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     images = list(some_images(data, limit))
-    made, rows, bad = [], [], 0
+    all_explained, rows, bad = [], [], 0
     for number, (name, label, content) in enumerate(images, 1):
         progress(number, len(images))
         try:
-            one = explained(model, content, name, label, wanted, rival, top=top, pairs=pairs)
+            image = explained(model, content, name, label, labels, rival, top=top, pairs=pairs)
         except BadImageError:
             bad += 1
             continue
-        made.append(one)
-        figure = _draw(one, out / f"{number:03d}-{_short(Path(name).stem)}", rival, pairs)
-        rows += [{"image": name, "class": names[found.label], **_numbers(found)} for found in one.found]
-    if not made:
-        found = "none of its images is readable" if bad else "it contains no image"
-        raise UsageError(f"{data} cannot be explained: {found}. Run covpool check to see why.")
-    if len(made) > 1:
+        all_explained.append(image)
+        figure = _draw(image, out / f"{number:03d}-{_short(Path(name).stem)}", rival, pairs)
+        rows += [{"image": name, "class": names[each.label], **_numbers(each)} for each in image.evidence]
+    if not all_explained:
+        reason = "none of its images is readable" if bad else "it contains no image"
+        raise UsageError(f"{data} cannot be explained: {reason}. Run covpool check to see why.")
+    if len(all_explained) > 1:
         figure = out / "sheet.png"
-        replace_file(figure, png(draw_sheet(made)))
+        replace_file(figure, png(draw_sheet(all_explained)))
     replace_file(out / "maps.json", (json.dumps(rows, indent=1) + "\n").encode())
     gap = max(float(row["gap"]) for row in rows)  # type: ignore[arg-type]
-    return Explanation(out, figure, len(made), bad, made[0].found[0].kind, gap)
+    return Explanation(out, figure, len(all_explained), bad, all_explained[0].evidence[0].kind, gap)
 
 
 def explained(
@@ -141,9 +141,9 @@ def explained(
         likely = model.forward_head(features)[0].argsort(descending=True).tolist()
     chosen = list(classes) or likely[:top]
     # The rival is compared with the predicted class, so both are needed.
-    extra = [] if rival is None else [one for one in (likely[0], rival) if one not in chosen]
-    found = explain_features(model, features, [*chosen, *extra], pairs=pairs)
-    return Explained(name, seen(image, preprocessing), tuple(found), class_names(model), likely[0], label)
+    extra = [] if rival is None else [k for k in (likely[0], rival) if k not in chosen]
+    evidence = explain_features(model, features, [*chosen, *extra], pairs=pairs)
+    return Explained(name, seen(image, preprocessing), tuple(evidence), class_names(model), likely[0], label)
 
 
 class SomeImage(NamedTuple):
@@ -166,10 +166,10 @@ def some_images(data: str | Path, limit: int) -> Iterator[SomeImage]:
     if path.is_file() and is_image(path.name):
         yield SomeImage(path.name, None, read_image(str(path)))
         return
-    loose = sorted(one for one in path.iterdir() if is_image(one.name)) if path.is_dir() else []
+    loose = sorted(file for file in path.iterdir() if is_image(file.name)) if path.is_dir() else []
     # Images next to folders of classes are no part of the data set.
     if loose and not any(True for _ in folders_with_images(path)):
-        yield from (SomeImage(one.name, None, read_image(str(one))) for one in loose[:limit])
+        yield from (SomeImage(file.name, None, read_image(str(file))) for file in loose[:limit])
         return
     images: ImageSet = list(open_splits(data).values())[-1]
     # Spread over the set: the first images may all be of one class.
@@ -183,12 +183,12 @@ def class_names(model: PooledClassifier) -> tuple[str, ...]:
     return model.classes or tuple(str(i) for i in range(model.num_classes))
 
 
-def gap(one: Evidence) -> float:
+def gap(evidence: Evidence) -> float:
     """Return the difference of a map's sum from the logit, relative to its absolute contributions."""
-    parts = [one.positions] + ([] if one.first_order is None else [one.first_order])
-    total = sum(float(part.double().sum()) for part in parts) + one.rest
+    parts = [evidence.positions] + ([] if evidence.first_order is None else [evidence.first_order])
+    total = sum(float(part.double().sum()) for part in parts) + evidence.rest
     size = sum(float(part.double().abs().sum()) for part in parts)
-    return abs(total - one.logit) / (size or 1.0)
+    return abs(total - evidence.logit) / (size or 1.0)
 
 
 def _short(name: str) -> str:
@@ -196,24 +196,24 @@ def _short(name: str) -> str:
     return os.fsencode(name)[:100].decode("utf-8", "ignore")
 
 
-def _draw(one: Explained, beginning: Path, rival: int | None, pairs: bool) -> Path:
+def _draw(explained: Explained, beginning: Path, rival: int | None, pairs: bool) -> Path:
     """Draw an image's figures; return the first."""
     classes = beginning.with_name(f"{beginning.name}.png")
-    replace_file(classes, png(draw_classes(one)))
-    by_class = {found.label: found for found in one.found}
-    first = one.found[0]
-    if rival is not None and rival != one.predicted:
-        figure = draw_against(one, by_class[one.predicted], by_class[rival])
+    replace_file(classes, png(draw_classes(explained)))
+    by_class = {evidence.label: evidence for evidence in explained.evidence}
+    first = explained.evidence[0]
+    if rival is not None and rival != explained.predicted:
+        figure = draw_against(explained, by_class[explained.predicted], by_class[rival])
         replace_file(beginning.with_name(f"{beginning.name}-against.png"), png(figure))
     if pairs and first.pairs is not None:
-        replace_file(beginning.with_name(f"{beginning.name}-pairs.png"), png(draw_pairs(one, first)))
+        replace_file(beginning.with_name(f"{beginning.name}-pairs.png"), png(draw_pairs(explained, first)))
     return classes
 
 
-def _numbers(one: Evidence) -> dict[str, object]:
-    first = None if one.first_order is None else one.first_order.tolist()
-    kept = {"logit": one.logit, "kind": one.kind, "rest": one.rest, "gap": gap(one)}
-    return {**kept, "positions": one.positions.tolist(), "first_order": first}
+def _numbers(evidence: Evidence) -> dict[str, object]:
+    first = None if evidence.first_order is None else evidence.first_order.tolist()
+    kept = {"logit": evidence.logit, "kind": evidence.kind, "rest": evidence.rest, "gap": gap(evidence)}
+    return {**kept, "positions": evidence.positions.tolist(), "first_order": first}
 
 
 def _number(names: tuple[str, ...], name: str) -> int:

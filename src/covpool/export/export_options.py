@@ -122,7 +122,7 @@ class Job:
                 yield pixels, graph_input(pixels, self.preprocessing, takes_pixels=options.takes_pixels)
 
 
-def open_job(bundle: str | Path, data: str | Path | None, options: ExportOptions) -> Job:
+def open_job(bundle: str | Path, data: str | Path, options: ExportOptions) -> Job:
     """Open the bundle and the images, before minutes of tracing.
 
     Raises:
@@ -133,14 +133,11 @@ def open_job(bundle: str | Path, data: str | Path | None, options: ExportOptions
         raise UsageError(
             f"{bundle} has no classifier, so there are no logits to compare. Add one with covpool svm."
         )
-    # The recipe of a card names images too, but a bundle from others must not choose what is opened.
-    if data is None:
-        raise UsageError("the comparison with the bundle needs images: pass --data")
     model = open_bundle(str(bundle), CPU).float()
     preprocessing = Preprocessing.of(model.pretrained_cfg)
     if len(preprocessing.mean) != 3:
         raise UsageError(f"{bundle} takes gray images (in_chans=1), and covpool exports models of RGB images")
-    path = str(data)
+    path = str(data)  # never of the card's recipe: a bundle from others must not choose what is opened
     split = options.split or evaluation_split(path, options.layout)
 
     def some(split: str, count: int) -> ImageSet:

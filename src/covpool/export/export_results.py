@@ -91,8 +91,8 @@ def write_export_results(
         "calibration_images": None if job.calibration is None else len(job.calibration),
         "free_size": traced.has_free_size,
         "bundle_bytes": job.card.bytes,
-        "files": [_file(name, folder, found) for name, found in parity.items()],
-        "latency": {name: asdict(found) for name, found in latency.items()},
+        "files": [_file(name, folder, measured) for name, measured in parity.items()],
+        "latency": {name: asdict(measured) for name, measured in latency.items()},
         "objections": list(objections),
     }
     plain = plain_json("results", results)
@@ -124,7 +124,7 @@ def results_table(results: dict[str, Any]) -> str:
         "",
         f"{'':<20}{'same class':>12}{'largest difference':>20}{'MB':>8}{'p50, ms':>10}{'p99, ms':>10}",
     ]
-    times = {name: f"{found['p50']:>10.1f}{found['p99']:>10.1f}" for name, found in latency.items()}
+    times = {name: f"{ms['p50']:>10.1f}{ms['p99']:>10.1f}" for name, ms in latency.items()}
     for file in results["files"]:
         difference = "not a number"
         if file["absolute"] is not None:
@@ -134,7 +134,7 @@ def results_table(results: dict[str, Any]) -> str:
             + times.pop(file["format"])
         )
     bundle_size = f"{results['bundle_bytes'] / 1e6:>8.1f}"
-    lines += [f"{name:<20}{'':>32}{bundle_size}{found}" for name, found in times.items()]
+    lines += [f"{name:<20}{'':>32}{bundle_size}{columns}" for name, columns in times.items()]
     size, threads = results["bundle"]["image_size"], results["machine"]["threads"]
     sizes = f"any size (trained at {size} pixels)" if results["free_size"] else f"{size} pixels"
     return "\n".join(

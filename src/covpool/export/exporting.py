@@ -48,9 +48,9 @@ class ExportReport:
 
 def export_model(
     bundle: str | Path,
+    data: str | Path,
     out: str | Path,
     *,
-    data: str | Path | None = None,
     options: ExportOptions | None = None,
     force: bool = False,
     progress: Progresses = lambda what: nullcontext(lambda done, total: None),
@@ -61,8 +61,8 @@ def export_model(
 
     Args:
         bundle: folder of a trained model with a classifier.
+        data: images of the bundle's classes, to compare the files on.
         out: new folder, or the folder of an earlier export, which is replaced.
-        data: images of the bundle's classes, to compare the files on. Required.
         options: formats, and settings of the comparison.
         force: keep files that differ too much from the bundle.
         progress: maps a label to a context manager of a callable that receives done and total.
@@ -84,9 +84,9 @@ def export_model(
         write_file(folder / METADATA, (json.dumps(described, indent=2, ensure_ascii=False) + "\n").encode())
         runners = {target.name: target.load(folder / target.file) for target in options.targets}
         with progress("images") as bar:
-            parity, one = compare_files(job, runners, bar)
-        found = [TARGETS[name].objection(one_parity) for name, one_parity in parity.items()]
-        objections = [sentence for sentence in found if sentence is not None]
+            parity, first = compare_files(job, runners, bar)
+        texts = [TARGETS[name].objection(one_parity) for name, one_parity in parity.items()]
+        objections = [sentence for sentence in texts if sentence is not None]
         if objections and not force:
             raise ExportRefusedError(
                 f"{objections[0]}. No file was written; --force true writes the files anyway."
@@ -97,7 +97,7 @@ def export_model(
         if options.compile:
             runners[COMPILED] = torch_runner(torch.compile(job.graph))
         with progress("rounds") as bar:
-            latency = measure_latency(runners, one, options.rounds, progress=bar)
+            latency = measure_latency(runners, first, options.rounds, progress=bar)
         results = write_export_results(job, traced, folder, parity, latency, objections)
     return ExportReport(out, results, parity, latency)
 
@@ -132,19 +132,19 @@ def compare_files(
 ) -> tuple[dict[str, Parity], Array]:
     """Compare every file with torch on all images; also return the first image, as the files receive it."""
     reference: list[Array] = []
-    found: dict[str, list[Array]] = {name: [] for name in runners}
-    own, one = Forward(job.model, device=CPU, preprocessing=job.preprocessing), None
+    outputs: dict[str, list[Array]] = {name: [] for name in runners}
+    forward, first = Forward(job.model, device=CPU, preprocessing=job.preprocessing), None
     for pixels, images in job.batches(job.images, progress):
-        reference.append(own(pixels)["logits"][0].numpy())
-        one = images[:1] if one is None else one
+        reference.append(forward(pixels)["logits"][0].numpy())
+        first = images[:1] if first is None else first
         for name, run in runners.items():
-            found[name].append(run(images))
-    if one is None:
+            outputs[name].append(run(images))
+    if first is None:
         raise UsageError(f"no image of the split {job.split} is readable: run covpool check to see why")
     logits = np.concatenate(reference)
     if not np.isfinite(logits).all():
         raise UsageError("the logits of the bundle are not finite on these images: train it again")
-    return {name: compare(logits, np.concatenate(parts)) for name, parts in found.items()}, one
+    return {name: compare(logits, np.concatenate(parts)) for name, parts in outputs.items()}, first
 
 
 def takes_other_sizes(job: Job, run: Runner) -> bool:
@@ -155,10 +155,10 @@ def takes_other_sizes(job: Job, run: Runner) -> bool:
     for height, width in OTHER_SIZES:
         images = example(job.graph, 1, round(height * size), round(width * size)).numpy()
         try:
-            found = run(images)
+            logits = run(images)
         except Exception:  # any layer may refuse the size, with any error
             return False
-        if compare(torch_runner(job.graph)(images), found).relative > tolerance:
+        if compare(torch_runner(job.graph)(images), logits).relative > tolerance:
             return False
     return True
 

@@ -176,8 +176,8 @@ def onnx_session(model: Path | bytes) -> onnxruntime.InferenceSession:
 
 
 def _is_backbone(node: NodeProto) -> bool:
-    found = next((entry.value for entry in node.metadata_props if entry.key == SCOPES), "[]")
-    return any(scope.startswith(BACKBONE) for scope in ast.literal_eval(found))
+    scopes = next((entry.value for entry in node.metadata_props if entry.key == SCOPES), "[]")
+    return any(scope.startswith(BACKBONE) for scope in ast.literal_eval(scopes))
 
 
 def _trace(graph: ExportGraph, image_size: int, free: dict[int, str]) -> Traced:

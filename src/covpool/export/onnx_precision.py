@@ -55,18 +55,18 @@ def to_float16(model: ModelProto) -> ModelProto:
     floats = {value.name for value in values if value.type.tensor_type.elem_type == FLOAT}
     weights = {weight.name: weight for weight in graph.initializer if weight.data_type == FLOAT}
     halved: set[str] = set()  # names of values that are float16 now
-    other: dict[str, str] = {}  # names of values and weights in their other type
+    casts: dict[str, str] = {}  # names of values and weights in their other type
     nodes: list[NodeProto] = []
 
     def cast(name: str, to: int) -> str:
-        if name not in other:
-            other[name] = f"{name}.{'half' if to == HALF else 'float'}"
+        if name not in casts:
+            casts[name] = f"{name}.{'half' if to == HALF else 'float'}"
             if name in weights:
-                graph.initializer.append(_half(weights[name], other[name]))
+                graph.initializer.append(_half(weights[name], casts[name]))
             else:
-                made = helper.make_node("Cast", [name], [other[name]], to=to, name=f"cast.{other[name]}")
-                nodes.append(made)
-        return other[name]
+                node = helper.make_node("Cast", [name], [casts[name]], to=to, name=f"cast.{casts[name]}")
+                nodes.append(node)
+        return casts[name]
 
     for node in graph.node:
         is_half = node.name in inside and node.op_type not in NOT_HALF
@@ -99,8 +99,8 @@ def to_int8(model: ModelProto, images: Sequence[Array]) -> ModelProto:
     outside = [node.name for node in model.graph.node if node.name not in inside]
     rounded, steps = round_weights(model, inside, images)
     overrides: dict[str, list[dict[str, Any]]] = {
-        name: [{"quant_type": QuantType.QInt8, "scale": step, "zero_point": np.int8(0)} for step in found]
-        for name, found in steps.items()
+        name: [{"quant_type": QuantType.QInt8, "scale": step, "zero_point": np.int8(0)} for step in sizes]
+        for name, sizes in steps.items()
     }
     for channels in overrides.values():
         channels[0]["axis"] = 0
@@ -184,10 +184,10 @@ class _Layer:
 
     def __init__(self, node: NodeProto, weight: NDArray[np.float32]) -> None:
         self.source, self.name, self.weight = node.input[0], node.input[1], weight
-        found = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
-        self.groups: int = found.get("group", 1)
-        self.strides, self.dilations = found.get("strides", [1, 1]), found.get("dilations", [1, 1])
-        self.pads = found.get("pads", [0, 0, 0, 0])
+        attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+        self.groups: int = attributes.get("group", 1)
+        self.strides, self.dilations = attributes.get("strides", [1, 1]), attributes.get("dilations", [1, 1])
+        self.pads = attributes.get("pads", [0, 0, 0, 0])
         self.inputs = int(np.prod(weight.shape[1:]))
         self.products = np.zeros((self.groups, self.inputs, self.inputs), dtype=np.float32)
 

@@ -55,16 +55,16 @@ class Latency:
     calls: int
 
 
-def compare(reference_BK: Array, found_BK: Array) -> Parity:
+def compare(reference_BK: Array, logits_BK: Array) -> Parity:
     """Compare the logits of a file with torch's, which must be finite."""
-    if found_BK.shape != reference_BK.shape:
-        raise UsageError(f"the logits have shape {found_BK.shape}, torch's have {reference_BK.shape}")
+    if logits_BK.shape != reference_BK.shape:
+        raise UsageError(f"the logits have shape {logits_BK.shape}, torch's have {reference_BK.shape}")
     # In float64, so that the difference is not rounded.
-    found, reference = found_BK.astype(np.float64), reference_BK.astype(np.float64)
-    finite = bool(np.isfinite(found).all())
-    absolute = float(np.abs(found - reference).max()) if finite else float("inf")
-    is_number = ~np.isnan(found).any(axis=1)
-    agreeing = is_number & (np.nan_to_num(found).argmax(axis=1) == reference.argmax(axis=1))
+    logits, reference = logits_BK.astype(np.float64), reference_BK.astype(np.float64)
+    finite = bool(np.isfinite(logits).all())
+    absolute = float(np.abs(logits - reference).max()) if finite else float("inf")
+    is_number = ~np.isnan(logits).any(axis=1)
+    agreeing = is_number & (np.nan_to_num(logits).argmax(axis=1) == reference.argmax(axis=1))
     largest = float(np.abs(reference).max())
     relative = absolute / largest if largest else (0.0 if absolute == 0 else float("inf"))
     return Parity(len(reference), int(agreeing.sum()), absolute, relative)

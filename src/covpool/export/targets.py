@@ -138,17 +138,17 @@ class Onnx(Target):
 
     def read_metadata(self, path: Path) -> dict[str, str]:
         """Return the metadata of the ONNX model; the graph is not read."""
-        found: dict[str, str] = {}
+        metadata: dict[str, str] = {}
         with io.BufferedReader(open_regular(path, MAX_BYTES)) as file:
             try:
                 for data in _metadata_fields(file, os.fstat(file.fileno()).st_size):
                     entry = onnx.StringStringEntryProto.FromString(data)
-                    found[entry.key] = entry.value
+                    metadata[entry.key] = entry.value
             except TooLargeError as error:
                 raise UsageError(f"{path} was not exported by covpool: {error}") from error
             except (DecodeError, ValueError, IndexError) as error:
                 raise UsageError(f"{path} is not an ONNX file") from error
-        return found
+        return metadata
 
 
 def _metadata_fields(file: io.BufferedReader[Any], size: int) -> Iterator[bytes]:
@@ -237,11 +237,11 @@ class TorchExport(Target):
         """Return the extra files, without loading the program."""
         try:
             with open_regular(path, MAX_WEIGHTS_BYTES) as file, zipfile.ZipFile(file) as archive:
-                found = [entry for entry in archive.infolist() if "/extra/" in entry.filename]
-                if sum(entry.file_size for entry in found) > MAX_METADATA_BYTES:
+                entries = [entry for entry in archive.infolist() if "/extra/" in entry.filename]
+                if sum(entry.file_size for entry in entries) > MAX_METADATA_BYTES:
                     raise UsageError(f"{path} was not exported by covpool: its metadata is too large")
                 return {
-                    entry.filename.partition("/extra/")[2]: archive.read(entry).decode() for entry in found
+                    entry.filename.partition("/extra/")[2]: archive.read(entry).decode() for entry in entries
                 }
         # An encrypted or unknown entry is a RuntimeError or a NotImplementedError.
         except (zipfile.BadZipFile, zlib.error, EOFError, UnicodeDecodeError, RuntimeError) as error:
@@ -269,10 +269,10 @@ def read_metadata(path: str | Path) -> dict[str, Any]:
     if not path.is_file():
         raise FileNotFoundError(2, "No such file", str(path))
     same_suffix = (target for target in TARGETS.values() if Path(target.file).suffix == path.suffix)
-    found = next(same_suffix, TARGETS["onnx"]).read_metadata(path)
-    if not found.get("covpool"):
+    texts = next(same_suffix, TARGETS["onnx"]).read_metadata(path)
+    if not texts.get("covpool"):
         raise UsageError(f"{path} was not exported by covpool: it has no metadata on classes")
     try:
-        return {name: json.loads(text) for name, text in found.items()}
+        return {name: json.loads(text) for name, text in texts.items()}
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} was not exported by covpool: its metadata is not JSON") from error

@@ -36,10 +36,10 @@ def did_you_mean(value: object, choices: Collection[object]) -> str:
     return f": did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 
-def check_whole(name: str, value: object, *, at_least: int = 1, wanted: str = "an int") -> None:
+def check_whole(name: str, value: object, *, at_least: int = 1, expected: str = "an int") -> None:
     """Raise unless ``value`` is a whole number and not below ``at_least``."""
     if not isinstance(value, int) or isinstance(value, bool):
-        raise UsageTypeError(f"{name} must be {wanted}; got {type(value).__name__}")
+        raise UsageTypeError(f"{name} must be {expected}; got {type(value).__name__}")
     if value < at_least:
         raise UsageError(f"{name} must be at least {at_least}; got {value}")
 
@@ -162,6 +162,6 @@ def weights_advice(weights: Tensor, accepted: Sequence[tuple[int, ...]]) -> str:
     shape = tuple(weights.shape)
     if len(shape) > 1 and shape[1] == 1 and (shape[0], *shape[2:]) in accepted:
         return ": use weights.squeeze(1)"
-    if any(shape in (one[1:], (1, *one[1:])) for one in accepted):
+    if any(shape in (full[1:], (1, *full[1:])) for full in accepted):
         return ": use weights.expand(...) to share one mask across the batch"
     return ""

@@ -100,17 +100,17 @@ def covariance_merge(parts: Iterable[tuple[Tensor, Tensor, Tensor]]) -> Moments:
         ...     covariance(torch.cat([left, right], dim=1)).double())
         (3.0, 3.0, True)
     """
-    found = [Moments(*part) for part in parts]
-    if not found:
+    moments = [Moments(*part) for part in parts]
+    if not moments:
         raise UsageError("covariance_merge needs at least one part; got none")
-    shapes = {tuple(part.mean.shape) for part in found}
+    shapes = {tuple(part.mean.shape) for part in moments}
     if len(shapes) > 1:
         listed = " and ".join(map(str, sorted(shapes)))
         raise UsageError(
             f"all parts must have the same batch and channels; the means have shapes {listed}: "
             "merge the parts of each image, and compute them with the same network"
         )
-    return reduce(_merge, found)
+    return reduce(_merge, moments)
 
 
 class StreamingCovariance:

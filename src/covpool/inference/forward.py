@@ -95,8 +95,8 @@ class Forward:
         # A network that is compiled with frozen weights runs under no_grad alone.
         inference = torch.inference_mode(not self.pad_to)
         with inference, torch.no_grad(), autocast(self.device, self.precision):
-            found = [self.outputs(self._laid_out(view)) for view in self._split(images)]
-            return {name: torch.stack([view[name][:count].float() for view in found]) for name in found[0]}
+            views = [self.outputs(self._laid_out(view)) for view in self._split(images)]
+            return {name: torch.stack([view[name][:count].float() for view in views]) for name in views[0]}
 
     def run(
         self, batches: Iterable[Batch], is_stopped: Callable[[], bool] = lambda: False

@@ -67,7 +67,9 @@ class Disk:
             return {}
         with os.scandir(self.folder) as entries:
             return {
-                one.name: one.stat(follow_symlinks=False).st_size for one in entries if one.name[0] != "."
+                entry.name: entry.stat(follow_symlinks=False).st_size
+                for entry in entries
+                if entry.name[0] != "."
             }
 
     def tail(self, name: str) -> bytes | None:
@@ -114,10 +116,10 @@ class Bucket:
             store = self.address.store
             try:
                 store.invalidate_cache(self.address.path)
-                found = store.ls(self.address.path, detail=True)
+                entries = store.ls(self.address.path, detail=True)
             except FileNotFoundError:
                 return {}
-            sizes = {one["name"].rpartition("/")[2]: int(one.get("size") or 0) for one in found}
+            sizes = {entry["name"].rpartition("/")[2]: int(entry.get("size") or 0) for entry in entries}
             # Some servers list the folder itself, with an empty name.
             return {name: size for name, size in sizes.items() if name and not name.startswith(".")}
 

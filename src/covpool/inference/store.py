@@ -113,14 +113,14 @@ class RowFile:
 
     def read(self, numbers: Iterable[int]) -> NDArray[Any]:
         """Return the rows of these numbers, in their order."""
-        wanted = list(numbers)
-        found = np.empty((len(wanted), *self.shape), dtype=self.dtype)
+        chosen = list(numbers)
+        rows = np.empty((len(chosen), *self.shape), dtype=self.dtype)
         with open_regular(self.path) as file:
-            for row, number in zip(found, wanted, strict=True):
+            for row, number in zip(rows, chosen, strict=True):
                 file.seek(self._offset(number))
                 if file.readinto(row.data) != row.nbytes:
                     raise StorageError(f"{self.path} is truncated: delete it and rerun the command")
-        return found
+        return rows
 
     def write(self, numbers: Iterable[int], rows: NDArray[Any]) -> None:
         """Write rows at these numbers."""
@@ -144,9 +144,9 @@ class RowFile:
         """Return the number of rows, from the first, that have the hashes of before."""
         starts = [0, *(stop for stop, _ in chunks)]
         with ThreadPoolExecutor() as pool:  # hashing lets threads run at once
-            found = pool.map(self.digest, starts, starts[1:])
-            for start, (_, wanted), digest in zip(starts, chunks, found, strict=False):
-                if digest != wanted:
+            digests = pool.map(self.digest, starts, starts[1:])
+            for start, (_, expected), digest in zip(starts, chunks, digests, strict=False):
+                if digest != expected:
                     return start
         return starts[-1]
 
@@ -188,7 +188,7 @@ class State:
         """Return the state with the images before an index alone."""
         bad = {i: image for i, image in self.bad.items() if i < stop}
         return State(
-            min(self.done, stop), bad, self.seconds, tuple(one for one in self.chunks if one[0] <= stop)
+            min(self.done, stop), bad, self.seconds, tuple(chunk for chunk in self.chunks if chunk[0] <= stop)
         )
 
 

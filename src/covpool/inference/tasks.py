@@ -267,18 +267,18 @@ def _replaced(table: pa.Table, pattern: str, replacement: str) -> pa.Table:
 def _arrow(columns: Columns) -> dict[str, Any]:
     errors = columns["error"]
     bad = errors != ""
-    made: dict[str, Any] = {}
+    arrays: dict[str, Any] = {}
     for name, values in columns.items():
         if name == "vector":
-            made[name] = pa.FixedSizeListArray.from_arrays(
+            arrays[name] = pa.FixedSizeListArray.from_arrays(
                 pa.array(values.reshape(-1)), values.shape[1], mask=pa.array(bad)
             )
         elif name in ("id", "content"):
-            made[name] = pa.array(values, pa.string() if name == "id" else pa.int64())
+            arrays[name] = pa.array(values, pa.string() if name == "id" else pa.int64())
         else:
             kind = pa.float32() if values.dtype == np.float32 else pa.string()
-            made[name] = pa.array(values, kind, mask=~bad if name == "error" else bad)
-    return made
+            arrays[name] = pa.array(values, kind, mask=~bad if name == "error" else bad)
+    return arrays
 
 
 def _flat(table: pa.Table) -> pa.Table:

@@ -178,10 +178,10 @@ def _plan(
     norm_before_pooling(probe.network)
     unused = unused_parts(probe.network, probe.used_parameters())
     leave_out(probe.network, unused)
-    found = probe.format() if layers == LAST else probe.format_of_layers(layers)
-    last = found.layers[-1] if found.layers else found.channels
+    feature_format = probe.format() if layers == LAST else probe.format_of_layers(layers)
+    last = feature_format.layers[-1] if feature_format.layers else feature_format.channels
     channels = last if expanded is None else expanded.shape[1]
-    return Surgery(options, expanding, kept, strided, why_strided, unused, found, channels)
+    return Surgery(options, expanding, kept, strided, why_strided, unused, feature_format, channels)
 
 
 def _strided_layers(probe: Probe, keep: bool | None) -> tuple[list[str], str]:
@@ -243,12 +243,12 @@ class FeatureFormat:
 
 def _unknown_option(name: str, options: Mapping[str, Any], error: TypeError) -> CovpoolError:
     """Return the error for an option that timm's network refuses."""
-    found = re.search(r"unexpected keyword argument '(\w+)'", str(error))
-    if found is None or found[1] not in options:
+    match = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+    if match is None or match[1] not in options:
         return UnsupportedBackboneError(f"timm cannot build {name} with {dict(options)}: {error}")
-    near = difflib.get_close_matches(found[1], [one.name for one in dataclasses.fields(ModelConfig)], n=1)
+    near = difflib.get_close_matches(match[1], [field.name for field in dataclasses.fields(ModelConfig)], n=1)
     hint = f"did you mean {near[0]}?" if near else f"{error}"
-    return UsageTypeError(f"{name} of timm has no option {found[1]!r}: {hint}")
+    return UsageTypeError(f"{name} of timm has no option {match[1]!r}: {hint}")
 
 
 class Probe:
@@ -310,7 +310,7 @@ class Probe:
         """Return the format of several layers' features on one grid."""
         tokens = self.features().ndim == 3
         _, maps = layer_maps(self.network, self.images, layers)
-        channels = tuple(one.shape[1] for one in maps)
+        channels = tuple(map_.shape[1] for map_ in maps)
         return FeatureFormat(sum(channels), "channels_first", tokens, layers=channels)
 
     def is_channels_last(self, features: Tensor) -> bool:

@@ -142,8 +142,8 @@ def _open_weights(folder: Path) -> Iterator[tuple[Card, io.FileIO]]:
         yield card, file
 
 
-def _check_sha256(found: str, card: Card) -> None:
-    if found != card.sha256:
+def _check_sha256(sha256: str, card: Card) -> None:
+    if sha256 != card.sha256:
         raise DamagedBundleError(
             f"{card.file} is damaged or belongs to another card (its hash differs): copy both again"
         )
@@ -179,8 +179,8 @@ def download(address: HubAddress, *, again: bool = False) -> Path:
 
 def fill(model: PooledClassifier, tensors: dict[str, Tensor], card: Card) -> None:
     """Copy the saved tensors into a new network, in their dtypes. Copies keep weights shared that were."""
-    for name, own in model.state_dict(keep_vars=True).items():
-        own.data = own.data.to(tensors[name].dtype)
+    for name, parameter in model.state_dict(keep_vars=True).items():
+        parameter.data = parameter.data.to(tensors[name].dtype)
     for name, buffer in computed_buffers(model):
         if name in card.buffer_dtypes and buffer.is_floating_point():
             buffer.data = buffer.data.to(FLOATS[card.buffer_dtypes[name]])

@@ -158,12 +158,12 @@ def backbone_digest(model: PooledClassifier) -> str:
     config = model.config
     facts = (config.backbone.partition(".")[0], config.features, config.keep_resolution)
     options = sorted(config.backbone_options.items())
-    found = Digest(repr((facts, options)).encode())
+    digest = Digest(repr((facts, options)).encode())
     for name, tensor in sorted(model.backbone.state_dict().items()):
         if not name.endswith("num_batches_tracked"):
-            found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            found.update(tensor.detach().cpu().flatten().contiguous().view(torch.uint8).numpy())
-    return found.hexdigest()
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            digest.update(tensor.detach().cpu().flatten().contiguous().view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def write_card(card: Card) -> bytes:
@@ -261,10 +261,10 @@ def _check_format(fields: Mapping[str, Any]) -> None:
 
 
 def _check_types(where: str, values: Mapping[str, Any], types: Mapping[str, Any]) -> None:
-    for name, wanted in types.items():
+    for name, expected in types.items():
         if name not in values:
             raise BundleError(f"{where} has no field {name!r}")
-        if not isinstance(values[name], wanted):
+        if not isinstance(values[name], expected):
             raise BundleError(f"{name!r} of {where} has a wrong type; got {shown(values[name])}")
 
 

@@ -184,8 +184,8 @@ def _config(tensors: Mapping[str, Tensor], *, arch: str, steps: int, path: str |
 def _backbone(tensors: Mapping[str, Tensor], path: str | Path) -> str:
     """Return the backbone's name in timm, from the number of its layers."""
     if "backbone.conv1.weight" in tensors:
-        found = re.findall(r"backbone\.layer([1-4])\.(\d+)\.conv1\.weight", "\n".join(tensors))
-        blocks = tuple(sum(stage == number for number, _ in found) for stage in "1234")
+        numbers = re.findall(r"backbone\.layer([1-4])\.(\d+)\.conv1\.weight", "\n".join(tensors))
+        blocks = tuple(sum(stage == number for number, _ in numbers) for stage in "1234")
         if blocks not in RESNETS:
             listed = ", ".join(RESNETS.values())
             raise CheckpointError(f"{path} has {blocks} blocks in its stages, unlike {listed}")

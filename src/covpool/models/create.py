@@ -190,7 +190,7 @@ def build_model(
     # The average-pooling baseline keeps the stride and the expansion of timm's backbone.
     features: Features = config.features or ("stage" if second_order else "head")
     keep = config.keep_resolution if second_order or config.keep_resolution is not None else False
-    made = make_backbone(
+    backbone = make_backbone(
         config.backbone,
         keep=keep,
         features=features,
@@ -203,7 +203,7 @@ def build_model(
         key_map=key_map,
         loading=loading,
     )
-    model = PooledClassifier(dataclasses.replace(config, features=features), made)
+    model = PooledClassifier(dataclasses.replace(config, features=features), backbone)
     if pretrained:
         cfg = model.pretrained_cfg
         tag = f".{cfg['tag']}" if cfg.get("tag") else ""
@@ -260,11 +260,11 @@ def parameter_groups(
     """
     exempt = model.no_weight_decay()
     if layer_decay is None:
-        found = param_groups_weight_decay(
+        timm_groups = param_groups_weight_decay(
             model, weight_decay, weight_decay_exclude_1d=not decay_norms, no_weight_decay_list=exempt
         )
     else:
-        found = param_groups_layer_decay(
+        timm_groups = param_groups_layer_decay(
             model,
             weight_decay,
             no_weight_decay_list=exempt,
@@ -275,7 +275,7 @@ def parameter_groups(
     classifier = {id(parameter) for parameter in chain(model.head.parameters(), first_order)}
     # Merge groups of equal learning rate and weight decay: optimizers work group by group.
     groups: dict[tuple[float, float], list[Any]] = {}
-    for group in found:
+    for group in timm_groups:
         for parameter in group["params"]:
             factor = classifier_factor if id(parameter) in classifier else group.get("lr_scale", 1.0)
             groups.setdefault((lr * factor, group["weight_decay"]), []).append(parameter)

@@ -90,8 +90,8 @@ def split_rows(
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return the rows of a process, under the names of files, and the tensors that all processes hold."""
     rows = f".rows-{classifier.rows.start}-{classifier.rows.stop}"
-    own = {f"{name}{rows}": tensor for name, tensor in tensors.items() if name.startswith(CLASSIFIER)}
-    return own, {name: tensor for name, tensor in tensors.items() if not name.startswith(CLASSIFIER)}
+    share = {f"{name}{rows}": tensor for name, tensor in tensors.items() if name.startswith(CLASSIFIER)}
+    return share, {name: tensor for name, tensor in tensors.items() if not name.startswith(CLASSIFIER)}
 
 
 def read_index(folder: Path, card: Card) -> Index:
@@ -106,20 +106,20 @@ def read_index(folder: Path, card: Card) -> Index:
         raise BundleError(f"{INDEX} is damaged or belongs to another card: copy all files again")
     fields = parse(data, INDEX, MAX_INDEX_BYTES)
     try:
-        found = parts_from_json(fields["metadata"]["files"])
-        names: dict[str, list[str]] = {name: [] for name in found}
+        parts = parts_from_json(fields["metadata"]["files"])
+        names: dict[str, list[str]] = {name: [] for name in parts}
         for tensor, name in fields["weight_map"].items():
             names[name].append(tensor)
-        index = {name: replace(one, facts={"tensors": names[name]}) for name, one in found.items()}
+        index = {name: replace(part, facts={"tensors": names[name]}) for name, part in parts.items()}
     except (AttributeError, KeyError, TypeError, ValueError, StorageError) as error:
         raise BundleError(f"{INDEX} is not an index of weights: {reason(error)}") from error
-    for name, one in index.items():
+    for name, part in index.items():
         if not SHARD.fullmatch(name):
             raise BundleError(f"{INDEX} names the file {shown(name)}, which no bundle has")
         with open_file(folder, name) as file:
             size = file.seek(0, 2)
-        if size != one.bytes:
-            raise BundleError(f"{name} has {size} bytes instead of {one.bytes}: copy it again")
+        if size != part.bytes:
+            raise BundleError(f"{name} has {size} bytes instead of {part.bytes}: copy it again")
     return index
 
 
@@ -135,7 +135,7 @@ def read_shards(
     """
     index = read_index(folder, card)
     largest = len(index) * MAX_HEADER_BYTES + sum(8 * tensor.numel() for tensor in plan.values())
-    if sum(one.bytes for one in index.values()) > largest:
+    if sum(part.bytes for part in index.values()) > largest:
         raise BundleError("its weights are far larger than the network of its card")
     check_hashes(folder, index)
     is_streamed = must_stream(index)
@@ -151,9 +151,9 @@ def read_shards(
 
 def check_hashes(folder: Path, index: Index) -> None:
     """Raise BundleError if a file has changed. Files are read in pieces, so memory does not matter."""
-    for name, one in index.items():
+    for name, part in index.items():
         with open_file(folder, name) as file:
-            if digest_file(file) != one.sha256:
+            if digest_file(file) != part.sha256:
                 raise BundleError(f"{name} is damaged (its hash differs): copy it again")
 
 
@@ -171,10 +171,10 @@ def read_tensors(folder: Path, index: Index, rows: range, *, classifier: bool = 
     """
     tensors: dict[str, Tensor] = {}
     parts: dict[str, list[tuple[int, Tensor]]] = {}
-    for name, one in index.items():
+    for name, part in index.items():
         try:
-            with safe_open(check_regular(folder / name, one.bytes), framework="pt") as file:
-                for tensor in one.facts["tensors"]:
+            with safe_open(check_regular(folder / name, part.bytes), framework="pt") as file:
+                for tensor in part.facts["tensors"]:
                     if (match := ROWS.fullmatch(tensor)) is None:
                         tensors[tensor] = file.get_tensor(tensor)
                         continue
@@ -185,8 +185,8 @@ def read_tensors(folder: Path, index: Index, rows: range, *, classifier: bool = 
                         parts.setdefault(match[1], []).append((first, read))
         except (SafetensorError, OSError) as error:
             raise BundleError(f"{name} is not a safetensors file: {reason(error)}") from error
-    for name, found in parts.items():
-        tensors[name] = joined_rows(name, found, rows)
+    for name, pieces in parts.items():
+        tensors[name] = joined_rows(name, pieces, rows)
     return tensors
 
 
@@ -214,12 +214,12 @@ class StreamedLinear(nn.Module):
         super().__init__()
         self.in_features, self.num_classes = in_features, num_classes
         self._files: dict[str, Any] = {
-            name: safe_open(check_regular(folder / name, one.bytes), framework="pt")
-            for name, one in index.items()
+            name: safe_open(check_regular(folder / name, part.bytes), framework="pt")
+            for name, part in index.items()
         }
         self._places: dict[str, list[tuple[int, int, str, str]]] = {"weight": [], "bias": []}
-        for file, one in index.items():
-            for tensor in one.facts["tensors"]:
+        for file, part in index.items():
+            for tensor in part.facts["tensors"]:
                 if match := ROWS.fullmatch(tensor):
                     kind = match[1].removeprefix(CLASSIFIER)
                     self._places[kind].append((int(match[2]), int(match[3]), file, tensor))
@@ -253,7 +253,7 @@ class StreamedLinear(nn.Module):
 
 def must_stream(index: Index) -> bool:
     """Return whether the weights do not fit into memory, with a warning if they do not."""
-    needed, available = 2 * sum(one.bytes for one in index.values()), available_bytes()
+    needed, available = 2 * sum(part.bytes for part in index.values()), available_bytes()
     if available is None or needed <= available:
         return False
     LOGGER.warning(
@@ -271,14 +271,14 @@ def available_bytes() -> int | None:
         text = read_text("/proc/meminfo")
     except OSError:
         return None
-    found = re.search(r"^MemAvailable:\s+(\d+) kB", text, re.MULTILINE)
-    return 1024 * int(found[1]) if found else None
+    match = re.search(r"^MemAvailable:\s+(\d+) kB", text, re.MULTILINE)
+    return 1024 * int(match[1]) if match else None
 
 
 def index_bytes(index: Index) -> bytes:
     """Return the content of the index."""
-    files = {name: replace(one, facts={}) for name, one in sorted(index.items())}
-    total = sum(one.bytes for one in index.values())
+    files = {name: replace(part, facts={}) for name, part in sorted(index.items())}
+    total = sum(part.bytes for part in index.values())
     tensors = {tensor: name for name in files for tensor in index[name].facts["tensors"]}
     fields = {"metadata": {"total_size": total, "files": parts_to_json(files)}, "weight_map": tensors}
     return json.dumps(fields, indent=1).encode()

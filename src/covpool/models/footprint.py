@@ -98,7 +98,7 @@ class Meter:
         storage = _storage(tensor)
         if storage not in self._seen:
             self._seen[storage] = tensor
-            kept = self.copies if storage in self._copies.made else self.activations
+            kept = self.copies if storage in self._copies.tensors else self.activations
             kept[self._part] += tensor.untyped_storage().nbytes()
         return tensor
 
@@ -108,13 +108,13 @@ class _Copies(TorchDispatchMode):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.made: dict[int, Tensor] = {}
+        self.tensors: dict[int, Tensor] = {}
         self._parameters = {_storage(parameter) for parameter in model.parameters()}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if func is torch.ops.aten._to_copy.default and _storage(args[0]) in self._parameters:
-            self.made[_storage(result)] = result
+            self.tensors[_storage(result)] = result
         return result
 
 
@@ -143,9 +143,9 @@ def _convolution_backward_flops(
     grad: Sequence[int], x: Sequence[int], weight: Sequence[int], *options: Any, **_: Any
 ) -> int:
     """Count the gradients of input and weight; each costs as much as the forward pass."""
-    *_others, transposed, _output_padding, _groups, wanted = options
+    *_others, transposed, _output_padding, _groups, needs_grad = options
     positions = (x if transposed else grad)[2:]
-    return 2 * x[0] * prod(positions) * prod(weight) * (wanted[0] + wanted[1])  # type: ignore[no-any-return]
+    return 2 * x[0] * prod(positions) * prod(weight) * sum(needs_grad[:2])  # type: ignore[no-any-return]
 
 
 # torch does not count in-place baddbmm, which is half of the root's gradient. It counts the weight gradient

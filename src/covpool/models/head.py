@@ -138,14 +138,14 @@ def stacked(maps: Sequence[Tensor]) -> Tensor:
     the grid. The last map is repeated, which changes neither its mean nor its covariance.
     """
     height, width = maps[-1].shape[2:]
-    factor = 2 if any(one.shape[2] > height for one in maps) else 1
+    factor = 2 if any(x.shape[2] > height for x in maps) else 1
     size = (factor * height, factor * width)
-    return torch.cat([_on_grid(one, size) for one in maps], dim=1)
+    return torch.cat([_on_grid(x, size) for x in maps], dim=1)
 
 
-def _on_grid(one: Tensor, size: tuple[int, int]) -> Tensor:
-    if one.shape[2:] == size:
-        return one
-    if one.shape[2] < size[0]:
-        return F.interpolate(one, size=size, mode="nearest")
-    return F.adaptive_avg_pool2d(one, size)
+def _on_grid(x: Tensor, size: tuple[int, int]) -> Tensor:
+    if x.shape[2:] == size:
+        return x
+    if x.shape[2] < size[0]:
+        return F.interpolate(x, size=size, mode="nearest")
+    return F.adaptive_avg_pool2d(x, size)

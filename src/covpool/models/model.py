@@ -178,21 +178,21 @@ class PooledClassifier(nn.Module):
         several = isinstance(images, Sequence) and not isinstance(images, str)
         pictures: list[Any] = list(cast(Sequence[Any], images)) if several else [images]
         names = self.classes or [str(k) for k in range(self.num_classes)]
-        like, found = next(self.parameters()), []
+        like, predictions = next(self.parameters()), []
         modes = {module: module.training for module in self.modules()}
         self.eval()
         try:
             for first in range(0, len(pictures), AT_ONCE):
-                batch = [self.transform(opened(one)) for one in pictures[first : first + AT_ONCE]]
+                batch = [self.transform(opened(picture)) for picture in pictures[first : first + AT_ONCE]]
                 with torch.inference_mode():
                     logits = self(torch.stack(batch).to(like))
                 scores, indices = logits.float().softmax(dim=1).topk(min(top, self.num_classes), dim=1)
                 for row in zip(scores.tolist(), indices.tolist(), strict=True):
-                    found.append([Prediction(names[k], score) for score, k in zip(*row, strict=True)])
+                    predictions.append([Prediction(names[k], score) for score, k in zip(*row, strict=True)])
         finally:
             for module, mode in modes.items():
                 module.training = mode
-        return found if several else found[0]
+        return predictions if several else predictions[0]
 
     def get_classifier(self) -> nn.Module | tuple[nn.Module, nn.Module]:
         """Return the classifier; with ``join`` the second-order and the first-order classifier."""
@@ -288,8 +288,8 @@ class PooledClassifier(nn.Module):
         if not num_classes:
             return nn.Identity()
         # The bias is the head's.
-        wanted = self.expanded_channels
-        return nn.Linear(wanted, num_classes, bias=False, device=like.device, dtype=like.dtype)
+        channels = self.expanded_channels
+        return nn.Linear(channels, num_classes, bias=False, device=like.device, dtype=like.dtype)
 
     def _own_pretrained_cfg(self) -> dict[str, Any]:
         """Return the backbone's, with the new names of layers and the configured preprocessing."""

@@ -26,13 +26,14 @@ from covpool.models.footprint import (
     state_of,
 )
 from covpool.models.model import PooledClassifier
+from covpool.nn.cov_pool import FROZEN_DIM
 from covpool.terminal import aligned, human
 
 Recommendation = Literal["dense", "low rank or narrow", "class-sharded"]
 # The most classes for which a dense head, and for which a low-rank or narrow one, is recommended.
 DENSE_CLASSES, LOW_RANK_CLASSES = 10_000, 100_000
-# The alternative heads in the plan.
-RANK, NARROW_DIM, SHARDS = 512, 128, (8, 64)
+# The alternative heads in the plan. The narrow one is as wide as heads on a frozen backbone.
+RANK, NARROW_DIM, SHARDS = 512, FROZEN_DIM, (8, 64)
 
 
 @dataclass(frozen=True)
@@ -208,7 +209,7 @@ def head_choices(
     dense = dataclasses.replace(config, head="linear", rank=None)
     asked, reference = (_head(model, _name(c), c, optimizer, processes) for c in (config, dense))
     others = [_head(model, _name(c), c, optimizer, processes) for c in _alternatives(model, dense)]
-    smaller = [other for other in others if other.parameters < reference.parameters]
+    smaller = [choice for choice in others if choice.parameters < reference.parameters]
     alone = SHARDS if recommend(config.num_classes) == "class-sharded" else ()
     counts: tuple[int, ...] = () if config.join else alone if processes == 1 else (processes,)
     shards = [_shard(model, asked.name, count, optimizer) for count in counts if count <= config.num_classes]
@@ -286,12 +287,12 @@ def advice(plan: Plan) -> str:
             "some of the classes: --loop.divide-classes true of covpool train. --processes 8 is for 8 GPUs. "
             f"On one GPU, {low_rank}, grows least."
         )
-    own, shard = plan.heads[0], plan.heads[-1]
+    replicated, shard = plan.heads[0], plan.heads[-1]
     return (
         f"Recommended on {plan.processes} GPUs: a class-divided head, --loop.divide-classes true of covpool "
         f"train. It computes the same, takes {human(shard.state_bytes, 'B')} per GPU instead of "
-        f"{human(own.state_bytes, 'B')}, and each GPU sends {human(shard.sent_bytes, 'B')} per step instead "
-        f"of {human(own.sent_bytes, 'B')}."
+        f"{human(replicated.state_bytes, 'B')}, and each GPU sends {human(shard.sent_bytes, 'B')} per step "
+        f"instead of {human(replicated.sent_bytes, 'B')}."
     )
 
 

@@ -78,8 +78,8 @@ def push_to_hub(
     if card.file != WEIGHTS:
         raise UsageError(f"{model} has a sharded classifier in several files, and cannot be pushed yet")
     card = dataclasses.replace(card, recipe=_without_paths(card.recipe), metrics=_without_paths(card.metrics))
-    found = None if results is None else _results(Path(results), card)
-    text = readme(card, address, license=license, dataset=dataset, results=found)
+    measured = None if results is None else _results(Path(results), card)
+    text = readme(card, address, license=license, dataset=dataset, results=measured)
 
     from huggingface_hub import CommitOperationAdd, HfApi
 
@@ -120,12 +120,12 @@ def _is_ours(address: HubAddress) -> bool:
 
 def _results(path: Path, card: Card) -> dict[str, Any]:
     path = path / "results.json" if path.is_dir() else path
-    found = parse(read_file(path, MAX_RESULTS), str(path), MAX_RESULTS)
-    if found.get("protocol") != "accuracy":
+    measured = parse(read_file(path, MAX_RESULTS), str(path), MAX_RESULTS)
+    if measured.get("protocol") != "accuracy":
         raise UsageError(f"{path} has no results of covpool eval")
-    if found["bundle"]["sha256"] != card.sha256:
+    if measured["bundle"]["sha256"] != card.sha256:
         raise UsageError(f"{path} has the results of another model: run covpool eval with this bundle")
-    return found
+    return measured
 
 
 def _without_paths(value: Any) -> Any:

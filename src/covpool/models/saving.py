@@ -124,9 +124,9 @@ def check_replaceable(folder: str | Path) -> None:
             raise BundleError("it is on the Hub: save to a folder, then use covpool push FOLDER user/name")
         if path.exists() and not path.is_dir():
             raise BundleError("a file of this name exists")
-        found = {file.name for file in path.iterdir()} if path.exists() else set()
-        own = {name for name in found if name in (CARD, WEIGHTS, INDEX) or SHARD.fullmatch(name)}
-        if others := sorted(found - own if CARD in found else found):
+        names = {file.name for file in path.iterdir()} if path.exists() else set()
+        bundle_files = {name for name in names if name in (CARD, WEIGHTS, INDEX) or SHARD.fullmatch(name)}
+        if others := sorted(names - bundle_files if CARD in names else names):
             raise BundleError(
                 f"the folder holds other files, such as {others[0]!r}: save to a new or empty folder"
             )
@@ -190,12 +190,12 @@ def save_together(
         processes.by_first(lambda: _save(model, folder, str(folder), None, metrics, recipe))
         return
     processes.by_first(lambda: check_replaceable(folder))
-    own, shared = split_rows(tensors_of(model), classifier)
+    classifier_rows, shared = split_rows(tensors_of(model), classifier)
     with replaced_by_all(folder, processes) as new:
 
         def write() -> Index:
-            check_finite(own | shared)
-            parts = [(processes.rank + 2, own)] + ([(1, shared)] if processes.is_first else [])
+            check_finite(classifier_rows | shared)
+            parts = [(processes.rank + 2, classifier_rows)] + ([(1, shared)] if processes.is_first else [])
             count = processes.world_size + 1
             names = {f"model-{place:05d}-of-{count:05d}.safetensors": part for place, part in parts}
             return {name: write_share(new / name, part) for name, part in names.items()}

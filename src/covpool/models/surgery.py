@@ -28,17 +28,18 @@ from covpool.hub import silence
 from covpool.models.alexnet import AlexNet
 from covpool.models.weights import PACKAGES, where_to_get
 
-OWN: dict[str, type[nn.Module]] = {"alexnet": AlexNet}
+# Backbones that are not in timm.
+NETWORKS: dict[str, type[nn.Module]] = {"alexnet": AlexNet}
 
 
 def build_network(name: str, options: Mapping[str, Any], *, pretrained: bool = False) -> nn.Module:
     """Build the network without its classifier, with timm."""
-    if name in OWN:
+    if name in NETWORKS:
         if pretrained:
             raise UsageError(f"there are no pretrained weights of {name}; leave pretrained=False")
-        return OWN[name](**options)
+        return NETWORKS[name](**options)
     if not timm.is_model(name.partition(".")[0]):
-        close = difflib.get_close_matches(name, [*timm.list_models(), *OWN], n=3)
+        close = difflib.get_close_matches(name, [*timm.list_models(), *NETWORKS], n=3)
         hint = f"did you mean {', '.join(close)}?" if close else "timm.list_models() has all names"
         raise UnsupportedBackboneError(f"timm has no backbone {name!r}: {hint}")
     if taken := {"num_classes", "global_pool", "output_stride"} & options.keys():
@@ -83,14 +84,14 @@ def _quick_hub() -> Iterator[None]:
 def builder(name: str) -> object:
     """Return the class or function that builds a network; ``None`` if there is none of this name."""
     plain = name.partition(".")[0]
-    return OWN.get(name) or (timm.model_entrypoint(plain) if timm.is_model(plain) else None)
+    return NETWORKS.get(name) or (timm.model_entrypoint(plain) if timm.is_model(plain) else None)
 
 
 def takes_image_size(network: nn.Module) -> bool:
     """Whether the number of positions is part of the network, as in most transformers."""
     # A subclass may hand its arguments on without naming them.
-    own = (vars(cls)["__init__"] for cls in type(network).__mro__ if "__init__" in vars(cls))
-    return any("img_size" in inspect.signature(method).parameters for method in own)
+    constructors = (vars(cls)["__init__"] for cls in type(network).__mro__ if "__init__" in vars(cls))
+    return any("img_size" in inspect.signature(method).parameters for method in constructors)
 
 
 def leave_out(network: nn.Module, names: Iterable[str]) -> None:
@@ -228,11 +229,11 @@ def layers_to_keep_resolution(probe: nn.Module, run: Run) -> list[str]:
     # (PVT, MobileNetV4), and must be left to.
     last_stage = [name for name in names if _stage(name) == _stage(names[-1])]
     try:
-        _try_without_stride(probe, run, last_stage, wanted=halvings[-1].before)
+        _try_without_stride(probe, run, last_stage, expected=halvings[-1].before)
     except KeepResolutionError:
         if last_stage == names:
             raise
-        _try_without_stride(probe, run, names, wanted=halvings[-1].before)
+        _try_without_stride(probe, run, names, expected=halvings[-1].before)
         return names
     return last_stage
 
@@ -241,15 +242,15 @@ def _stage(name: str) -> str:
     return ".".join(name.split(".")[:2])
 
 
-def _try_without_stride(probe: nn.Module, run: Run, names: list[str], wanted: int) -> None:
+def _try_without_stride(probe: nn.Module, run: Run, names: list[str], expected: int) -> None:
     trial = copy.deepcopy(probe)
     remove_stride(trial, names)
     try:
         width = run(trial).shape[-1]
     except (RuntimeError, AssertionError, ValueError, TypeError) as error:
         raise KeepResolutionError("without its stride its last stage does not fit together") from error
-    if width != wanted:
-        raise KeepResolutionError(f"without its stride its last map would be {width} wide, not {wanted}")
+    if width != expected:
+        raise KeepResolutionError(f"without its stride its last map would be {width} wide, not {expected}")
 
 
 def last_halvings(network: nn.Module, run: Run) -> list[Halving]:

@@ -60,8 +60,8 @@ def open_file(folder: Path, name: str) -> io.FileIO:
 def _meant(run: Path) -> str:
     """Suggest the bundles in the folder of a run or of a comparison."""
     inside = [run / "bundle", *sorted(run.glob("*/bundle"))]
-    found = [str(path) for path in inside if (path / CARD).exists()]
-    return f"did you mean {' or '.join(found[:2])}?" if found else "pass the folder bundle of a run"
+    bundles = [str(path) for path in inside if (path / CARD).exists()]
+    return f"did you mean {' or '.join(bundles[:2])}?" if bundles else "pass the folder bundle of a run"
 
 
 class _FewCalls(TorchFunctionMode):
@@ -107,9 +107,11 @@ def explaining(card: Card) -> Iterator[None]:
 def check_tensors(tensors: Mapping[str, Tensor], plan: Mapping[str, Tensor]) -> None:
     """Raise unless the weights are those of the network: the same names, shapes and kinds of numbers."""
     for name in sorted(plan.keys() | tensors.keys()):
-        found, wanted = _described(tensors.get(name)), _described(plan.get(name))
-        if found != wanted:
-            raise BundleError(f"{shown(name)} is {found} in its weights, {wanted} in the network of its card")
+        stored, expected = _described(tensors.get(name)), _described(plan.get(name))
+        if stored != expected:
+            raise BundleError(
+                f"{shown(name)} is {stored} in its weights, {expected} in the network of its card"
+            )
 
 
 def check_finite(tensors: Mapping[str, Tensor]) -> None:

@@ -43,8 +43,8 @@ class Package:
     def file(self) -> Path | None:
         """Return the file, or ``None`` if the package is not installed."""
         spec = importlib.util.find_spec(self.name)
-        found = Path(spec.origin).parent.glob(self.pattern) if spec and spec.origin else ()
-        return next(iter(found), None)
+        files = Path(spec.origin).parent.glob(self.pattern) if spec and spec.origin else ()
+        return next(iter(files), None)
 
     def __str__(self) -> str:
         return f"{self.name} {importlib.metadata.version(self.name)}"
@@ -219,17 +219,17 @@ def load_strictly(
         optional: parts of the module that may be missing.
         assign: replace the module's tensors, which may be on the meta device.
     """
-    own = module.state_dict()
+    expected = module.state_dict()
     may_lack = tuple(f"{name}." for name in optional)
-    missing = [name for name in own if name not in tensors and not name.startswith(may_lack)]
+    missing = [name for name in expected if name not in tensors and not name.startswith(may_lack)]
     troubles = (
         _listed("lacks", [name for name in missing if not name.endswith(COUNTER)]),
-        _listed("has a surplus of", [name for name in tensors if name not in own]),
-        _listed("has in another shape", _misshapen(tensors, own)),
+        _listed("has a surplus of", [name for name in tensors if name not in expected]),
+        _listed("has in another shape", _misshapen(tensors, expected)),
     )
     if any(troubles):
-        found = ", and ".join(trouble for trouble in troubles if trouble)
-        raise CheckpointError(f"{path} does not fit {type(module).__name__}: it {found}")
+        problems = ", and ".join(trouble for trouble in troubles if trouble)
+        raise CheckpointError(f"{path} does not fit {type(module).__name__}: it {problems}")
     # What is missing has been seen to. A plain dict has no version: torch makes up for absent counters.
     module.load_state_dict(dict(tensors), strict=False, assign=assign)
 
@@ -255,9 +255,9 @@ def _layers(network: nn.Module, kind: Literal["classifier", "first_conv"]) -> Se
 def _with_input_channels(tensors: Mapping[str, Tensor], network: nn.Module) -> dict[str, Tensor]:
     """Convert the first layers from RGB to the network's input channels, as timm does."""
     result = dict(tensors)
-    for name, own in _inputs(network).items():
-        if name in tensors and _is_rgb_of(tensors[name], own):
-            result[name] = adapt_input_conv(own.shape[1], tensors[name])
+    for name, weight in _inputs(network).items():
+        if name in tensors and _is_rgb_of(tensors[name], weight):
+            result[name] = adapt_input_conv(weight.shape[1], tensors[name])
     return result
 
 
@@ -266,15 +266,17 @@ def _inputs(network: nn.Module) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in network.state_dict().items() if name in names}
 
 
-def _is_rgb_of(tensor: Tensor, own: Tensor) -> bool:
+def _is_rgb_of(tensor: Tensor, weight: Tensor) -> bool:
     """Whether a convolution differs from the network's only by having 3 input channels."""
-    return own.ndim == 4 and own.shape[1] != 3 and tensor.shape == (own.shape[0], 3, *own.shape[2:])
+    if weight.ndim != 4 or weight.shape[1] == 3:
+        return False
+    return tensor.shape == (weight.shape[0], 3, *weight.shape[2:])
 
 
 def _without_classifier(tensors: Mapping[str, Tensor], network: nn.Module) -> dict[str, Tensor]:
-    own = network.state_dict()
+    expected = network.state_dict()
     prefixes = tuple(f"{name}." for name in _layers(network, "classifier"))
-    return {k: v for k, v in tensors.items() if k in own or not k.startswith(prefixes)}
+    return {k: v for k, v in tensors.items() if k in expected or not k.startswith(prefixes)}
 
 
 def _in_order(tensors: Mapping[str, Tensor], network: nn.Module, path: str | Path) -> dict[str, Tensor]:
@@ -282,21 +284,21 @@ def _in_order(tensors: Mapping[str, Tensor], network: nn.Module, path: str | Pat
     if Path(path).suffix == ".safetensors":
         raise CheckpointError(f"{misfit}safetensors keeps none, it sorts the names")
     counted = any(tensor.dtype == torch.int64 and tensor.ndim == 0 for tensor in tensors.values())
-    own = {k: v for k, v in network.state_dict().items() if counted or not k.endswith(COUNTER)}
-    left_over = len(tensors) - len(own)
+    expected = {k: v for k, v in network.state_dict().items() if counted or not k.endswith(COUNTER)}
+    left_over = len(tensors) - len(expected)
     if not 0 <= left_over <= 2 * len(_layers(network, "classifier")):  # a weight and a bias
         raise CheckpointError(
-            f"{misfit}it has {len(tensors)} tensors, the network {len(own)} without its classifier"
+            f"{misfit}it has {len(tensors)} tensors, the network {len(expected)} without its classifier"
         )
     inputs = _inputs(network)
-    for (name, tensor), (own_name, own_tensor) in zip(tensors.items(), own.items(), strict=False):
+    for (name, tensor), (own_name, own_tensor) in zip(tensors.items(), expected.items(), strict=False):
         if own_name in inputs and _is_rgb_of(tensor, own_tensor):
             continue
         ends = {name.rpartition(".")[2], own_name.rpartition(".")[2]}
         if tensor.shape != own_tensor.shape or (len(ends) == 2 and ends <= PARTS):
             was, would_be = f"{name}, {_shape(tensor)}", f"{own_name}, {_shape(own_tensor)}"
             raise CheckpointError(f"{misfit}{was}, would become {would_be}")
-    return dict(zip(own, tensors.values(), strict=False))
+    return dict(zip(expected, tensors.values(), strict=False))
 
 
 def _check_prefixes(
@@ -318,8 +320,8 @@ def _key_map_that_fits(tensors: Mapping[str, Tensor], network: nn.Module, path: 
         before = name.removesuffix(first)
         if before in ("", "module."):  # then it is not the names
             continue
-        if name.endswith(first) and all(before + other in tensors for other in others):
-            left_out = dict.fromkeys(_beside(before, other) for other in tensors)
+        if name.endswith(first) and all(before + suffix in tensors for suffix in others):
+            left_out = dict.fromkeys(_beside(before, key) for key in tensors)
             rest = "".join(f', "{prefix}": None' for prefix in left_out if prefix)
             return f'; its names begin with {before!r}: pass key_map={{"{before}": ""{rest}}}'
     try:
@@ -335,14 +337,14 @@ def _beside(prefix: str, name: str) -> str:
         return ""
     parts = name.split(".")
     beginnings = (".".join(parts[:length]) + "." for length in range(1, len(parts)))
-    return next((one for one in beginnings if not prefix.startswith(one)), name)
+    return next((beginning for beginning in beginnings if not prefix.startswith(beginning)), name)
 
 
-def _misshapen(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> list[str]:
+def _misshapen(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> list[str]:
     return [
-        f"{name} ({_shape(tensor)} for {_shape(own[name])})"
+        f"{name} ({_shape(tensor)} for {_shape(expected[name])})"
         for name, tensor in tensors.items()
-        if name in own and own[name].shape != tensor.shape
+        if name in expected and expected[name].shape != tensor.shape
     ]
 
 

@@ -197,18 +197,18 @@ class DividedLinear(nn.Module):
         missing = top - values_Bt.shape[1]
         values_Bt = F.pad(values_Bt, (0, missing), value=-torch.inf)
         sent = torch.cat([logits_Bk.logsumexp(1, keepdim=True), values_Bt], dim=1)
-        own = slice(sum(counts[: self.rank]), sum(counts[: self.rank + 1]))
-        found_pbt, places_pbt = (
-            _all_gather(one, [len(one)] * self.world_size).unflatten(0, (self.world_size, -1))[:, own]
-            for one in (sent, F.pad(places_Bt + self.rows.start, (0, missing)))
+        share = slice(sum(counts[: self.rank]), sum(counts[: self.rank + 1]))
+        values_pbt, places_pbt = (
+            _all_gather(part, [len(part)] * self.world_size).unflatten(0, (self.world_size, -1))[:, share]
+            for part in (sent, F.pad(places_Bt + self.rows.start, (0, missing)))
         )
-        joined = found_pbt[..., 1:].transpose(0, 1).flatten(1)
+        joined = values_pbt[..., 1:].transpose(0, 1).flatten(1)
         # Stable: of equal logits, the first class comes first.
         values_bt, order_bt = joined.sort(dim=1, descending=True, stable=True)
         classes_bt = places_pbt.transpose(0, 1).flatten(1).gather(1, order_bt)
-        log_sum_b = found_pbt[..., 0].logsumexp(dim=0)
+        log_sum_b = values_pbt[..., 0].logsumexp(dim=0)
         return Scores(
-            values_bt[:, :top], classes_bt[:, :top], log_sum_b, label_logit_B1[own, 0], above_B[own]
+            values_bt[:, :top], classes_bt[:, :top], log_sum_b, label_logit_B1[share, 0], above_B[share]
         )
 
     def squared_gradient(self) -> Tensor:
@@ -227,9 +227,9 @@ class DividedLinear(nn.Module):
         """Return the number of images of every process."""
         if self.world_size == 1:
             return [len(x)]
-        found = torch.empty(self.world_size, dtype=torch.int64)  # between CPUs, without waiting for a GPU
-        dist.all_gather(list(found.split(1)), torch.tensor([len(x)]))
-        return found.tolist()
+        lengths = torch.empty(self.world_size, dtype=torch.int64)  # between CPUs, without waiting for a GPU
+        dist.all_gather(list(lengths.split(1)), torch.tensor([len(x)]))
+        return lengths.tolist()
 
     def extra_repr(self) -> str:
         """The sizes."""
@@ -339,11 +339,11 @@ def _all_gather(x: Tensor, counts: Sequence[int]) -> Tensor:
         return x
     longest = max(counts)
     padded = x if len(x) == longest else F.pad(x, (0, 0, 0, longest - len(x)))
-    found = x.new_empty(len(counts), longest, *x.shape[1:])
-    dist.all_gather(list(found.unbind()), padded.contiguous())
+    gathered = x.new_empty(len(counts), longest, *x.shape[1:])
+    dist.all_gather(list(gathered.unbind()), padded.contiguous())
     if min(counts) == longest:
-        return found.flatten(0, 1)
-    return torch.cat([part[:count] for part, count in zip(found, counts, strict=True)])
+        return gathered.flatten(0, 1)
+    return torch.cat([part[:count] for part, count in zip(gathered, counts, strict=True)])
 
 
 def _reduce_scatter(x: Tensor, counts: Sequence[int], rank: int) -> Tensor:
@@ -354,20 +354,20 @@ def _reduce_scatter(x: Tensor, counts: Sequence[int], rank: int) -> Tensor:
     """
     if len(counts) == 1:
         return x
-    own, world_size = counts[rank], len(counts)
-    received = x.new_empty(world_size * own, *x.shape[1:])
-    dist.all_to_all_single(received, x.contiguous(), [own] * world_size, list(counts))
-    total: Tensor = received.unflatten(0, (world_size, own)).sum(dim=0)
+    count, world_size = counts[rank], len(counts)
+    received = x.new_empty(world_size * count, *x.shape[1:])
+    dist.all_to_all_single(received, x.contiguous(), [count] * world_size, list(counts))
+    total: Tensor = received.unflatten(0, (world_size, count)).sum(dim=0)
     return total
 
 
 @torch.no_grad()
-def _draw(own: Tensor, rows: range, classes: int, bound: float) -> None:
+def _draw(weight: Tensor, rows: range, classes: int, bound: float) -> None:
     """Draw uniform values for all classes in blocks, and keep those of ``rows``."""
-    step = max(1, BLOCK // max(1, own[0].numel()))
+    step = max(1, BLOCK // max(1, weight[0].numel()))
     for start in range(0, classes, step):
         stop = min(start + step, classes)
-        drawn = own.new_empty(stop - start, *own.shape[1:]).uniform_(-bound, bound)
+        drawn = weight.new_empty(stop - start, *weight.shape[1:]).uniform_(-bound, bound)
         first, last = max(start, rows.start), min(stop, rows.stop)
         if first < last:
-            own[first - rows.start : last - rows.start] = drawn[first - start : last - start]
+            weight[first - rows.start : last - rows.start] = drawn[first - start : last - start]

@@ -98,13 +98,13 @@ class LayersReduction(Reduction):
 
     def reset_parameters(self) -> None:
         """Reset every reduction."""
-        for one in self.each:
-            one.reset_parameters()  # type: ignore[operator]
+        for layer in self.each:
+            layer.reset_parameters()  # type: ignore[operator]
 
     def forward(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
         """Reduce each layer."""
         parts = zip(self.each, x.split(self.channels, dim=1), strict=True)
-        return torch.cat([one(part, weights) for one, part in parts], dim=1)
+        return torch.cat([layer(part, weights) for layer, part in parts], dim=1)
 
 
 class EachLayer(Method):

@@ -111,13 +111,13 @@ def _git(*arguments: str) -> str | None:
 
 
 def _digest(packages: Sequence[str]) -> str:
-    found = Digest()
+    digest = Digest()
     for package in packages:
         folder = PACKAGE / package
         for path in sorted(folder.rglob("*.py")) or [folder.with_suffix(".py")]:
-            found.update(path.relative_to(PACKAGE).as_posix().encode())
-            found.update(read_file(path, MAX_TEXT_BYTES))
-    return found.hexdigest()[:16]
+            digest.update(path.relative_to(PACKAGE).as_posix().encode())
+            digest.update(read_file(path, MAX_TEXT_BYTES))
+    return digest.hexdigest()[:16]
 
 
 def _slug(words: str) -> str:

@@ -301,12 +301,12 @@ class Address:
                     return PermissionError(f"the server answers {status}")
                 raise
 
-        found = patiently(self.url, attempt, pauses=pauses, until=until)
-        if isinstance(found, OSError):
-            raise found
-        if len(found) > limit:
+        content = patiently(self.url, attempt, pauses=pauses, until=until)
+        if isinstance(content, OSError):
+            raise content
+        if len(content) > limit:
             raise BadImageError("too large", f"the store sends more than {limit:,} bytes")
-        return found
+        return content
 
     def _cat(self, end: int, until: float) -> bytes:
         """Request up to a number of bytes."""

@@ -87,7 +87,7 @@ class FileCache:
 
     def _make_room(self, size: int) -> None:
         """Remove the least recently opened files until ``size`` more bytes fit."""
-        found = []
+        files = []
         for path in self.folder.iterdir():
             if path.suffix not in (WHOLE, PART):
                 continue
@@ -95,9 +95,9 @@ class FileCache:
                 status = path.stat()
             except FileNotFoundError:  # another process removed it
                 continue
-            found.append((status.st_mtime_ns, status.st_size, path))
-        total = size + sum(length for _, length, _ in found)
-        for _, length, path in sorted(found):
+            files.append((status.st_mtime_ns, status.st_size, path))
+        total = size + sum(length for _, length, _ in files)
+        for _, length, path in sorted(files):
             if total <= self.limit:
                 return
             descriptor = _hold(path, os.O_RDONLY, fcntl.LOCK_EX | fcntl.LOCK_NB)

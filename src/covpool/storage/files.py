@@ -268,13 +268,13 @@ def digest_file(file: str | Path | io.FileIO, start: int = 0, stop: int | None =
     if not isinstance(file, io.FileIO):
         with open_regular(file) as opened:
             return digest_file(opened, start, stop)
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     left = os.fstat(file.fileno()).st_size - start if stop is None else stop - start
     file.seek(start)
     while left > 0 and (data := file.read(min(left, _CHUNK_BYTES))):
-        found.update(data)
+        digest.update(data)
         left -= len(data)
-    return found.hexdigest()
+    return digest.hexdigest()
 
 
 def digest_number(text: str, bits: int = 64) -> int:

@@ -35,13 +35,13 @@ def is_private(address: str) -> bool:
         >>> [is_private(one) for one in ("8.8.8.8", "2001:4860:4860::8888", "64:ff9b::808:808")]
         [False, False, False]
     """
-    found = ipaddress.ip_address(address.partition("%")[0])
-    if isinstance(found, ipaddress.IPv6Address):
-        if found in NAT64:  # leads to the IPv4 address in its last 32 bits
-            found = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(ip, ipaddress.IPv6Address):
+        if ip in NAT64:  # leads to the IPv4 address in its last 32 bits
+            ip = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
         else:
-            found = found.ipv4_mapped or found.sixtofour or found
-    return not found.is_global or found.is_multicast or found.is_reserved
+            ip = ip.ipv4_mapped or ip.sixtofour or ip
+    return not ip.is_global or ip.is_multicast or ip.is_reserved
 
 
 def check_url(url: str | URL, home: str) -> None:
@@ -52,23 +52,23 @@ def check_url(url: str | URL, home: str) -> None:
         home: the host and port that may be private; ``"*"`` for all.
     """
     try:
-        found = URL(url)
+        parsed = URL(url)
     except ValueError as error:
         raise BadImageError("unreadable", f"it is not a valid URL: {error}") from error
-    if found.scheme not in ("http", "https") or not found.host:
-        raise UnreachableError(f"{found.scheme or url} is not allowed here: use http or https")
-    if home not in (ANY, host_of(found)):
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise UnreachableError(f"{parsed.scheme or url} is not allowed here: use http or https")
+    if home not in (ANY, host_of(parsed)):
         try:
-            address = str(ipaddress.ip_address(found.host))
+            address = str(ipaddress.ip_address(parsed.host))
         except ValueError:  # a name
             return
-        _check_public(found.host, address)
+        _check_public(parsed.host, address)
 
 
 def host_of(url: str | URL) -> str:
     """Return the host and port of a URL."""
-    found = URL(url)
-    return f"{found.host}:{found.port}"
+    parsed = URL(url)
+    return f"{parsed.host}:{parsed.port}"
 
 
 def _check_public(host: str, address: str) -> None:
@@ -87,11 +87,11 @@ class _Resolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
-        found = await self.resolver.resolve(host, port, family)
+        hosts = await self.resolver.resolve(host, port, family)
         if self.home not in (ANY, f"{host}:{port}"):
-            for one in found:
-                _check_public(host, one["host"])
-        return found
+            for entry in hosts:
+                _check_public(host, entry["host"])
+        return hosts
 
     async def close(self) -> None:
         await self.resolver.close()

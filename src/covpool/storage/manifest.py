@@ -65,18 +65,18 @@ class Manifest:
         """
         try:
             fields = json.loads(data)
-            found = cls(parts_from_json(fields["parts"]), fields["about"])
-            is_same = found.written() == data
+            manifest = cls(parts_from_json(fields["parts"]), fields["about"])
+            is_same = manifest.written() == data
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise StorageError("the manifest is damaged, or covpool did not write it") from error
         if not is_same:
             raise StorageError("the manifest is damaged: covpool writes it in another form")
-        return found
+        return manifest
 
 
 def parts_to_json(parts: Mapping[str, Part]) -> dict[str, Any]:
     """Return parts as JSON."""
-    return {name: {"bytes": one.bytes, "sha256": one.sha256, **one.facts} for name, one in parts.items()}
+    return {name: {"bytes": part.bytes, "sha256": part.sha256, **part.facts} for name, part in parts.items()}
 
 
 def parts_from_json(fields: Mapping[str, Any]) -> dict[str, Part]:

@@ -78,13 +78,15 @@ class Checkpoint:
     def part(self, name: str) -> dict[str, Tensor]:
         """Return the tensors of a part, with this process's rows."""
         start = f"{name}/"
-        own = {key.removeprefix(start): rows for key, rows in self.rows.items() if key.startswith(start)}
-        return {**self.tensors[name], **own}
+        part_rows = {
+            key.removeprefix(start): rows for key, rows in self.rows.items() if key.startswith(start)
+        }
+        return {**self.tensors[name], **part_rows}
 
     @property
     def progress(self) -> Progress:
         """The position of the run. Older checkpoints have more keys, which are not needed."""
-        names = {one.name for one in dataclasses.fields(Progress)} & self.state.keys()
+        names = {field.name for field in dataclasses.fields(Progress)} & self.state.keys()
         return Progress(cursor=self.step, **{name: self.state[name] for name in names})
 
 
@@ -148,37 +150,37 @@ def shared_checkpoint(
     """
     damaged: set[int] = set()
     while True:
-        found = _from_first(folder, processes, damaged, step)
-        if found is None:
+        checkpoint = _from_first(folder, processes, damaged, step)
+        if checkpoint is None:
             return None
-        path = checkpoint_path(folder, found.step)
-        wrong = processes.gather(_damage(path, found.row_files, processes))
+        path = checkpoint_path(folder, checkpoint.step)
+        wrong = processes.gather(_damage(path, checkpoint.row_files, processes))
         if not any(wrong):
             if step is None:
-                processes.by_first(functools.partial(set_aside_newer, folder, found.step))
+                processes.by_first(functools.partial(set_aside_newer, folder, checkpoint.step))
             if rows is None:
-                return found
-            own = processes.together(functools.partial(_read_rows, path, found.row_files, rows))
-            return replace(found, rows=own)
+                return checkpoint
+            own_rows = processes.together(functools.partial(_read_rows, path, checkpoint.row_files, rows))
+            return replace(checkpoint, rows=own_rows)
         LOGGER.warning("%s: covpool tries the checkpoint before it", next(filter(None, wrong)))
-        damaged.add(found.step)
+        damaged.add(checkpoint.step)
 
 
 def _from_first(folder: Path, processes: Processes, damaged: set[int], step: int | None) -> Checkpoint | None:
     """Return the tensors that all processes hold, which the first one reads."""
-    found: Checkpoint | None = None
+    checkpoint: Checkpoint | None = None
 
     def read() -> Checkpoint | None:
-        nonlocal found
+        nonlocal checkpoint
         if step is None:
-            found = newest_checkpoint(folder, damaged)
+            checkpoint = newest_checkpoint(folder, damaged)
         else:
-            found = read_checkpoint(checkpoint_path(folder, step))
-        return found and replace(found, tensors={part: {} for part in found.tensors})
+            checkpoint = read_checkpoint(checkpoint_path(folder, step))
+        return checkpoint and replace(checkpoint, tensors={part: {} for part in checkpoint.tensors})
 
     def tensors(part: str) -> Mapping[str, Tensor]:
-        assert found is not None  # only the first process calls this
-        return found.tensors[part]
+        assert checkpoint is not None  # only the first process calls this
+        return checkpoint.tensors[part]
 
     head = processes.by_first(read)
     if head is None:
@@ -208,7 +210,7 @@ def _read_rows(path: Path, files: Mapping[str, Part], rows: range) -> dict[str, 
                 for key in file.keys():  # noqa: SIM118  # it is no dict
                     read = file.get_slice(key)[first - start : last - start]
                     parts.setdefault(key, []).append((first, read))
-    return {key: joined_rows(key, found, rows) for key, found in parts.items()}
+    return {key: joined_rows(key, pieces, rows) for key, pieces in parts.items()}
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
@@ -246,8 +248,8 @@ def write_checkpoint(
                 parts[STATE] = part_of(state)
             return parts
 
-        found = processes.gather_to_first(processes.together(write))
-        manifest = Manifest({name: part for parts in found for name, part in parts.items()})
+        shares = processes.gather_to_first(processes.together(write))
+        manifest = Manifest({name: part for parts in shares for name, part in parts.items()})
         processes.by_first(lambda: write_file(new / MANIFEST, manifest.written()))
     return path
 
@@ -302,8 +304,8 @@ def set_aside_newer(folder: Path, step: int) -> None:
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """Return the paths of the checkpoints, oldest first."""
-    found = folder.iterdir() if folder.is_dir() else ()
-    return sorted((path for path in found if NAME.fullmatch(path.name)), key=_step)
+    paths = folder.iterdir() if folder.is_dir() else ()
+    return sorted((path for path in paths if NAME.fullmatch(path.name)), key=_step)
 
 
 def remove_old_checkpoints(folder: Path, keep: int, best_step: int | None) -> None:

@@ -209,11 +209,11 @@ class _MLflow:
 
     def __init__(self, folder: Path, recipe: Mapping[str, Any]) -> None:
         mlflow = self._mlflow = _imported("mlflow")
-        found = mlflow.search_runs(
+        runs = mlflow.search_runs(
             filter_string=f"tags.covpool = '{_identifier(folder)}'", output_format="list"
         )
-        mlflow.start_run(found[0].info.run_id if found else None, run_name=folder.resolve().name)
-        if not found:
+        mlflow.start_run(runs[0].info.run_id if runs else None, run_name=folder.resolve().name)
+        if not runs:
             mlflow.set_tag("covpool", _identifier(folder))
             mlflow.log_dict(dict(recipe), "recipe.json")
         self.close = mlflow.end_run

@@ -80,9 +80,9 @@ def find_lr(recipe: Recipe, steps: int = 100) -> Sweep:
         joined_processes(recipe.loop.device, recipe.loop.timeout) as processes,
         own_state(processes, recipe.loop.deterministic),
     ):
-        found = _suggest(*_sweep(_rising(recipe), processes, steps), width=steps * SMOOTHING)
-        processes.by_first(lambda: _write(Path(recipe.out), found))
-    return found
+        sweep = _suggest(*_sweep(_rising(recipe), processes, steps), width=steps * SMOOTHING)
+        processes.by_first(lambda: _write(Path(recipe.out), sweep))
+    return sweep
 
 
 def is_of_head(recipe: Recipe) -> bool:

@@ -91,11 +91,11 @@ class Metric(NamedTuple):
 
 # To add a metric, add a line. Training, evaluation, reports and recipes use this table.
 METRICS = {
-    "top1": Metric("top-1", lambda it: it.right / it.images),
-    "top5": Metric("top-5", lambda it: it.in_top5 / it.images),
+    "top1": Metric("top-1", lambda n: n.right / n.images),
+    "top5": Metric("top-5", lambda n: n.in_top5 / n.images),
     # Classes that have images or predictions.
-    "macro_f1": Metric("macro-F1", lambda it: _mean_over_classes(2 * it.hits, it.of_class + it.called)),
-    "balanced_accuracy": Metric("balanced accuracy", lambda it: _mean_over_classes(it.hits, it.of_class)),
+    "macro_f1": Metric("macro-F1", lambda n: _mean_over_classes(2 * n.hits, n.of_class + n.called)),
+    "balanced_accuracy": Metric("balanced accuracy", lambda n: _mean_over_classes(n.hits, n.of_class)),
 }
 Metrics = dict[str, Any]
 
@@ -146,16 +146,16 @@ def predictions_of(result: Result) -> Predictions:
     logits_BK, labels = result.outputs["logits"].mean(dim=0), torch.from_numpy(result.labels)
     probabilities = logits_BK.softmax(dim=1)
     confidence, predicted = probabilities.max(dim=1)
-    own = labels[:, None]
+    labels_B1 = labels[:, None]
     # Ties count as argmax breaks them: of equal logits, the first class is the highest.
-    same, first = logits_BK == logits_BK.gather(1, own), torch.arange(logits_BK.shape[1]) < own
-    above = ((logits_BK > logits_BK.gather(1, own)) | (same & first)).sum(dim=1)
+    same, first = logits_BK == logits_BK.gather(1, labels_B1), torch.arange(logits_BK.shape[1]) < labels_B1
+    above = ((logits_BK > logits_BK.gather(1, labels_B1)) | (same & first)).sum(dim=1)
     return Predictions(
         ids=result.ids,
         labels=result.labels,
         predicted=predicted.numpy(),
         confidence=confidence.numpy(),
-        label_confidence=probabilities.gather(1, own)[:, 0].numpy(),
+        label_confidence=probabilities.gather(1, labels_B1)[:, 0].numpy(),
         losses=F.cross_entropy(logits_BK, labels, reduction="none").numpy(),
         in_top5=((above < TOP) & ~logits_BK.isnan().any(dim=1)).numpy(),
     )
@@ -190,4 +190,4 @@ def measure(predictions: Predictions, classes: int) -> Metrics:
         called=np.bincount(predictions.predicted, minlength=classes),
     )
     loss = math.fsum(predictions.losses.tolist()) / n  # exact, whatever the order
-    return {"loss": loss, **{name: float(one.of(counts)) for name, one in METRICS.items()}, "images": n}
+    return {"loss": loss, **{name: float(metric.of(counts)) for name, metric in METRICS.items()}, "images": n}

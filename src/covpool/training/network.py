@@ -72,21 +72,21 @@ def _load_bundle(model: PooledClassifier, bundle: str) -> None:
     source = load_model(bundle)
     _check_same_network(model, source, bundle)
     model.initial_weights = source.initial_weights
-    weights, own = source.state_dict(), model.state_dict()
+    weights, initial = source.state_dict(), model.state_dict()
     classifiers = model.get_classifier()
     classifier = {
         id(parameter)
-        for one in (classifiers if isinstance(classifiers, tuple) else (classifiers,))
-        for parameter in one.parameters()
+        for layer in (classifiers if isinstance(classifiers, tuple) else (classifiers,))
+        for parameter in layer.parameters()
     }
     names = {name for name, parameter in model.named_parameters() if id(parameter) in classifier}
     if source.classes != model.classes:
-        weights |= {name: own[name] for name in names}
+        weights |= {name: initial[name] for name in names}
     elif isinstance(classifiers, DividedLinear):
         rows = classifiers.rows
         weights |= {name: weights[name][rows.start : rows.stop] for name in names}
-    for name in sorted(weights.keys() ^ own.keys()) or [
-        name for name in own if own[name].shape != weights[name].shape
+    for name in sorted(weights.keys() ^ initial.keys()) or [
+        name for name in initial if initial[name].shape != weights[name].shape
     ]:
         raise UsageError(f"{bundle} is not of the recipe's network: they differ in {name}")
     model.load_state_dict(weights)
@@ -96,7 +96,7 @@ def _check_same_network(model: PooledClassifier, source: PooledClassifier, bundl
     """Raise if the weights of a bundle fit, but its network computes something else."""
     pairs = {name: (getattr(source.config, name), getattr(model.config, name)) for name in SAME_NETWORK}
     for name in ("mean", "std"):
-        theirs, ours = (tuple(one.pretrained_cfg[name]) for one in (source, model))
+        theirs, ours = (tuple(network.pretrained_cfg[name]) for network in (source, model))
         pairs[f"preprocessing's {name}"] = theirs, ours
     differing = [f"{name} {theirs}, not {ours}" for name, (theirs, ours) in pairs.items() if theirs != ours]
     if differing:
@@ -191,7 +191,7 @@ def make_optimizer(model: PooledClassifier, options: OptimizerOptions) -> Optimi
         decay_norms=options.decay_norms,
     )
     name = options.name.lower()
-    known = [str(one) for one in list_optimizers() if one not in UNSUPPORTED]
+    known = [str(optimizer) for optimizer in list_optimizers() if optimizer not in UNSUPPORTED]
     if name not in known:
         near = difflib.get_close_matches(name, known)
         raise UsageError(
@@ -226,16 +226,16 @@ def optimizer_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tenso
     }
     for place, group in enumerate(optimizer.param_groups):
         states[f"group {place}"] = {"step": group["step"]} if "step" in group else {}
-    found = {}
+    tensors = {}
     for name, state in states.items():
         for key, value in state.items():
             full_name = f"{name}{SEPARATOR}{key}"
             if isinstance(value, Tensor):
-                found[full_name] = value
+                tensors[full_name] = value
             elif isinstance(value, bool | int | float):
                 dtype = torch.float64 if isinstance(value, float) else None
-                found[f"{full_name}{SEPARATOR}number"] = torch.tensor(value, dtype=dtype)
-    return found
+                tensors[f"{full_name}{SEPARATOR}number"] = torch.tensor(value, dtype=dtype)
+    return tensors
 
 
 def load_optimizer_tensors(optimizer: Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:

@@ -100,19 +100,19 @@ def change_pool(values: Mapping[str, Any], pool: str) -> dict[str, Any]:
     The pooling options are dropped. First-order pooling also drops the width, the kept resolution and the
     joined average. A method that projects the channels itself drops the width.
     """
-    other = ["model.pool_options"]
+    dropped = ["model.pool_options"]
     if pool == CLASS_TOKEN or METHODS[pool].order == 1:
-        other += SECOND_ORDER
+        dropped += SECOND_ORDER
     elif METHODS[pool].reduces:
-        other += ["model.dim"]
-    return {**{key: value for key, value in values.items() if key not in other}, "model.pool": pool}
+        dropped += ["model.dim"]
+    return {**{key: value for key, value in values.items() if key not in dropped}, "model.pool": pool}
 
 
 def make_recipe(values: Mapping[str, Any]) -> Recipe:
     """Make a recipe from values by key, of the right types; the rest are defaults."""
-    own = nested({**flat(Recipe()), **values})
+    fields = nested({**flat(Recipe()), **values})
     return Recipe(
-        **{name: sections()[name](**own[name]) if name in sections() else own[name] for name in own}
+        **{name: sections()[name](**fields[name]) if name in sections() else fields[name] for name in fields}
     )
 
 
@@ -154,13 +154,13 @@ def sections() -> dict[str, type[Any]]:
 def options() -> dict[str, Option]:
     """Return all keys, in the order of the dataclasses."""
     default = Recipe()
-    found = {
+    in_sections = {
         f"{section}.{name}": option
         for section, kind in sections().items()
         for name, option in _fields(kind, getattr(default, section)).items()
     }
-    own = _fields(Recipe, default).items()
-    return {**{name: option for name, option in own if name not in sections()}, **found}
+    top_level = _fields(Recipe, default).items()
+    return {**{name: option for name, option in top_level if name not in sections()}, **in_sections}
 
 
 def flat(recipe: Recipe) -> dict[str, Any]:
@@ -174,11 +174,11 @@ def flat(recipe: Recipe) -> dict[str, Any]:
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return values by key as the nested mappings of a file."""
-    made: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for key, value in values.items():
         section, _, name = key.rpartition(".")
-        (made.setdefault(section, {}) if section else made)[name] = value
-    return made
+        (result.setdefault(section, {}) if section else result)[name] = value
+    return result
 
 
 def _fields(kind: type[Any], default: Any) -> dict[str, Option]:

@@ -195,15 +195,15 @@ def _train(
     trainer.run()
     final = _refitted(trainer, splits) if recipe.validation.refit else trainer
     split, images = splits.reported()
-    found: dict[str, Any] = {}
+    evaluation: dict[str, Any] = {}
     if images is not None:
         load_together(final.learner.best_weights, final.folder.bundle, processes)
         predictions, metrics = final.evaluate(images)
-        found = {"split": split, "metrics": metrics}
+        evaluation = {"split": split, "metrics": metrics}
         processes.by_first(lambda: folder.write_predictions(predictions, images))
     # The time in training, over all sessions of a resumed run.
-    seconds = sum(epoch["seconds"] for one in {trainer, final} for epoch in one.progress.history)
-    summary = _summary(trainer, splits, seconds) | found
+    seconds = sum(epoch["seconds"] for each in {trainer, final} for epoch in each.progress.history)
+    summary = _summary(trainer, splits, seconds) | evaluation
     # Maps of evidence need a whole classifier.
     model = final.learner.best_weights if final.learner.classifier is None else None
     processes.by_first(lambda: _finish(folder, summary, images, model))
@@ -292,7 +292,7 @@ class Comparison:
     report: Path | None
 
 
-def compare(recipe: Recipe, other: str = "gap") -> Comparison:
+def compare(recipe: Recipe, other_pool: str = "gap") -> Comparison:
     """Train the network of a recipe, then the same network with another pooling.
 
     Everything else is the same: images, order, augmentation, seed and epochs. First-order pooling drops the
@@ -302,28 +302,30 @@ def compare(recipe: Recipe, other: str = "gap") -> Comparison:
     from covpool.training.report import write_comparison
 
     folder = Path(recipe.out)
-    both = compared_recipes(recipe, other)
+    both = compared_recipes(recipe, other_pool)
     with joined_processes(recipe.loop.device, recipe.loop.timeout) as processes:  # once for both runs
         runs = {pool: train_recipe(each) for pool, each in both.items()}
         report = None
         if processes.is_first:
-            images = runs[other].images
+            images = runs[other_pool].images
             report = write_comparison(folder, {pool: run.folder for pool, run in runs.items()}, images)
     return Comparison(folder, runs, report)
 
 
-def compared_recipes(recipe: Recipe, other: str) -> dict[str, Recipe]:
+def compared_recipes(recipe: Recipe, other_pool: str) -> dict[str, Recipe]:
     """Return the recipe and the one with another pooling, each with its own folder."""
-    check_method("compare", other, CLASS_TOKEN)
-    own = recipe.model.pool
-    if other == own:
-        raise UsageError(f"--compare {other} is the pooling of the recipe: choose another")
+    check_method("compare", other_pool, CLASS_TOKEN)
+    first_pool = recipe.model.pool
+    if other_pool == first_pool:
+        raise UsageError(f"--compare {other_pool} is the pooling of the recipe: choose another")
     if recipe.weights.bundle is not None:
-        raise UsageError(f"a bundle fits one pooling, not both {own} and {other}: remove --bundle")
-    values = {own: flat(recipe), other: change_pool(flat(recipe), other)}
+        raise UsageError(
+            f"a bundle fits one pooling, not both {first_pool} and {other_pool}: remove --bundle"
+        )
+    values = {first_pool: flat(recipe), other_pool: change_pool(flat(recipe), other_pool)}
     out = Path(recipe.out)
     both = {pool: make_recipe({**values[pool], "out": str(out / pool)}) for pool in values}
-    if both[other].model.is_second_order and not both[own].model.is_second_order:
+    if both[other_pool].model.is_second_order and not both[first_pool].model.is_second_order:
         # The recipe has no width and no resolution for it.
-        raise UsageError(f"compare the other way round: --pool {other} --compare {own}")
+        raise UsageError(f"compare the other way round: --pool {other_pool} --compare {first_pool}")
     return both

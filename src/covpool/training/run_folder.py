@@ -109,12 +109,12 @@ class RunFolder:
             text = read_file(self.path / "bad_images.csv", MAX_TEXT_BYTES).decode(ENCODING, ERRORS)
         except FileNotFoundError:
             return []
-        found = []
+        images = []
         with contextlib.suppress(csv.Error):  # the rest is damaged
             for row in csv.reader(io.StringIO(text, newline="")):
                 if len(row) == len(BadImage._fields) and row != list(BadImage._fields):
-                    found.append(BadImage(*map(from_cell, row)))
-        return found
+                    images.append(BadImage(*map(from_cell, row)))
+        return images
 
     def write_predictions(self, predictions: Predictions, images: ImageSet) -> None:
         """Write a line per image."""
@@ -167,10 +167,10 @@ class BadImages:
 
     def __init__(self, folder: RunFolder, processes: Processes, most: int) -> None:
         self.folder, self.processes, self.most = folder, processes, most
-        self._found = {image.name: image for image in processes.by_first(folder.read_bad_images)}
+        self._known = {image.name: image for image in processes.by_first(folder.read_bad_images)}
 
     def __len__(self) -> int:
-        return len(self._found)
+        return len(self._known)
 
     def note(self, images: Iterable[BadImage]) -> None:
         """Add the new ones to the file; every process must pass the same images.
@@ -178,10 +178,10 @@ class BadImages:
         Raises:
             TrainingError: if there are too many.
         """
-        new = {image.name: image for image in images if image.name not in self._found}
+        new = {image.name: image for image in images if image.name not in self._known}
         if new:
-            self._found |= new
-            self.processes.by_first(lambda: self.folder.write_bad_images(list(self._found.values())))
+            self._known |= new
+            self.processes.by_first(lambda: self.folder.write_bad_images(list(self._known.values())))
         if len(self) > self.most:
             self.processes.fail(
                 TrainingError(

@@ -98,13 +98,13 @@ class Objective:
             losses_B = -(log_BK.gather(1, targets.classes) * targets.shares).sum(dim=1)
             if self.smoothing:
                 losses_B = (1 - self.smoothing) * losses_B - self.smoothing * log_BK.mean(dim=1)
-            found = Losses(losses_B, outputs.detach().argmax(dim=1), *targets)
+            losses = Losses(losses_B, outputs.detach().argmax(dim=1), *targets)
         else:
-            found = self.classifier.loss(outputs, *targets, label_smoothing=self.smoothing, averaged=True)
+            losses = self.classifier.loss(outputs, *targets, label_smoothing=self.smoothing, averaged=True)
         if self.class_weights is None:
-            return found
-        factors_B = (self.class_weights[found.classes] * found.shares).sum(dim=1)
-        return found._replace(losses=found.losses * factors_B)
+            return losses
+        factors_B = (self.class_weights[losses.classes] * losses.shares).sum(dim=1)
+        return losses._replace(losses=losses.losses * factors_B)
 
 
 def make_objective(recipe: Recipe, images: ImageSet, model: PooledClassifier) -> Objective:
@@ -226,8 +226,8 @@ class Learner:
         # Before unscaling: each process looks for overflows in its own gradients, and all must find the same.
         squares = self.classifier.squared_gradient() / self.scaler.get_scale() ** 2
         self.scaler.unscale_(self.optimizer)
-        own = {id(parameter) for parameter in self.classifier.parameters()}
-        copies = [p.grad for p in self._parameters if id(p) not in own and p.grad is not None]
+        classifier = {id(parameter) for parameter in self.classifier.parameters()}
+        copies = [p.grad for p in self._parameters if id(p) not in classifier and p.grad is not None]
         norm = (nn.utils.get_total_norm(copies) ** 2 + squares).sqrt()
         nn.utils.clip_grads_with_norm_(self._parameters, limit, norm)
         return norm
@@ -264,11 +264,11 @@ class Learner:
         split = (images.tensor_split(count), *(part.tensor_split(count) for part in targets))
         for place, (x, *y) in enumerate(zip(*split, strict=True), start=1):
             with self._gradients_stay_here() if place < count else contextlib.nullcontext():
-                part, found = self._forward(x, Targets(*y))
+                part, right = self._forward(x, Targets(*y))
                 # DDP averages, hence the number of processes.
                 self.scaler.scale(part * self.processes.world_size).backward()
             loss += part.detach()
-            hits += found
+            hits += right
         return loss, hits
 
     def _forward(self, x: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
@@ -276,10 +276,10 @@ class Learner:
         # Shares may differ by an image, so each part is divided by the global batch size.
         size = self.recipe.batch_size
         with autocast(self.processes.device, self.recipe.loop.precision):
-            found = self.objective(self._network(x), targets)
+            losses = self.objective(self._network(x), targets)
         if self.classifier is not None:  # every process has the losses of all images
             size *= self.processes.world_size
-        return found.losses.sum() / size, (found.predicted == found.classes[:, 0]).sum() / size
+        return losses.losses.sum() / size, (losses.predicted == losses.classes[:, 0]).sum() / size
 
     def _settle_buckets(self) -> None:
         """Let DDP rebuild its gradient buckets, which it does after the first step of a process.

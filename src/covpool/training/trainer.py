@@ -127,13 +127,13 @@ class Trainer:
         if self.learner.classifier is not None:
             from covpool.training.divided import predict_together
 
-            found = predict_together(model, loader, self.processes, precision, is_stopped)
+            outcome = predict_together(model, loader, self.processes, precision, is_stopped)
         else:
             forward = Forward(model, device=self.processes.device, precision=precision)
-            found = predict(forward.run(loader, is_stopped), self.processes, is_stopped)
-        if found is None:
+            outcome = predict(forward.run(loader, is_stopped), self.processes, is_stopped)
+        if outcome is None:
             self._leave()
-        predictions, bad = found
+        predictions, bad = outcome
         self.bad.note(bad)
         return predictions, measure(predictions, len(images.classes))
 
@@ -276,14 +276,14 @@ class Trainer:
         """Load the newest checkpoint, if there is one."""
         classifier = self.learner.classifier
         self._rows = None if classifier is None else classifier.rows
-        found = shared_checkpoint(self.folder.checkpoints, self.processes, self._rows)
-        if found is None:
+        checkpoint = shared_checkpoint(self.folder.checkpoints, self.processes, self._rows)
+        if checkpoint is None:
             return
-        self.processes.by_first(lambda: self._check_origin(found.state))
-        self.progress = found.progress
+        self.processes.by_first(lambda: self._check_origin(checkpoint.state))
+        self.progress = checkpoint.progress
         if self.best is not None and not self.processes.by_first(self._has_best_bundle):
             self._mend_bundle()
-        load_learner(self.learner, found)
+        load_learner(self.learner, checkpoint)
         # Of the last step, for the log, if the run was killed during validation.
         self.learner.schedule.set_rates(self.learner.optimizer, max(self.progress.cursor - 1, 0))
 
@@ -295,15 +295,15 @@ class Trainer:
 
     def _check_origin(self, state: Mapping[str, Any]) -> None:
         """Raise if a checkpoint belongs to other images or another recipe. Older ones have no recipe."""
-        own, path = self._origin, self.folder.path
-        if state["images"] != own["images"]:
+        origin, path = self._origin, self.folder.path
+        if state["images"] != origin["images"]:
             raise TrainingError(f"{path} was started with other images: use another --out")
-        if state.get("contents", own["contents"]) != own["contents"]:
+        if state.get("contents", origin["contents"]) != origin["contents"]:
             raise TrainingError(
                 f"the images have changed since {path} was started, under the same names: restore them, or "
                 "use another --out"
             )
-        if differing := differences(state.get("recipe", {}), own["recipe"]):
+        if differing := differences(state.get("recipe", {}), origin["recipe"]):
             raise TrainingError(
                 f"the last checkpoint in {self.folder.checkpoints} is of a run with {differing}: remove it, "
                 "or use another --out"
@@ -319,11 +319,13 @@ class Trainer:
         best = self.best
         assert best is not None
         try:
-            found = shared_checkpoint(self.folder.checkpoints, self.processes, self._rows, best["step"])
+            checkpoint = shared_checkpoint(self.folder.checkpoints, self.processes, self._rows, best["step"])
         except (DamagedCheckpointError, ReportedByFirstError):
             return
-        assert found is not None
-        self.learner.best_weights.load_state_dict(found.part("model" if self.learner.ema is None else "ema"))
+        assert checkpoint is not None
+        self.learner.best_weights.load_state_dict(
+            checkpoint.part("model" if self.learner.ema is None else "ema")
+        )
         self._save_bundle(best)
 
     def _leave(self) -> NoReturn:

@@ -5,7 +5,7 @@ from matplotlib.colors import to_hex
 from PIL import Image
 
 from covpool.drawing import LIGHT, png
-from covpool.evaluate.figures import RIGHT, WRONG, Found, chosen_queries, draw_neighbours
+from covpool.evaluate.figures import RIGHT, WRONG, Shown, chosen_queries, draw_neighbours
 from covpool.evaluate.search import Scores
 
 
@@ -31,7 +31,7 @@ def test_all_of_a_few_are_chosen_once() -> None:
 
 def test_frames_tell_right_from_wrong() -> None:
     picture = Image.new("RGB", (30, 20))
-    jay, wren, odd = Found("jay", picture), Found("wren", picture), Found("$x_{\n", None)
+    jay, wren, odd = Shown("jay", picture), Shown("wren", picture), Shown("$x_{\n", None)
     figure = draw_neighbours([(jay, 0.5, [jay, wren, odd])], LIGHT)
     frames = [to_hex(frame.get_edgecolor()) for frame in figure.axes[0].patches]
     assert frames == [LIGHT.ink, RIGHT, WRONG, WRONG]

@@ -77,12 +77,12 @@ def find_images(path: Path) -> list[TarImage]:
         ShardError: if the file is truncated, damaged, compressed or not a tar.
     """
     _check_plain(path)
-    found: dict[str, TarImage] = {}  # the last of two equal names is used, as when unpacking
+    images: dict[str, TarImage] = {}  # the last of two equal names is used, as when unpacking
     for member in _members(path):
         name = member.name.removeprefix("./")
         if member.isreg() and not member.issparse() and _is_image(name):
-            found[name] = TarImage(name, member.offset_data, member.size)
-    return list(found.values())
+            images[name] = TarImage(name, member.offset_data, member.size)
+    return list(images.values())
 
 
 def _is_image(name: str) -> bool:

@@ -53,8 +53,8 @@ def index_shards(
         classes = [class_names.get(label, str(label)) for label in range(highest + 1)]
     elif len(classes) <= highest:
         raise ShardError(f"there are {len(classes)} class names, but labels up to {highest}")
-    found = zip(shards, left_out, strict=True)
-    indexes = [ShardIndex(tuple(classes), tuple(some), without) for some, without in found]
+    parts = zip(shards, left_out, strict=True)
+    indexes = [ShardIndex(tuple(classes), tuple(some), without) for some, without in parts]
     for folder, index in zip(folders, indexes, strict=True):
         save_index(folder, index)
     return indexes, sum(left_out)

@@ -73,8 +73,8 @@ class Marks:
             return path.lower().endswith(self.endings)
         if self.in_folders and self._fill(Path(path)):
             return True
-        found = (Path(path, name) for name in self.files)
-        return any(file.is_file() and (not self.endings or self._are_in(file.parent)) for file in found)
+        files = (Path(path, name) for name in self.files)
+        return any(file.is_file() and (not self.endings or self._are_in(file.parent)) for file in files)
 
     def _fill(self, top: Path) -> bool:
         inside = subfolders(top)
@@ -120,11 +120,11 @@ def open_images(path: str | Path | Any, split: str = "train", layout: str = "aut
         OSError: if the path does not exist.
     """
     sets = open_splits(path, layout)
-    wanted = split_names(split)
-    for word in wanted:
+    splits = split_names(split)
+    for word in splits:
         if word not in sets:
             raise UsageError(f"{path} has no split {word!r}; it has {', '.join(sets)}")
-    chosen = [sets[cast(Split, word)] for word in wanted]
+    chosen = [sets[cast(Split, word)] for word in splits]
     if len(chosen) == 1:
         return chosen[0]
     if any(images.group_sizes() is not None for images in chosen):
@@ -305,12 +305,12 @@ class Listing:
 
     def sets(self) -> dict[Split, ImageFiles]:
         """Return the images of each split that has any."""
-        found = {}
+        sets = {}
         for number, split in enumerate(SPLITS):
             indices = np.flatnonzero(self.split_of == number)
             if len(indices):
-                found[split] = ImageFiles(self.root, self.classes, self._names(indices), self.labels[indices])
-        return found
+                sets[split] = ImageFiles(self.root, self.classes, self._names(indices), self.labels[indices])
+        return sets
 
     def unlabeled(self) -> ImageSet:
         """Return all images, in the order of the listing."""

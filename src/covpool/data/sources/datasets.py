@@ -24,8 +24,8 @@ from covpool.storage.address import read_image
 
 def is_dataset(data: object) -> bool:
     """Return whether this is a ``Dataset``, or a dict of some."""
-    one = next(iter(data.values()), None) if isinstance(data, Mapping) else data
-    return all(hasattr(one, name) for name in ("features", "with_format", "select_columns"))
+    dataset = next(iter(data.values()), None) if isinstance(data, Mapping) else data
+    return all(hasattr(dataset, name) for name in ("features", "with_format", "select_columns"))
 
 
 def open_dataset(data: Any) -> dict[Split, DatasetImages]:
@@ -37,7 +37,7 @@ def open_dataset(data: Any) -> dict[Split, DatasetImages]:
     named = data if isinstance(data, Mapping) else {"train": data}
     if unknown := [name for name in named if name.lower() not in SPLIT_OF]:
         raise UsageError(f"{unknown[0]!r} is not a split: name it train, validation or test")
-    return {SPLIT_OF[name.lower()]: DatasetImages(one) for name, one in named.items()}
+    return {SPLIT_OF[name.lower()]: DatasetImages(dataset) for name, dataset in named.items()}
 
 
 class DatasetImages(BaseSet):

@@ -62,7 +62,7 @@ def _read(path: Path) -> Listing:
             LOGGER.warning("%s is left out: it is next to folders of splits, but is not a split", path / name)
     roots = splits or {"train": ""}
     folders = {split: _class_folders(path / root) for split, root in roots.items()}
-    classes = sorted({name for found in folders.values() for name in found})
+    classes = sorted({name for names in folders.values() for name in names})
     if not classes:
         raise UsageError(_no_classes(path))
     is_image = ImageNames()
@@ -77,17 +77,17 @@ def split_folders(path: Path) -> dict[Split, str]:
     If none of them holds folders of classes, and there are other folders, all of them are classes.
     """
     names = subfolders(path)
-    found: dict[Split, str] = {}
+    folders: dict[Split, str] = {}
     for name in names:
         split = SPLIT_OF.get(name.lower())
-        if split in found:
-            raise UsageError(f"{path} has two folders for {split}, {found[split]} and {name}: keep one")
+        if split in folders:
+            raise UsageError(f"{path} has two folders for {split}, {folders[split]} and {name}: keep one")
         if split is not None:
-            found[split] = name
-    has_classes = any(subfolders(path / name) for name in found.values())
-    if found and not has_classes and len(found) == len(names):
-        raise UsageError(_no_classes(path / next(iter(found.values()))))
-    return found if has_classes else {}
+            folders[split] = name
+    has_classes = any(subfolders(path / name) for name in folders.values())
+    if folders and not has_classes and len(folders) == len(names):
+        raise UsageError(_no_classes(path / next(iter(folders.values()))))
+    return folders if has_classes else {}
 
 
 def folders_with_images(path: Path) -> Iterator[str]:
@@ -99,13 +99,13 @@ def folders_with_images(path: Path) -> Iterator[str]:
 
 def _class_folders(path: Path) -> dict[str, str]:
     """Return the folder of each class."""
-    found: dict[str, str] = {}
+    folders: dict[str, str] = {}
     for name in subfolders(path):
-        if found.setdefault(composed(name), name) != name:
+        if folders.setdefault(composed(name), name) != name:
             raise UsageError(
                 f"{path} has two folders {composed(name)!r} with different Unicode bytes: merge them"
             )
-    return found
+    return folders
 
 
 def _rows(

@@ -101,11 +101,11 @@ def open_splits(path: str, cache: str | None = None) -> Mapping[Split, ImageSet]
     """
     root, names = _files(path)
     names = [name for name in names if name.lower().endswith(EXTENSION)]
-    found = _Classes()
+    reader = _Classes()
     labels: dict[Split, list[Numbers]] = {}
     for name in names:
-        labels.setdefault(_split(name), []).append(found.read(root, name))
-    classes, indices = found.ordered()
+        labels.setdefault(_split(name), []).append(reader.read(root, name))
+    classes, indices = reader.ordered()
     sets: dict[Split, ImageSet] = {}
     for split in (split for split in SPLITS if split in labels):
         numbers = indices[np.concatenate(labels[split])]
@@ -200,9 +200,9 @@ class ParquetImages(BaseSet):
 
     def groups(self, rows: int) -> Iterator[Group]:
         """Yield the row groups of a file, together if they have no more than ``rows`` rows."""
-        for number, found in groupby(self.row_groups, key=lambda group: group.file):
+        for number, groups in groupby(self.row_groups, key=lambda group: group.file):
             stem, together = PurePosixPath(self.files[number].name).stem, 0
-            for group in found:
+            for group in groups:
                 if together and together + group.rows > rows:
                     yield Group(stem, together)
                     together = 0

@@ -42,13 +42,13 @@ def open_splits(path: str, cache: str | None = None) -> Mapping[Split, ImageSet]
     if _has_index(address):
         return {"train": open_shards(path, cache=cache)}
     folders = {split: address.below(split) for split in SPLITS}
-    found = {split: folder for split, folder in folders.items() if _has_index(folder)}
-    if not found:
+    indexed = {split: folder for split, folder in folders.items() if _has_index(folder)}
+    if not indexed:
         raise UsageError(
             f"{path} has no {INDEX}: 'covpool shard' writes shards and their index, and "
             "'covpool shard --index' the index of other tars"
         )
-    return {split: open_shards(folder.url, cache=cache) for split, folder in found.items()}
+    return {split: open_shards(folder.url, cache=cache) for split, folder in indexed.items()}
 
 
 def open_unlabeled(path: str) -> ImageSet:
@@ -107,13 +107,13 @@ class Tars(BaseSet):
         self.root, self.names = Path(root.path), names
         self.counts, digest = list[int](), Digest()
         for name in names:
-            found = find_images(self.root / name)
-            self.counts.append(len(found))
+            images = find_images(self.root / name)
+            self.counts.append(len(images))
             date = (self.root / name).stat().st_mtime_ns
-            digest.update(os.fsencode(repr((name, date, [tuple(image) for image in found]))))
+            digest.update(os.fsencode(repr((name, date, [tuple(image) for image in images]))))
         self._stamp = digest.hexdigest()
         self._ends = list(accumulate(self.counts))
-        self._found: tuple[int, list[TarImage]] = -1, []
+        self._remembered: tuple[int, list[TarImage]] = -1, []
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
@@ -156,6 +156,6 @@ class Tars(BaseSet):
     def _find(self, i: int) -> tuple[Path, TarImage]:
         tar = bisect_right(self._ends, i)
         path = self.root / self.names[tar]
-        if self._found[0] != tar:  # images are read in order, so one tar is enough to remember
-            self._found = tar, find_images(path)
-        return path, self._found[1][i - self._ends[tar] + self.counts[tar]]
+        if self._remembered[0] != tar:  # images are read in order, so one tar is enough to remember
+            self._remembered = tar, find_images(path)
+        return path, self._remembered[1][i - self._ends[tar] + self.counts[tar]]

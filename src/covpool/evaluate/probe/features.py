@@ -85,8 +85,8 @@ class Extractor:
         self.preprocessing = Preprocessing.of(model.pretrained_cfg)
         size = self.preprocessing.size
         with torch.no_grad():
-            one = self._outputs(torch.zeros(1, 3, size, size, device=device))
-        self.shapes = {name: tuple(values.shape[1:]) for name, values in one.items()}
+            outputs = self._outputs(torch.zeros(1, 3, size, size, device=device))
+        self.shapes = {name: tuple(values.shape[1:]) for name, values in outputs.items()}
         # Every batch has the same size, so it is compiled once.
         self._forward: Callable[[Tensor], Outputs] = (
             torch.compile(self._outputs, options={"freezing": True}) if options.compile else self._outputs
@@ -121,10 +121,10 @@ class Extractor:
                     lambda part: passing.run(self.model, part, alone, self._forward, views="flip", pad=True),
                     progress,
                 )
-        found = store.opened(np.asarray(images.labels, dtype=np.int64))
-        if not len(found.usable):
+        cached = store.opened(np.asarray(images.labels, dtype=np.int64))
+        if not len(cached.usable):
             raise UsageError("none of the images of a split is readable: run 'covpool check'")
-        return found
+        return cached
 
     def _outputs(self, batch: Tensor) -> Outputs:
         model, layers = self.model, [name for name in SEVERAL if name in self.arrays]
@@ -134,25 +134,25 @@ class Extractor:
             features, maps = model.forward_features(batch), []
         average = model.forward_first_order(features)
         assert average is not None
-        found = {"average": average}
-        found |= {name: stacked(last_layers(maps, name)) for name in layers}
+        outputs = {"average": average}
+        outputs |= {name: stacked(last_layers(maps, name)) for name in layers}
         if "features" in self.arrays:
-            found["features"] = features
+            outputs["features"] = features
         if "expanded" in self.arrays and model.expansion is not None:
-            found["expanded"] = model.expansion(features)
+            outputs["expanded"] = model.expansion(features)
         if model.format.has_class_token:
-            found["token"] = model.format.class_token(features)
-        return found
+            outputs["token"] = model.format.class_token(features)
+        return outputs
 
 
 def _digest_of(model: PooledClassifier) -> str:
     """Hash all weights that the features depend on."""
-    found = Digest(repr(model.config.backbone).encode())
+    digest = Digest(repr(model.config.backbone).encode())
     for part in model.backbone_parts():
         for name, tensor in sorted(part.state_dict().items()):
-            found.update(name.encode())
-            found.update(tensor.cpu().numpy().tobytes())
-    return found.hexdigest()
+            digest.update(name.encode())
+            digest.update(tensor.cpu().numpy().tobytes())
+    return digest.hexdigest()
 
 
 EVALUATED_AT_ONCE = 256
@@ -183,8 +183,8 @@ def read_rows(
 
 def vector_of(model: PooledClassifier, rows: Rows) -> tuple[Tensor, Tensor | None]:
     """Return the pooled vector, and the first-order vector if the head has a joined classifier."""
-    join, found = model.config.join, rows.arrays[pooled_array(model.config)]
-    vector = found if model.config.pool in POOLED_ALREADY else model.forward_pool(found)
+    join, features = model.config.join, rows.arrays[pooled_array(model.config)]
+    vector = features if model.config.pool in POOLED_ALREADY else model.forward_pool(features)
     return vector, None if join is None else rows.arrays[POOLED_ALREADY[join]]
 
 
@@ -235,12 +235,12 @@ def head_outputs(
     device = next(model.parameters()).device
     model.eval()
     for start in range(0, len(ids), EVALUATED_AT_ONCE):
-        some, found = ids[start : start + EVALUATED_AT_ONCE], []
+        some, scores = ids[start : start + EVALUATED_AT_ONCE], []
         with torch.no_grad():
             for view in range(VIEWS):
                 rows = read_rows(cached, model, some, np.full(len(some), view), device)
-                found.append(model.classify(*vector_of(model, rows), pre_logits).cpu())
-        yield some, torch.stack(found)
+                scores.append(model.classify(*vector_of(model, rows), pre_logits).cpu())
+        yield some, torch.stack(scores)
 
 
 def _batches(

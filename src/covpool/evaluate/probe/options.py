@@ -13,6 +13,7 @@ from covpool.functional.arguments import check_choice, check_not_negative, check
 from covpool.models.config import CLASS_TOKEN, Join, ModelConfig
 from covpool.models.head import LAST, LAYERS, Layers
 from covpool.models.weights import KeyMap
+from covpool.nn.cov_pool import FROZEN_DIM
 from covpool.nn.fusion import FUSIONS, Fusion
 from covpool.nn.pooling import check_method
 
@@ -42,7 +43,7 @@ def parse_head(name: str) -> ProbeHead:
     first, plus, joined = name.partition("+")
     pool, *given = first.split("@")
     check_method("a head", pool, CLASS_TOKEN)
-    options = dict(_option(name, one) for one in given)
+    options = dict(_option(name, text) for text in given)
     if options and pool in POOLED_ALREADY:
         raise UsageError(f"{pool} has no options; got {name!r}")
     if not plus:
@@ -98,9 +99,9 @@ def head_config(
             expansion cannot be separated.
     """
     pool, join, options = parse_head(name)
-    own = ModelConfig(backbone.backbone, pool=pool)
-    shared: dict[str, Any] = {"dim": dim if own.reduces else None}
-    if own.is_second_order:
+    default = ModelConfig(backbone.backbone, pool=pool)
+    shared: dict[str, Any] = {"dim": dim if default.reduces else None}
+    if default.is_second_order:
         shared |= {"layers": backbone.layers, "fusion": backbone.fusion}
     fields = {key: options.pop(key, value) for key, value in shared.items()}
     return ModelConfig(
@@ -165,7 +166,7 @@ class ProbeOptions:
 
     model: str = "resnet50"
     heads: Sequence[str] = HEADS
-    dim: int = 128
+    dim: int = FROZEN_DIM
     layers: Layers = "last"
     fusion: Fusion = "each"
     pretrained: bool = False
@@ -236,12 +237,12 @@ def trial_settings(options: ProbeOptions) -> list[Setting]:
         >>> trial_settings(ProbeOptions(pretrained=True, trials=2))
         [Setting(lr=0.003, drop_rate=0.5), Setting(lr=0.0014, drop_rate=0.06)]
     """
-    found = [Setting(options.lr, options.drop_rate)]
+    settings = [Setting(options.lr, options.drop_rate)]
     for i in range(1, options.trials):
         along, across = ((0.5 + i * step) % 1 for step in STEPS)
         lr = LOWEST_LR * (HIGHEST_LR / LOWEST_LR) ** along
-        found.append(Setting(float(f"{lr:.2g}"), round(HIGHEST_DROP_RATE * across, 2)))
-    return found
+        settings.append(Setting(float(f"{lr:.2g}"), round(HIGHEST_DROP_RATE * across, 2)))
+    return settings
 
 
 def best_trial(trials: Iterable[dict[str, Any]]) -> dict[str, Any]:

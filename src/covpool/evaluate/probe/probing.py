@@ -128,7 +128,7 @@ class Probing:
         self.held_out: dict[str, dict[str, float]] = {}
         self.doing = ""
         self.sets: dict[str, ImageSet] = {
-            str(name): found for name, found in open_splits(data, layout).items()
+            str(name): images for name, images in open_splits(data, layout).items()
         }
         if "train" not in self.sets:
             raise UsageError(f"{data} has no images to train on; it has {', '.join(self.sets)}")
@@ -174,12 +174,12 @@ class Probing:
     def _run(self) -> Probed:
         features, names = self._features()
         self.features = features
-        images = {split: len(found) for split, found in self.sets.items()}
+        images = {split: len(some) for split, some in self.sets.items()}
         record = new_record(self.arguments, images, self.device.type)
         record["features"] = names
-        record["extraction_seconds"] = {split: round(found.seconds, 1) for split, found in features.items()}
+        record["extraction_seconds"] = {split: round(cached.seconds, 1) for split, cached in features.items()}
         record["images_left_out"] = {
-            split: images[split] - len(found.usable) for split, found in features.items()
+            split: images[split] - len(cached.usable) for split, cached in features.items()
         }
         record |= self.folder.earlier(names)
         self.folder.write(record)  # before any bundle, so that a rerun accepts the folder
@@ -314,10 +314,10 @@ class Probing:
         parts, images, shares = [], 0, {"top1": 0.0, "top1_flip": 0.0}
         for fold in np.unique(fold_of):
             trial = self._trained(head, seed, train, train.usable[fold_of != fold])
-            found, predictions = _shares(trial, train, train.usable[fold_of == fold])
+            measured, predictions = _shares(trial, train, train.usable[fold_of == fold])
             parts.append(predictions)
             images += len(predictions.ids)
-            shares = {name: shares[name] + found[name] * len(predictions.ids) for name in shares}
+            shares = {name: shares[name] + measured[name] * len(predictions.ids) for name in shares}
         return {name: total / images for name, total in shares.items()}, join_predictions(parts)
 
     def save_start(self, head: str, folder: Path) -> None:
@@ -370,15 +370,15 @@ def _shares(
     model: PooledClassifier, cached: CachedFeatures, ids: NDArray[np.int64]
 ) -> tuple[dict[str, float], Predictions]:
     """Return the accuracies, of the image alone and with its flip, and the predictions of the image alone."""
-    found: list[Predictions] = []
+    predicted: list[Predictions] = []
 
     def parts() -> Iterator[tuple[Tensor, NDArray[np.int64]]]:
         for some, logits in head_outputs(model, cached, ids):
-            found.append(predictions_of(Result(some, cached.labels[some], {"logits": logits[:1]}, ())))
+            predicted.append(predictions_of(Result(some, cached.labels[some], {"logits": logits[:1]}, ())))
             yield logits, cached.labels[some]
 
     shares = right_answers(parts())
-    return shares, join_predictions(found)
+    return shares, join_predictions(predicted)
 
 
 def right_answers(parts: Iterable[tuple[Tensor, NDArray[np.int64]]]) -> dict[str, float]:
@@ -389,10 +389,10 @@ def right_answers(parts: Iterable[tuple[Tensor, NDArray[np.int64]]]) -> dict[str
     """
     images, alone, both = 0, 0, 0
     for scores_VBK, labels in parts:
-        wanted = torch.from_numpy(labels)
-        images += len(wanted)
-        alone += int((scores_VBK[0].argmax(dim=1) == wanted).sum())
-        both += int((scores_VBK.mean(dim=0).argmax(dim=1) == wanted).sum())
+        targets = torch.from_numpy(labels)
+        images += len(targets)
+        alone += int((scores_VBK[0].argmax(dim=1) == targets).sum())
+        both += int((scores_VBK.mean(dim=0).argmax(dim=1) == targets).sum())
     if not images:
         raise UsageError("no image to compare the heads on is readable: run 'covpool check'")
     return {"top1": alone / images, "top1_flip": both / images}

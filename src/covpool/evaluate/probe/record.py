@@ -64,9 +64,9 @@ class ProbeFolder:
 
     def _earlier(self) -> dict[str, Any]:
         file = self.path / FILE
-        found: dict[str, Any] = read_json(file) if file.exists() else {}
+        record: dict[str, Any] = read_json(file) if file.exists() else {}
         # Results without rows do not fix the arguments.
-        return found if found.get("rows") or found.get("trials") else {}
+        return record if record.get("rows") or record.get("trials") else {}
 
     def write(self, record: dict[str, Any]) -> None:
         """Write the results and the Markdown table, each atomically."""
@@ -88,15 +88,19 @@ class ProbeFolder:
 
         The 95 % interval is over images; each image counts with its mean over seeds.
         """
-        seeds = {one["head"]: one["seeds"] for one in heads}
-        for one in heads:
-            one["over_gap"] = None
-            if one["head"] == AVERAGE or AVERAGE not in seeds:
+        seeds = {summary["head"]: summary["seeds"] for summary in heads}
+        for summary in heads:
+            summary["over_gap"] = None
+            if summary["head"] == AVERAGE or AVERAGE not in seeds:
                 continue
-            common = range(min(seeds[one["head"]], seeds[AVERAGE]))
-            ours, theirs = ([self.predictions(head, k) for k in common] for head in (one["head"], AVERAGE))
+            common = range(min(seeds[summary["head"]], seeds[AVERAGE]))
+            ours, theirs = (
+                [self.predictions(head, k) for k in common] for head in (summary["head"], AVERAGE)
+            )
             if all(file.exists() for file in (*ours, *theirs)):  # none with val and without test
-                one["over_gap"] = paired_difference(mean_right(ours, classes), mean_right(theirs, classes))
+                summary["over_gap"] = paired_difference(
+                    mean_right(ours, classes), mean_right(theirs, classes)
+                )
 
     def keep_best(self, head: str) -> None:
         """Copy the bundle of the best head to ``bundle``."""
@@ -210,18 +214,20 @@ def percent(measured: dict[str, Any] | None, key: str) -> str:
 
 def _summary(name: str, record: dict[str, Any]) -> dict[str, Any]:
     rows = [row for row in record["rows"] if row["head"] == name]
-    found: dict[str, Any] = {"head": name, "seeds": len(rows)}
+    summary: dict[str, Any] = {"head": name, "seeds": len(rows)}
     for part in ("val", "test", "svm"):
         measured = [row[part] for row in rows if row.get(part) is not None]
-        found[part] = (
-            {key: _spread([one[key] for one in measured]) for key in ("top1", "top1_flip")}
+        summary[part] = (
+            {key: _spread([values[key] for values in measured]) for key in ("top1", "top1_flip")}
             if measured
             else None
         )
-    found["seconds"] = mean(row["seconds"] for row in rows)
+    summary["seconds"] = mean(row["seconds"] for row in rows)
     # Only tuned rows have a learning rate and a dropout rate of their own.
-    found |= {name: rows[0][name] for name in ("parameters", "vector", "lr", "drop_rate") if name in rows[0]}
-    return found
+    summary |= {
+        name: rows[0][name] for name in ("parameters", "vector", "lr", "drop_rate") if name in rows[0]
+    }
+    return summary
 
 
 def _spread(values: list[float]) -> dict[str, float | None]:

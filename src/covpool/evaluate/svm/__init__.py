@@ -139,15 +139,15 @@ def fit_svm(
         train = _images(model, data, split, layout)
         _check_classes(train, data, split)
         with held(folder):  # the solver reads and writes files there
-            found = _features(folder, card, model, train, passing, processes, log, progress)
-            check_every_class(found.labels[found.labels >= 0], train.classes)
-            problem = Problem(found.rows, *found.samples(), len(train.classes), c)
+            extracted = _features(folder, card, model, train, passing, processes, log, progress)
+            check_every_class(extracted.labels[extracted.labels >= 0], train.classes)
+            problem = Problem(extracted.rows, *extracted.samples(), len(train.classes), c)
             started = time.monotonic()
             solver, scores = _solve(problem, folder, max_memory, log)
             if calibrate:
                 scores = calibrated(scores, problem)
             seconds = time.monotonic() - started
-        made = with_svm(model, scores, train.classes)
+        classifier = with_svm(model, scores, train.classes)
         recipe: dict[str, Any] = {
             "protocol": "svm",
             "C": c,
@@ -157,13 +157,13 @@ def fit_svm(
             "precision": passing.precision,
             "network": {"sha256": card.sha256, "recipe": card.recipe},
         }
-        save_model(made, out, recipe=recipe)  # save it before testing, which may fail
+        save_model(classifier, out, recipe=recipe)  # save it before testing, which may fail
         accuracy = None
         if "test" in splits(data, layout):
             test = _images(model, data, "test", layout)
             with progress("test images") as bar:
-                accuracy = measure(model, scores, test, passing.made(bar), processes)
-            save_model(made, out, recipe=recipe, metrics={"test": dataclasses.asdict(accuracy)})
+                accuracy = measure(model, scores, test, passing.as_pass(bar), processes)
+            save_model(classifier, out, recipe=recipe, metrics={"test": dataclasses.asdict(accuracy)})
     return SVMReport(
         bundle=str(out),
         features=str(folder),
@@ -171,7 +171,7 @@ def fit_svm(
         samples=len(problem),
         columns=problem.rows.columns,
         classes=problem.classes,
-        left_out=len(found.bad),
+        left_out=len(extracted.bad),
         seconds=seconds,
         accuracy=accuracy,
     )
@@ -199,16 +199,16 @@ def _features(
         "shape": [len(images), model.head_hidden_size],
     }
     with progress("training images") as bar:
-        found = make_features(
-            folder, key, model, images, content, passing.made(), processes, log=log, progress=bar
+        features = make_features(
+            folder, key, model, images, content, passing.as_pass(), processes, log=log, progress=bar
         )
-    if found.bad:
-        first = found.bad[0]
+    if features.bad:
+        first = features.bad[0]
         log(
-            f"{len(found.bad)} training images are unreadable, first {first.name}: {first.sentence} "
+            f"{len(features.bad)} training images are unreadable, first {first.name}: {first.sentence} "
             "('covpool check' lists all)"
         )
-    return found
+    return features
 
 
 def _images(model: PooledClassifier, data: str | Path, split: str, layout: str) -> ImageSet:

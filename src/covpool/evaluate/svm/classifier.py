@@ -53,9 +53,9 @@ class Passing:
     def __post_init__(self) -> None:
         check_choice("precision", self.precision, ("float32", "bfloat16"))
         check_choice("device", self.device, DEVICES)
-        self.made()
+        self.as_pass()
 
-    def made(self, progress: Progress | None = None) -> Pass:
+    def as_pass(self, progress: Progress | None = None) -> Pass:
         """Return the options of the loop over the images."""
         return Pass(self.batch_size, self.workers, self.precision, progress)
 
@@ -66,8 +66,8 @@ def outputs_of(model: PooledClassifier) -> Callable[[Tensor], Outputs]:
     def outputs(images: Tensor) -> Outputs:
         maps = model.forward_features(images)
         vector, first = model.forward_pool(maps), model.forward_first_order(maps)
-        found = {FEATURES: unit_parts(model, model.classify(vector, first, pre_logits=True))}
-        return found | {"logits": model.classify(vector, first)} if model.num_classes else found
+        result = {FEATURES: unit_parts(model, model.classify(vector, first, pre_logits=True))}
+        return result | {"logits": model.classify(vector, first)} if model.num_classes else result
 
     return outputs
 
@@ -189,15 +189,15 @@ OTHERS = 50_000
 def calibrated(scores: LinearScores, problem: Problem) -> LinearScores:
     """Scale the scores of each SVM to medians of +1 and -1; an SVM that does not separate its class stays."""
     everyone = np.arange(len(problem))
-    own = np.empty(len(problem), dtype=np.float32)
-    for some, found in scores.of_samples(problem, everyone):
-        own[some] = found[np.arange(len(some)), problem.labels[some]]
+    of_label = np.empty(len(problem), dtype=np.float32)
+    for some, rows in scores.of_samples(problem, everyone):
+        of_label[some] = rows[np.arange(len(some)), problem.labels[some]]
     chosen = np.linspace(0, len(problem) - 1, min(len(problem), OTHERS)).astype(np.int64)
-    all_scores = np.concatenate([found for _, found in scores.of_samples(problem, chosen)])
+    all_scores = np.concatenate([rows for _, rows in scores.of_samples(problem, chosen)])
     labels = problem.labels[chosen]
     scale, shift = np.ones(problem.classes, np.float32), np.zeros(problem.classes, np.float32)
     for k in range(problem.classes):
-        high = np.median(own[problem.labels == k])
+        high = np.median(of_label[problem.labels == k])
         low = np.median(all_scores[labels != k, k])
         if high > low:
             scale[k] = 2 / (high - low)
@@ -245,10 +245,10 @@ def measure(
         if not len(result.ids):
             continue
         count += len(result.ids)
-        found = {"svm": scores.of(result.outputs["features"].numpy())}
+        scores_of = {"svm": scores.of(result.outputs["features"].numpy())}
         if "logits" in result.outputs:
-            found["own"] = result.outputs["logits"].numpy()
-        for name, of_views in found.items():
+            scores_of["own"] = result.outputs["logits"].numpy()
+        for name, of_views in scores_of.items():
             right[name] += _hits(of_views[0], result.labels)
             right[f"{name}_flip"] += _hits(of_views.mean(axis=0), result.labels)
     if not count:
@@ -278,15 +278,15 @@ def with_svm(model: PooledClassifier, scores: LinearScores, classes: Sequence[st
     """
     config = dataclasses.replace(model.config, normalize="l2", num_classes=len(classes))
     with torch.random.fork_rng(devices=[]):
-        made = build_model(config)
+        result = build_model(config)
     weights = torch.from_numpy(scores.weights)
-    second = made.head.hidden_size
+    second = result.head.hidden_size
     state = {name: tensor.cpu() for name, tensor in model.state_dict().items()}
     state["head.classifier.weight"] = weights[:, :second].contiguous()
     state["head.classifier.bias"] = torch.from_numpy(scores.bias)
-    if made.first_order is not None:
+    if result.first_order is not None:
         state["first_order.weight"] = weights[:, second:].contiguous()
-    made.load_state_dict(state)
-    made.pretrained_cfg = {**model.pretrained_cfg, "num_classes": len(classes)}
-    made.classes = tuple(classes)
-    return made.eval()
+    result.load_state_dict(state)
+    result.pretrained_cfg = {**model.pretrained_cfg, "num_classes": len(classes)}
+    result.classes = tuple(classes)
+    return result.eval()

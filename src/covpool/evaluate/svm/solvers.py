@@ -81,8 +81,8 @@ class Problem:
 
     def signs(self, indices: NDArray[np.int64] | slice) -> NDArray[np.float32]:
         """Return 1 for a sample's own class and -1 for the others, ``(samples, classes)``."""
-        own = self.labels[indices, None] == np.arange(self.classes)
-        return np.where(own, np.float32(1), np.float32(-1))
+        is_label = self.labels[indices, None] == np.arange(self.classes)
+        return np.where(is_label, np.float32(1), np.float32(-1))
 
 
 def check_c(c: float) -> None:

@@ -182,7 +182,7 @@ def next_commands(folder: Path, data: str = "IMAGES") -> list[tuple[str, str]]:
     return [
         ("classify photographs", f"covpool predict {bundle} PHOTO.jpg"),
         ("see the evidence for a class", f"covpool explain {bundle} PHOTO.jpg"),
-        ("export to ONNX", f"covpool export {bundle} --formats onnx --data {shlex.quote(data)}"),
+        ("export to ONNX", f"covpool export {bundle} {shlex.quote(data)} --formats onnx"),
     ]
 
 
@@ -206,15 +206,17 @@ def pair(first: Predictions, second: Predictions) -> Paired:
 def _difference(first: Predictions, second: Predictions, paired: Paired) -> PairedDifference | None:
     if not len(paired.first):
         return None
-    one, other = first.right[paired.first], second.right[paired.second]
-    return PairedDifference(len(one), int((one & ~other).sum()), int((other & ~one).sum()))
+    right, other_right = first.right[paired.first], second.right[paired.second]
+    return PairedDifference(len(right), int((right & ~other_right).sum()), int((other_right & ~right).sum()))
 
 
 def _metrics(first: RunRecord, second: RunRecord) -> list[tuple[str, str, Any, Any]]:
     """Return key, name and the two values of each metric that both have."""
-    one, other = metrics(first.summary), metrics(second.summary)
+    ours, theirs = metrics(first.summary), metrics(second.summary)
     return [
-        (key, name, one[key], other[key]) for key, name in TITLES.items() if key in one.keys() & other.keys()
+        (key, name, ours[key], theirs[key])
+        for key, name in TITLES.items()
+        if key in ours.keys() & theirs.keys()
     ]
 
 
@@ -233,31 +235,31 @@ def _disagreements(
         (first_name, second_name, first.predictions, second.predictions, paired.first, paired.second),
         (second_name, first_name, second.predictions, first.predictions, paired.second, paired.first),
     )
-    found = []
+    disagreements = []
     for name, other_name, mine, others, here, there in views:
         only = np.flatnonzero(mine.right[here] & ~others.right[there])
         ahead = mine.label_confidence[here[only]] - others.label_confidence[there[only]]
         chosen = only[np.argsort(-ahead, kind="stable")[:EACH]]
         shown = tiles(others, there[chosen], images)
-        found.append({"right": name, "wrong": other_name, "images": len(only), "tiles": shown})
-    return found
+        disagreements.append({"right": name, "wrong": other_name, "images": len(only), "tiles": shown})
+    return disagreements
 
 
 def _recipe_differences(first: str, second: str) -> list[tuple[str, str, str]]:
     """Return the settings in which two recipes differ, except the folder."""
-    one, other = _settings(yaml.safe_load(first)), _settings(yaml.safe_load(second))
-    keys = sorted((one.keys() | other.keys()) - {"out"})
-    return [(key, one.get(key, ""), other.get(key, "")) for key in keys if one.get(key) != other.get(key)]
+    ours, theirs = _settings(yaml.safe_load(first)), _settings(yaml.safe_load(second))
+    keys = sorted((ours.keys() | theirs.keys()) - {"out"})
+    return [(key, ours.get(key, ""), theirs.get(key, "")) for key in keys if ours.get(key) != theirs.get(key)]
 
 
 def _settings(value: Any, prefix: str = "") -> dict[str, str]:
     """Return the settings of a recipe by dotted key."""
     if not isinstance(value, dict):
         return {prefix: "null" if value is None else str(value)} if prefix else {}
-    found: dict[str, str] = {}
+    settings: dict[str, str] = {}
     for key, inner in value.items():
-        found |= _settings(inner, f"{prefix}.{key}" if prefix else str(key))
-    return found
+        settings |= _settings(inner, f"{prefix}.{key}" if prefix else str(key))
+    return settings
 
 
 def run_title(summary: Mapping[str, Any]) -> str:
@@ -281,7 +283,7 @@ def facts(summary: Mapping[str, Any]) -> list[Fact]:
     """Return the lines on the network, the data and the duration of training."""
     images: Mapping[str, int] = summary.get("images") or {}
     size = summary.get("image_size")
-    found = [
+    lines = [
         ("Network", str(summary.get("model", ""))),
         ("Pooling", _pooling(summary)),
         ("Parameters", number(summary.get("parameters"))),
@@ -293,23 +295,23 @@ def facts(summary: Mapping[str, Any]) -> list[Fact]:
         ("Time in training", duration(summary.get("seconds"))),
     ]
     if summary.get("bad_images"):
-        found.append(("Unusable images", f"{number(summary['bad_images'])} (bad_images.csv)"))
+        lines.append(("Unusable images", f"{number(summary['bad_images'])} (bad_images.csv)"))
     if summary.get("skipped_steps"):
-        found.append(("Skipped steps", f"{number(summary['skipped_steps'])} (log.jsonl)"))
-    return [fact for fact in found if fact[1]]
+        lines.append(("Skipped steps", f"{number(summary['skipped_steps'])} (log.jsonl)"))
+    return [fact for fact in lines if fact[1]]
 
 
 def environment(summary: Mapping[str, Any]) -> list[Fact]:
     """Return the settings and versions needed to reproduce the run."""
     versions: Mapping[str, Any] = summary.get("versions") or {}
-    found = [
+    lines = [
         ("Machine", str(summary.get("machine") or "")),
         ("Processes", number(summary["processes"]) if summary.get("processes") else ""),
         ("Seed", str(summary.get("seed", ""))),
         ("Commit", _commit(summary)),
         *((name, str(version)) for name, version in versions.items()),
     ]
-    return [fact for fact in found if fact[1]]
+    return [fact for fact in lines if fact[1]]
 
 
 def _pooling(summary: Mapping[str, Any]) -> str:

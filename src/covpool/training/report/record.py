@@ -268,8 +268,10 @@ def per_class(predictions: Predictions) -> list[ClassRow]:
     taken = np.bincount(predictions.predicted, minlength=classes)
     right = np.bincount(predictions.labels[predictions.right], minlength=classes)
     confused: dict[int, tuple[str, int]] = {}
-    for label, other, times in zip(*(column.tolist() for column in errors_by_pair(predictions)), strict=True):
-        confused.setdefault(label, (predictions.classes[other], times))
+    for label, predicted, times in zip(
+        *(column.tolist() for column in errors_by_pair(predictions)), strict=True
+    ):
+        confused.setdefault(label, (predictions.classes[predicted], times))
     return [
         ClassRow(
             name,

@@ -85,7 +85,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {one.__name__: one for one in (percent, points, number, duration, breakable)}
+    environment.filters |= {f.__name__: f for f in (percent, points, number, duration, breakable)}
     return environment
 
 
@@ -135,8 +135,8 @@ def most_confident_errors(predictions: Predictions, most: int) -> NDArray[np.int
 def tiles(predictions: Predictions, numbers: Iterable[int], images: ImageSet | None) -> list[Tile]:
     """Return some of the predictions with their images."""
     numbers = [int(number) for number in numbers]
-    wanted = {predictions.names[i] for i in numbers}
-    pictures = {} if images is None else {name: thumbnail(images, i) for name, i in _named(images, wanted)}
+    names = {predictions.names[i] for i in numbers}
+    pictures = {} if images is None else {name: thumbnail(images, i) for name, i in _named(images, names)}
     return [
         Tile(
             predictions.names[i],
@@ -157,21 +157,24 @@ def looks(predictions: Predictions, images: ImageSet, model: PooledClassifier) -
         *_most_confident(predictions, predictions.right, EACH),
         *most_confident_errors(predictions, EACH),
     ]
-    wanted = {predictions.names[i]: i for i in chosen}
-    numbers = dict(_named(images, set(wanted)))
-    found = []
-    for name, place in wanted.items():
+    rows = {predictions.names[i]: i for i in chosen}
+    numbers = dict(_named(images, set(rows)))
+    shown = []
+    for name, place in rows.items():
         label, predicted = int(predictions.labels[place]), int(predictions.predicted[place])
         try:
-            one = explained(model, images.read(numbers[name]), name, classes=[predicted])
+            explanation = explained(model, images.read(numbers[name]), name, classes=[predicted])
         except (BadImageError, OSError, KeyError):  # the image is gone
             continue
-        map_ = one.found[0]
-        uris = [jpeg_uri(_small(picture)) for picture in (one.picture, one.overlay(map_.positions))]
+        map_ = explanation.evidence[0]
+        uris = [
+            jpeg_uri(_small(picture))
+            for picture in (explanation.picture, explanation.overlay(map_.positions))
+        ]
         classes = predictions.classes
         sure = float(predictions.confidence[place])
-        found.append(Look(name, classes[label], classes[predicted], sure, map_.kind, *uris))
-    return found
+        shown.append(Look(name, classes[label], classes[predicted], sure, map_.kind, *uris))
+    return shown
 
 
 def thumbnail(images: ImageSet, i: int) -> Image.Image | None:
@@ -208,6 +211,6 @@ def _most_confident(predictions: Predictions, which: NDArray[np.bool_], most: in
     return chosen[np.argsort(-predictions.confidence[chosen], kind="stable")[:most]]
 
 
-def _named(images: ImageSet, wanted: set[str]) -> Iterator[tuple[str, int]]:
+def _named(images: ImageSet, names: set[str]) -> Iterator[tuple[str, int]]:
     """Return names and numbers of the wanted images: a set finds images by number only."""
-    return ((name, i) for i in range(len(images)) if (name := images.name(i)) in wanted)
+    return ((name, i) for i in range(len(images)) if (name := images.name(i)) in names)
