@@ -18,6 +18,7 @@ COMMANDS = {
         "isqrt_cov against eigh, svd, the paper's equations and bare products",
     ),
     "sums": ("bench.sums:main", "cost of sums of vectors from a thousand to a million images"),
+    "fit_time": ("bench.fit_time:main", "covpool fit against a bare pass of the backbone"),
     "layer": ("bench.layer:main", "the layer against its products; networks with it against gap"),
     "training": ("bench.training:main", "overhead of the training loop; shards; two processes"),
     "sharded": ("bench.sharded:main", "sharded classifier against a dense one: bytes and seconds"),

@@ -10,14 +10,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "covpool"
 EMPTY = {"found", "made", "own", "told", "wanted"}
 EXCEPTIONS = {"evaluate/svm/classifier.py: own"}  # a key of the results in model cards
 # Not renamed yet: remove a file from this list when its names are good.
-LATER = {
-    *(
-        f"closed_form/{name}.py"
-        for name in ("fitting", "heads", "kept", "passing", "report", "solve", "sums", "vectors")
-    ),
-    "data/decode.py",
-    "inference/work.py",
-}
+LATER = {"data/decode.py", "inference/work.py"}
 
 
 def defined_names(tree: ast.AST) -> Iterator[str]:

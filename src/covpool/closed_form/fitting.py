@@ -257,8 +257,8 @@ class _Fitting(FrozenPass):
         """Return for each image whether a head is right, or the share of its seeds that are."""
         seeds = range(row["seeds"] or 0)
         files = [self.folder / "probe" / "predictions" / f"{row['head']}-{seed}.csv" for seed in seeds]
-        found = [read_predictions(file, self.classes) for file in files or [self._file(row["head"])]]
-        return dict(zip(found[0].names, np.mean([one.right for one in found], axis=0).tolist(), strict=True))
+        runs = [read_predictions(file, self.classes) for file in files or [self._file(row["head"])]]
+        return dict(zip(runs[0].names, np.mean([run.right for run in runs], axis=0).tolist(), strict=True))
 
     def _add_differences(self, rows: Sequence[dict[str, Any]]) -> None:
         baseline = next((self._right(row) for row in rows if row["head"] == AVERAGE), None)

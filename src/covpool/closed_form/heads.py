@@ -104,8 +104,8 @@ def principal_directions(features: Iterable[Tensor], dim: int) -> Tensor:
     directions = directions[:, -dim:].flip(1).T
     # An eigenvector has no sign. Its largest entry becomes positive, so that libraries agree.
     largest = directions.gather(1, directions.abs().argmax(dim=1, keepdim=True))
-    found: Tensor = (directions * largest.sign()).float().contiguous()
-    return found
+    basis: Tensor = (directions * largest.sign()).float().contiguous()
+    return basis
 
 
 def basis_of(model: PooledClassifier) -> Tensor:
@@ -189,15 +189,15 @@ class PooledHeads:
     def pooled(self, features: Tensor) -> Tensor:
         """Return the vectors of all heads from the features of the backbone."""
         model, positions = self.model, self.model.format.positions(features)
-        found = []
+        vectors = []
         for pool in self.pools.values():
             if isinstance(pool, CovPool):
-                found.append(pool(positions))
+                vectors.append(pool(positions))
             elif pool == CLASS_TOKEN:
-                found.append(model.format.class_token(features))
+                vectors.append(model.format.class_token(features))
             else:
-                found.append(cast(Tensor, model.forward_first_order(features)))
-        return torch.cat([vector.float() for vector in found], dim=1)
+                vectors.append(cast(Tensor, model.forward_first_order(features)))
+        return torch.cat([vector.float() for vector in vectors], dim=1)
 
     def columns(self, vectors: Tensor) -> Columns:
         """Return one column with the vectors."""

@@ -47,10 +47,10 @@ def identity_of(model: PooledClassifier) -> str:
     for name in ("num_classes", "drop_rate"):
         config.pop(name)
     facts = [config, backbone_digest(model), model.pretrained_cfg["input_size"], model.config.preprocessing]
-    found = Digest(json.dumps(facts, sort_keys=True).encode())
+    identity = Digest(json.dumps(facts, sort_keys=True).encode())
     if getattr(model.pool, "reduction", None) is not None:
-        found.update(basis_of(model).detach().cpu().numpy().tobytes())
-    return found.hexdigest()
+        identity.update(basis_of(model).detach().cpu().numpy().tobytes())
+    return identity.hexdigest()
 
 
 def basis_of_fit(folder: Path, dim: int) -> Tensor:
@@ -73,7 +73,7 @@ def basis_of_fit(folder: Path, dim: int) -> Tensor:
 
 def save_sums(folder: Path, sums: Sums, about: Mapping[str, Any]) -> int:
     """Write the folder of some sums, with the options that a change needs, and return its size in bytes."""
-    data = safetensors.torch.save({name: one.contiguous() for name, one in sums.to_tensors().items()})
+    data = safetensors.torch.save({name: tensor.contiguous() for name, tensor in sums.to_tensors().items()})
     about = {**about, "identity": sums.identity, "classes": list(sums.classes)}
     with replace_folder(folder) as new:
         write_file(new / TENSORS, data)
@@ -216,12 +216,12 @@ def merge(first: str | Path, second: str | Path, out: str | Path) -> Changed:
     root = Path(out)
     if root.exists() and any(root.iterdir()):
         raise UsageError(f"{out} is not empty: use another --out")
-    with _changing(first) as (one, sums, about), _changing(second) as (_, more, _):
+    with _changing(first) as (source, sums, about), _changing(second) as (_, more, _):
         merged = sums + more
         root.mkdir(parents=True, exist_ok=True)
         with held(root):
             known = len(sums) + len(more) - len(merged)
-            return _save(one, root, merged, about, None, len(merged), known)
+            return _save(source, root, merged, about, None, len(merged), known)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from covpool.device import Device
 from covpool.evaluate.probe.options import AVERAGE, ProbeOptions
 from covpool.functional.arguments import check_choice, check_whole
 from covpool.models.weights import KeyMap, default_backbone
+from covpool.nn.cov_pool import FROZEN_DIM
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class FitOptions:
     key_map: KeyMap = None
     image_size: int | None = None
     heads: Sequence[str] = (AVERAGE, "isqrt_cov")
-    dim: int = 128
+    dim: int = FROZEN_DIM
     basis: str | None = None
     balance: bool = False
     keep_sums: bool = False

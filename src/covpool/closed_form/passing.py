@@ -94,7 +94,7 @@ class FrozenPass:
         )
         self.stages = 3 + bool(options.finetune)
         self.sets: dict[str, ImageSet] = {
-            str(split): found for split, found in open_splits(data, "auto").items()
+            str(split): images for split, images in open_splits(data, "auto").items()
         }
         if "train" not in self.sets:
             raise UsageError(f"{data} has no images to train on; it has {', '.join(self.sets)}")
@@ -106,9 +106,11 @@ class FrozenPass:
             self.probe_options.model, num_classes=len(self.classes), image_size=options.image_size
         )
         # Named by the images: after a change of the images, a resumed fit starts again.
-        names = "".join(found.fingerprint() for found in self.sets.values())
+        names = "".join(images.fingerprint() for images in self.sets.values())
         self.work = folder / WORK / Digest(names.encode()).hexdigest()[:16]
-        self.labels = {split: np.asarray(found.labels, dtype=np.int64) for split, found in self.sets.items()}
+        self.labels = {
+            split: np.asarray(images.labels, dtype=np.int64) for split, images in self.sets.items()
+        }
         self.problems = PassProblems()
         self.noted: set[str] = set()
         self.task = HeadVectors(self.fixed, options.dim)
@@ -220,12 +222,12 @@ class FrozenPass:
         for problems in self.processes.gather_to_first(self.problems)[1:]:
             self.problems.add(problems)
 
-    def folded(self, found: Solution) -> Predictions:
+    def folded(self, solution: Solution) -> Predictions:
         """Return the predictions of images by solutions without their fold."""
         ids, content = self.problems.images("train")
         order = np.argsort(content, kind="stable")
-        place = order[np.searchsorted(content[order], found.images.numpy())]
-        return join_predictions([predictions_from(ids[place], self.labels["train"], found.held_out)])
+        place = order[np.searchsorted(content[order], solution.images.numpy())]
+        return join_predictions([predictions_from(ids[place], self.labels["train"], solution.held_out)])
 
     def solved(self, head: str, solution: Solution) -> PooledClassifier:
         """Return the model of a solved head."""

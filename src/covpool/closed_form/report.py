@@ -61,12 +61,12 @@ def table_cells(record: dict[str, Any]) -> list[list[str]]:
 
 def commands(data: str, folder: Path, record: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the commands to type next, each with its purpose."""
-    found = next_commands(folder, data)
+    lines = next_commands(folder, data)
     if record["finetuned"] is None:
         purpose = f"fine-tune the whole network, about {duration(record['finetune_seconds'])} on this machine"
         words = ["covpool", "fit", data, "--out", str(folder), *_given(record["arguments"]), "--finetune"]
-        found.append((purpose, shlex.join(words)))
-    return found
+        lines.append((purpose, shlex.join(words)))
+    return lines
 
 
 def _given(arguments: dict[str, Any]) -> list[str]:

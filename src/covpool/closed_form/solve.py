@@ -94,24 +94,27 @@ def solve(sums: Sums, *, kind: Kind | None = None, balance: bool = False) -> Sol
     """
     if int((sums.counts() > 0).sum()) < 2:
         raise UsageError("a classifier needs images of at least two classes")
-    found: list[Solution] = []
+    solutions: list[Solution] = []
     if kind != "logistic":
-        found.append(ridge(sums))
+        solutions.append(ridge(sums))
     rows, columns = len(sums) * sums.views, min(sums.width, len(sums) * sums.views)
     if kind == "logistic" or (
         kind is None and sums.is_exact and rows * columns * len(sums.classes) <= MAX_LOGISTIC
     ):
-        found.append(logistic(sums))
+        solutions.append(logistic(sums))
     if balance:
         counts = sums.counts().double().clamp(min=1)
-        found = [one.scaled(counts.mean() / counts if one.kind == "ridge" else 1.0) for one in found]
-    best = found[-1] if len(found) == 1 or _is_better(found[1], found[0]) else found[0]
+        solutions = [
+            solution.scaled(counts.mean() / counts if solution.kind == "ridge" else 1.0)
+            for solution in solutions
+        ]
+    best = solutions[-1] if len(solutions) == 1 or _is_better(*reversed(solutions)) else solutions[0]
     return best.scaled(temperature(best.held_out, best.labels))
 
 
-def _is_better(one: Solution, other: Solution) -> bool:
+def _is_better(solution: Solution, rival: Solution) -> bool:
     """Return whether the difference in held-out accuracy is significant: above 2 standard errors."""
-    right = [(it.held_out.argmax(dim=1) == it.labels).double() for it in (one, other)]
+    right = [(each.held_out.argmax(dim=1) == each.labels).double() for each in (solution, rival)]
     difference = right[0] - right[1]
     return bool(difference.mean() > 2 * difference.std() / len(difference) ** 0.5)
 
@@ -162,17 +165,17 @@ def _ridge_of_few_rows(sums: Sums) -> Solution:
     def scores(inverse: Tensor, targets: Tensor, penalty: float, groups: Tensor) -> Tensor:
         """Return scores of every image, each from the images of the other groups, ``(B, K)``."""
         errors = _left_out_errors(inverse, targets, penalty, groups.repeat_interleave(sums.views))
-        found: Tensor = (y_NK - errors).unflatten(0, (-1, sums.views))[:, 0]
-        return found
+        first_view: Tensor = (y_NK - errors).unflatten(0, (-1, sums.views))[:, 0]
+        return first_view
 
     def error(strength: float) -> float:
         nonlocal best
         inverse, targets = _dual(gram_NN, y_NK - mean_K, strength * scale)
         left_out = scores(inverse, targets, strength * scale, images)
-        found = float((left_out - one_hot_BK).square().sum())
-        if best is None or found < best[0]:
-            best = found, inverse, targets
-        return found
+        squares = float((left_out - one_hot_BK).square().sum())
+        if best is None or squares < best[0]:
+            best = squares, inverse, targets
+        return squares
 
     strength = _best_strength(error)
     assert best is not None

@@ -251,20 +251,20 @@ class Sums:
         ]:
             raise UsageError(f"class {gone[0]!r} has images and cannot be left out")
         number = torch.tensor([place.get(name, 0) for name in self.classes], dtype=torch.int64)
-        made = Sums(self.identity, classes, self.width, self.views, self.max_rows_bytes)
-        made._reservoir = dataclasses.replace(self._reservoir, labels=number[self._reservoir.labels])
+        changed = Sums(self.identity, classes, self.width, self.views, self.max_rows_bytes)
+        changed._reservoir = dataclasses.replace(self._reservoir, labels=number[self._reservoir.labels])
         if self._parts is None:
-            made._waiting = [dataclasses.replace(self.rows, labels=number[self.rows.labels])]
-            return made
+            changed._waiting = [dataclasses.replace(self.rows, labels=number[self.rows.labels])]
+            return changed
         kept = torch.tensor(counts) > 0
         parts = []
         for part in self.parts:
-            new = Part.zeros(len(made.classes), self.width)
+            new = Part.zeros(len(changed.classes), self.width)
             new.counts[number[kept]], new.class_sums[number[kept]] = part.counts[kept], part.class_sums[kept]
             new.gram = part.gram.clone()
             parts.append(new)
-        made._parts = (parts[0], parts[1])
-        return made
+        changed._parts = (parts[0], parts[1])
+        return changed
 
     def drop_rows(self) -> None:
         """Keep only sums, however few the images are."""
@@ -297,29 +297,29 @@ class Sums:
     def to_tensors(self) -> dict[str, Tensor]:
         """Return everything but identity and classes as named tensors, for a file."""
         rows = self.rows
-        found = {"vectors": rows.vectors, "labels": rows.labels, "images": rows.images}
+        tensors = {"vectors": rows.vectors, "labels": rows.labels, "images": rows.images}
         if self._parts is not None:
             for name, part in zip(("train", "held_out"), self.parts, strict=True):
-                found |= {
+                tensors |= {
                     f"{name}.{field.name}": getattr(part, field.name) for field in dataclasses.fields(Part)
                 }
-        return found
+        return tensors
 
     @classmethod
     def from_tensors(cls, identity: str, classes: Sequence[str], tensors: dict[str, Tensor]) -> Sums:
         """Undo :meth:`to_tensors`."""
         rows = Rows(tensors["vectors"], tensors["labels"], tensors["images"])
-        made = cls(identity, classes, rows.vectors.shape[2], rows.vectors.shape[1])
+        sums = cls(identity, classes, rows.vectors.shape[2], rows.vectors.shape[1])
         if "train.gram" not in tensors:
-            made._waiting = [rows]
-            return made
-        made._reservoir = rows
+            sums._waiting = [rows]
+            return sums
+        sums._reservoir = rows
         parts = [
             Part(*(tensors[f"{name}.{field.name}"] for field in dataclasses.fields(Part)))
             for name in ("train", "held_out")
         ]
-        made._parts = (parts[0], parts[1])
-        return made
+        sums._parts = (parts[0], parts[1])
+        return sums
 
     def _check(self, rows: Rows) -> None:
         if rows.vectors.shape[1:] != (self.views, self.width):

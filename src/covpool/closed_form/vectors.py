@@ -127,15 +127,15 @@ class Sample:
 
     def vectors(self, heads: PooledHeads) -> Vectors:
         """Return the vectors of all heads."""
-        found = []
+        parts = []
         for ids, content, features in self.parts:
             padding = [0, 0] * (features.ndim - 1) + [0, self.batch_size - len(features)]
             with torch.no_grad():
                 values = heads.pooled(F.pad(features, padding))[: len(features)].cpu()
-            found.append(Vectors(ids, content, values, []))
+            parts.append(Vectors(ids, content, values, []))
         none = np.zeros(0, dtype=np.int64)
         rest = Vectors(none, none, torch.empty(0, sum(heads.widths.values())), self.errors)
-        return join_vectors([*found, rest])
+        return join_vectors([*parts, rest])
 
 
 @dataclass(frozen=True)
