@@ -124,6 +124,19 @@ def write_record(file: Path, record: Results, page: str | None = None) -> None:
         replace_file(file.with_suffix(".md"), f"{page}\n".encode())
 
 
+def with_block(text: str, name: str, block: str) -> str:
+    """Return a Markdown page with a new block between ``<!-- name:begin -->`` and ``<!-- name:end -->``.
+
+    Raises:
+        UsageError: if the page has no such lines.
+    """
+    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    if begin not in text or end not in text:
+        raise UsageError(f"the page has no lines {begin} and {end} to write between")
+    before, rest = text.split(begin, 1)
+    return f"{before}{begin}\n{block}\n{end}{rest.split(end, 1)[1]}"
+
+
 def _check(record: Results) -> None:
     # The reproductions of the paper's tables and figures share a schema.
     for name in (record.get("experiment"), "reproduction" if "timed_at" in record else None):

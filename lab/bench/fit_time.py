@@ -56,9 +56,11 @@ def fit_pass(data: Path, options: FitOptions, folder: Path) -> tuple[float, dict
     """Return the seconds of a fit, and the seconds at which its stages begin."""
     started = time.perf_counter()
     stages: dict[str, float] = {}
-    covpool.fit(
-        data, folder, options, log=lambda line: stages.setdefault(line[:12], time.perf_counter() - started)
-    )
+
+    def note(line: str) -> None:
+        stages[line[:12]] = time.perf_counter() - started
+
+    covpool.fit(data, folder, options, log=note)
     return time.perf_counter() - started, stages
 
 

@@ -50,6 +50,7 @@ from lab.record import (
     read_record,
     record_file,
     resumed,
+    with_block,
     write_record,
 )
 
@@ -72,7 +73,6 @@ CONTENDERS = {
 }
 # Code that a result depends on, relative to the package. A resumed run must have the same code.
 SOURCES = ("functional", "lab/bench")
-BEGIN, END = "<!-- benchmark:begin -->", "<!-- benchmark:end -->"
 
 log = logging.getLogger(__name__)
 
@@ -234,12 +234,8 @@ def render(path: str | Path) -> list[Path]:
 def summary_into(page: str | Path, path: str | Path) -> Path:
     """Write the summary of a results JSON between the two marks of a Markdown page."""
     page = Path(page)
-    before, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise ValueError(f"{page} has no lines {BEGIN} and {END} to write between")
-    block = f"{BEGIN}\n{summary(read_record(path))}\n{END}"
-    page.write_text(before + block + after, encoding="utf-8")
+    text = with_block(page.read_text(encoding="utf-8"), "benchmark", summary(read_record(path)))
+    page.write_text(text, encoding="utf-8")
     return page
 
 

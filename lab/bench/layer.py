@@ -70,7 +70,7 @@ def step_runs(
     runs: dict[str, Callable[[], object]] = {}
     for pool in ("gap", "isqrt_cov"):
         model = create_model(backbone, pool=pool, num_classes=CLASSES, keep_resolution=False)
-        model.to(device, memory_format=torch.channels_last)
+        model.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         if what == "inference":
             runs[pool] = partial(torch.inference_mode()(model.eval()), images)
         else:

@@ -36,7 +36,16 @@ from torch.nn.parallel import DistributedDataParallel
 from covpool.drawing import LIGHT, dress, new_figure, png
 from covpool.nn.divided import DividedLinear
 from covpool.storage.files import replace_file
-from lab.record import RESULTS, ROOT, committed_file, new_record, read_record, record_file, write_record
+from lab.record import (
+    RESULTS,
+    ROOT,
+    committed_file,
+    new_record,
+    read_record,
+    record_file,
+    with_block,
+    write_record,
+)
 
 SEED = 0
 KINDS = ("dense", "sharded")
@@ -314,12 +323,7 @@ def draw(results: dict[str, Any]) -> Figure:
 
 def page(text: str, results: dict[str, Any]) -> str:
     """Return the page with new tables between its marks."""
-    for name, table in (("sharded", tables(results)), ("planned", arithmetic())):
-        begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
-        new = f"{begin}\n{table}\n{end}"
-        before, _, rest = text.partition(begin)
-        text = before + new + rest.partition(end)[2]
-    return text
+    return with_block(with_block(text, "sharded", tables(results)), "planned", arithmetic())
 
 
 def main(out: Path = RESULTS) -> None:

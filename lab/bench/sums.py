@@ -35,6 +35,7 @@ from lab.record import (
     read_record,
     record_file,
     resumed,
+    with_block,
     write_record,
 )
 
@@ -44,7 +45,6 @@ BATCH = 1024
 # Channels, and the largest number of images: one pass with d = 128 over a million images would take an hour.
 GROWTH = {64: 1_000_000, 128: 100_000}
 PAIR_IMAGES, ROUNDS = {64: 65_536, 128: 8_192}, 5
-BEGIN, END = "<!-- sums:begin -->", "<!-- sums:end -->"
 
 
 def width_of(dim: int) -> int:
@@ -225,9 +225,6 @@ def write_pages(file: Path | None = None, page: Path = ROOT / "docs" / "closed_f
         file: results of ``python -m lab sums``; the committed ones if not given.
         page: Markdown page with marks.
     """
-    text = page.read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    block = f"{BEGIN}\n{summary(read_record(file or committed_file(NAME), NAME))}\n{END}"
-    page.write_text(before + block + after, encoding="utf-8")
+    block = summary(read_record(file or committed_file(NAME), NAME))
+    page.write_text(with_block(page.read_text(encoding="utf-8"), NAME, block), encoding="utf-8")
     return [page]

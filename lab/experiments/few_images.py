@@ -33,7 +33,16 @@ from covpool.evaluate.probe.probing import Probing
 from covpool.functional import isqrt_cov, triu_vec
 from covpool.models.create import build_model
 from covpool.terminal import NamedProgress
-from lab.record import ROOT, committed_file, new_record, read_record, record_file, resumed, write_record
+from lab.record import (
+    ROOT,
+    committed_file,
+    new_record,
+    read_record,
+    record_file,
+    resumed,
+    with_block,
+    write_record,
+)
 
 NAME = "few_images"
 MODEL, SIZE, DIM = "tf_efficientnet_lite0", 224, 128
@@ -113,10 +122,11 @@ def few(sparrows: Sparrows, count: int, seed: int) -> dict[str, float]:
     ids, test = sparrows.drawn(count, seed), np.arange(len(sparrows.labels["test"]))
     basis = sparrows.basis(ids)
     accuracies = {}
-    for head, vectors in {
+    poolings: dict[str, Callable[[str, NDArray[np.int64]], Tensor]] = {
         "gap": sparrows.averages,
         "isqrt_cov": lambda split, some: sparrows.covariances(split, some, basis),
-    }.items():
+    }
+    for head, vectors in poolings.items():
         solution = sparrows.solved(vectors("train", ids), ids)
         accuracies[head] = sparrows.accuracy(solution, vectors("test", test))
     config = head_config(
@@ -228,8 +238,7 @@ def page(record: dict[str, Any]) -> str:
         means = [mean_and_spread(record, count, head) for head in HEADS]
         cells = [f"{100 * mean:.1f} ± {100 * spread:.1f}" for mean, spread in means]
         lines.append(f"| {count} | {' | '.join(cells)} |")
-    lines += ["", "| basis of | accuracy |", "|---|---|"]
-    lines += [f"| {name} | {100 * accuracy:.1f} |" for name, accuracy in record["bases"].items()]
+    lines += ["", bases_table(record)]
     lines += [
         "",
         "| classes so far | in steps, first basis | own basis | gap | largest difference |",
@@ -243,6 +252,14 @@ def page(record: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def bases_table(record: dict[str, Any]) -> str:
+    """Return the accuracies with other bases as Markdown."""
+    lines = ["| basis of | top-1 accuracy on the sparrows, % |", "|---|---|"]
+    return "\n".join(
+        [*lines, *(f"| {name} | {100 * accuracy:.1f} |" for name, accuracy in record["bases"].items())]
+    )
+
+
 def mean_and_spread(record: dict[str, Any], count: int, head: str) -> tuple[float, float]:
     """Return the mean of the draws, and their standard deviation."""
     values = [record["few"][f"{count}-{seed}"][head] for seed in range(DRAWS)]
@@ -250,7 +267,7 @@ def mean_and_spread(record: dict[str, Any], count: int, head: str) -> tuple[floa
 
 
 def write_pages(file: Path | None = None, folder: Path = ROOT / "docs" / "images") -> list[Path]:
-    """Draw both figures.
+    """Draw both figures, and write the table of bases in docs/closed_form.md.
 
     Args:
         file: results of ``python -m lab few_images``; the committed ones if not given.
@@ -301,4 +318,6 @@ def write_pages(file: Path | None = None, folder: Path = ROOT / "docs" / "images
     )
     axes.legend()
     figure.savefig(folder / "class_steps.png", dpi=140)
-    return [folder / "few_images.png", folder / "class_steps.png"]
+    page = ROOT / "docs" / "closed_form.md"
+    page.write_text(with_block(page.read_text("utf-8"), "bases", bases_table(record)), "utf-8")
+    return [folder / "few_images.png", folder / "class_steps.png", page]

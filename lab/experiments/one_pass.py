@@ -28,7 +28,16 @@ from covpool.training.report.record import read_predictions
 from lab.experiments.arena import DIGITS
 from lab.experiments.fine_grained import TITLES
 from lab.experiments.resnet50 import RESNET50
-from lab.record import committed_file, new_record, read_record, record_file, resumed, write_record
+from lab.record import (
+    ROOT,
+    committed_file,
+    new_record,
+    read_record,
+    record_file,
+    resumed,
+    with_block,
+    write_record,
+)
 
 NAME = "one_pass"
 LITE0 = "tf_efficientnet_lite0"
@@ -152,6 +161,18 @@ def table(record: Mapping[str, Any]) -> str:
         lines.append(f"| {' | '.join(cells)} |")
     missing = [row.title for row in ROWS if row.name not in record["rows"]]
     return "\n".join([*lines, *(["", f"Not run: {'; '.join(missing)}."] if missing else [])])
+
+
+def write_pages(file: Path | None = None, page: Path = ROOT / "docs" / "closed_form.md") -> list[Path]:
+    """Write the table into the page.
+
+    Args:
+        file: results of ``python -m lab one_pass``; the committed ones if not given.
+        page: Markdown page with marks.
+    """
+    block = table(read_record(file or committed_file(NAME), NAME))
+    page.write_text(with_block(page.read_text(encoding="utf-8"), NAME, block), encoding="utf-8")
+    return [page]
 
 
 def main(sets: Path, runs: Path, rows: tuple[str, ...] = (), weights: Path | None = None) -> None:

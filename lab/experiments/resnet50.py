@@ -38,6 +38,7 @@ def resnet50_keras(pretrained: bool = False, **options: Any) -> ResNet:
         layers=(3, 4, 6, 3),
         **{name: value for name, value in options.items() if not name.startswith("pretrained_cfg")},
     )
-    for stage in (model.layer2, model.layer3, model.layer4):
+    stages: list[Any] = [model.layer2, model.layer3, model.layer4]
+    for stage in stages:
         stage[0].conv1.stride, stage[0].conv2.stride = (2, 2), (1, 1)
     return model

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 from lab.experiments.arena import TRAINED, case_named, rows
-from lab.record import ROOT, committed_file, read_record
+from lab.record import ROOT, committed_file, read_record, with_block
 
 PAGE = ROOT / "docs" / "benchmarks.md"
-PART = re.compile(r"(<!-- arena:begin -->\n).*?(<!-- arena:end -->)", flags=re.DOTALL)
 
 
 def tables() -> str:
@@ -33,7 +31,7 @@ def table(case: dict[str, Any]) -> str:
 
 def page(text: str) -> str:
     """Return the page with new tables."""
-    return PART.sub(lambda part: f"{part[1]}{tables()}\n{part[2]}", text)
+    return with_block(text, "arena", tables())
 
 
 def write_pages() -> list[Path]:

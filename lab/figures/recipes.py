@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from importlib import resources
 from pathlib import Path
 
 from covpool.training.recipe_files import recipe_names
-from lab.record import ROOT
+from lab.record import ROOT, with_block
 
 PAGE = ROOT / "docs" / "recipes.md"
-PART = re.compile(r"(<!-- recipes:begin -->\n).*?(<!-- recipes:end -->)", flags=re.DOTALL)
 # Image folder by a word in the name of a recipe. All other recipes are for your own images.
 DATA = {
     "imagenet": "imagenet",
@@ -39,7 +37,7 @@ def data_of(name: str) -> str:
 
 def page(text: str) -> str:
     """Return the page with a new table."""
-    return PART.sub(lambda part: f"{part[1]}{table()}\n{part[2]}", text)
+    return with_block(text, "recipes", table())
 
 
 def write_pages() -> list[Path]:

@@ -18,7 +18,8 @@ import torch.multiprocessing as mp
 from covpool.cli.main import main
 from covpool.closed_form.fitting import fit
 from covpool.closed_form.kept import SUMS, load_sums
-from covpool.closed_form.sums import Sums
+from covpool.closed_form.solve import ridge, solve_divided
+from covpool.closed_form.sums import Rows, Sums
 from covpool.errors import UsageError
 from covpool.processes import Processes
 from tests.closed_form.test_fitting import SMALL, birds, small
@@ -65,6 +66,34 @@ def test_sums_over_three_processes_are_those_of_one(max_rows_bytes: int, tmp_pat
         if name.endswith("gram"):  # the blocks below the diagonal have no meaning
             tensor, found = tensor.triu(), found.triu()
         torch.testing.assert_close(found, tensor, atol=1e-9, rtol=1e-12)
+
+
+def solve_in(rank: int, world_size: int, port: int, out: str) -> None:
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size)
+    rows, classes = made_rows(3000), new_sums(exact=True).classes
+    ours = torch.arange(len(classes))[rank::world_size]
+    chosen = rows[torch.isin(rows.labels, ours)]
+    place = torch.zeros(len(classes), dtype=torch.int64)
+    place[ours] = torch.arange(len(ours))
+    sums = Sums("vectors", [classes[k] for k in ours], rows.vectors.shape[2])
+    sums.add(Rows(chosen.vectors, place[chosen.labels], chosen.images))
+    solution = solve_divided(sums, Processes(rank, world_size, torch.device("cpu")))
+    torch.save((ours, solution.weight, solution.bias, solution.strength), f"{out}-{rank}")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_classes_divided_over_processes_have_the_classifier_of_one(tmp_path: Path) -> None:
+    mp.spawn(solve_in, (3, free_port(), str(tmp_path / "solved")), nprocs=3)
+    alone = new_sums(exact=False)
+    alone.add(made_rows(3000))
+    expected = ridge(alone)
+    for rank in range(3):
+        ours, weight, bias, strength = torch.load(tmp_path / f"solved-{rank}")
+        assert strength == expected.strength
+        torch.testing.assert_close(weight, expected.weight[ours], atol=1e-8, rtol=0)
+        torch.testing.assert_close(bias, expected.bias[ours], atol=1e-8, rtol=0)
 
 
 def run_rank(rank: int, world_size: int, port: int, words: list[str]) -> int:

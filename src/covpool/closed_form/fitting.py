@@ -105,7 +105,7 @@ def fit(
     folder = Path(out) if out is not None else default_folder(data)
     arguments = asdict(options) | {"data": str(data)}
     with joined_processes(options.device, WAIT) as processes, ExitStack() as stack:
-        processes.by_first(lambda: stack.enter_context(_held_for(folder, arguments)) and None)
+        processes.by_first(lambda: str(stack.enter_context(_held_for(folder, arguments))))
         fitting = processes.together(lambda: _Fitting(str(data), options, folder, log, progress, processes))
         return fitting.run()
 
@@ -166,7 +166,7 @@ class _Fitting(FrozenPass):
         self.pass_seconds = time.monotonic() - self.started
         self._stage(2, f"solve {' and '.join(self.fixed)}")
         solutions = self.processes.by_first(lambda: self._solutions(sums))
-        predictions = {
+        predictions: dict[str, Mapping[str, Predictions]] = {
             split: self.predicted(solutions, split) for split in ("val", "test") if split in self.sets
         }
         self.gather_problems()

@@ -21,7 +21,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +29,7 @@ from torch import Tensor
 
 from covpool.closed_form.sums import FOLDS, Part, Sums
 from covpool.errors import UsageError
+from covpool.processes import Processes
 
 Kind = Literal["ridge", "logistic"]
 # Strengths are powers of this.
@@ -247,10 +248,27 @@ def _difference(total: Part, part: Part) -> Part:
     return Part(total.counts - part.counts, total.class_sums - part.class_sums, total.gram - part.gram)
 
 
-def _primal(part: Part, strength: float) -> tuple[Tensor, Tensor]:
+class _Total(NamedTuple):
+    """The number of images of all classes, and the sum of their vectors."""
+
+    images: Tensor
+    sum_p: Tensor
+
+    @classmethod
+    def of(cls, part: Part) -> _Total:
+        return cls(part.counts.sum(), part.class_sums.sum(dim=0))
+
+    def over(self, processes: Processes) -> _Total:
+        return _Total(processes.sum_(self.images), processes.sum_(self.sum_p))
+
+    def plus(self, more: _Total) -> _Total:
+        return _Total(self.images + more.images, self.sum_p + more.sum_p)
+
+
+def _primal(part: Part, strength: float, total: _Total | None = None) -> tuple[Tensor, Tensor]:
     """Return weight ``(p, K)`` and bias ``(K,)`` of ridge regression on the images of some sums."""
-    count = part.counts.sum()
-    mean_p, mean_K = part.class_sums.sum(dim=0) / count, part.counts / count
+    count, sum_p = total or _Total.of(part)
+    mean_p, mean_K = sum_p / count, part.counts / count
     gram_pp = part.full_gram().addr_(mean_p, mean_p, alpha=-float(count))
     penalty = strength * float(gram_pp.diagonal().sum() / count)
     gram_pp.diagonal().add_(penalty)
@@ -259,13 +277,43 @@ def _primal(part: Part, strength: float) -> tuple[Tensor, Tensor]:
     return weight_pK, mean_K - mean_p @ weight_pK
 
 
-def _squared_error(solution: tuple[Tensor, Tensor], part: Part) -> float:
+def _squared_error(solution: tuple[Tensor, Tensor], part: Part, total: _Total | None = None) -> float:
     """Return Σ‖xW + b − y‖² over the images of some sums, from the sums alone."""
     weight_pK, bias = solution
-    sum_p, count = part.class_sums.sum(dim=0), part.counts.sum()
+    count, sum_p = total or _Total.of(part)
     squares = (weight_pK * (part.full_gram() @ weight_pK)).sum() + 2 * (sum_p @ weight_pK) @ bias
     products = (part.class_sums.T * weight_pK).sum() + part.counts @ bias
-    return float(squares + count * bias.square().sum() - 2 * products + count)
+    return float(squares + count * bias.square().sum() - 2 * products + part.counts.sum())
+
+
+def solve_divided(sums: Sums, processes: Processes) -> Solution:
+    """Return the classifier of this process's classes, for more classes than fit into one process.
+
+    Only Σxxᵀ, Σx and the number of images pass between processes. The class sums and the weights of a class
+    stay in one process, so memory for them is divided by the number of processes.
+
+    Args:
+        sums: of the images of this process's classes. Every class is in one process. Its rows become sums,
+            and its Σxxᵀ that of all processes.
+        processes: all processes; each calls this function.
+
+    Returns:
+        Ridge regression, without held-out scores and without a temperature.
+    """
+    sums.drop_rows()
+    train, held_out = sums.parts
+    totals = [_Total.of(part).over(processes) for part in (train, held_out)]
+    for part in (train, held_out):
+        processes.sum_(part.gram)
+
+    def error(strength: float) -> float:
+        squares = _squared_error(_primal(train, strength, totals[0]), held_out, totals[1])
+        return float(processes.sum_(torch.tensor(squares, dtype=torch.float64)))
+
+    strength = _best_strength(error)
+    weight_pK, bias = _primal(train + held_out, strength, totals[0].plus(totals[1]))
+    none = torch.empty(0, dtype=torch.int64)
+    return Solution("ridge", strength, weight_pK.T, bias, torch.empty(0, len(bias)), none, none)
 
 
 # --- logistic regression

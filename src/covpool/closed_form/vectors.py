@@ -261,10 +261,12 @@ class PassProblems:
         splits = list(self._ids)
         noted = [self.images(split) for split in splits]
         split_of = np.repeat(np.arange(len(splits)), [len(ids) for ids, _ in noted])
-        ids, content = (np.concatenate([pair[k] for pair in noted]) for k in range(2)) if noted else ([], [])
-        first = np.unique(content, return_index=True, return_inverse=True)
-        for k in np.flatnonzero(first[1][first[2]] != np.arange(len(content))).tolist():
-            original = int(first[1][first[2][k]])
+        none = np.zeros(0, dtype=np.int64)
+        ids = np.concatenate([none, *(numbers for numbers, _ in noted)])
+        content = np.concatenate([none, *(contents for _, contents in noted)])
+        _, first, group = np.unique(content, return_index=True, return_inverse=True)
+        for k in np.flatnonzero(first[group] != np.arange(len(content))).tolist():
+            original = int(first[group[k]])
             split, its_split = splits[split_of[k]], splits[split_of[original]]
             i, j = int(ids[k]), int(ids[original])
             kind = "duplicate"
