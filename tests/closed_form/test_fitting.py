@@ -210,3 +210,33 @@ def test_the_basis_is_that_of_an_eigendecomposition_of_all_positions() -> None:
     assert torch.allclose(projected, torch.diag(torch.linalg.eigvalsh(values).flip(0)[:4]), atol=1e-4)
     with pytest.raises(UsageError, match="no training image is readable"):
         principal_directions([], 4)
+
+
+@needs_sparrows
+@pytest.mark.usefixtures("birds")
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--image-size", "-5"], "image_size must be"),
+        (["--device", "cuda"], "cuda"),
+        (["--model", "resent50"], "resnet50"),
+        (["--weights", "nofile.pth"], "nofile.pth"),
+        (["--epochs", "-3"], "epochs must be"),
+        (["--heads", "isqrtcov"], "isqrt_cov"),
+        (["--dim", "5000"], "--dim 5000 is larger"),
+        (["--basis", "nowhere"], "nowhere"),
+        (["--batch-size", "0"], "batch_size must be"),
+        (["--engine", "spark"], "spark"),
+    ],
+)
+def test_mistakes_are_found_before_an_image_is_read(
+    words: list[str],
+    sentence: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if words == ["--device", "cuda"] and torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    monkeypatch.setattr("covpool.data.image_set.ImageFiles.read", lambda images, i: 1 / 0)
+    assert main(["fit", "birds", *SMALL, *words]) == 2
+    assert sentence in capsys.readouterr().err

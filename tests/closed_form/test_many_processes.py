@@ -7,13 +7,13 @@ import random
 import shutil
 import socket
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from covpool.cli.main import main
 from covpool.closed_form.fitting import fit
@@ -40,6 +40,14 @@ def free_port() -> int:
     return port
 
 
+def in_three(act: Callable[..., None], folder: Path, *arguments: object) -> None:
+    """Call ``act(rank, 3, port, *arguments)`` in three processes."""
+    port, logs = free_port(), [folder / f"{rank}.log" for rank in range(3)]
+    running = [fork(partial(act, rank, 3, port, *arguments), log) for rank, log in enumerate(logs)]
+    for process, log in zip(running, logs, strict=True):
+        finish(process, log)
+
+
 def reduce_in(rank: int, world_size: int, port: int, max_rows_bytes: int, out: str) -> None:
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size)
     rows = made_rows(3000)
@@ -56,7 +64,7 @@ def reduce_in(rank: int, world_size: int, port: int, max_rows_bytes: int, out: s
 @pytest.mark.parametrize("max_rows_bytes", [0, 1 << 30])
 def test_sums_over_three_processes_are_those_of_one(max_rows_bytes: int, tmp_path: Path) -> None:
     file = str(tmp_path / "sums")
-    mp.spawn(reduce_in, (3, free_port(), max_rows_bytes, file), nprocs=3)
+    in_three(reduce_in, tmp_path, max_rows_bytes, file)
     alone = new_sums(exact=max_rows_bytes > 0)
     alone.add(made_rows(3000))
     expected, reduced = alone.to_tensors(), torch.load(file)
@@ -85,7 +93,7 @@ def solve_in(rank: int, world_size: int, port: int, out: str) -> None:
 
 @pytest.mark.slow
 def test_classes_divided_over_processes_have_the_classifier_of_one(tmp_path: Path) -> None:
-    mp.spawn(solve_in, (3, free_port(), str(tmp_path / "solved")), nprocs=3)
+    in_three(solve_in, tmp_path, str(tmp_path / "solved"))
     alone = new_sums(exact=False)
     alone.add(made_rows(3000))
     expected = ridge(alone)
