@@ -302,7 +302,7 @@ def write_pages(file: Path | None = None, folder: Path = ROOT / "docs" / "images
     figure = Figure(figsize=(6.4, 4), layout="constrained")
     axes = figure.add_subplot()
     for key, title in (
-        ("isqrt_cov", "isqrt_cov, classes added in steps"),
+        ("isqrt_cov", "isqrt_cov, classes added in steps, basis of the first two"),
         ("own_basis", "isqrt_cov, all images at once"),
         ("gap", "gap, all images at once"),
     ):
@@ -313,6 +313,7 @@ def write_pages(file: Path | None = None, folder: Path = ROOT / "docs" / "images
             label=title,
             color=colors[key],
         )
+    axes.set_xticks([row["classes"] for row in record["steps"]])
     axes.set(
         xlabel="classes so far", ylabel="test accuracy in % among them", title="21 sparrows in ten steps"
     )
