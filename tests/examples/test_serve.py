@@ -201,8 +201,8 @@ def test_large_images_do_not_hold_up_the_others_or_fill_the_memory(server: Serve
 
 def beside_slow_jpegs(server: Server, seconds: int) -> None:
     """Send two good and four slow JPEGs per second; every good one is answered within 2 s."""
-    # Two of the slow ones have more scans than the limit, and two are just below it.
-    slow = [jpeg_of_scans(20_000), jpeg_of_scans(200), jpeg_of_scans(20_000), jpeg_of_scans(190)]
+    # Two of the slow ones have more scans than the limit, and two are at the limit.
+    slow = [jpeg_of_scans(20_000), jpeg_of_scans(200, 6000), jpeg_of_scans(20_000), jpeg_of_scans(200, 2000)]
     answers: list[tuple[bool, int, float]] = []
 
     async def one(client: Any, is_good: bool, content: bytes) -> None:
