@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import time
@@ -53,6 +54,37 @@ def test_decoders_that_hang_are_ended_and_the_other_rows_are_there(
     assert done.bad_images == 3
     found = {row["id"]: row["error"] for row in rows_of(out)}
     assert found == {name: SLOW if name in slow else None for name in files}
+
+
+def test_workers_end_when_the_main_process_is_killed(tmp_path: Path) -> None:
+    images = open_unlabeled(write_folder(tmp_path, {f"{i}.jpg": picture(i) for i in range(9)}))
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    context = multiprocessing.get_context("fork")
+
+    def start() -> None:
+        running = Running(batch_size=1, workers=2)
+        for _ in decoded_batches(images, [Unit("all", 0, 9)], Decoder(Preprocessing(64)), running):
+            sender.send([child.pid for child in multiprocessing.active_children()])
+            time.sleep(60)
+
+    process = context.Process(target=start)
+    process.start()
+    assert receiver.poll(30)
+    workers = receiver.recv()
+    process.kill()
+    process.join()
+    assert len(workers) == 2
+    until = time.monotonic() + 20
+    while left := [pid for pid in workers if is_running(pid)]:
+        assert time.monotonic() < until, left
+        time.sleep(0.1)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def test_a_killed_worker_stops_the_job(tmp_path: Path) -> None:
