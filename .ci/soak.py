@@ -1,10 +1,10 @@
 """Test long jobs under kills, a full disk and a flaky server: ``.ci/soak.py MINUTES IMAGES``.
 
 IMAGES is a folder with ``train`` and ``val`` by class. Rounds run until the time is over. Each round runs one
-job. Training and bulk inference are killed every 20 to 60 seconds and rerun until they are done. Training
-must then have the weights of an undisturbed run. Bulk inference must have written every row once, with the
-same values. Every event is appended to ``.ci/logs/soak.log``. The test of a full disk needs root, to mount a
-small file system.
+job, or the short cases of ``.ci/hazards.py``. Training and bulk inference are killed every 20 to 60 seconds
+and rerun until they are done. Training must then have the weights of an undisturbed run. Bulk inference must
+have written every row once, with the same values. Every event is appended to ``.ci/logs/soak.log``. The test
+of a full disk needs root, to mount a small file system.
 """
 
 import csv
@@ -177,6 +177,16 @@ def predict_round(url: str, bundle: Path, folder: Path, reference: dict[str, tup
         sys.exit(1)
 
 
+def hazards_round() -> None:
+    """Run the short cases of ``.ci/hazards.py``."""
+    command = [sys.executable, str(ROOT / ".ci" / "hazards.py")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    for line in done.stdout.splitlines():
+        log(line)
+    if done.returncode:
+        sys.exit(done.stderr)
+
+
 def main(minutes: float, images: Path) -> None:
     """Run rounds until the time is over."""
     end = time.monotonic() + 60 * minutes
@@ -205,9 +215,11 @@ def main(minutes: float, images: Path) -> None:
         for number in range(1000):
             folder = top / str(number)
             folder.mkdir()
-            if number % 3 == 0:
+            if number % 4 == 3:
+                hazards_round()
+            elif number % 4 == 0:
                 train_round(images, folder, weights)
-            elif number % 3 == 1:
+            elif number % 4 == 1:
                 predict_round(f"http://127.0.0.1:{server.server_port}", bundle, folder, expected)
             else:
                 disk_round(images, folder, weights)

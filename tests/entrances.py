@@ -130,8 +130,9 @@ def pictures() -> list[Files]:
 def read_picture(folder: Path) -> None:
     from covpool.data.decode import decode
     from covpool.data.transforms import Preprocessing, evaluation_transform
+    from covpool.storage.address import read_image
 
-    evaluation_transform(Preprocessing(size=64))(decode((folder / "image").read_bytes()))
+    evaluation_transform(Preprocessing(size=64))(decode(read_image(str(folder / "image"))))
 
 
 def read_all(images: Any) -> None:

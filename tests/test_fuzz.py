@@ -3,7 +3,7 @@
 A case must not raise any other error, take longer than ``SECONDS``, need more memory than ``MEMORY``, write
 outside the output folder, open a connection or start a program. Cases run one after another in a forked
 process, so that a crash of a C library is found too. A case depends only on its number, which a failure
-reports.
+reports. In special cases, a file is replaced by a link, a pipe, a folder or a file of a huge size.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import random
 import resource
 import signal
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Callable
@@ -30,8 +31,9 @@ from covpool.errors import CovpoolError
 from tests.entrances import ENTRANCES, Entrance, Files
 
 FEW, MANY = 50, 2000
-# Limits per case: CPU time, and memory above that of the process before.
-SECONDS, MEMORY = 10, 2 << 30
+# Limits per case: CPU time, time, and memory above that of the process before.
+SECONDS, WAITING, MEMORY = 10, 20, 2 << 30
+PRECIOUS = "years of work"
 
 FORBIDDEN = ("socket.connect", "subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork")
 # Audit events that change files, with the index of the path argument.
@@ -64,15 +66,41 @@ def watch(inside: str) -> list[str]:
     return seen
 
 
-def run_cases(name: str, first: int, last: int, place: str, pipe: Connection) -> None:
+def make_special(path: Path, precious: Path, chance: random.Random) -> None:
+    """Replace a file by one that is not regular, or that claims a huge size."""
+    data = path.read_bytes()
+    path.unlink()
+    match chance.randrange(8):
+        case 0:
+            os.mkfifo(path)
+        case 1:
+            path.mkdir()
+        case 2:
+            os.mkfifo(path.parent / "pipe")
+            path.symlink_to("pipe")
+        case 3:
+            path.symlink_to(chance.choice(("/dev/zero", "/dev/stdin", "/proc/self/maps")))
+        case 4:
+            path.symlink_to(chance.choice((path.name, "nothing", "..", "/")))
+        case 5:
+            path.symlink_to(precious)
+        case _:  # a sparse file takes no space
+            path.write_bytes(data)
+            os.truncate(path, chance.choice((len(data) + 1, 1 << 20, 1 << 31, 1 << 40)))
+
+
+def run_cases(name: str, first: int, last: int, place: str, pipe: Connection, is_special: bool) -> None:
     """Send the number of each case before it runs, and a sentence if it fails."""
+    precious = Path(f"{place}-precious")
+    precious.write_text(PRECIOUS)
     entrance = ENTRANCES[name]
     samples = entrance.samples()
     entrance.read(write_files(samples[0], Path(place, "sample")))  # valid files, which trigger the imports
     with open("/proc/self/statm") as file:
         taken = int(file.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY, resource.RLIM_INFINITY))
-    signal.signal(signal.SIGVTALRM, out_of_time)
+    for number in (signal.SIGVTALRM, signal.SIGALRM):
+        signal.signal(number, out_of_time)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)  # a forked process has only one thread
     faulthandler.disable()  # the parent reports a crash
@@ -82,7 +110,10 @@ def run_cases(name: str, first: int, last: int, place: str, pipe: Connection) ->
         chance = random.Random(f"{name} {number}")
         files = entrance.mutate(dict(chance.choice(samples)), chance)
         folder = write_files(files, Path(place, str(number)))
+        if is_special:
+            make_special(folder / chance.choice(sorted(files)), precious, chance)
         signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
+        signal.setitimer(signal.ITIMER_REAL, WAITING)
         try:
             entrance.read(folder)
         except (CovpoolError, OSError) as error:
@@ -91,6 +122,9 @@ def run_cases(name: str, first: int, last: int, place: str, pipe: Connection) ->
         except BaseException:
             pipe.send(traceback.format_exc(limit=-6))
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        if precious.read_text() != PRECIOUS:
+            pipe.send("it wrote through a link")
         while seen:
             pipe.send(seen.pop())
     pipe.send("end")
@@ -98,7 +132,7 @@ def run_cases(name: str, first: int, last: int, place: str, pipe: Connection) ->
 
 
 def out_of_time(number: int, frame: FrameType | None) -> None:
-    raise OutOfTimeError(f"it took longer than {SECONDS} s")
+    raise OutOfTimeError(f"it took longer than {SECONDS} s of the CPU, or {WAITING} s")
 
 
 def write_files(files: Files, folder: Path) -> Path:
@@ -108,11 +142,11 @@ def write_files(files: Files, folder: Path) -> Path:
     return folder
 
 
-def fuzz(name: str, first: int, last: int, place: Path) -> None:
+def fuzz(name: str, first: int, last: int, place: Path, is_special: bool = False) -> None:
     """Run some cases of an entrance. A crash or a hang counts as a failure of the last case sent."""
     receiver, sender = multiprocessing.Pipe(duplex=False)
     context = multiprocessing.get_context("fork")
-    process = context.Process(target=run_cases, args=(name, first, last, str(place), sender))
+    process = context.Process(target=run_cases, args=(name, first, last, str(place), sender, is_special))
     process.start()
     sender.close()
     case: object = "none"
@@ -141,6 +175,17 @@ def test_mutated_files_are_read_or_refused(name: str, tmp_path: Path) -> None:
     fuzz(name, 0, FEW, tmp_path / "cases")
 
 
+@pytest.mark.parametrize("name", ENTRANCES)
+def test_special_files_are_read_or_refused(name: str, tmp_path: Path) -> None:
+    fuzz(name, 0, FEW, tmp_path / "cases", is_special=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ENTRANCES)
+def test_many_special_files_are_read_or_refused(name: str, tmp_path: Path) -> None:
+    fuzz(name, FEW, FEW + MANY, tmp_path / "cases", is_special=True)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ENTRANCES)
 def test_many_mutated_files_are_read_or_refused(name: str, tmp_path: Path) -> None:
@@ -157,12 +202,14 @@ def hang(folder: Path) -> None:
     [
         (lambda folder: {}["key"], "case 0: .*KeyError"),
         (hang, "case 0: .*OutOfTimeError"),
+        (lambda folder: time.sleep(60), "case 0: .*OutOfTimeError"),
+        (lambda folder: Path(f"{folder.parent}-precious").write_text(""), "case 0: it wrote"),
         (lambda folder: bytes(3 << 30), "case 0: .*MemoryError"),
         (lambda folder: folder.parents[1].joinpath("x").write_text(""), "case 0: it wrote to .*outside"),
         (lambda folder: os.system("true"), r"case 0: it called os\.system"),
         (lambda folder: os.kill(os.getpid(), signal.SIGSEGV), "case 0: the process ended with -11"),
     ],
-    ids=["another error", "hang", "memory", "write", "program", "crash"],
+    ids=["another error", "hang", "wait", "link", "memory", "write", "program", "crash"],
 )
 def test_a_bad_case_is_noticed(
     read: Callable[[Path], object], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -174,5 +221,6 @@ def test_a_bad_case_is_noticed(
     entrance = Entrance(lambda: [{"file": b"x"}], lambda files, chance: files, read_case)
     monkeypatch.setitem(ENTRANCES, "bad", entrance)
     monkeypatch.setattr("tests.test_fuzz.SECONDS", 0.5)
+    monkeypatch.setattr("tests.test_fuzz.WAITING", 1)
     with pytest.raises(AssertionError, match=f"(?s){sentence}"):
         fuzz("bad", 0, 1, tmp_path / "cases")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-Reason = Literal["unreadable", "truncated", "too large", "format"]
+Reason = Literal["unreadable", "truncated", "too large", "too slow", "format"]
 
 
 class CovpoolError(Exception):
@@ -54,8 +54,8 @@ class BadImageError(UsageError):
 
     Attributes:
         reason: ``"unreadable"``: not an image, or a broken one; ``"truncated"``: its end is missing;
-            ``"too large"``: above the limit that keeps a small file from filling the memory; ``"format"``: a
-            format that covpool does not read.
+            ``"too large"``: above the limit that keeps a small file from filling the memory; ``"too
+            slow"``: its decoder missed a deadline; ``"format"``: a format that covpool does not read.
         sentence: the message.
     """
 

@@ -93,7 +93,7 @@ def test_every_kind(messy: Path, workers: int | None) -> None:
     assert found(report) == EXPECTED
     assert len(report.problems) == len(EXPECTED)
     assert (report.layout, report.images, report.classes) == ("folder", {"train": 15, "test": 5}, 4)
-    assert list(report.counts) == [problem for problem in REMEDIES if problem != "too large"]
+    assert list(report.counts) == [problem for problem in REMEDIES if not problem.startswith("too ")]
     assert report.counts["empty class"] == 3
     assert all(line.detail and "\n" not in line.detail for line in report.problems)
     assert details(report, "leak") == ["it has the bytes of train/b/2.jpg"]

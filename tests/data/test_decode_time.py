@@ -27,8 +27,12 @@ def jpeg_of_scans(scans: int, side: int = 1400) -> bytes:
     def scan(first: int, last: int, data: bytes) -> bytes:
         return segment(0xDA, bytes([1, 1, 0, first, last, 0])) + data
 
-    # The code 0 is a run of 16,384 empty blocks and more, by the 14 bits that follow.
-    empty = int(f"0{blocks - 16384:014b}1", 2).to_bytes(2, "big").replace(b"\xff", b"\xff\0")
+    # The code 0 is a run of 16,384 to 32,767 empty blocks, by the 14 bits that follow.
+    count = -(-blocks // 32767)
+    runs = [blocks * (i + 1) // count - blocks * i // count for i in range(count)]
+    bits = "".join(f"0{run - 16384:014b}" for run in runs)
+    bits += "1" * (-len(bits) % 8)
+    empty = int(bits, 2).to_bytes(len(bits) // 8, "big").replace(b"\xff", b"\xff\0")
     return b"".join(
         [
             b"\xff\xd8",

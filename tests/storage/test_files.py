@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from pathlib import Path
@@ -137,3 +138,18 @@ def test_a_manifest_finds_every_changed_byte(tmp_path: Path) -> None:
 def test_a_manifest_names_plain_files_only(name: str) -> None:
     with pytest.raises(StorageError, match="not a plain file name"):
         Manifest.read(Manifest({name: part_of(b"")}).written())
+
+
+def test_a_file_of_the_kernel_that_would_block_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such files have no size, and look regular; /proc/kmsg is one, which a test must not read."""
+    (tmp_path / "empty").write_bytes(b"")
+    assert read_file(tmp_path / "empty", 100) == b""
+
+    def blocks(*_: object) -> bytes:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "pread", blocks)
+    with pytest.raises(StorageError, match="empty cannot be read: Resource temporarily unavailable"):
+        read_file(tmp_path / "empty", 100)

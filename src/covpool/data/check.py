@@ -63,6 +63,7 @@ REMEDIES = {
     "unreadable": "download them again, or delete them",
     "truncated": "download them again, or delete them",
     "too large": "resize them, or delete them",
+    "too slow": "save them as JPEG or PNG, or delete them",
     "format": "convert them to JPEG or PNG",
     "missing": "download them, or remove them from the list",
     "leak": "delete them from one split, or the measured accuracy is too high",

@@ -202,16 +202,19 @@ def infer(
         files: how rows are divided into files.
         running: how it is run.
         progress: called with the number of images done and the total.
-        requests: limits of requests for remote images.
+        requests: limits of requests for remote images; ``timeout`` also limits the decoding of an image.
 
     Raises:
         ValueError: for example if ``out`` has the rows of another job.
     """
     read_card(bundle)  # raises before the images are listed
     _check_outside(out, data)
-    with limited(requests or Requests()):
+    requests = requests or Requests()
+    with limited(requests):
         images = open_unlabeled(data)
-    return infer_set(bundle, images, out, task, files, running, progress, name=str(data))
+    return infer_set(
+        bundle, images, out, task, files, running, progress, name=str(data), timeout=requests.timeout
+    )
 
 
 def infer_set(
@@ -224,6 +227,7 @@ def infer_set(
     progress: Progress = lambda done, total: None,
     *,
     name: str,
+    timeout: float = Requests.timeout,
 ) -> Done:
     """Compute rows for the images of a set, whose name is part of the job; see :func:`infer`."""
     files, running = files or Files(), running or Running()
@@ -239,7 +243,7 @@ def infer_set(
         there = begin_or_continue(writer.place, job, str(out))
         left = list(_left(images, units, writer, manifest, running, there))
         is_exact = not isinstance(task, Predict | Embed)
-        decoder = Decoder(Preprocessing.of(card.preprocessing), is_exact)
+        decoder = Decoder(Preprocessing.of(card.preprocessing), is_exact, timeout)
         pad_to = running.batch_size if is_exact else 0
         predictor = partial(Predictor, pinned(bundle), task, running.device, card.sha256, pad_to)
         try:

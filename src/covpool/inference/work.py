@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -17,11 +18,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
 from covpool.data.decode import decode
 from covpool.data.image_set import ImageSet
-from covpool.data.loader import Failure, outlive_signals
+from covpool.data.loader import Failure
 from covpool.data.look import content_number
 from covpool.data.transforms import Preprocessing, pixels_transform
 from covpool.device import chosen_device
@@ -29,9 +29,10 @@ from covpool.errors import BadImageError, DataError, ShardError, UnreachableErro
 from covpool.inference.forward import Forward, open_bundle
 from covpool.inference.options import Running
 from covpool.inference.tasks import UNREACHABLE, Columns, Task, start_task
+from covpool.inference.workers import Guard, Job, in_processes, no_deadline
 from covpool.models.bundle import read_card
 from covpool.storage.manifest import Part
-from covpool.storage.remote import cannot_go_on
+from covpool.storage.remote import Requests, cannot_go_on
 
 
 @dataclass(frozen=True)
@@ -86,10 +87,13 @@ class Decoder:
     Args:
         preprocessing: the preprocessing of the network.
         with_content: add a column ``content``, which identifies the bytes of each image.
+        timeout: seconds to decode an image in a worker process; the main process has no such limit.
     """
 
-    def __init__(self, preprocessing: Preprocessing, with_content: bool = False) -> None:
-        self.size, self.with_content = preprocessing.size, with_content
+    def __init__(
+        self, preprocessing: Preprocessing, with_content: bool = False, timeout: float = Requests.timeout
+    ) -> None:
+        self.size, self.with_content, self.timeout = preprocessing.size, with_content, timeout
         self.pixels = pixels_transform(preprocessing)
 
     def __call__(self, data: bytes) -> Tensor:
@@ -101,22 +105,37 @@ class Decoder:
         pixels: Tensor = self.pixels(decode(data))
         return pixels
 
-    def batch(self, images: ImageSet, numbers: Sequence[int]) -> Batch:
+    def batch(
+        self,
+        images: ImageSet,
+        numbers: Sequence[int],
+        out: Tensor | None = None,
+        guard: Guard = no_deadline,
+    ) -> Batch:
         """Return the columns ``id``, ``image`` and ``error``; unreadable images have zeros as pixels.
 
         With ``with_content`` there is a column ``content`` too, 0 for unreadable images.
 
+        Args:
+            images: the set.
+            numbers: the indices of the images.
+            out: a tensor for the pixels, of at least as many images; a new one if not given.
+            guard: a context in which an image, given by its index, is decoded.
+
         Raises:
             ShardError: if the whole input became unreadable.
         """
-        pixels = torch.zeros(len(numbers), 3, self.size, self.size, dtype=torch.uint8)
+        if out is None:
+            out = torch.empty(len(numbers), 3, self.size, self.size, dtype=torch.uint8)
+        pixels = out[: len(numbers)].zero_()
         ids = np.empty(len(numbers), dtype=object)
         errors, content = np.full(len(numbers), "", dtype=object), np.zeros(len(numbers), dtype=np.int64)
         for row, i in enumerate(numbers):
             ids[row] = image_id(images, i)
             try:
                 data = images.read(i)
-                pixels[row] = self(data)
+                with guard(i):
+                    pixels[row] = self(data)
                 if self.with_content:
                     content[row] = content_number(data)
             except BadImageError as error:
@@ -250,13 +269,6 @@ class Piece(NamedTuple):
     numbers: Sequence[int]
 
 
-class Decoded(NamedTuple):
-    """A decoded batch, or why there are no more."""
-
-    piece: Piece
-    batch: Batch | Failure
-
-
 def run_local(work: Work, running: Running, progress: Progress) -> int:
     """Do the work: processes decode, this one computes, a thread writes. Return the number of bad images.
 
@@ -291,41 +303,46 @@ def decoded_batches(
     Raises:
         DataError: if the whole input became unreadable.
     """
-    loader = DataLoader(
-        _Batches(images, decoder),
-        batch_size=None,
-        sampler=_Pieces(units, running),
-        num_workers=running.workers,
-        collate_fn=_as_it_is,
-        worker_init_fn=outlive_signals() if running.workers else None,
-    )
-    for decoded in loader:
-        if decoded is None:
-            continue
-        if isinstance(decoded.batch, Failure):
-            raise DataError(decoded.batch.sentence)
-        yield decoded.piece, decoded.batch
+    pieces = _Pieces(units, running)
+    if not running.workers:
+        for piece in pieces:
+            if piece is not None:
+                yield piece, _checked(_decode(images, decoder, piece))
+        return
+    shape = (running.batch_size, 3, decoder.size, decoder.size)
+    handle = partial(_decode_into, images, decoder)
+    job: Job[Piece, Batch | Failure] = Job(pieces, handle, shape, decoder.timeout, running.workers)
+    for piece, batch, pixels in in_processes(job):
+        yield piece, _checked(batch) | {"image": pixels[: len(piece.numbers)]}
 
 
-class _Batches(Dataset[Decoded | None]):
-    """Decodes batches in a worker."""
+def _decode(
+    images: ImageSet, decoder: Decoder, piece: Piece, pixels: Tensor | None = None, guard: Guard = no_deadline
+) -> Batch | Failure:
+    try:
+        return decoder.batch(images, piece.numbers, pixels, guard)
+    except ShardError as error:
+        return Failure(str(error))
 
-    def __init__(self, images: ImageSet, decoder: Decoder) -> None:
-        self.images, self.decoder = images, decoder
 
-    def __getitem__(self, piece: Piece | None) -> Decoded | None:
-        if piece is None:
-            return None
-        try:
-            return Decoded(piece, self.decoder.batch(self.images, piece.numbers))
-        except ShardError as error:  # raised here, it would arrive inside a traceback
-            return Decoded(piece, Failure(str(error)))
+def _decode_into(
+    images: ImageSet, decoder: Decoder, piece: Piece, pixels: Tensor, guard: Guard
+) -> Batch | Failure:
+    """Decode a batch in a worker process; its pixels are in shared memory."""
+    batch = _decode(images, decoder, piece, pixels, guard)
+    return batch if isinstance(batch, Failure) else {k: v for k, v in batch.items() if k != "image"}
+
+
+def _checked(batch: Batch | Failure) -> Batch:
+    if isinstance(batch, Failure):
+        raise DataError(batch.sentence)
+    return batch
 
 
 class _Pieces:
     """The batches of as many units at a time as there are workers, in turn.
 
-    The loader asks its workers in turn too, so each decodes whole units. ``None`` fills the turns at the end.
+    Workers take them in turn too, so each decodes whole units. ``None`` fills the turns at the end.
     """
 
     def __init__(self, units: Sequence[Unit], running: Running) -> None:
@@ -340,7 +357,3 @@ class _Pieces:
         for unit in waiting:
             for numbers in unit.parts(self.running.batch_size):
                 yield Piece(unit, numbers)
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch

@@ -50,7 +50,16 @@ def open_regular(path: str | Path, limit: int | None = None) -> io.FileIO:
         TooLargeError: if it has more bytes.
     """
     _check(os.stat(path), path, limit)  # opening a device may already do something
-    return io.FileIO(_checked(os.open(path, os.O_RDONLY | _NONBLOCK | _BINARY), path, limit))
+    file = io.FileIO(_checked(os.open(path, os.O_RDONLY | _NONBLOCK | _BINARY), path, limit))
+    if not os.fstat(file.fileno()).st_size and hasattr(os, "pread"):
+        try:
+            os.pread(
+                file.fileno(), 1, 0
+            )  # some files of the kernel have no size, and block when they are read
+        except OSError as error:
+            file.close()
+            raise StorageError(f"{os.fspath(path)} cannot be read: {error.strerror}") from error
+    return file
 
 
 def check_regular(path: str | Path, limit: int) -> str:

@@ -39,7 +39,7 @@ class Requests:
     """How long to wait for a URL, and how many may fail.
 
     Attributes:
-        timeout: seconds for one URL, with all its retries; then its row has an error.
+        timeout: seconds to fetch a URL, with all retries, or to decode an image; then its row has an error.
         connect_timeout: seconds to connect to a server.
         read_timeout: seconds without data from a server.
         retries: retries of a failed request, with growing pauses.
