@@ -295,10 +295,10 @@ def _check_scans(data: bytes, image: Image.Image, place: int) -> None:
         return
     scans, place = 0, 2
     for _ in range(MAX_HEADER_READS):
-        found = _MARKER.search(data, place)
-        if found is None or found[1] == END_OF_IMAGE:  # a video or a second image may follow
+        match = _MARKER.search(data, place)
+        if match is None or match[1] == END_OF_IMAGE:  # a video or a second image may follow
             return
-        marker, place = found[1], found.end()
+        marker, place = match[1], match.end()
         scans += marker == START_OF_SCAN[1:]
         if scans > MAX_SCANS:
             raise BadImageError("too large", f"it has more than {MAX_SCANS} scans, and decodes slowly")

@@ -181,15 +181,15 @@ class Predictor:
         sha256: str | None = None,
         pad_to: int = 0,
     ) -> None:
-        found = chosen_device(device)
-        model = open_bundle(str(bundle), found)
+        on = chosen_device(device)
+        model = open_bundle(str(bundle), on)
         if sha256 is not None and read_card(bundle).sha256 != sha256:
             raise UsageError(f"{bundle} is not the bundle any more that the job began with")
         outputs = self.outputs = start_task(task, model)
         self.forward = Forward(
             model,
             lambda images: {"values": outputs.forward(images)},
-            device=found,
+            device=on,
             precision=task.precision,
             views="flip" if task.flip else "one",
             preprocessing=Preprocessing.of(model.pretrained_cfg),
@@ -208,10 +208,10 @@ class Predictor:
         columns, errors = self.outputs.empty(len(batch["id"])), batch["error"].copy()
         if len(good):
             values = self.forward(torch.as_tensor(batch["image"][good]))["values"]
-            made = self.outputs.columns(values.mean(dim=0))
-            finite = _finite_rows(made, len(good))
+            computed = self.outputs.columns(values.mean(dim=0))
+            finite = _finite_rows(computed, len(good))
             errors[good[~finite]] = NOT_FINITE
-            for name, values in made.items():
+            for name, values in computed.items():
                 columns[name][good[finite]] = values[finite]
         passed_on = {"content": batch["content"]} if "content" in batch else {}
         return {"id": batch["id"], **passed_on, **columns, "error": errors}

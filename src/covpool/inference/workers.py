@@ -89,8 +89,8 @@ class Job(NamedTuple, Generic[P, R]):
 
     def share(self, number: int, start: int = 0) -> Iterator[P]:
         """Yield the pieces of a process, without the first ``start``."""
-        own = islice(self.pieces, number, None, self.workers)
-        return islice((piece for piece in own if piece is not None), start, None)
+        turns = islice(self.pieces, number, None, self.workers)
+        return islice((piece for piece in turns if piece is not None), start, None)
 
 
 class Crash(NamedTuple):
