@@ -57,6 +57,7 @@ FIGURES = {
         "bench.isqrt_cov:write_pages",
         "page and picture of its results, and the table in README.md",
     ),
+    "layer": ("bench.layer:write_pages", "the tables of the layer in docs/benchmarks.md"),
     "sharded": ("bench.sharded:write_pages", "tables and picture of docs/scale_out.md"),
     "sums": ("bench.sums:write_pages", "the tables of cost in docs/closed_form.md"),
     "one_pass": ("experiments.one_pass:write_pages", "the table of accuracies in docs/closed_form.md"),

@@ -1,7 +1,7 @@
 """Time the layer that people use, and what it adds to a training step and to an answer.
 
     python -m lab layer            # about 40 minutes on two idle cores; rerun it to resume
-    python -m lab figures layer    # the tables in docs/benchmarks.md and README.md
+    python -m lab figures layer    # the tables in docs/benchmarks.md
 
 The layer is ``CovPool`` at its defaults without the reduction: features to the upper triangle of the root.
 It is compared with its matrix products alone (:mod:`lab.bench.bare_engine`), and with the paper's equations
@@ -29,8 +29,20 @@ from covpool.nn import CovPool
 from lab.bench.bare_engine import recorded_products, replay, replayable
 from lab.bench.contenders import plain_isqrt_cov, value_and_gradient
 from lab.bench.layers import Problem, chosen_sizes
+from lab.bench.table import table
 from lab.bench.timing import Schedule, time_interleaved, timing_figures
-from lab.record import RESULTS, SAME, new_record, record_file, resumed, write_record
+from lab.record import (
+    RESULTS,
+    ROOT,
+    SAME,
+    committed_file,
+    new_record,
+    read_record,
+    record_file,
+    resumed,
+    with_block,
+    write_record,
+)
 
 NAME = "layer"
 SOURCES = ("functional", "nn", "lab/bench")
@@ -141,3 +153,33 @@ def main(
         measure("networks", name, partial(step_runs, backbone, pixels, batch, what, device), step_schedule)
     print(file)
     return file
+
+
+def summary(record: Mapping[str, Any]) -> str:
+    """Return the results as Markdown tables."""
+    cells = []
+    for name, runs in record["layer"].items():
+        size, _, threads = name.partition(", ")
+        layer, paper = (runs[run]["ratio"]["median"] for run in ("layer", "paper"))
+        cells.append([size, threads.split()[0], f"{layer:.2f}", f"{paper / layer:.1f}"])
+    titles = ["features", "threads", "layer over its products", "the paper's equations over the layer"]
+    lines = [table(titles, cells)]
+    cells = [
+        [name, f"{100 * (runs['isqrt_cov']['ratio']['median'] - 1):+.0f} %"]
+        for name, runs in record["networks"].items()
+    ]
+    if cells:
+        lines += ["", table(["network", "time with `isqrt_cov` over `gap`"], cells)]
+    return "\n".join(lines)
+
+
+def write_pages(file: Path | None = None, page: Path = ROOT / "docs" / "benchmarks.md") -> list[Path]:
+    """Write the tables into the page.
+
+    Args:
+        file: results of ``python -m lab layer``; the committed ones if not given.
+        page: Markdown page with marks.
+    """
+    block = summary(read_record(file or committed_file(NAME), NAME))
+    page.write_text(with_block(page.read_text(encoding="utf-8"), NAME, block), encoding="utf-8")
+    return [page]
