@@ -274,3 +274,17 @@ def test_workers_change_nothing(tmp_path: Path, bundle: Path, data: Path) -> Non
         assert reports[-1] == (COUNT, COUNT)
         assert [done for done, _ in reports] == sorted(done for done, _ in reports)
     assert rows_of(tmp_path / "2") == rows_of(tmp_path / "0")
+
+
+@pytest.mark.slow
+def test_a_compiled_network_gives_the_same_rows(bundle: Path, tmp_path: Path) -> None:
+    data, embeddings = write_folder(tmp_path / "data", pictures(10)), []
+    for compile in (False, True):
+        out, running = (
+            tmp_path / str(compile),
+            Running(batch_size=4, workers=0, device="cpu", compile=compile),
+        )
+        infer(bundle, data, out, Embed(), Files("parquet"), running)
+        embeddings.append(embedded(rows_of(out)))
+    assert len(embeddings[0]) > 5
+    torch.testing.assert_close(embeddings[1], embeddings[0], atol=1e-5, rtol=0)

@@ -278,7 +278,8 @@ class _Fitting(FrozenPass):
         save_model(model, self.folder / "bundle", metrics=metrics, recipe=recipe)
         if self.options.keep_sums:
             sums.identity = identity_of(model)
-            kept = {"head": head, "balance": self.options.balance, "batch_size": self.options.batch_size}
+            names = ("balance", "batch_size", "compile")
+            kept = {"head": head} | {name: getattr(self.options, name) for name in names}
             size = save_sums(self.folder / "sums", sums, kept)
             self.log(f"    sums of the training images: {human(size, 'B')} in {self.folder / 'sums'}")
 

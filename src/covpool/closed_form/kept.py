@@ -154,7 +154,7 @@ def update(
         classes = (*sums.classes, *(name for name in images.classes if name not in sums.classes))
         changed, added, seen = sums.with_classes(classes), 0, 0
         place = torch.tensor([classes.index(name) for name in images.classes])
-        running = Running(about["batch_size"], workers, device)
+        running = Running(about["batch_size"], workers, device, compile=about["compile"])
         for rows in _rows(root, images, running, progress):
             seen += len(rows)
             added += changed.add(Rows(rows.vectors, place[rows.labels], rows.images))
@@ -196,7 +196,7 @@ def forget(
             if unknown := sorted(set(images.classes) - set(sums.classes)):
                 raise UsageError(f"{data} has the class {unknown[0]!r}, which the model does not have")
             place = torch.tensor([sums.classes.index(name) for name in images.classes])
-            running = Running(about["batch_size"], workers, device)
+            running = Running(about["batch_size"], workers, device, compile=about["compile"])
             for rows in _rows(root, images, running, progress):
                 changed.remove(Rows(rows.vectors, place[rows.labels], rows.images))
                 removed += len(rows)

@@ -31,6 +31,7 @@ class FitOptions:
         finetune: also train the whole network, from the best head.
         epochs: number of epochs of fine-tuning.
         batch_size: images per batch of the backbone.
+        compile: compile the backbone: faster for thousands of images, after up to a minute.
         workers: processes that read images.
         device: ``auto`` uses a GPU if there is one.
         engine: ``local`` for this machine or the processes of torchrun, ``ray`` for a cluster.
@@ -51,6 +52,7 @@ class FitOptions:
     finetune: bool = False
     epochs: int = 12
     batch_size: int = 32
+    compile: bool = False
     workers: int = 2
     device: Device = "auto"
     engine: Literal["local", "ray"] = "local"

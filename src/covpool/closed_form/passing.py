@@ -91,6 +91,7 @@ class FrozenPass:
             options.engine,
             options.actors,
             options.ray_address,
+            compile=options.compile,
         )
         self.stages = 3 + bool(options.finetune)
         self.sets: dict[str, ImageSet] = {

@@ -244,8 +244,10 @@ def infer_set(
         left = list(_left(images, units, writer, manifest, running, there))
         is_exact = not isinstance(task, Predict | Embed)
         decoder = Decoder(Preprocessing.of(card.preprocessing), is_exact, timeout)
-        pad_to = running.batch_size if is_exact else 0
-        predictor = partial(Predictor, pinned(bundle), task, running.device, card.sha256, pad_to)
+        pad_to = running.batch_size if is_exact or running.compile else 0
+        predictor = partial(
+            Predictor, pinned(bundle), task, running.device, card.sha256, pad_to, running.compile
+        )
         try:
             work = Work(images, left, decoder, predictor, writer, manifest.add)
             bad = _engine(running)(work, running, progress) if left else 0

@@ -88,6 +88,7 @@ class Running:
         actors: number of Ray processes, each with a network.
         ray_address: address of a Ray cluster; Ray starts on this machine if not given.
         retry: compute rows again whose URL gave no answer.
+        compile: compile the network with torch.compile: faster, after up to a minute.
         verify: compare all bytes of the finished files with the manifest, not only sizes and last bytes.
     """
 
@@ -98,6 +99,7 @@ class Running:
     actors: int = 1
     ray_address: str | None = None
     retry: bool = False
+    compile: bool = False
     verify: bool = False
 
     def __post_init__(self) -> None:

@@ -171,6 +171,7 @@ class Predictor:
         device: one of :data:`covpool.device.DEVICES`; ``"auto"`` is a GPU if there is one.
         sha256: the hash of the weights. A process may start long after the job, when the bundle was replaced.
         pad_to: number of images to pad every batch to. A vector then does not depend on its batch.
+        compile: compile the network; needs ``pad_to``.
     """
 
     def __init__(
@@ -180,15 +181,17 @@ class Predictor:
         device: str = "auto",
         sha256: str | None = None,
         pad_to: int = 0,
+        compile: bool = False,
     ) -> None:
         on = chosen_device(device)
         model = open_bundle(str(bundle), on)
         if sha256 is not None and read_card(bundle).sha256 != sha256:
             raise UsageError(f"{bundle} is not the bundle any more that the job began with")
         outputs = self.outputs = start_task(task, model)
+        forward = torch.compile(outputs.forward, options={"freezing": True}) if compile else outputs.forward
         self.forward = Forward(
             model,
-            lambda images: {"values": outputs.forward(images)},
+            lambda images: {"values": forward(images)},
             device=on,
             precision=task.precision,
             views="flip" if task.flip else "one",
