@@ -21,18 +21,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from covpool.closed_form.heads import principal_directions
 from covpool.closed_form.kept import basis_of_fit
 from covpool.closed_form.solve import Solution, solve
 from covpool.closed_form.sums import Rows, Sums
 from covpool.errors import UsageError
-from covpool.evaluate.probe import ProbeOptions
 from covpool.evaluate.probe.features import fit_head, head_outputs
 from covpool.evaluate.probe.options import head_config
-from covpool.evaluate.probe.probing import Probing
-from covpool.functional import isqrt_cov, triu_vec
 from covpool.models.create import build_model
-from covpool.terminal import NamedProgress
+from lab.experiments.cached_set import CachedSet
 from lab.record import (
     ROOT,
     committed_file,
@@ -50,54 +46,8 @@ COUNTS, DRAWS, STEPS = (1, 2, 4, 8, 16), 3, 10
 HEADS = {"gap": "gap, closed form", "isqrt_cov": "isqrt_cov, closed form", "trained": "isqrt_cov, trained"}
 
 
-class Sparrows:
-    """The cached features of the sparrows, and what heads make of them."""
-
-    def __init__(self, sets: Path, runs: Path) -> None:
-        self.options = ProbeOptions(
-            MODEL, heads=("gap", "isqrt_cov"), dim=DIM, image_size=SIZE, workers=1, pretrained=True
-        )
-        with NamedProgress() as progress:
-            self.probing = Probing(
-                sets / "sparrows",
-                self.options,
-                runs / NAME,
-                runs / "cache",
-                20.0,
-                "auto",
-                progress.log,
-                progress,
-                torch.device("cpu"),
-            )
-            self.cached = self.probing._features()[0]
-        self.classes = tuple(self.probing.train_images.classes)
-        self.labels = {split: torch.from_numpy(cached.labels) for split, cached in self.cached.items()}
-
-    def maps(self, split: str, ids: NDArray[np.int64]) -> Tensor:
-        """Return the features ``(B, C, n)`` of some images."""
-        return torch.from_numpy(np.asarray(self.cached[split].arrays["features"][ids, 0])).float().flatten(2)
-
-    def averages(self, split: str, ids: NDArray[np.int64]) -> Tensor:
-        """Return the averages ``(B, C)``."""
-        return torch.from_numpy(np.asarray(self.cached[split].arrays["average"][ids, 0])).float()
-
-    def basis(self, ids: NDArray[np.int64]) -> Tensor:
-        """Return the basis of some training images."""
-        return principal_directions([self.maps("train", ids)], DIM)
-
-    def covariances(self, split: str, ids: NDArray[np.int64], basis: Tensor) -> Tensor:
-        """Return the vectors of isqrt_cov ``(B, p)``."""
-        parts = [
-            triu_vec(isqrt_cov(basis @ self.maps(split, part)))
-            for part in np.split(ids, range(64, len(ids), 64))
-        ]
-        return torch.cat(parts)
-
-    def solved(self, vectors: Tensor, ids: NDArray[np.int64]) -> Solution:
-        """Solve a classifier of all classes from some training images."""
-        sums = Sums("", self.classes, vectors.shape[1])
-        sums.add(Rows(vectors[:, None], self.labels["train"][ids], torch.from_numpy(ids)))
-        return solve(sums)
+class Sparrows(CachedSet):
+    """The cached features of the sparrows."""
 
     def accuracy(self, solution: Solution, vectors: Tensor, among: int | None = None) -> float:
         """Return the accuracy on the test images, or on those of the first classes."""
@@ -120,7 +70,7 @@ class Sparrows:
 def few(sparrows: Sparrows, count: int, seed: int) -> dict[str, float]:
     """Return the accuracies of the heads on some images of every class."""
     ids, test = sparrows.drawn(count, seed), np.arange(len(sparrows.labels["test"]))
-    basis = sparrows.basis(ids)
+    basis = sparrows.basis(ids, DIM)
     accuracies = {}
     poolings: dict[str, Callable[[str, NDArray[np.int64]], Tensor]] = {
         "gap": sparrows.averages,
@@ -151,7 +101,7 @@ def steps(sparrows: Sparrows) -> list[dict[str, float]]:
     labels, test = sparrows.labels["train"].numpy(), np.arange(len(sparrows.labels["test"]))
     ends = [round((k + 1) * len(sparrows.classes) / STEPS) for k in range(STEPS)]
     first = np.flatnonzero(labels < ends[0])
-    bases = {"first": sparrows.basis(first), "own": sparrows.basis(np.arange(len(labels)))}
+    bases = {"first": sparrows.basis(first, DIM), "own": sparrows.basis(np.arange(len(labels)), DIM)}
     train, tests = (
         {name: sparrows.covariances(split, ids, basis) for name, basis in bases.items()}
         for split, ids in (("train", np.arange(len(labels))), ("test", test))
@@ -188,8 +138,8 @@ def bases(sparrows: Sparrows, runs: Path) -> dict[str, float]:
     channels = sparrows.maps("train", ids[:1]).shape[1]
     normal = torch.randn(channels, channels, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     found: dict[str, Callable[[], Tensor]] = {
-        "all classes": lambda: sparrows.basis(ids),
-        "the first 10 of 21 classes": lambda: sparrows.basis(np.flatnonzero(labels < 10)),
+        "all classes": lambda: sparrows.basis(ids, DIM),
+        "the first 10 of 21 classes": lambda: sparrows.basis(np.flatnonzero(labels < 10), DIM),
         "random directions": lambda: torch.linalg.qr(normal)[0][:DIM].float(),
     }
     for name, title in (("flowers", "Flowers-102"), ("cars", "Stanford Cars"), ("cub", "CUB-200-2011")):
@@ -217,7 +167,7 @@ def main(sets: Path, runs: Path) -> None:
     record = new_record(NAME, ("functional", "nn", "closed_form", "evaluate")) | {"few": {}}
     file = record_file(record)
     record = resumed(record, file)
-    sparrows = Sparrows(sets, runs)
+    sparrows = Sparrows(sets / "sparrows", runs, MODEL, SIZE)
     for count in COUNTS:
         for seed in range(DRAWS):
             if (name := f"{count}-{seed}") not in record["few"]:

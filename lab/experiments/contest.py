@@ -1,0 +1,333 @@
+"""The contest of heads on frozen backbones: see ``lab/contest.md`` for the protocol.
+
+    python -m lab contest SETS RUNS [--cells [cub-lite0-224:attentive]]
+
+A cell is a head on a set with a backbone. Results are written after every training: rerun the command to go on
+where it stopped, also if RUNS is lost.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import statistics
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from covpool.evaluate.probe import ProbeOptions
+from covpool.evaluate.probe.features import fit_head, head_outputs
+from covpool.evaluate.probe.options import arrays_of, head_config
+from covpool.evaluate.probe.record import difference, paired_difference
+from covpool.models.config import ModelConfig
+from covpool.models.create import build_model
+from covpool.models.model import PooledClassifier
+from lab.experiments.arena import DIGITS
+from lab.experiments.cached_set import CachedSet, Ids
+from lab.experiments.fine_grained import TITLES
+from lab.experiments.resnet50 import RESNET50
+from lab.record import new_record, record_file, resumed, write_record
+
+NAME = "contest"
+PUBLISHED = "efficient_probing@batchnorm=true"
+ATTENTIVE = ("abmilp", "simpool", "attentive", "efficient_probing", PUBLISHED)
+FIXED = ("gap", "cov", "mpn_cov", "isqrt_cov")
+HEADS = (*FIXED, "gem", *ATTENTIVE, "isqrt_cov+gap")
+RATES, DROPS, INPUTS = (3e-4, 1e-3, 3e-3, 1e-2), (0.0, 0.25, 0.5), ("raw", "standardized")
+# The share of the epochs and the number of splits of each round; half of the settings survive a round.
+ROUNDS = ((0.25, 1), (0.5, 2), (1.0, 3))
+SPLITS, SEEDS = 3, 3
+BACKBONES = {"lite0": ("tf_efficientnet_lite0", "EfficientNet-Lite0"), "resnet50": (RESNET50, "ResNet-50")}
+
+
+class Case(NamedTuple):
+    """A data set with a backbone at an image size."""
+
+    data: str
+    backbone: str
+    size: int
+
+    @property
+    def name(self) -> str:
+        """Its name on the command line."""
+        return f"{self.data}-{self.backbone}-{self.size}"
+
+    @property
+    def title(self) -> str:
+        """The data set, the backbone and the image size in words."""
+        return f"{TITLES[self.data].partition(',')[0]}, {BACKBONES[self.backbone][1]}, {self.size} pixels"
+
+    @property
+    def epochs(self) -> int:
+        """The number of epochs of a training run."""
+        return 60 if self.data == "sparrows" else 20
+
+
+CASES = tuple(
+    Case(*words)
+    for words in (
+        ("sparrows", "lite0", 224),
+        ("sparrows", "resnet50", 224),
+        ("flowers", "lite0", 224),
+        ("cub", "lite0", 224),
+        ("cars", "lite0", 224),
+        ("cub", "resnet50", 224),
+        ("cars", "resnet50", 224),
+        ("cub", "lite0", 448),
+        ("cars", "lite0", 448),
+    )
+)
+
+
+class Setting(NamedTuple):
+    """What is chosen on held-out images.
+
+    Attributes:
+        lr: learning rate.
+        drop_rate: dropout rate before the classifier.
+        input: ``raw``, or ``standardized`` per channel.
+        features: ``stage`` or ``head``: before or after the channel expansion, for attentive heads.
+    """
+
+    lr: float
+    drop_rate: float
+    input: str
+    features: str = "head"
+
+
+def settings_of(head: str, *, expands: bool) -> list[Setting]:
+    """Return the grid of a head."""
+    both = head in ATTENTIVE and expands
+    return [
+        Setting(*values)
+        for values in itertools.product(RATES, DROPS, INPUTS, ("head", "stage") if both else ("head",))
+    ]
+
+
+@dataclasses.dataclass
+class Standardized:
+    """A cached array whose channels have mean 0 and standard deviation 1 over the training images."""
+
+    array: NDArray[Any]
+    mean: NDArray[np.float32]
+    deviation: NDArray[np.float32]
+
+    def __getitem__(self, chosen: Any) -> NDArray[np.float32]:
+        values: NDArray[np.float32] = (self.array[chosen].astype(np.float32) - self.mean) / self.deviation
+        return values
+
+
+class Contest:
+    """The cells of a case."""
+
+    def __init__(self, case: Case, cached: CachedSet) -> None:
+        self.case, self.cached = case, cached
+        self.train, self.test = cached.all_of("train"), cached.all_of("test")
+        self.expands: bool = cached.probing.expands
+
+    def config(self, head: str, setting: Setting) -> ModelConfig:
+        """Return the config of a head."""
+        config = head_config(
+            head,
+            self.cached.probing.backbone,
+            self.cached.options.dim,
+            setting.drop_rate,
+            expands=self.expands,
+        )
+        return dataclasses.replace(config, features="stage") if setting.features == "stage" else config
+
+    def trained(
+        self, head: str, setting: Setting, ids: Ids, epochs: int, seed: int
+    ) -> tuple[PooledClassifier, Mapping[str, Any]]:
+        """Train a head on some images, and return it with the features that it reads."""
+        config = self.config(head, setting)
+        cached = self.cached.cached
+        if setting.input == "standardized":
+            cached = {split: self._standardized(features, config) for split, features in cached.items()}
+        options: ProbeOptions = dataclasses.replace(self.cached.options, lr=setting.lr, epochs=max(1, epochs))
+        torch.manual_seed(seed)
+        model = build_model(config)  # the backbone is not used
+        fit_head(model, cached["train"], ids, options, seed, lambda done, total: None)
+        return model, cached
+
+    def _standardized(self, features: Any, config: ModelConfig) -> Any:
+        arrays = dict(features.arrays)
+        for name in arrays_of(config):
+            sample = self.cached.cached["train"].arrays[name][
+                self.train[:: max(1, len(self.train) // 512)], 0
+            ]
+            values = sample.astype(np.float32)
+            axes = (0, *range(2, values.ndim))
+            mean = values.mean(axis=axes).reshape(-1, *[1] * (values.ndim - 2))
+            deviation = values.std(axis=axes).reshape(mean.shape) + 1e-6
+            arrays[name] = Standardized(features.arrays[name], mean, deviation)
+        return dataclasses.replace(features, arrays=arrays)
+
+    def right(
+        self, model: PooledClassifier, cached: Mapping[str, Any], split: str, ids: Ids
+    ) -> NDArray[np.bool_]:
+        """Return which images a head classifies correctly, without their flips."""
+        labels = self.cached.labels[split]
+        parts = [
+            logits[0].argmax(dim=1) == labels[torch.from_numpy(some)]
+            for some, logits in head_outputs(model, cached[split], ids)
+        ]
+        hits: NDArray[np.bool_] = torch.cat(parts).numpy()
+        return hits
+
+    def split(self, number: int) -> tuple[Ids, Ids]:
+        """Return the images to train on and a held-out third of every class."""
+        random, labels = np.random.default_rng([number, 44]), self.cached.cached["train"].labels
+        held_out = []
+        for k in np.unique(labels[self.train]):
+            of_class = random.permutation(self.train[labels[self.train] == k])
+            held_out.append(of_class[: len(of_class) // 3])
+        aside = np.sort(np.concatenate(held_out))
+        return np.setdiff1d(self.train, aside), aside
+
+    def held_out(self, head: str, setting: Setting, share: float, split: int) -> dict[str, Any]:
+        """Train on two thirds of the training images, and return the accuracy on the others."""
+        ids, aside = self.split(split)
+        started = time.monotonic()
+        model, cached = self.trained(head, setting, ids, round(share * self.case.epochs), split)
+        accuracy = float(self.right(model, cached, "train", aside).mean())
+        return {"top1": accuracy, "seconds": round(time.monotonic() - started, 1)}
+
+    def seed(self, head: str, setting: Setting, seed: int) -> dict[str, Any]:
+        """Train on all training images, and return which test images are right."""
+        started = time.monotonic()
+        model, cached = self.trained(head, setting, self.train, self.case.epochs, seed)
+        right = self.right(model, cached, "test", self.test)
+        return {
+            "top1": float(right.mean()),
+            "right": "".join("01"[int(hit)] for hit in right),
+            "seconds": round(time.monotonic() - started, 1),
+        }
+
+
+def trial_name(setting: Setting, share: float, split: int) -> str:
+    """Return the key of a trial in the results."""
+    return f"{setting.lr:g},{setting.drop_rate:g},{setting.input},{setting.features},{share:g},{split}"
+
+
+def run_cell(contest: Contest, head: str, cell: dict[str, Any]) -> Iterator[None]:
+    """Choose a setting by successive halving, then train the seeds; yield after every training."""
+    trials, settings = cell.setdefault("trials", {}), settings_of(head, expands=contest.expands)
+    for number, (share, splits) in enumerate(ROUNDS):
+        for setting, split in itertools.product(settings, range(splits)):
+            if (name := trial_name(setting, share, split)) not in trials:
+                trials[name] = contest.held_out(head, setting, share, split)
+                yield
+        means = {
+            setting: statistics.mean(
+                trials[trial_name(setting, share, split)]["top1"] for split in range(splits)
+            )
+            for setting in settings
+        }
+        keep = 1 if number == len(ROUNDS) - 1 else (len(settings) + 1) // 2
+        settings = sorted(settings, key=lambda setting: -means[setting])[:keep]
+    cell["setting"], cell["held_out"] = settings[0]._asdict(), means[settings[0]]
+    seeds = cell.setdefault("seeds", {})
+    for seed in range(SEEDS):
+        if str(seed) not in seeds:
+            seeds[str(seed)] = contest.seed(head, settings[0], seed)
+            yield
+
+
+def summary(case: Case, cells: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the rows of a case: its finished heads, the best one on held-out images first."""
+    finished = {head: cell for head, cell in cells.items() if len(cell.get("seeds", {})) == SEEDS}
+
+    def shares(head: str) -> NDArray[np.float64]:
+        digits = [seed["right"] for seed in finished[head]["seeds"].values()]
+        return np.mean([[DIGITS.index(digit) for digit in one] for one in digits], axis=0)
+
+    rivals = [head for head in ATTENTIVE if head in finished]
+    rival = max(rivals, key=lambda head: finished[head]["held_out"], default=None)
+    return [
+        {
+            "head": head,
+            "held_out": cell["held_out"],
+            "top1": statistics.mean(seed["top1"] for seed in cell["seeds"].values()),
+            "setting": cell["setting"],
+            "over_gap": paired_difference(shares(head), shares("gap"))
+            if "gap" in finished and head != "gap"
+            else None,
+            "rival": rival,
+            "over_rival": paired_difference(shares(head), shares(rival)) if rival and head != rival else None,
+        }
+        for head, cell in sorted(finished.items(), key=lambda item: -item[1]["held_out"])
+    ]
+
+
+def page(record: Mapping[str, Any]) -> str:
+    """Return the results as Markdown."""
+    lines = [
+        "Top-1 accuracy in percent on the test images, without flips, mean of three seeds: lab/contest.md."
+    ]
+    for case in CASES:
+        rows = summary(case, record["cells"].get(case.name, {}))
+        if rows:
+            lines += ["", f"## {case.title}", ""]
+            lines += [
+                "| head | held out | test | over `gap` | over the best attentive head | setting |",
+                "|---" * 6 + "|",
+            ]
+        for row in rows:
+            setting = ", ".join(f"{value}" for value in row["setting"].values())
+            cells = [f"`{row['head']}`", f"{100 * row['held_out']:.1f}", f"{100 * row['top1']:.1f}"]
+            cells += [difference(row["over_gap"]), difference(row["over_rival"]), setting]
+            lines.append(f"| {' | '.join(cells)} |")
+    missing = not_run(record)
+    lines += ["", f"## Not run: {len(missing)} of {len(CASES) * len(HEADS)} cells"]
+    return "\n".join(lines)
+
+
+def not_run(record: Mapping[str, Any]) -> list[str]:
+    """Return the cells that are not finished."""
+    return [
+        f"{case.name}:{head}"
+        for case in CASES
+        for head in HEADS
+        if len(record["cells"].get(case.name, {}).get(head, {}).get("seeds", {})) < SEEDS
+    ]
+
+
+def main(sets: Path, runs: Path, cells: tuple[str, ...] = (), weights: Path | None = None) -> None:
+    """Run cells of the contest. Rerun the command to resume.
+
+    Args:
+        sets: folder with sparrows, cub, cars and flowers, each with train and test by class.
+        runs: folder of the cached features.
+        cells: cells to run, as [cub-lite0-224:attentive], or cases, as [cub-lite0-224]; all if not given.
+        weights: file with the weights of ResNet-50, for its cases.
+    """
+    record = new_record(NAME, ("functional", "nn", "models", "data", "evaluate", "closed_form")) | {
+        "cells": {}
+    }
+    file = record_file(record)
+    record = resumed(record, file)
+    for case in CASES:
+        heads = [
+            head
+            for head in HEADS
+            if f"{case.name}:{head}" in not_run(record)
+            and (not cells or {case.name, f"{case.name}:{head}"} & set(cells))
+        ]
+        if not heads or (case.backbone == "resnet50" and weights is None):
+            continue
+        own_weights = weights if case.backbone == "resnet50" else None
+        model = BACKBONES[case.backbone][0]
+        cached = CachedSet(sets / case.data, runs, model, case.size, HEADS, own_weights, compile=True)
+        contest = Contest(case, cached)
+        for head in heads:
+            cell = record["cells"].setdefault(case.name, {}).setdefault(head, {})
+            for _ in run_cell(contest, head, cell):
+                write_record(file, record, page(record))
+            write_record(file, record, page(record))
+            print(f"{case.name}:{head} is done", flush=True)

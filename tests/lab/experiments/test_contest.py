@@ -1,0 +1,95 @@
+"""The contest of heads: halving, resuming, and the table."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lab.experiments.contest import (
+    CASES,
+    ROUNDS,
+    SEEDS,
+    Contest,
+    Setting,
+    page,
+    run_cell,
+    settings_of,
+    summary,
+)
+
+BEST = Setting(1e-2, 0.25, "standardized", "stage")
+
+
+class Recorded:
+    """A contest whose trainings are noted and take no time."""
+
+    expands = True
+
+    def __init__(self) -> None:
+        self.trained: list[Any] = []
+
+    def held_out(self, head: str, setting: Setting, share: float, split: int) -> dict[str, Any]:
+        self.trained.append((setting, share, split))
+        distance = sum(value != best for value, best in zip(setting, BEST, strict=True))
+        return {"top1": 0.9 - 0.1 * distance, "seconds": 1.0}
+
+    def seed(self, head: str, setting: Setting, seed: int) -> dict[str, Any]:
+        self.trained.append((setting, 1.0, f"seed {seed}"))
+        return {"top1": 0.5, "right": "0101" if head == "gap" else "1101", "seconds": 1.0}
+
+
+def test_the_best_setting_survives_every_round() -> None:
+    contest, cell = Recorded(), dict[str, Any]()
+    list(run_cell(contest, "attentive", cell))  # type: ignore[arg-type]
+    assert cell["setting"] == BEST._asdict()
+    count = len(settings_of("attentive", expands=True))
+    assert count == 48
+    expected = sum(count // 2**k * splits for k, (_, splits) in enumerate(ROUNDS)) + SEEDS
+    assert len(contest.trained) == len(set(contest.trained)) == expected
+
+
+def test_a_rerun_goes_on_after_the_last_training() -> None:
+    whole, cell = Recorded(), dict[str, Any]()
+    list(run_cell(whole, "gem", cell))  # type: ignore[arg-type]
+    interrupted, again, part = Recorded(), Recorded(), dict[str, Any]()
+    steps = run_cell(interrupted, "gem", part)  # type: ignore[arg-type]
+    for _ in range(30):
+        next(steps)
+    list(run_cell(again, "gem", part))  # type: ignore[arg-type]
+    assert part == cell
+    assert interrupted.trained + again.trained == whole.trained
+
+
+def test_only_attentive_heads_choose_their_features() -> None:
+    assert len(settings_of("isqrt_cov", expands=True)) == len(settings_of("attentive", expands=False)) == 24
+
+
+def test_the_rival_is_chosen_on_held_out_images() -> None:
+    cells: dict[str, Any] = {}
+    for head in ("gap", "isqrt_cov", "attentive", "simpool"):
+        list(run_cell(Recorded(), head, cells.setdefault(head, {})))  # type: ignore[arg-type]
+    cells["simpool"]["held_out"] = 0.95
+    rows = {row["head"]: row for row in summary(CASES[0], cells)}
+    assert rows["isqrt_cov"]["rival"] == "simpool"
+    assert rows["isqrt_cov"]["over_gap"]["mean"] == pytest.approx(0.25)
+    text = page({"cells": {CASES[0].name: cells}})
+    assert "| `simpool` | 95.0 | 50.0 |" in text
+
+
+def test_a_third_of_every_class_is_held_out() -> None:
+    import numpy as np
+
+    labels = np.repeat([0, 1, 2], 9)
+    cached = SimpleNamespace(
+        cached={"train": SimpleNamespace(labels=labels)},
+        all_of=lambda split: np.arange(27),
+        probing=SimpleNamespace(expands=False),
+    )
+    contest = Contest(CASES[0], cached)  # type: ignore[arg-type]
+    for number in range(3):
+        train, aside = contest.split(number)
+        assert np.bincount(labels[aside]).tolist() == [3, 3, 3]
+        assert sorted([*train, *aside]) == list(range(27))
+    assert not np.array_equal(contest.split(0)[1], contest.split(1)[1])
