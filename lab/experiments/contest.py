@@ -2,7 +2,7 @@
 
     python -m lab contest SETS RUNS [--cells [cub-lite0-224:attentive]]
 
-A cell is a head on a set with a backbone. Results are written after every training: rerun the command to go on
+A cell is a head on a set with a backbone. Results are written after every training. Rerun the command to go on
 where it stopped, also if RUNS is lost.
 """
 
