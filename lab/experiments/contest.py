@@ -2,8 +2,8 @@
 
     python -m lab contest SETS RUNS [--cells [cub-lite0-224:attentive]]
 
-A cell is a head on a set with a backbone. Results are written after every training. Rerun the command to go on
-where it stopped, also if RUNS is lost.
+A cell is a head on a set with a backbone. Results are written after every training. Rerun the command to
+resume where it stopped, also if RUNS is lost.
 """
 
 from __future__ import annotations
