@@ -165,6 +165,7 @@ def test_a_killed_fit_resumes(birds: Path, tmp_path: Path) -> None:
 
 
 @needs_sparrows
+@pytest.mark.slow
 def test_images_that_change_during_an_interruption(birds: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("covpool.closed_form.fitting.solve", lambda *args, **options: 1 / 0)

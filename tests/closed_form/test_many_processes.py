@@ -192,6 +192,7 @@ def test_ray_gives_the_sums_of_one_process(birds: Path, monkeypatch: pytest.Monk
 
 
 @needs_sparrows
+@pytest.mark.slow
 @pytest.mark.usefixtures("birds")
 @pytest.mark.parametrize("kind", ["shards", "parquet"])
 def test_other_sources_give_the_same_model(kind: str) -> None:

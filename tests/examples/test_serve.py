@@ -245,7 +245,7 @@ def test_a_decoder_that_hangs_is_ended_and_replaced(monkeypatch: pytest.MonkeyPa
     decoders = serve.Decoders(1, {}, float("inf"), 0.5, 0)
     started = time.monotonic()
     assert decoders.answer(b"hang") is None
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 240  # it would sleep for an hour; a busy machine starts slowly
     first = decoders.own.process
     assert decoders.answer(b"good") == "decoded"
     assert decoders.own.process is not first
