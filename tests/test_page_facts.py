@@ -20,7 +20,17 @@ RESULTS = ROOT / "results" / "0.1.0"
 # Pages that quote measurements, and the result files with these measurements.
 QUOTING = {
     "why_second_order.md": ["why_second_order", "fine_grained", "methods", "spectra", "tiny10"],
-    "benchmarks.md": ["arena", "fine_grained", "fine_tuning", "isqrt_cov", "methods", "sparrows", "tiny10"],
+    "benchmarks.md": [
+        "arena",
+        "fine_grained",
+        "fine_tuning",
+        "isqrt_cov",
+        "layer",
+        "methods",
+        "sparrows",
+        "tiny10",
+    ],
+    "closed_form.md": ["one_pass", "few_images"],
     "choose_a_head.md": ["arena", "fine_grained", "fine_tuning", "methods", "sparrows", "tiny10"],
 }
 

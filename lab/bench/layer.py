@@ -138,7 +138,7 @@ def main(
         log.info(
             "%s: %s", name, ", ".join(f"{run} {timing.ratio.median:.3f}" for run, timing in timings.items())
         )
-        write_record(file, record)
+        write_record(file, record, summary(record))
 
     for count, size in product(threads, chosen_sizes(None)):
         torch.set_num_threads(count)

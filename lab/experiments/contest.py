@@ -243,9 +243,12 @@ def summary(case: Case, cells: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the rows of a case: its finished heads, the best one on held-out images first."""
     finished = {head: cell for head, cell in cells.items() if len(cell.get("seeds", {})) == SEEDS}
 
-    def shares(head: str) -> NDArray[np.float64]:
+    def right_share(head: str) -> NDArray[np.float64]:
         digits = [seed["right"] for seed in finished[head]["seeds"].values()]
-        return np.mean([[DIGITS.index(digit) for digit in one] for one in digits], axis=0)
+        shares: NDArray[np.float64] = np.mean(
+            [[DIGITS.index(hit) for hit in seed] for seed in digits], axis=0
+        )
+        return shares
 
     rivals = [head for head in ATTENTIVE if head in finished]
     rival = max(rivals, key=lambda head: finished[head]["held_out"], default=None)
@@ -255,11 +258,13 @@ def summary(case: Case, cells: Mapping[str, Any]) -> list[dict[str, Any]]:
             "held_out": cell["held_out"],
             "top1": statistics.mean(seed["top1"] for seed in cell["seeds"].values()),
             "setting": cell["setting"],
-            "over_gap": paired_difference(shares(head), shares("gap"))
+            "over_gap": paired_difference(right_share(head), right_share("gap"))
             if "gap" in finished and head != "gap"
             else None,
             "rival": rival,
-            "over_rival": paired_difference(shares(head), shares(rival)) if rival and head != rival else None,
+            "over_rival": paired_difference(right_share(head), right_share(rival))
+            if rival and head != rival
+            else None,
         }
         for head, cell in sorted(finished.items(), key=lambda item: -item[1]["held_out"])
     ]
