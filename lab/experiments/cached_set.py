@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from covpool.closed_form.heads import principal_directions
 from covpool.closed_form.solve import Solution, solve
@@ -89,6 +89,11 @@ class CachedSet:
     def covariances(self, split: str, ids: Ids, basis: Tensor) -> Tensor:
         """Return the vectors of isqrt_cov ``(B, p)``."""
         return torch.cat([triu_vec(isqrt_cov(basis @ self.maps(split, part))) for part in _parts(ids)])
+
+    def pooled(self, pool: nn.Module, split: str, ids: Ids) -> Tensor:
+        """Return the vectors ``(B, p)`` of a layer."""
+        with torch.inference_mode():
+            return torch.cat([pool(self.maps(split, part)) for part in _parts(ids)])
 
     def solved(self, vectors: Tensor, ids: Ids) -> Solution:
         """Solve a classifier of all classes from some training images."""

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from covpool.closed_form.solve import Solution
 from covpool.evaluate.probe import ProbeOptions
 from covpool.evaluate.probe.features import fit_head, head_outputs
 from covpool.evaluate.probe.options import arrays_of, head_config
@@ -27,6 +28,7 @@ from covpool.evaluate.probe.record import difference, paired_difference
 from covpool.models.config import ModelConfig
 from covpool.models.create import build_model
 from covpool.models.model import PooledClassifier
+from covpool.nn import CovPool
 from lab.experiments.arena import DIGITS
 from lab.experiments.cached_set import CachedSet, Ids
 from lab.experiments.fine_grained import TITLES
@@ -37,11 +39,16 @@ NAME = "contest"
 PUBLISHED = "efficient_probing@batchnorm=true"
 ATTENTIVE = ("abmilp", "simpool", "attentive", "efficient_probing", PUBLISHED)
 FIXED = ("gap", "cov", "mpn_cov", "isqrt_cov")
-HEADS = (*FIXED, "gem", *ATTENTIVE, "isqrt_cov+gap")
+TRAINED = (*FIXED, "gem", *ATTENTIVE, "isqrt_cov+gap")
 RATES, DROPS, INPUTS = (3e-4, 1e-3, 3e-3, 1e-2), (0.0, 0.25, 0.5), ("raw", "standardized")
-# The share of the epochs and the number of splits of each round; half of the settings survive a round.
+# The share of the epochs and the number of splits of each round; a quarter of the settings survives a round.
 ROUNDS = ((0.25, 1), (0.5, 2), (1.0, 3))
+SURVIVORS = 4
 SPLITS, SEEDS = 3, 3
+# Fixed heads in closed form, and the numbers of channels to choose from; average pooling has no choice.
+CLOSED = {f"{head}, closed form": head for head in FIXED}
+DIMS = (64, 128, 192, 256)
+HEADS = (*CLOSED, *TRAINED)
 BACKBONES = {"lite0": ("tf_efficientnet_lite0", "EfficientNet-Lite0"), "resnet50": (RESNET50, "ResNet-50")}
 
 
@@ -209,6 +216,28 @@ class Contest:
             "seconds": round(time.monotonic() - started, 1),
         }
 
+    def closed(self, head: str, dim: int, ids: Ids, split: str, measured: Ids) -> dict[str, Any]:
+        """Solve a fixed head from training images, and return which of the measured images are right."""
+        started = time.monotonic()
+        if head == "gap":
+            vectors, others = self.cached.averages("train", ids), self.cached.averages(split, measured)
+        else:
+            basis = self.cached.basis(ids, dim)
+            pool = CovPool(basis.shape[1], head, dim, "channels_first", reduction="linear").eval()
+            assert pool.reduction is not None
+            with torch.no_grad():
+                pool.reduction.projection.weight.copy_(basis)
+            vectors = self.cached.pooled(pool, "train", ids)
+            others = self.cached.pooled(pool, split, measured)
+        solution: Solution = self.cached.solved(vectors, ids)
+        right = self.cached.right(solution, split, measured, others)
+        return {
+            "top1": float(right.mean()),
+            "solver": solution.kind,
+            "right": "".join("01"[int(hit)] for hit in right),
+            "seconds": round(time.monotonic() - started, 1),
+        }
+
 
 def trial_name(setting: Setting, share: float, split: int) -> str:
     """Return the key of a trial in the results."""
@@ -217,6 +246,9 @@ def trial_name(setting: Setting, share: float, split: int) -> str:
 
 def run_cell(contest: Contest, head: str, cell: dict[str, Any]) -> Iterator[None]:
     """Choose a setting by successive halving, then train the seeds; yield after every training."""
+    if head in CLOSED:
+        yield from _run_closed(contest, CLOSED[head], cell)
+        return
     trials, settings = cell.setdefault("trials", {}), settings_of(head, expands=contest.expands)
     for number, (share, splits) in enumerate(ROUNDS):
         for setting, split in itertools.product(settings, range(splits)):
@@ -229,7 +261,7 @@ def run_cell(contest: Contest, head: str, cell: dict[str, Any]) -> Iterator[None
             )
             for setting in settings
         }
-        keep = 1 if number == len(ROUNDS) - 1 else (len(settings) + 1) // 2
+        keep = 1 if number == len(ROUNDS) - 1 else -(-len(settings) // SURVIVORS)
         settings = sorted(settings, key=lambda setting: -means[setting])[:keep]
     cell["setting"], cell["held_out"] = settings[0]._asdict(), means[settings[0]]
     seeds = cell.setdefault("seeds", {})
@@ -239,9 +271,32 @@ def run_cell(contest: Contest, head: str, cell: dict[str, Any]) -> Iterator[None
             yield
 
 
+def _run_closed(contest: Contest, head: str, cell: dict[str, Any]) -> Iterator[None]:
+    trials, dims = cell.setdefault("trials", {}), DIMS[:1] if head == "gap" else DIMS
+    for dim, split in itertools.product(dims, range(SPLITS)):
+        if (name := f"{dim},{split}") not in trials:
+            ids, aside = contest.split(split)
+            trial = contest.closed(head, dim, ids, "train", aside)
+            trials[name] = {key: trial[key] for key in ("top1", "solver", "seconds")}
+            yield
+    means = {
+        dim: statistics.mean(trials[f"{dim},{split}"]["top1"] for split in range(SPLITS)) for dim in dims
+    }
+    dim = max(dims, key=means.__getitem__)
+    cell["setting"], cell["held_out"] = {} if head == "gap" else {"dim": dim}, means[dim]
+    if "0" not in cell.setdefault("seeds", {}):
+        cell["seeds"]["0"] = contest.closed(head, dim, contest.train, "test", contest.test)
+        yield
+
+
+def seeds_of(head: str) -> int:
+    """Return the number of seeds of a head; a closed form has no seed, and runs once."""
+    return 1 if head in CLOSED else SEEDS
+
+
 def summary(case: Case, cells: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the rows of a case: its finished heads, the best one on held-out images first."""
-    finished = {head: cell for head, cell in cells.items() if len(cell.get("seeds", {})) == SEEDS}
+    finished = {head: cell for head, cell in cells.items() if len(cell.get("seeds", {})) == seeds_of(head)}
 
     def right_share(head: str) -> NDArray[np.float64]:
         digits = [seed["right"] for seed in finished[head]["seeds"].values()]
@@ -299,7 +354,7 @@ def not_run(record: Mapping[str, Any]) -> list[str]:
         f"{case.name}:{head}"
         for case in CASES
         for head in HEADS
-        if len(record["cells"].get(case.name, {}).get(head, {}).get("seeds", {})) < SEEDS
+        if len(record["cells"].get(case.name, {}).get(head, {}).get("seeds", {})) < seeds_of(head)
     ]
 
 
@@ -328,7 +383,7 @@ def main(sets: Path, runs: Path, cells: tuple[str, ...] = (), weights: Path | No
             continue
         own_weights = weights if case.backbone == "resnet50" else None
         model = BACKBONES[case.backbone][0]
-        cached = CachedSet(sets / case.data, runs, model, case.size, HEADS, own_weights, compile=True)
+        cached = CachedSet(sets / case.data, runs, model, case.size, TRAINED, own_weights, compile=True)
         contest = Contest(case, cached)
         for head in heads:
             cell = record["cells"].setdefault(case.name, {}).setdefault(head, {})

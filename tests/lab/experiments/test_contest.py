@@ -46,7 +46,7 @@ def test_the_best_setting_survives_every_round() -> None:
     assert cell["setting"] == BEST._asdict()
     count = len(settings_of("attentive", expands=True))
     assert count == 48
-    expected = sum(count // 2**k * splits for k, (_, splits) in enumerate(ROUNDS)) + SEEDS
+    expected = sum(count // 4**k * splits for k, (_, splits) in enumerate(ROUNDS)) + SEEDS
     assert len(contest.trained) == len(set(contest.trained)) == expected
 
 
@@ -93,3 +93,20 @@ def test_a_third_of_every_class_is_held_out() -> None:
         assert np.bincount(labels[aside]).tolist() == [3, 3, 3]
         assert sorted([*train, *aside]) == list(range(27))
     assert not np.array_equal(contest.split(0)[1], contest.split(1)[1])
+
+
+def test_a_closed_form_chooses_its_channels_on_held_out_images() -> None:
+    class Closed(Recorded):
+        def split(self, number: int) -> tuple[str, str]:
+            return "rest", "aside"
+
+        train, test = "all", "test"
+
+        def closed(self, head: str, dim: int, ids: Any, split: str, measured: Any) -> dict[str, Any]:
+            self.trained.append((head, dim, ids, measured))
+            return {"top1": 0.8 if dim == 128 else 0.5, "solver": "ridge", "right": "11", "seconds": 1.0}
+
+    contest, cell = Closed(), dict[str, Any]()
+    list(run_cell(contest, "isqrt_cov, closed form", cell))  # type: ignore[arg-type]
+    assert cell["setting"] == {"dim": 128}
+    assert [one for one in contest.trained if one[3] == "test"] == [("isqrt_cov", 128, "all", "test")]
