@@ -85,6 +85,7 @@ def measured(row: Row, sets: Path, runs: Path, weights: Path | None) -> dict[str
         weights=None if row.backbone == "lite0" else str(weights),
         image_size=row.size,
         heads=HEADS,
+        compile=row.data != "sparrows",
     )
     started = time.monotonic()
     with NamedProgress() as progress:
