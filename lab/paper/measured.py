@@ -170,7 +170,11 @@ def _beyond(judgment: Judgment, paper: str) -> Judgment:
 
 
 def _tuned(results: Results) -> Judgment:
-    rows = [row for row in results.get(TUNED, {}).get("rows", []) if row["data"] == "sparrows"]
+    rows = [
+        row
+        for row in results.get(TUNED, {}).get("rows", [])
+        if (row["data"], row["head"]) == ("sparrows", "trained")
+    ]
     top1 = {
         pool: [row["metrics"]["top1"] for row in rows if row["pool"] == pool] for pool in ("isqrt_cov", "gap")
     }
