@@ -27,6 +27,7 @@ COMMANDS = {
     "arena": ("experiments.arena:main", "all heads on frozen backbones, each tuned by the same trials"),
     "one_pass": ("experiments.one_pass:main", "heads in closed form against trained ones (frozen)"),
     "contest": ("experiments.contest:main", "all heads with their best settings (lab/contest.md)"),
+    "board": ("experiments.board:main", "a row for the board of Efficient Probing (lab/board.md)"),
     "few_images": ("experiments.few_images:main", "few images per class, classes in steps, other bases"),
     "fine_grained": ("experiments.fine_grained:main", "frozen backbones on fine-grained sets (Table 7)"),
     "fine_tuning": ("experiments.fine_tuning:main", "fine-tuning with both poolings (Table 7)"),
