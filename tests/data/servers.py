@@ -130,15 +130,14 @@ class Liar(Server):
     Attributes:
         folder: the folder.
         chance: chooses the answers.
-        is_open: whether answers without end go on.
     """
 
     def __init__(self, folder: Path) -> None:
         super().__init__(Lying)
-        self.folder, self.chance, self.is_open = folder, random.Random(0), True
+        self.folder, self.chance = folder, random.Random(0)
 
     def serve(self, folder: Path, seed: str) -> None:
-        """Serve another folder. Half of the requests have good answers."""
+        """Serve another folder, and end the answers for the last one. Half of the answers are good."""
         self.folder, self.chance = folder, random.Random(seed)
 
 
@@ -146,11 +145,11 @@ class Lying(Handler):
     server: Liar
 
     def do_GET(self) -> None:
-        chance, path = self.server.chance, self.path.strip("/")
+        self.folder, chance = self.server.folder, self.server.chance
         lies = (self.drip, self.drip_headers, self.wait, self.short, self.claim, self.status, self.loop)
         lies = (*lies, self.endless, self.packed, self.listing, self.connection.close)
         try:
-            data = (self.server.folder / path).read_bytes()
+            data = (self.folder.parent / self.path.strip("/")).read_bytes()
         except OSError:
             data = b""
         with contextlib.suppress(OSError):
@@ -176,10 +175,10 @@ class Lying(Handler):
 
     def slowly(self, parts: Iterable[bytes]) -> None:
         for part in parts:
-            if not self.server.is_open:
+            if self.folder != self.server.folder:
                 break
             self.wfile.write(part)
-            time.sleep(0.02)
+            time.sleep(0.05)
 
     def drip(self) -> None:
         self.head(200, 100_000)
@@ -217,7 +216,7 @@ class Lying(Handler):
 
     def endless(self) -> None:
         self.head(200, None)
-        while self.server.is_open:
+        while self.folder == self.server.folder:
             self.wfile.write(ZEROS)
 
     def packed(self) -> None:
