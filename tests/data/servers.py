@@ -75,6 +75,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
             while True:
                 self.wfile.write(b"0")
                 time.sleep(0.1)
+        elif path.startswith("/drip-headers"):
+            self.wfile.write(b"HTTP/1.1 200 OK\r\n")
+            while True:
+                self.wfile.write(b"X: 0\r\n")
+                time.sleep(0.1)
         elif path == "/gzip":
             self.answer(200, gzip.compress(bytes(8 << 20), 1), encoding="gzip")
         elif path == "/endless":
