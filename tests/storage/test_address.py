@@ -305,6 +305,6 @@ def test_parquet_on_a_server_that_fails_is_asked_for_again(
 ) -> None:
     monkeypatch.setattr("covpool.storage.remote.time.sleep", lambda seconds: None)
     root = Address.of(f"{server.url}/status/503")
-    with pytest.raises(ShardError, match="/status/503/a.parquet cannot be read"):
+    with pytest.raises(ShardError, match=r"/status/503/a\.parquet cannot be read"):
         read_parquet(root, "a.parquet", lambda opened: None)
     assert server.asked["/status/503/a.parquet"] > 3
