@@ -22,11 +22,19 @@ Files = dict[str, bytes]
 
 
 class Entrance(NamedTuple):
-    """Functions that make valid samples, mutate one sample, and read its files as covpool does."""
+    """Functions that make valid samples, mutate one sample, and read its files as covpool does.
+
+    Attributes:
+        samples: returns valid samples.
+        mutate: changes one of them.
+        read: reads the files of a folder.
+        read_url: reads the files of a folder on a server; ``None`` if covpool does not.
+    """
 
     samples: Callable[[], list[Files]]
     mutate: Callable[[Files, random.Random], Files]
     read: Callable[[Path], object]
+    read_url: Callable[[str], object] | None = None
 
 
 # Mutations.
@@ -147,7 +155,7 @@ def read_all(images: Any) -> None:
             pass  # one row, which reports the error
 
 
-def open_both(path: Path) -> None:
+def open_both(path: Path | str) -> None:
     """Open the images as ``train`` does, and as ``predict`` does."""
     from covpool.data.sources import open_splits, open_unlabeled
 
@@ -385,10 +393,17 @@ def read_run_folder(folder: Path) -> None:
 ENTRANCES: dict[str, Entrance] = {
     "images": Entrance(pictures, one_file(mutate_bytes), read_picture),
     "names": Entrance(names, mutate_names, read_names),
-    "rows": Entrance(tables, mutate_table, lambda folder: open_both(folder / "rows.csv")),
-    "tars": Entrance(tars, one_file(mutate_bytes), open_both),
-    "shards": Entrance(shards, mutate_shards, open_both),
-    "parquet": Entrance(parquets, one_file(mutate_bytes), open_both),
+    "rows": Entrance(
+        tables,
+        mutate_table,
+        lambda folder: open_both(folder / "rows.csv"),
+        lambda url: open_both(f"{url}/rows.csv"),
+    ),
+    "tars": Entrance(tars, one_file(mutate_bytes), open_both, open_both),
+    "shards": Entrance(shards, mutate_shards, open_both, open_both),
+    "parquet": Entrance(
+        parquets, one_file(mutate_bytes), open_both, lambda url: open_both(f"{url}/train-0.parquet")
+    ),
     "bundles": Entrance(lambda: [bundle()], mutate_bundle, read_bundle),
     "checkpoints": Entrance(checkpoints, mutate_checkpoint, read_run_checkpoint),
     "weights": Entrance(weights, one_file(mutate_bytes), read_weights),

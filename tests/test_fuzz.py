@@ -3,7 +3,8 @@
 A case must not raise any other error, take longer than ``SECONDS``, need more memory than ``MEMORY``, write
 outside the output folder, open a connection or start a program. Cases run one after another in a forked
 process, so that a crash of a C library is found too. A case depends only on its number, which a failure
-reports. In special cases, a file is replaced by a link, a pipe, a folder or a file of a huge size.
+reports. In special cases, a file is replaced by a link, a pipe, a folder or a file of a huge size. In slow
+cases, a server sends the files, slowly or with lies.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import random
 import resource
 import signal
 import sys
+import threading
 import time
 import traceback
 import warnings
@@ -22,18 +24,25 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 
 from covpool.errors import CovpoolError
+from covpool.storage import address, remote
+from covpool.storage.remote import Requests, limited
+from tests.data.servers import Liar
 from tests.entrances import ENTRANCES, Entrance, Files
 
 FEW, MANY = 50, 2000
 # Limits per case: CPU time, time, and memory above that of the process before.
 SECONDS, WAITING, MEMORY = 10, 20, 2 << 30
 PRECIOUS = "years of work"
+Kind = Literal["mutated", "special", "slow"]
+SERVED = [name for name, entrance in ENTRANCES.items() if entrance.read_url]
+# Limits of requests to the slow server. Each limit is short, so that thousands of cases wait for all of them.
+REQUESTS, TABLES, PAUSES = Requests(0.2, 0.2, 0.1, 1, 1000), 2, (0.01,)
 
 FORBIDDEN = ("socket.connect", "subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork")
 # Audit events that change files, with the index of the path argument.
@@ -44,12 +53,15 @@ class OutOfTimeError(BaseException):
     """A BaseException, so that only the test catches it."""
 
 
-def watch(inside: str) -> list[str]:
-    """Return a list that grows when anything writes outside a folder, connects, or starts a program."""
+def watch(inside: str, port: int) -> list[str]:
+    """Return a list that grows when anything writes outside a folder, connects, or starts a program.
+
+    Connections to a port of this machine are allowed.
+    """
     seen: list[str] = []
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        if event in FORBIDDEN:
+        if event in FORBIDDEN and not (event == "socket.connect" and arguments[1] == ("127.0.0.1", port)):
             seen.append(f"it called {event}{arguments!r}")
             raise PermissionError(seen[-1])
         path = arguments[CHANGING[event]] if event in CHANGING else None
@@ -89,7 +101,26 @@ def make_special(path: Path, precious: Path, chance: random.Random) -> None:
             os.truncate(path, chance.choice((len(data) + 1, 1 << 20, 1 << 31, 1 << 40)))
 
 
-def run_cases(name: str, first: int, last: int, place: str, pipe: Connection, is_special: bool) -> None:
+def read_slowly(server: Liar, read_url: Callable[[str], object], folder: Path) -> None:
+    """Read a folder from the server."""
+    server.serve(folder, folder.name)
+    os.environ["XDG_CACHE_HOME"] = str(folder)
+    with limited(REQUESTS):
+        read_url(f"{server.url}/{folder.name}")
+
+
+def slow_server(place: str) -> Liar:
+    """Start a server, and shorten the waits for it."""
+    server = Liar(Path(place))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    for module in (address, remote):
+        vars(module).update(
+            TABLE_TIMEOUTS=TABLES, pauses_before=lambda retries: PAUSES, MAX_WAIT_SECONDS=0.02
+        )
+    return server
+
+
+def run_cases(name: str, first: int, last: int, place: str, pipe: Connection, kind: Kind) -> None:
     """Send the number of each case before it runs, and a sentence if it fails."""
     precious = Path(f"{place}-precious")
     precious.write_text(PRECIOUS)
@@ -104,18 +135,23 @@ def run_cases(name: str, first: int, last: int, place: str, pipe: Connection, is
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)  # a forked process has only one thread
     faulthandler.disable()  # the parent reports a crash
-    seen = watch(os.path.realpath(place))
+    server = slow_server(place) if kind == "slow" else None
+    seen = watch(os.path.realpath(place), server.server_port if server else 0)
     for number in range(first, last):
         pipe.send(number)
         chance = random.Random(f"{name} {number}")
-        files = entrance.mutate(dict(chance.choice(samples)), chance)
+        files = dict(chance.choice(samples))
+        files = files if kind == "slow" else entrance.mutate(files, chance)
         folder = write_files(files, Path(place, str(number)))
-        if is_special:
+        if kind == "special":
             make_special(folder / chance.choice(sorted(files)), precious, chance)
         signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
         signal.setitimer(signal.ITIMER_REAL, WAITING)
         try:
-            entrance.read(folder)
+            if server and entrance.read_url:
+                read_slowly(server, entrance.read_url, folder)
+            else:
+                entrance.read(folder)
         except (CovpoolError, OSError) as error:
             if len(str(error)) > 200_000:
                 pipe.send(f"its message has {len(str(error))} characters")
@@ -142,11 +178,11 @@ def write_files(files: Files, folder: Path) -> Path:
     return folder
 
 
-def fuzz(name: str, first: int, last: int, place: Path, is_special: bool = False) -> None:
+def fuzz(name: str, first: int, last: int, place: Path, kind: Kind = "mutated") -> None:
     """Run some cases of an entrance. A crash or a hang counts as a failure of the last case sent."""
     receiver, sender = multiprocessing.Pipe(duplex=False)
     context = multiprocessing.get_context("fork")
-    process = context.Process(target=run_cases, args=(name, first, last, str(place), sender, is_special))
+    process = context.Process(target=run_cases, args=(name, first, last, str(place), sender, kind))
     process.start()
     sender.close()
     case: object = "none"
@@ -177,13 +213,24 @@ def test_mutated_files_are_read_or_refused(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ENTRANCES)
 def test_special_files_are_read_or_refused(name: str, tmp_path: Path) -> None:
-    fuzz(name, 0, FEW, tmp_path / "cases", is_special=True)
+    fuzz(name, 0, FEW, tmp_path / "cases", kind="special")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ENTRANCES)
 def test_many_special_files_are_read_or_refused(name: str, tmp_path: Path) -> None:
-    fuzz(name, FEW, FEW + MANY, tmp_path / "cases", is_special=True)
+    fuzz(name, FEW, FEW + MANY, tmp_path / "cases", kind="special")
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_files_from_a_slow_server_are_read_or_refused(name: str, tmp_path: Path) -> None:
+    fuzz(name, 0, FEW // 5, tmp_path / "cases", kind="slow")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SERVED)
+def test_many_files_from_a_slow_server_are_read_or_refused(name: str, tmp_path: Path) -> None:
+    fuzz(name, FEW, FEW + MANY, tmp_path / "cases", kind="slow")
 
 
 @pytest.mark.slow

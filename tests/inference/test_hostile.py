@@ -71,6 +71,26 @@ def test_a_small_parquet_file_cannot_fill_the_memory(tmp_path: Path, monkeypatch
         open_unlabeled(tmp_path / "bomb.parquet").read(0)
 
 
+def test_a_parquet_file_cannot_state_its_own_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its footer states the size that it decodes to, which is far above that of the file."""
+    monkeypatch.setattr("covpool.data.sources.parquet_file.MAX_DECODED_BYTES", 1 << 20)
+    table = pa.table({"image": pa.array([bytes(1 << 20)] * 8, pa.binary())})
+    pq.write_table(table, tmp_path / "bomb.parquet", compression="zstd", use_dictionary=False)
+    with pytest.raises(ShardError, match="decodes to more than"):
+        open_unlabeled(tmp_path / "bomb.parquet").read(0)
+
+
+def test_the_footer_of_a_parquet_file_has_a_limit(tmp_path: Path) -> None:
+    for size in (20, 1 << 32):
+        with (tmp_path / "bomb.parquet").open("wb") as file:
+            file.write(b"PAR1")
+            file.truncate(size - 8)
+            file.seek(size - 8)
+            file.write((1 << 31).to_bytes(4, "little") + b"PAR1")
+        with pytest.raises(ShardError, match="has a footer of over 134,217,728 bytes"):
+            open_unlabeled(tmp_path / "bomb.parquet")
+
+
 def test_a_row_does_not_follow_a_link_out_of_the_folder(tmp_path: Path) -> None:
     (tmp_path / "private").write_bytes(b"a secret")
     (tmp_path / "set").mkdir()

@@ -14,9 +14,11 @@ import pytest
 
 from covpool.data.image_set import ImageSet
 from covpool.data.sources import open_images, open_splits, open_unlabeled
+from covpool.data.sources.parquet_file import read_parquet
 from covpool.errors import BadImageError, ShardError, UnreachableError, UsageError
 from covpool.storage import address as address_module
 from covpool.storage.address import Address
+from covpool.storage.cache import FileCache
 from covpool.storage.remote import Requests, limited, patiently, trust_rows
 from tests.data.servers import Server, serving
 
@@ -277,3 +279,32 @@ def test_a_table_on_a_bad_server_is_asked_for_again_and_has_a_message(
         open_unlabeled(f"{server.url}{path}")
     assert server.url in str(caught.value)
     assert server.asked[path] > 1
+
+
+def test_a_server_that_sends_headers_without_end_is_left(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("covpool.storage.remote.TABLE_TIMEOUTS", 1)
+    monkeypatch.setattr("covpool.storage.remote.pauses_before", lambda retries: ())
+    with limited(Requests(timeout=0.5, retries=0)):
+        where = Address.of(f"{server.url}/drip-headers")
+        for ask in (where.is_folder, where.exists, where.files_below, where.read):
+            started = time.monotonic()
+            with pytest.raises(ShardError, match="cannot be"):
+                ask()
+            assert time.monotonic() - started < 10
+        for name in ("drip-headers.parquet", "drip"):
+            with pytest.raises(ShardError, match="cannot be read"):
+                FileCache(tmp_path, 1 << 20).opened(f"{server.url}/{name}", "1", 100_000)
+        with pytest.raises(ShardError, match="cannot be read"):
+            read_parquet(where.parent, "drip-headers", lambda opened: None)
+
+
+def test_parquet_on_a_server_that_fails_is_asked_for_again(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("covpool.storage.remote.time.sleep", lambda seconds: None)
+    root = Address.of(f"{server.url}/status/503")
+    with pytest.raises(ShardError, match=r"/status/503/a\.parquet cannot be read"):
+        read_parquet(root, "a.parquet", lambda opened: None)
+    assert server.asked["/status/503/a.parquet"] > 3

@@ -132,7 +132,7 @@ def list_files(folder: Address, accepts: Callable[[str], bool]) -> list[str]:
     """Return the names of the accepted files in a folder and below, in order."""
     if folder.is_local:
         return list(files_under(Path(folder.path), accepts))
-    names = (path[len(folder.path) :].lstrip("/") for path in folder.store.find(folder.path))
+    names = (path[len(folder.path) :].lstrip("/") for path in folder.files_below())
     return sorted(name for name in names if all(map(is_visible, name.split("/"))) and accepts(name))
 
 

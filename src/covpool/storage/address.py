@@ -34,14 +34,13 @@ from covpool.storage.remote import (
 
 # What a row may name. Other schemes of fsspec unpack archives, run commands or fill in templates.
 SCHEMES = frozenset({"file", "http", "https", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf"})
+HTTP = ("http://", "https://")
 IPV6_HOST = re.compile(r"(?<=^http://)\[[0-9a-f:.]+\]|(?<=^https://)\[[0-9a-f:.]+\]", re.IGNORECASE)
 # How often a path may be percent-encoded.
 MAX_DECODED = 4
 # HTTP status codes that are about one file and will not change; others that are not worth a retry.
 GONE = (400, 404, 405, 406, 410, 414, 415)
 REFUSED = (401, 403, 407, 451)
-# A table, an index or a list may take this many times the seconds of one image.
-TABLE_TIMEOUTS = 10
 # After this many failed URLs in sequence, further ones are not retried: the store must be down.
 PATIENCE = 3
 # Twice the bytes of a photograph at Pillow's pixel limit, uncompressed, with 16 bits per color.
@@ -64,12 +63,11 @@ def open_store(url: str, home: str | None = None, requests: Requests | None = No
     import fsspec  # here, because the import takes a while
 
     options: dict[str, Any] = {}
-    if url.startswith(("http://", "https://")):
+    if url.startswith(HTTP):
         from covpool.storage.http import client, host_of
 
-        requests = requests or current()
         home = home or (ANY if rows_are_trusted() else host_of(url))
-        options["get_client"] = client(home, requests.connect_timeout, requests.read_timeout)
+        options["get_client"] = client(home, requests or current())
         # Not by url_to_fs, which takes the :: of an IPv6 address for a chain.
         return fsspec.filesystem(url.partition(":")[0], **options), url
     store, path = fsspec.core.url_to_fs(url)
@@ -108,7 +106,7 @@ class Address:
         home = ANY if rows_are_trusted() else ""
         try:
             store, path = open_store(url)
-            if not home and url.startswith(("http://", "https://")):
+            if not home and url.startswith(HTTP):
                 from covpool.storage.http import host_of
 
                 home = host_of(url)
@@ -259,16 +257,50 @@ class Address:
             os.stat(self.path)
             return os.path.isdir(self.path)
 
-        def look() -> tuple[bool, bool]:
-            store = self.store
-            is_folder = bool(store.isdir(self.path))
-            return is_folder, is_folder or bool(store.exists(self.path))
-
         until = time.monotonic() + self.requests.timeout
+
+        def look() -> tuple[bool, bool]:
+            is_folder = bool(self._ask("isdir", until))
+            return is_folder, is_folder or bool(self._ask("exists", until))
+
         is_folder, is_there = patiently(self.url, look, "reached", until=until)
         if not is_there:
             raise FileNotFoundError(f"{self.url} does not exist")
         return is_folder
+
+    def exists(self) -> bool:
+        """Return whether a file is in object storage.
+
+        Raises:
+            ShardError: if the storage does not answer. ``exists`` of fsspec returns False for errors, which
+                would silently drop a split.
+        """
+        until = time.monotonic() + self.requests.timeout
+
+        def attempt() -> bool:
+            try:
+                self._ask("cat_file", until, start=0, end=1)
+            except FileNotFoundError:
+                return False
+            except Exception as error:
+                # Without permission to list files, object storage answers 403 for every missing file.
+                if isinstance(error, PermissionError) or getattr(error, "status", None) == 403:
+                    return False
+                raise
+            return True
+
+        return patiently(self.url, attempt, until=until)
+
+    def files_below(self) -> list[str]:
+        """Return the paths of all files in a folder of object storage and below.
+
+        Raises:
+            ShardError: if the storage does not answer.
+        """
+        # A server could list folders without end. Object storage with millions of files takes its time.
+        seconds = self.requests.table_timeout if self.url.startswith(HTTP) else float("inf")
+        until = time.monotonic() + seconds
+        return patiently(self.url, lambda: list(self._ask("find", until)), "listed", until=until)
 
     def read(self, limit: int = MAX_BODY_BYTES) -> bytes:
         """Return the bytes of a file; requests to object storage are repeated if they fail.
@@ -283,7 +315,7 @@ class Address:
         """
         if self.is_local:
             return read_image(self.path)
-        return self._request(limit, until=time.monotonic() + TABLE_TIMEOUTS * self.requests.timeout)
+        return self._request(limit, until=time.monotonic() + self.requests.table_timeout)
 
     def _request(self, limit: int, pauses: Sequence[float] | None = None, *, until: float) -> bytes:
         def attempt() -> bytes | OSError:
@@ -310,17 +342,20 @@ class Address:
 
     def _cat(self, end: int, until: float) -> bytes:
         """Request up to a number of bytes."""
+        # Over HTTP the client has a limit: a server may ignore the range.
+        part = {} if self.url.startswith(HTTP) else {"start": 0, "end": end}
+        data: bytes = self._ask("cat_file", until, **part)
+        return data
+
+    def _ask(self, method: str, until: float, **options: int) -> Any:
+        """Call a method of the file system on the path; give up at a time, by ``time.monotonic``."""
         from fsspec.asyn import sync
 
         store = self.store
-        # Over HTTP the client has a limit: a server may ignore the range.
-        options = {} if self.url.startswith(("http://", "https://")) else {"start": 0, "end": end}
         if not store.async_impl:
-            data: bytes = store.cat_file(self.path, **options)
-            return data
-        seconds = max(until - time.monotonic(), 0.1)
-        data = sync(store.loop, store._cat_file, self.path, timeout=seconds, **options)
-        return data
+            return getattr(store, method)(self.path, **options)
+        seconds = None if until == float("inf") else max(until - time.monotonic(), 0.1)
+        return sync(store.loop, getattr(store, f"_{method}"), self.path, timeout=seconds, **options)
 
     def opened(self) -> Any:
         """Return the open file, to read parts of it."""

@@ -16,7 +16,7 @@ from pathlib import Path
 import fsspec
 
 from covpool.errors import BadImageError, ShardError
-from covpool.storage.address import open_store
+from covpool.storage.address import HTTP, open_store
 from covpool.storage.files import digest, open_own
 from covpool.storage.remote import MAX_BODY_BYTES, patiently
 
@@ -152,7 +152,12 @@ def _download(url: str, path: Path, size: int | None) -> None:
         # Created for each download: a file system inherited through a fork can hang.
         store, remote = open_store(url)
         try:
-            store.get_file(remote, str(path), callback=_Limit(limit))
+            if url.startswith(HTTP):
+                from covpool.storage.http import download
+
+                download(store, url, path, limit, _Limit(limit))
+            else:
+                store.get_file(remote, str(path), callback=_Limit(limit))
         except BadImageError as error:
             raise ShardError(f"{url} cannot be read: {error}") from error
         length = path.stat().st_size

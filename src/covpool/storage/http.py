@@ -11,16 +11,20 @@ import functools
 import ipaddress
 import socket
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
+from fsspec.asyn import sync
 from yarl import URL
 
 from covpool.errors import BadImageError, UnreachableError
-from covpool.storage.remote import ANY, MAX_BODY_BYTES
+from covpool.storage.remote import ANY, MAX_BODY_BYTES, Requests, current
 
+# Bytes per second of the slowest server that a large file is downloaded from.
+SLOWEST = 1 << 16
 NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
@@ -117,14 +121,28 @@ class _Response(aiohttp.ClientResponse):
         return BadImageError("too large", f"the server sends more than {MAX_BODY_BYTES:,} bytes")
 
 
+def limits(requests: Requests, seconds: float) -> aiohttp.ClientTimeout:
+    """Return the limits of a request that may take some seconds in all: a server could send forever."""
+    return aiohttp.ClientTimeout(
+        total=seconds, sock_connect=requests.connect_timeout, sock_read=requests.read_timeout
+    )
+
+
+def download(store: Any, url: str, path: Path, size: int, callback: Any) -> None:
+    """Download a large file, which may take longer than other requests."""
+    requests = current()
+    seconds = max(requests.table_timeout, size / SLOWEST)
+    fetch = functools.partial(store._get_file, timeout=limits(requests, seconds))
+    sync(store.loop, fetch, url, str(path), callback=callback)
+
+
 @functools.cache  # fsspec reuses a file system, and its connections, if the function is the same
-def client(home: str, connect: float, read: float) -> Callable[..., Awaitable[aiohttp.ClientSession]]:
+def client(home: str, requests: Requests) -> Callable[..., Awaitable[aiohttp.ClientSession]]:
     """Return a function that makes a session.
 
     Args:
         home: the host and port that may be private; ``"*"`` for all.
-        connect: seconds to connect.
-        read: seconds without data.
+        requests: the limits of requests.
     """
 
     async def check_redirect(session: object, context: SimpleNamespace, seen: Any) -> None:
@@ -139,7 +157,7 @@ def client(home: str, connect: float, read: float) -> Callable[..., Awaitable[ai
             "cookie_jar": aiohttp.DummyCookieJar(),
             "headers": {"Accept-Encoding": "identity"},
             "response_class": _Response,
-            "timeout": aiohttp.ClientTimeout(total=None, sock_connect=connect, sock_read=read),
+            "timeout": limits(requests, requests.table_timeout),
             "trace_configs": [trace],
         }
         return aiohttp.ClientSession(**(ours | options))

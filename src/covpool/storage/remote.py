@@ -20,6 +20,8 @@ from covpool.errors import BadImageError, ShardError, UnreachableError, UsageErr
 T = TypeVar("T")
 
 RETRIES = 3
+# A table, an index or a list may take this many times the seconds of one image.
+TABLE_TIMEOUTS = 10
 # The longest wait before a retry, whatever a server asks for.
 MAX_WAIT_SECONDS = 60.0
 # Any host may be private, and any local file may be named.
@@ -60,6 +62,11 @@ class Requests:
         for name in ("retries", "max_bad"):
             if getattr(self, name) < 0:
                 raise UsageError(f"{name} must be at least 0; got {getattr(self, name)}")
+
+    @property
+    def table_timeout(self) -> float:
+        """Seconds to fetch a table, an index or a list."""
+        return TABLE_TIMEOUTS * self.timeout
 
 
 # An address keeps the values of the time when it was made, so worker processes have them too.

@@ -25,7 +25,6 @@ from covpool.errors import BadImageError, ShardError, UsageError
 from covpool.storage.address import Address
 from covpool.storage.cache import FileCache
 from covpool.storage.files import digest, open_regular, read_file
-from covpool.storage.remote import patiently
 
 FORMAT, VERSION = "covpool shards", 2
 INDEX = "index.json"
@@ -292,25 +291,9 @@ def has_index(url: str) -> bool:
     """Return whether there is a shard index at a URL.
 
     Raises:
-        ShardError: if the storage cannot be asked. ``exists`` of fsspec returns False for errors, which would
-            silently drop a split.
+        ShardError: if the storage does not answer.
     """
-    index = f"{url.rstrip('/')}/{INDEX}"
-    address = _address(index)
-
-    def attempt() -> bool:
-        try:
-            address.store.cat_file(address.path, start=0, end=1)
-        except FileNotFoundError:
-            return False
-        except Exception as error:
-            # Without permission to list files, object storage answers 403 for every missing file.
-            if isinstance(error, PermissionError) or getattr(error, "status", None) == 403:
-                return False
-            raise
-        return True
-
-    return patiently(index, attempt)
+    return _address(f"{url.rstrip('/')}/{INDEX}").exists()
 
 
 def _address(url: str | Path) -> Address:

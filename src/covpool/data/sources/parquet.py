@@ -26,12 +26,13 @@ from covpool.data.image_set import BaseSet, Group, ImageSet, digest_of
 from covpool.data.listing import check_alike, list_below
 from covpool.data.sources import SPLIT_OF, SPLITS, Marks, Split, sort_classes
 from covpool.data.sources.parquet_file import (
+    Open,
     has_bytes,
     image_columns,
     image_value,
     is_text,
-    open_parquet,
     read_footer,
+    read_parquet,
     read_rows,
 )
 from covpool.errors import BadImageError, UsageError
@@ -232,8 +233,7 @@ class ParquetImages(BaseSet):
         group = self.row_groups[place]
         file = self.files[group.file]
         column = file.image if kind == "image" else file.id
-        with open_parquet(self.root, file.name) as (_, parquet):
-            return read_rows(parquet, group.number, str(column), self.root.below(file.name).url)
+        return read_parquet(self.root, file.name, lambda opened: read_rows(opened, group.number, str(column)))
 
 
 class _Classes:
@@ -245,7 +245,9 @@ class _Classes:
 
     def read(self, root: Address, name: str) -> Numbers:
         """Return the labels of a file by number, with -1 for a row without a label."""
-        with open_parquet(root, name) as (_, parquet):
+
+        def labels(opened: Open) -> Numbers:
+            parquet = opened.parquet
             schema = parquet.schema_arrow
             if LABEL not in schema.names:
                 raise UsageError(f"{name} has no column {LABEL!r}; its columns are {', '.join(schema.names)}")
@@ -255,13 +257,15 @@ class _Classes:
             self.names |= {names} if names else set()
             parts = [np.empty(0, dtype=np.int32)]
             for group in range(parquet.metadata.num_row_groups):
-                column = read_rows(parquet, group, LABEL, name)
+                column = read_rows(opened, group, LABEL)
                 encoded = column.unify_dictionaries().combine_chunks()
                 encoded = encoded if kind.startswith("dictionary") else encoded.dictionary_encode()
                 known = [self._number(name, value, names) for value in encoded.dictionary.to_pylist()]
                 indices = encoded.indices.fill_null(len(known)).to_numpy()
                 parts.append(np.array([*known, NO_LABEL], dtype=np.int32)[indices])
-        return np.concatenate(parts)
+            return np.concatenate(parts)
+
+        return read_parquet(root, name, labels)
 
     def ordered(self) -> tuple[tuple[str, ...], Numbers]:
         """Return the classes in their order, and the place of each number; the last place is that of -1."""
@@ -314,11 +318,11 @@ def _row_groups(files: Sequence[File]) -> Iterator[RowGroup]:
 
 
 def _look(root: Address, name: str) -> File:
-    with open_parquet(root, name) as (file, parquet):
-        metadata, schema = parquet.metadata, parquet.schema_arrow
+    def look(opened: Open) -> File:
+        metadata, schema = opened.parquet.metadata, opened.parquet.schema_arrow
         image, ids = image_columns(name, schema)
         groups = [metadata.row_group(k) for k in range(metadata.num_row_groups)]
-        footer = read_footer(file)
+        footer = read_footer(opened)
         of_file, has_paths = Digest(footer), is_text(schema.field(image).type)
         if has_paths:  # the same paths in another folder are other images
             of_file.update(os.fsencode(root.below(name).parent.url))
@@ -332,3 +336,5 @@ def _look(root: Address, name: str) -> File:
             not has_paths and all(has_bytes(group, image) for group in groups),
             max((group.total_byte_size for group in groups), default=0),
         )
+
+    return read_parquet(root, name, look)
