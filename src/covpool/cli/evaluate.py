@@ -4,9 +4,9 @@
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from covpool.arguments import Device
 from covpool.cli.main import Command
 from covpool.data.layouts import Layout
-from covpool.device import Device
 
 if TYPE_CHECKING:
     from covpool.evaluate.neighbors import Neighbors

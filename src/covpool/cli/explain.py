@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from covpool.arguments import Device
 from covpool.cli.main import Command
-from covpool.device import Device
 
 if TYPE_CHECKING:
     from covpool.explain.diagnosis import Diagnosis

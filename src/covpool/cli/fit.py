@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from covpool.arguments import Device
 from covpool.cli.main import Command
 from covpool.closed_form.options import FitOptions
-from covpool.device import Device
 
 if TYPE_CHECKING:
     from collections.abc import Callable

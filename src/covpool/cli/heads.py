@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from covpool.arguments import Device
 from covpool.cli.main import Command
 from covpool.data.layouts import Layout
-from covpool.device import Device
 from covpool.evaluate.probe.options import ProbeOptions
 
 if TYPE_CHECKING:

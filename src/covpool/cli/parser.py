@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import inspect
+import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
@@ -13,7 +14,8 @@ from typing import Any, get_type_hints
 import docstring_parser
 from jsonargparse import DefaultHelpFormatter
 
-from covpool.terminal import did_you_mean
+from covpool.arguments import check_whole
+from covpool.terminal import announce_loading, did_you_mean
 from covpool.training.parser import SentenceParser
 
 
@@ -41,11 +43,44 @@ def parse_several(
     parser.example = example
     parsed = parser.parse_args(valued([*map(underscored, argv)], parser.hints)).as_dict()
     as_json = parsed.pop("json")
+    check_values(parsed)
+    announce_loading(command)
     for name in parser.lists:
         parsed[name] = tuple(part.strip() for part in parsed[name].split(",") if part.strip())
-    return [
-        kind(**{name: parsed[name] for name in _names(kind) if name in parsed}) for kind in kinds
-    ], as_json
+    values = [kind(**{name: parsed[name] for name in _names(kind) if name in parsed}) for kind in kinds]
+    if parsed.get("device", "auto") not in ("auto", "cpu"):
+        from covpool.device import chosen_device  # here: it imports torch
+
+        chosen_device(parsed["device"])
+    return values, as_json
+
+
+# Numbers that may be 0.
+MAY_BE_ZERO = ("max_bad", "num_classes", "retries", "seed", "svm_seeds", "workers")
+# Options that name a local file or folder, or a URL.
+LOCATIONS = ("basis", "data", "weights")
+
+
+def check_values(parsed: Mapping[str, Any]) -> None:
+    """Check numbers and paths, before a command imports torch.
+
+    Raises:
+        UsageError: if a whole number is below the smallest one.
+        OSError: if a file or a folder does not exist.
+    """
+    for name, value in parsed.items():
+        for number in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(number, int) and not isinstance(number, bool):
+                check_whole(_hyphenated(f"--{name}"), number, at_least=int(name not in MAY_BE_ZERO))
+    for name in LOCATIONS:
+        path = parsed.get(name)
+        if path is not None and not is_url(path):
+            os.stat(path)
+
+
+def is_url(path: str) -> bool:
+    """Return whether a path is not that of a file or folder of this machine."""
+    return "://" in path
 
 
 def make_parser(command: str, *kinds: type[Any], skip: Collection[str] = ()) -> Parser:
@@ -83,6 +118,7 @@ def _names(kind: type[Any]) -> list[str]:
 def add_shared(parser: Any) -> None:
     """Add the options of every verb to a parser or a group of one."""
     parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
+    parser.add_argument("--quiet", action="store_true", help="print no progress")
     parser.add_argument("--debug", action="store_true", help="print the traceback of an error")
 
 

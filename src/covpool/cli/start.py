@@ -42,8 +42,8 @@ class DemoResult:
 
 def run_demo(arguments: DemoArguments) -> DemoResult:
     """Train, and write the page."""
+    from covpool.arguments import check_whole
     from covpool.demo import PAGE, run_demo
-    from covpool.functional.arguments import check_whole
     from covpool.terminal import Progress
 
     check_whole("--seeds", arguments.seeds)
@@ -97,6 +97,7 @@ def parse_doctor(words: Sequence[str]) -> tuple[DoctorArguments, bool]:
         exit_on_error=False,
     )
     parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
+    parser.add_argument("--quiet", action="store_true", help="print no progress")
     parser.add_argument("--debug", action="store_true", help="print the traceback of an error")
     known, others = parser.parse_known_args(words)
     if others:

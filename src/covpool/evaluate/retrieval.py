@@ -14,9 +14,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from covpool.arguments import Device, check_choice, check_whole
 from covpool.data.image_set import ImageSet
 from covpool.data.sources import evaluation_split, open_images, split_names
-from covpool.device import Device, available_cores
+from covpool.device import available_cores
 from covpool.errors import UsageError
 from covpool.evaluate.results import (
     Results,
@@ -27,7 +28,6 @@ from covpool.evaluate.results import (
     write_results,
 )
 from covpool.evaluate.search import Scores, Side, embed, score, search_exact, search_faiss, taken_from
-from covpool.functional.arguments import check_choice, check_whole
 from covpool.inference.forward import Pass, ProgressCall, open_bundle
 from covpool.processes import joined_processes
 from covpool.terminal import counted

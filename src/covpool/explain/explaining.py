@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from covpool.arguments import check_whole, did_you_mean
 from covpool.data.decode import decode
 from covpool.data.image_set import ImageSet
 from covpool.data.listing import is_image
@@ -29,7 +30,6 @@ from covpool.explain.evidence_figures import (
     draw_sheet,
     seen,
 )
-from covpool.functional.arguments import check_whole, did_you_mean
 from covpool.models.bundle import load_model
 from covpool.models.model import PooledClassifier
 from covpool.storage.address import read_image

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from covpool.arguments import CLASS_TOKEN, LAST, check_choice, check_whole
 from covpool.errors import UsageError
-from covpool.functional.arguments import check_choice, check_whole
 from covpool.models.backbone import Backbone, FeatureFormat, prefixed_matcher
-from covpool.models.config import CLASS_TOKEN, ModelConfig, pool_of
-from covpool.models.head import LAST, Head, layer_maps, stacked, unit
+from covpool.models.config import ModelConfig, pool_of
+from covpool.models.head import Head, layer_maps, stacked, unit
 from covpool.nn import CovPool
 from covpool.nn.cov_pool import DIM
 from covpool.nn.fusion import LayersPool
