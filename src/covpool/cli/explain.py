@@ -25,7 +25,7 @@ class ExplainArguments:
         data: an image, a folder of images, or images as for covpool train, whose last split is used.
         out: folder for the figures, and maps.json with the values.
         top: number of top predictions to explain.
-        classes: classes to explain instead, as ``[wren,robin]``.
+        classes: classes to explain instead, as ``wren,robin``.
         against: class to compare with: also draw the evidence for the top prediction over this class.
         pairs: also draw the pairs of positions that agree most.
         limit: largest number of images.

@@ -213,7 +213,7 @@ def _run(verb: str, arguments: list[str]) -> int:
 
 
 def _output(verb: str, arguments: list[str]) -> tuple[str, int]:
-    if verb in OPTIONS_NEED_TORCH:
+    if verb in OPTIONS_NEED_TORCH and "--help" not in arguments:
         announce_loading(f"covpool {verb}")
     command = command_of(verb)
     if command.parse is not None:

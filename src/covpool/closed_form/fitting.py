@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from covpool.closed_form.kept import identity_of, save_sums
+from covpool.closed_form.labels import Suspects
 from covpool.closed_form.options import FitOptions
 from covpool.closed_form.passing import FOLDED, WORK, FrozenPass, Progress, predictions_from
 from covpool.closed_form.report import write_page
@@ -177,7 +178,17 @@ class _Fitting(FrozenPass):
             self._save_best(best["head"], solutions[best["head"]], sums[best["head"]], best)
         else:
             copy_bundle(self.folder / "probe" / "heads" / best["head"], self.folder / "bundle")
-        return self._report(rows, best)
+        return self._report(rows, best, self._suspects(rows, solutions))
+
+    def _suspects(
+        self, rows: Sequence[Mapping[str, Any]], solutions: Mapping[str, Solution]
+    ) -> Suspects | None:
+        """Return the training images that the best solved head assigns to another class."""
+        solved = [row for row in rows if row["head"] in solutions]
+        if not solved:
+            return None
+        best = max(solved, key=lambda row: row["held_out"])
+        return Suspects(self.train_images, self.folded(solutions[best["head"]]))
 
     def _measured(
         self, solutions: Mapping[str, Solution], predictions: dict[str, Mapping[str, Predictions]]
@@ -330,7 +341,9 @@ class _Fitting(FrozenPass):
         """Return about how long fine-tuning takes, from the time of the pass over the training images."""
         return float(round(self.options.epochs * self.pass_seconds * STEP_OVER_FORWARD))
 
-    def _report(self, rows: list[dict[str, Any]], best: Mapping[str, Any]) -> dict[str, Any]:
+    def _report(
+        self, rows: list[dict[str, Any]], best: Mapping[str, Any], suspects: Suspects | None
+    ) -> dict[str, Any]:
         """Fine-tune if asked, and write the report."""
         tuned = self._finetuned(best["head"]) if self.options.finetune else None
         self._stage(self.stages, "write the report")
@@ -350,13 +363,16 @@ class _Fitting(FrozenPass):
             "images": {split: len(images) for split, images in self.sets.items()},
             "problems": self.problems.write(self.sets, self.folder / "problems.csv"),
             "split": split,
+            "doubtful_labels": None if suspects is None else len(suspects.order),
             "heads": rows,
             "best": best["head"],
             "finetuned": tuned,
             "top1": float(predictions.right.mean()),
             "finetune_seconds": self._estimate(),
         }
-        write_page(self.folder, record, predictions, self.measured, is_tuned=is_tuned)
+        if suspects is not None:
+            suspects.write_table(self.sets, self.folder)
+        write_page(self.folder, record, predictions, self.measured, suspects, is_tuned=is_tuned)
         write_results(self.folder, record)
         for name in (WORK, "start"):
             remove_folder(self.folder / name)
