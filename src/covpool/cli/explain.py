@@ -21,7 +21,7 @@ class ExplainArguments:
     gradient maps, and are labeled so. Orange positions are evidence for the class, blue ones against it.
 
     Attributes:
-        bundle: folder of a trained model.
+        bundle: folder of a model, as bundle of covpool fit and train, or hf-hub:user/name.
         data: an image, a folder of images, or images as for covpool train, whose last split is used.
         out: folder for the figures, and maps.json with the values.
         top: number of top predictions to explain.
@@ -76,7 +76,7 @@ class DiagnoseArguments:
     the gradient.
 
     Attributes:
-        bundle: folder of a trained model.
+        bundle: folder of a model, as bundle of covpool fit and train, or hf-hub:user/name.
         data: an image, a folder of images, or images as for covpool train, whose last split is used.
         out: folder for diagnosis.json and diagnosis.png.
         limit: largest number of images.

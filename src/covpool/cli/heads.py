@@ -89,7 +89,7 @@ class SvmArguments:
     the SVMs, with and without averaging over the flip.
 
     Attributes:
-        bundle: folder of a trained model.
+        bundle: folder of a model, as bundle of covpool fit and train, or hf-hub:user/name.
         data: images, as for covpool train.
         out: folder for the new bundle.
         split: training split: ``train``, or ``train+val``.

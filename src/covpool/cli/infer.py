@@ -23,7 +23,7 @@ class PredictArguments:
     after an interruption.
 
     Attributes:
-        bundle: folder of a trained model.
+        bundle: folder of a model, as bundle of covpool fit and train, or hf-hub:user/name.
         data: an image; a folder of images; a quoted pattern, as 'photos/*.jpg'; a CSV with a column path; a
             Parquet file, or a folder of them; or tars. A path or a remote URL, as s3://bucket/images.
         out: folder for the rows, or a remote URL; runs/predictions if not given, or runs/predictions-2 and so
@@ -44,7 +44,7 @@ class EmbedArguments:
     interruption.
 
     Attributes:
-        bundle: folder of a trained model.
+        bundle: folder of a model, as bundle of covpool fit and train, or hf-hub:user/name.
         data: an image; a folder of images; a quoted pattern, as 'photos/*.jpg'; a CSV with a column path; a
             Parquet file, or a folder of them; or tars. A path or a remote URL, as s3://bucket/images.
         out: folder for the rows, or a remote URL; runs/embeddings if not given, or runs/embeddings-2 and so

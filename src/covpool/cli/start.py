@@ -2,6 +2,7 @@
 
 # Annotations are not postponed: jsonargparse would import the modules under TYPE_CHECKING to evaluate them.
 import argparse
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,6 +108,8 @@ def parse_doctor(words: Sequence[str]) -> tuple[DoctorArguments, bool]:
 
 def run_doctor(arguments: DoctorArguments) -> "Examination":
     """Run the tests."""
+    warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # of torch, where NumPy is missing
+
     from covpool.doctor import examine
     from covpool.terminal import Progress
 
