@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pkgutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, get_type_hints
 
 from jsonargparse import auto_cli
 
@@ -84,13 +86,23 @@ def main(words: Sequence[str]) -> int:
         return 2
     function = pkgutil.resolve_name(f"lab.{table[name][0]}")
     try:
-        written = auto_cli(function, args=list(words[1:]), as_positional=True, prog=f"{command} {name}")
+        args = with_lists(words[1:], get_type_hints(function))
+        written = auto_cli(function, args=args, as_positional=True, prog=f"{command} {name}")
     except CovpoolError as error:
         print(f"{command} {name}: {error}", file=sys.stderr)
         return 2
     if table is FIGURES:
         print(*written, sep="\n")
     return 0
+
+
+def with_lists(words: Sequence[str], hints: Mapping[str, Any]) -> list[str]:
+    """Return ``--methods gap,cov`` as ``--methods [gap,cov]``, for options that take several values."""
+    several = {f"--{name}" for name, hint in hints.items() if "tuple[" in str(hint)}
+    return [
+        f"[{word}]" if before in several and not word.startswith("[") else word
+        for before, word in pairwise(["", *words])
+    ]
 
 
 def listing(command: str, table: dict[str, tuple[str, str]]) -> str:

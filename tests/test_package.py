@@ -47,7 +47,7 @@ NOT_IN_THE_WHEEL = ("benchmarks", "docs", "examples", "experiments", "lab", "res
 # Every user of the layer imports these, so they may import only torch, even inside functions.
 TORCH_ONLY = ("functional", "nn")
 # Top-level modules that every package may import.
-SHARED = ("device", "drawing", "errors", "hub", "processes", "terminal")
+SHARED = ("arguments", "device", "drawing", "errors", "hub", "processes", "terminal")
 
 
 def imported_modules(tree: ast.AST) -> Iterator[str]:

@@ -10,9 +10,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from covpool.arguments import check_choice, check_whole
 from covpool.errors import UsageError
 from covpool.functional import covariance
-from covpool.functional.arguments import check_choice, check_whole
 from covpool.nn.pooling import METHODS, Method
 from lab.bench.timing import MakeProgress, Schedule, rounded, silence, time_interleaved, timing_figures
 

@@ -9,9 +9,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from covpool.device import Device, chosen_device
+from covpool.arguments import Device, check_choice, check_whole
+from covpool.device import chosen_device
 from covpool.errors import UsageError
-from covpool.functional.arguments import check_choice, check_whole
 from covpool.terminal import Progress
 from lab.bench.layers import Entry, Problem, Size, chosen_entries, chosen_sizes, measure_layers
 from lab.bench.steps import BATCH_SIZES, PAPER_SETTING, Setting, measured_steps

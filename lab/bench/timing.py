@@ -16,8 +16,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from covpool.arguments import check_whole
 from covpool.device import synchronize, timed
-from covpool.functional.arguments import check_whole
 
 Run = Callable[[], object]
 # Called after each round with the number of rounds done and the total.

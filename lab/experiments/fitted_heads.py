@@ -21,7 +21,8 @@ import torch
 from covpool.data.order import number
 from covpool.data.sources import open_splits
 from covpool.evaluate.probe.features import Extractor, fit_head, frozen_config, head_outputs
-from covpool.evaluate.probe.options import ProbeOptions, head_config
+from covpool.evaluate.probe.heads import head_config
+from covpool.evaluate.probe.options import ProbeOptions
 from covpool.inference.store import CachedFeatures
 from covpool.models.config import ModelConfig
 from covpool.models.create import build_model

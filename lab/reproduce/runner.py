@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from covpool.arguments import check_choice, check_whole
 from covpool.errors import UsageError
-from covpool.functional.arguments import check_choice, check_whole
 from covpool.terminal import Progress, duration
 from lab.bench.methods import run_methods
 from lab.bench.table import aligned

@@ -16,13 +16,12 @@ from typing import Any, Literal, cast
 
 import torch
 
+from covpool.arguments import DEVICES
 from covpool.errors import UsageError
 from covpool.storage.files import read_text
 
 LOGGER = logging.getLogger("covpool")
 
-Device = Literal["auto", "cpu", "cuda", "mps", "xpu"]
-DEVICES = ("auto", "cpu", "cuda", "mps", "xpu")
 CPU = torch.device("cpu")
 # Devices that can do what is in the name.
 PINNED_MEMORY = ("cuda", "xpu")

@@ -12,10 +12,10 @@ from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, Transfo
 from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 from torch import Tensor
 
+from covpool.arguments import check_choice, check_whole
 from covpool.device import chosen_device, has_float64
 from covpool.errors import UsageError
 from covpool.functional import covariance_merge, moments
-from covpool.functional.arguments import check_choice, check_whole
 from covpool.nn import CovPool
 from covpool.nn.cov_pool import LAYOUTS, Layout
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TextIO
 
 
@@ -70,8 +71,34 @@ if TYPE_CHECKING:
 
 # Seconds between two updates.
 ON_A_TERMINAL, IN_A_LOG = 0.1, 30.0
+# Seconds without a line in a log, after which a job that begins prints one.
+SILENCE = 2.0
 # Seconds over which the speed is measured, so that the remaining time follows when it changes.
 WINDOW = 120.0
+
+
+class _Command:
+    """The command that runs: whether it is quiet, and when its last line of progress was printed."""
+
+    quiet = False
+    printed = 0.0
+
+
+@contextlib.contextmanager
+def running(*, quiet: bool) -> Iterator[None]:
+    """Begin a command; a quiet one prints no progress."""
+    before, _Command.quiet, _Command.printed = _Command.quiet, quiet, time.monotonic()
+    try:
+        yield
+    finally:
+        _Command.quiet = before
+
+
+def announce_loading(command: str) -> None:
+    """Print a line before torch is imported, which takes seconds."""
+    if "torch" not in sys.modules and not _Command.quiet:
+        print(f"{command}: loading torch", file=sys.stderr, flush=True)
+        _Command.printed = time.monotonic()
 
 
 class Progress:
@@ -87,6 +114,7 @@ class Progress:
     """
 
     def __init__(self, what: str = "", stream: TextIO | None = None, *, silent: bool = False) -> None:
+        silent = silent or _Command.quiet
         self.what, self.silent, self.left = what, silent, "left"
         self.stream = sys.stderr if stream is None else stream
         self._bar = None if silent else _bar(self.stream)
@@ -98,7 +126,7 @@ class Progress:
     def begin(self, done: int = 0) -> None:
         """Measure the speed from now on, when ``done`` items are done already."""
         self._shown = time.monotonic()
-        self._before = done
+        self._before, self._is_new = done, True
         self._samples = deque([(self._shown, done)])
 
     def __call__(self, done: int, total: int, where: str = "", figures: str = "") -> None:
@@ -111,11 +139,14 @@ class Progress:
             figures: words to add, such as the loss. A narrow terminal cuts them off.
         """
         now = time.monotonic()
-        is_start = self._bar is not None and done == self._before  # show it: the first item may take long
-        waited = now - self._shown >= (IN_A_LOG if self._bar is None else ON_A_TERMINAL)
-        if self.silent or not (is_start or waited):
+        if self._bar is None:
+            waits = now - self._shown < IN_A_LOG and not (self._is_new and now - _Command.printed >= SILENCE)
+        else:  # show the start: the first item may take long
+            waits = now - self._shown < ON_A_TERMINAL and done != self._before
+        if self.silent or waits:
             return
-        self._shown = now
+        self._shown = _Command.printed = now
+        self._is_new = False
         words = [where or f"{done:,} of {total:,} {self.what}"]
         self._samples.append((now, done))
         while len(self._samples) > 2 and now - self._samples[1][0] > WINDOW:
@@ -134,6 +165,7 @@ class Progress:
     def line(self, text: str) -> None:
         """Print lines that stay, above the bar. Control characters become question marks."""
         for part in () if self.silent else text.splitlines():
+            _Command.printed = time.monotonic()
             if self._bar is None:
                 print(printable(part), file=self.stream, flush=True)
             else:

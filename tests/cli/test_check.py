@@ -43,6 +43,14 @@ def test_options_are_those_of_the_library() -> None:
     assert set(get_args(get_type_hints(CheckArguments)["layout"])) == {"auto", *SOURCES}
 
 
+def test_files_that_are_no_images_are_counted(messy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("notes.txt", "train/a/box.xml", "train/a/more.xml", "LICENSE"):
+        (messy / name).write_text("text")
+    assert main(["check", str(messy)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].startswith("ignored, since they are no images: 2 .xml, 1 ")
+
+
 def test_as_a_person_runs_it(messy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = digests(messy)
     assert main(["check", str(messy)]) == 1

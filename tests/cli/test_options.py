@@ -10,7 +10,7 @@ from covpool.cli.main import VERBS, command_of
 from covpool.cli.parser import Parser, make_parser
 
 # Every option of every verb: removing one breaks users' scripts.
-SHARED = ["--debug", "--help", "--json"]
+SHARED = ["--debug", "--help", "--json", "--quiet"]
 WITHOUT_IMAGES = ("convert", "demo", "merge", "plan", "push")
 
 BULK = [

@@ -105,3 +105,34 @@ def test_mistakes(capsys: pytest.CaptureFixture[str], words: list[str], sentence
     message = capsys.readouterr().err
     assert message.count("\n") == 1
     assert sentence in message
+
+
+@pytest.mark.usefixtures("_here")
+def test_json_has_the_predictions_of_more_images_than_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    write_folder(Path("many"), pictures(25))
+    for words in (["--json"], []):
+        assert main(["predict", "bundle", "many", "--workers", "0", *words]) == 0
+    printed = capsys.readouterr().out
+    result, end = json.JSONDecoder().raw_decode(printed)
+    assert len(result["rows"]) == result["images"] == 25
+    assert printed[end:].strip().startswith("runs/predictions: 25 rows")
+
+
+@pytest.mark.usefixtures("_here")
+@pytest.mark.parametrize("verb", ["predict", "embed"])
+def test_one_unreadable_image_is_an_error(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("notes.txt").write_text("no image")
+    for _ in range(2):  # also when its row is there already
+        assert main([verb, "bundle", "notes.txt", "--workers", "0"]) == 2
+        captured = capsys.readouterr()
+        assert captured.err.startswith(f"covpool {verb}: notes.txt cannot be used: ")
+        assert not captured.out
+
+
+@pytest.mark.usefixtures("_here")
+def test_a_quoted_pattern(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("photos/00001.txt").write_text("no image")
+    assert main(["predict", "bundle", "photos/0000[12]*", "--workers", "0", "--json"]) == 0
+    assert [row["id"] for row in json.loads(capsys.readouterr().out)["rows"]] == ["00001.jpg", "00002.jpg"]
+    assert main(["predict", "bundle", "pho*/**/*.png"]) == 2
+    assert "pho*/**/*.png has no images" in capsys.readouterr().err

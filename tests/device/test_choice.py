@@ -15,8 +15,8 @@ import torch.distributed as dist
 import covpool
 import covpool.doctor as examination
 from covpool import device as devices
+from covpool.arguments import DEVICES
 from covpool.device import (
-    DEVICES,
     accelerator,
     autocast,
     chosen_device,

@@ -12,9 +12,10 @@ from PIL import Image
 
 from covpool import create_model, load_model, save_model
 from covpool.cli.main import main
+from covpool.errors import UsageError
 from covpool.explain.evidence import Evidence, evidence_maps
 from covpool.explain.evidence_figures import AGAINST, FOR, contrast, draw_sheet, overlay, strongest_pairs
-from covpool.explain.explaining import explain_images, explained, some_images
+from covpool.explain.explaining import _number, explain_images, explained, some_images
 from tests.data.pictures import SPARROWS, needs_sparrows
 from tests.data.trees import plant
 
@@ -79,6 +80,13 @@ def test_a_folder(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_a_class_that_is_not_there(bundle: Path, picture: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", str(bundle), str(picture), "--classes", "[wesp]"]) == 2
     assert "the bundle has no class 'wesp': did you mean 'wasp'?" in capsys.readouterr().err
+
+
+def test_a_class_is_found_without_its_number_and_its_capitals() -> None:
+    names = ("118.House_Sparrow", "119.Field_Sparrow", "wren")
+    assert [_number(names, name) for name in ("House_Sparrow", "field sparrow", "Wren")] == [0, 1, 2]
+    with pytest.raises(UsageError, match="its classes are 118.House_Sparrow, 119.Field_Sparrow, wren"):
+        _number(names, "ostrich")
 
 
 def test_bad_images_are_counted(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from onnx import ModelProto
 
-from covpool.export.export_options import ExportOptions, Job, open_job
 from covpool.export.exporting import ExportReport, export_model, trace_model
 from covpool.export.graph import Runner, Traced, to_onnx
+from covpool.export.job import Job, open_job
+from covpool.export.options import ExportOptions
 from covpool.export.targets import TARGETS
 from covpool.models import load_model, save_model
 from tests.data.pictures import SPARROWS

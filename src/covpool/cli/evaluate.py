@@ -4,9 +4,9 @@
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from covpool.arguments import Device
 from covpool.cli.main import Command
 from covpool.data.layouts import Layout
-from covpool.device import Device
 
 if TYPE_CHECKING:
     from covpool.evaluate.neighbors import Neighbors
@@ -20,7 +20,7 @@ class EvalArguments:
     predictions and of the classes, and figures. Under torchrun the processes share the images.
 
     Attributes:
-        bundle: folder of covpool train or covpool convert.
+        bundle: folder of a model, as bundle of covpool fit and train, or hf-hub:user/name.
         data: a folder of classes, with or without train, val and test; a CSV of path,label; CUB-200-2011,
             FGVC-Aircraft or Stanford Cars as published; or shards.
         out: folder for the results, new or from an earlier evaluation.
@@ -48,7 +48,7 @@ class RetrieveArguments:
     with examples. Under torchrun the processes share the images.
 
     Attributes:
-        bundle: folder of covpool train or covpool convert.
+        bundle: folder of a model, as bundle of covpool fit and train, or hf-hub:user/name.
         data: a folder of classes, with or without train, val and test; a CSV of path,label; CUB-200-2011,
             FGVC-Aircraft or Stanford Cars as published; or shards.
         out: folder for the results, new or from an earlier search.

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from covpool.arguments import Device
 from covpool.cli.main import Command
-from covpool.device import Device
 
 if TYPE_CHECKING:
     from covpool.explain.diagnosis import Diagnosis
@@ -21,11 +21,11 @@ class ExplainArguments:
     gradient maps, and are labeled so. Orange positions are evidence for the class, blue ones against it.
 
     Attributes:
-        bundle: folder of a trained model.
+        bundle: folder of a model, as bundle of covpool fit and train, or hf-hub:user/name.
         data: an image, a folder of images, or images as for covpool train, whose last split is used.
         out: folder for the figures, and maps.json with the values.
         top: number of top predictions to explain.
-        classes: classes to explain instead, as ``[wren,robin]``.
+        classes: classes to explain instead, as ``wren,robin``.
         against: class to compare with: also draw the evidence for the top prediction over this class.
         pairs: also draw the pairs of positions that agree most.
         limit: largest number of images.
@@ -76,7 +76,7 @@ class DiagnoseArguments:
     the gradient.
 
     Attributes:
-        bundle: folder of a trained model.
+        bundle: folder of a model, as bundle of covpool fit and train, or hf-hub:user/name.
         data: an image, a folder of images, or images as for covpool train, whose last split is used.
         out: folder for diagnosis.json and diagnosis.png.
         limit: largest number of images.

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from covpool.cli.main import Command
-from covpool.export import ExportOptions
+from covpool.export.options import ExportOptions
 
 EXAMPLE = "covpool export runs/birds/bundle birds --out runs/birds/exported"
 
@@ -19,7 +19,7 @@ class Arguments:
     relative to torch. If a file differs too much from the bundle, none is written, and the exit code is 2.
 
     Attributes:
-        bundle: folder of a trained model.
+        bundle: folder of a model, as bundle of covpool fit and train, or hf-hub:user/name.
         data: images to compare on, as for covpool train.
         out: folder for the files, new or from an earlier export.
         force: keep files that differ too much from the bundle.

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from covpool.arguments import Device
 from covpool.cli.main import Command
 from covpool.closed_form.options import FitOptions
-from covpool.device import Device
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,6 +53,7 @@ def run_fit(arguments: FitArguments, options: FitOptions) -> FitResult:
 
 def text_of_fit(result: FitResult) -> str:
     """Return a table, the paths, and the commands to type next."""
+    from covpool.closed_form.labels import FILE as LABELS
     from covpool.closed_form.report import commands, table_cells
     from covpool.terminal import aligned
 
@@ -61,7 +62,10 @@ def text_of_fit(result: FitResult) -> str:
     where = record["split"] if record["split"] == "cross-validation" else f"{record['split']} images"
     lines = [aligned(table_cells(record)), ""]
     lines.append(f"best: {record['best']}{tuned}, top-1 {record['top1']:.1%} ({where})")
-    lines += [f"model: {folder / 'bundle'}", f"report: {folder / 'report.html'}", "", "next:"]
+    lines += [f"model: {folder / 'bundle'}", f"report: {folder / 'report.html'}"]
+    if record["doubtful_labels"] and (folder / LABELS).exists():
+        lines.append(f"labels to check: {record['doubtful_labels']:,}, first in {folder / LABELS}")
+    lines += ["", "next:"]
     for purpose, command in commands(record["arguments"]["data"], folder, record):
         lines += [f"  {command}", f"    {purpose}"]
     return "\n".join(lines)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from covpool.arguments import Device
 from covpool.cli.main import Command
 from covpool.data.layouts import Layout
-from covpool.device import Device
 from covpool.evaluate.probe.options import ProbeOptions
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class SvmArguments:
     the SVMs, with and without averaging over the flip.
 
     Attributes:
-        bundle: folder of a trained model.
+        bundle: folder of a model, as bundle of covpool fit and train, or hf-hub:user/name.
         data: images, as for covpool train.
         out: folder for the new bundle.
         split: training split: ``train``, or ``train+val``.

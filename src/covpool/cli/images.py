@@ -45,13 +45,14 @@ class CheckArguments:
 
 @dataclass(frozen=True)
 class Checked:
-    """The data, the number of problems of each kind, and the file that lists them."""
+    """The data, the number of problems and of ignored files of each kind, and the file of the problems."""
 
     data: str
     layout: str
     images: dict[str, int]
     classes: int
     problems: dict[str, int]
+    ignored: dict[str, int]
     output: str
 
 
@@ -74,6 +75,7 @@ def run_check(arguments: CheckArguments) -> Checked:
         images={split: count for split, count in report.images.items()},
         classes=report.classes,
         problems=report.counts,
+        ignored=dict(report.ignored),
         output=str(output),
     )
 

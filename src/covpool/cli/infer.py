@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from covpool.cli.main import Command
-from covpool.errors import OtherJobError
+from covpool.errors import OtherJobError, UsageError
 from covpool.inference.options import Embed, Files, Predict, Running
 from covpool.storage.remote import Requests
 
@@ -23,9 +23,9 @@ class PredictArguments:
     after an interruption.
 
     Attributes:
-        bundle: folder of a trained model.
-        data: an image; a folder of images; a CSV with a column path; a Parquet file, or a folder of them; or
-            tars. A path or a remote URL, as s3://bucket/images.
+        bundle: folder of a model, as bundle of covpool fit and train, or hf-hub:user/name.
+        data: an image; a folder of images; a quoted pattern, as 'photos/*.jpg'; a CSV with a column path; a
+            Parquet file, or a folder of them; or tars. A path or a remote URL, as s3://bucket/images.
         out: folder for the rows, or a remote URL; runs/predictions if not given, or runs/predictions-2 and so
             on if that folder belongs to another job.
     """
@@ -44,9 +44,9 @@ class EmbedArguments:
     interruption.
 
     Attributes:
-        bundle: folder of a trained model.
-        data: an image; a folder of images; a CSV with a column path; a Parquet file, or a folder of them; or
-            tars. A path or a remote URL, as s3://bucket/images.
+        bundle: folder of a model, as bundle of covpool fit and train, or hf-hub:user/name.
+        data: an image; a folder of images; a quoted pattern, as 'photos/*.jpg'; a CSV with a column path; a
+            Parquet file, or a folder of them; or tars. A path or a remote URL, as s3://bucket/images.
         out: folder for the rows, or a remote URL; runs/embeddings if not given, or runs/embeddings-2 and so
             on if that folder belongs to another job.
     """
@@ -66,10 +66,14 @@ def run(arguments: Any, task: Predict | Embed, files: Files, running: Running, r
     with Progress("images") as progress:
         for out in folders if arguments.out is None else [arguments.out]:
             try:
-                return infer(arguments.bundle, arguments.data, out, task, files, running, progress, requests)
+                done = infer(arguments.bundle, arguments.data, out, task, files, running, progress, requests)
             except OtherJobError:
                 if arguments.out is not None:
                     raise
+                continue
+            if done.error:
+                raise UsageError(f"{arguments.data} cannot be used: {done.error}")
+            return done
     raise AssertionError("there is always another folder")
 
 

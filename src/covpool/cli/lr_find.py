@@ -54,7 +54,9 @@ def parse(words: Sequence[str]) -> tuple[Arguments, bool]:
         }
     }
     values = parse_words(words, make_parser("covpool lr-find", SUMMARY, more, EXAMPLE))
-    flags = {name: values.pop(name, None) for name in ("recipe", "steps", "json", "debug", "trust_rows")}
+    flags = {
+        name: values.pop(name, None) for name in ("recipe", "steps", "json", "quiet", "debug", "trust_rows")
+    }
     steps = STEPS if flags["steps"] is None else flags["steps"]
     return Arguments(read_recipe(flags["recipe"], values), steps), bool(flags["json"])
 

@@ -26,7 +26,7 @@ from covpool import __version__
 from covpool.errors import WORKER_DIED, CovpoolError, Interrupted, ReportedByFirstError
 from covpool.storage.files import package_text
 from covpool.storage.remote import trust_rows
-from covpool.terminal import did_you_mean, printable
+from covpool.terminal import announce_loading, did_you_mean, printable, running
 
 # Exit codes of Ctrl-C and SIGTERM, as in shells.
 STOPPED = (130, 143)
@@ -89,6 +89,8 @@ PROJECT = {
         "doctor": Verb("versions, devices, extras, and a self-test", "", file="start"),
     },
 }
+# Their options are the keys of a recipe.
+OPTIONS_NEED_TORCH = ("train", "lr-find")
 VERBS = {name: verb for verbs in PROJECT.values() for name, verb in verbs.items()}
 
 
@@ -192,7 +194,8 @@ def command_of(verb: str) -> Command:
 def _run(verb: str, arguments: list[str]) -> int:
     command = f"covpool {verb}"
     try:
-        with trust_rows(bool({"--trust-rows", "--trust_rows"} & {*arguments})):
+        quiet = "--quiet" in arguments
+        with trust_rows(bool({"--trust-rows", "--trust_rows"} & {*arguments})), running(quiet=quiet):
             output, code = _output(verb, arguments)
         if _is_first():
             code = _print(command, output) or code
@@ -210,9 +213,12 @@ def _run(verb: str, arguments: list[str]) -> int:
 
 
 def _output(verb: str, arguments: list[str]) -> tuple[str, int]:
+    if verb in OPTIONS_NEED_TORCH and "--help" not in arguments:
+        announce_loading(f"covpool {verb}")
     command = command_of(verb)
     if command.parse is not None:
         parsed, as_json = command.parse(arguments)
+        announce_loading(f"covpool {verb}")
         result = command.run(parsed)
     else:
         from covpool.cli.parser import parse_several  # jsonargparse may be missing

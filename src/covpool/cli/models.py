@@ -92,7 +92,7 @@ class PushArguments:
     hf-hub:user/name in place of a bundle.
 
     Attributes:
-        bundle: folder of a trained model.
+        bundle: folder of a model, as bundle of covpool fit and train, or hf-hub:user/name.
         repository: user/name or user/name@branch on the Hub; created if it does not exist.
         license: license of the weights as the Hub names it, such as apache-2.0 or cc-by-nc-4.0.
         dataset: training data on the Hub, as user/name.

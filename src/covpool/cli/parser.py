@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import glob
 import inspect
+import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import docstring_parser
 from jsonargparse import DefaultHelpFormatter
 
-from covpool.terminal import did_you_mean
+from covpool.arguments import check_whole
+from covpool.terminal import announce_loading, did_you_mean
 from covpool.training.parser import SentenceParser
 
 
@@ -41,11 +45,40 @@ def parse_several(
     parser.example = example
     parsed = parser.parse_args(valued([*map(underscored, argv)], parser.hints)).as_dict()
     as_json = parsed.pop("json")
+    check_values(parsed)
+    announce_loading(command)
     for name in parser.lists:
-        parsed[name] = tuple(part.strip() for part in parsed[name].split(",") if part.strip())
-    return [
-        kind(**{name: parsed[name] for name in _names(kind) if name in parsed}) for kind in kinds
-    ], as_json
+        words = parsed[name].removeprefix("[").removesuffix("]").split(",")
+        parsed[name] = tuple(word.strip() for word in words if word.strip())
+    values = [kind(**{name: parsed[name] for name in _names(kind) if name in parsed}) for kind in kinds]
+    if parsed.get("device", "auto") not in ("auto", "cpu"):
+        from covpool.device import chosen_device  # here: it imports torch
+
+        chosen_device(parsed["device"])
+    return values, as_json
+
+
+# Numbers that may be 0.
+MAY_BE_ZERO = ("max_bad", "num_classes", "retries", "seed", "svm_seeds", "workers")
+# Options that name a local file or folder, or a URL.
+LOCATIONS = ("basis", "data", "weights")
+
+
+def check_values(parsed: Mapping[str, Any]) -> None:
+    """Check numbers and paths, before a command imports torch.
+
+    Raises:
+        UsageError: if a whole number is below the smallest one.
+        OSError: if a file or a folder does not exist.
+    """
+    for name, value in parsed.items():
+        for number in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(number, int) and not isinstance(number, bool):
+                check_whole(_hyphenated(f"--{name}"), number, at_least=int(name not in MAY_BE_ZERO))
+    for name in LOCATIONS:
+        path = parsed.get(name)
+        if path is not None and "://" not in path and not glob.has_magic(path):
+            os.stat(path)
 
 
 def make_parser(command: str, *kinds: type[Any], skip: Collection[str] = ()) -> Parser:
@@ -55,7 +88,7 @@ def make_parser(command: str, *kinds: type[Any], skip: Collection[str] = ()) -> 
     parser.hints, parser.lists = {}, []
     for kind in kinds:
         hints = get_type_hints(kind)
-        lists = [name for name in _names(kind) if hints[name] == Sequence[str]]
+        lists = [name for name in _names(kind) if hints[name] in (Sequence[str], tuple[str, ...])]
         parser.hints |= hints | dict.fromkeys(lists, str)
         parser.lists += lists
         parser.add_class_arguments(kind, as_group=False, as_positional=True, skip={*lists, *skip})
@@ -83,6 +116,7 @@ def _names(kind: type[Any]) -> list[str]:
 def add_shared(parser: Any) -> None:
     """Add the options of every verb to a parser or a group of one."""
     parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
+    parser.add_argument("--quiet", action="store_true", help="print no progress")
     parser.add_argument("--debug", action="store_true", help="print the traceback of an error")
 
 
@@ -111,8 +145,12 @@ class Parser(SentenceParser):
     def sentence(self, message: str) -> str:
         """Return the error message with hyphens, and suggest a similar option for an unknown one."""
         sentence = _hyphenated(super().sentence(message))
-        unknown = re.match(r"unrecognized arguments: (--[\w.-]+)", sentence)
-        return sentence + did_you_mean(unknown[1], self.options()) if unknown else sentence
+        unknown = re.match(r"unrecognized arguments: (--[\w.-]+)?", sentence)
+        if unknown is None:
+            return sentence
+        if unknown[1] is None:
+            return f"{sentence}; quote a pattern, as 'photos/*.jpg'"
+        return sentence + did_you_mean(unknown[1], self.options())
 
     def options(self) -> list[str]:
         """Return all options, as they are printed."""
@@ -128,8 +166,11 @@ class Help(DefaultHelpFormatter):
 
     def _get_help_string(self, action: argparse.Action) -> str:
         text = (action.help or "").replace("``", "").removesuffix(".")
-        is_told = isinstance(action.default, str | int | float) and not isinstance(action.default, bool)
-        return f"{text} (default: %(default)s)" if is_told and action.default != argparse.SUPPRESS else text
+        default = action.default
+        is_told = isinstance(default, str | int | float | Path) and not isinstance(default, bool)
+        return (
+            f"{text} (default: %(default)s)" if is_told and default not in ("", argparse.SUPPRESS) else text
+        )
 
 
 def underscored(word: str) -> str:

@@ -2,6 +2,7 @@
 
 # Annotations are not postponed: jsonargparse would import the modules under TYPE_CHECKING to evaluate them.
 import argparse
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,8 +43,8 @@ class DemoResult:
 
 def run_demo(arguments: DemoArguments) -> DemoResult:
     """Train, and write the page."""
+    from covpool.arguments import check_whole
     from covpool.demo import PAGE, run_demo
-    from covpool.functional.arguments import check_whole
     from covpool.terminal import Progress
 
     check_whole("--seeds", arguments.seeds)
@@ -97,6 +98,7 @@ def parse_doctor(words: Sequence[str]) -> tuple[DoctorArguments, bool]:
         exit_on_error=False,
     )
     parser.add_argument("--json", action="store_true", help="print JSON, for scripts")
+    parser.add_argument("--quiet", action="store_true", help="print no progress")
     parser.add_argument("--debug", action="store_true", help="print the traceback of an error")
     known, others = parser.parse_known_args(words)
     if others:
@@ -106,6 +108,8 @@ def parse_doctor(words: Sequence[str]) -> tuple[DoctorArguments, bool]:
 
 def run_doctor(arguments: DoctorArguments) -> "Examination":
     """Run the tests."""
+    warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # of torch, where NumPy is missing
+
     from covpool.doctor import examine
     from covpool.terminal import Progress
 

@@ -14,9 +14,9 @@ from itertools import pairwise
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
+from covpool.arguments import DEVICES
 from covpool.cli.main import Command
 from covpool.cli.parser import Help, Parser, add_shared, add_trust, underscored, valued
-from covpool.device import DEVICES
 from covpool.errors import Interrupted, UsageError
 from covpool.nn.pooling import METHODS
 from covpool.terminal import counted
@@ -116,7 +116,7 @@ class Configuration:
 def parse(words: Sequence[str]) -> tuple[Arguments, bool]:
     """Read the recipe and apply the changes of the command line."""
     values = parse_words(words, make_parser(example=EXAMPLE))
-    names = ("recipe", "compare", "print_config", "json", "debug", "trust_rows")
+    names = ("recipe", "compare", "print_config", "json", "quiet", "debug", "trust_rows")
     flags = {name: values.pop(name, None) for name in names}
     recipe = read_recipe(flags["recipe"], values)
     return Arguments(recipe, flags["compare"], bool(flags["print_config"])), bool(flags["json"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import os
 import time
@@ -17,6 +16,7 @@ import numpy as np
 import torch
 
 from covpool.closed_form.kept import identity_of, save_sums
+from covpool.closed_form.labels import Suspects
 from covpool.closed_form.options import FitOptions
 from covpool.closed_form.passing import FOLDED, WORK, FrozenPass, Progress, predictions_from
 from covpool.closed_form.report import write_page
@@ -34,7 +34,6 @@ from covpool.models.model import PooledClassifier
 from covpool.models.saving import save_model
 from covpool.processes import joined_processes
 from covpool.provenance import new_results
-from covpool.storage.files import read_json, replace_file
 from covpool.storage.folders import held, make_folder, remove_folder
 from covpool.terminal import counted, duration, human
 from covpool.training.metrics import Predictions
@@ -103,9 +102,8 @@ def fit(
     """
     options = dataclasses.replace(options or FitOptions(), **fields)
     folder = Path(out) if out is not None else default_folder(data)
-    arguments = asdict(options) | {"data": str(data)}
     with joined_processes(options.device, WAIT) as processes, ExitStack() as stack:
-        processes.by_first(lambda: str(stack.enter_context(_held_for(folder, arguments))))
+        processes.by_first(lambda: str(stack.enter_context(_held_for(folder, options, str(data)))))
         fitting = processes.together(lambda: _Fitting(str(data), options, folder, log, progress, processes))
         return fitting.run()
 
@@ -115,30 +113,13 @@ WAIT = 240.0
 
 
 @contextmanager
-def _held_for(folder: Path, arguments: dict[str, Any]) -> Iterator[Path]:
-    """Hold the folder of the results, which is new or of a fit with these arguments."""
-    prepare_folder(folder, PROTOCOL, arguments["data"])
+def _held_for(folder: Path, options: FitOptions, data: str) -> Iterator[Path]:
+    """Hold the folder of the results, which is new or of a fit with these options."""
+    prepare_folder(folder, PROTOCOL, data)
     with held(folder):
-        _check_options(folder, arguments)
+        options.check_folder(folder, data)
         mark_folder(folder, PROTOCOL)
         yield folder
-
-
-# Options that may differ when a fit is resumed or repeated in its folder.
-FREE = ("finetune", "epochs", "workers", "device", "keep_sums", "engine", "actors", "ray_address")
-OPTIONS = "options.json"
-
-
-def _check_options(folder: Path, arguments: dict[str, Any]) -> None:
-    """Raise if the folder is of a fit with other options; else note them."""
-    given = json.loads(json.dumps({name: arguments[name] for name in arguments if name not in FREE}))
-    if (folder / OPTIONS).exists():
-        before = read_json(folder / OPTIONS)
-        for name, value in given.items():
-            if before.get(name) != value:
-                raise UsageError(f"{folder} has results with {name} {before.get(name)!r}: use another --out")
-    else:
-        replace_file(folder / OPTIONS, (json.dumps(given, indent=2) + "\n").encode())
 
 
 def default_folder(data: str | Path) -> Path:
@@ -159,9 +140,11 @@ class _Fitting(FrozenPass):
         self._stage(1, f"pool {total} of {counted(len(self.classes), 'class')} ({splits})")
         self.announce_test()
         self.started = time.monotonic()
+        if self.fixed:
+            self.prepare_frozen()
+        self.processes.by_first(lambda: self.options.note(self.folder, self.data))
         if not self.fixed:
             return Fitted(self.folder, self._finish({}, {}, {}))
-        self.prepare_frozen()
         sums = self.summed()
         self.pass_seconds = time.monotonic() - self.started
         self._stage(2, f"solve {' and '.join(self.fixed)}")
@@ -195,7 +178,17 @@ class _Fitting(FrozenPass):
             self._save_best(best["head"], solutions[best["head"]], sums[best["head"]], best)
         else:
             copy_bundle(self.folder / "probe" / "heads" / best["head"], self.folder / "bundle")
-        return self._report(rows, best)
+        return self._report(rows, best, self._suspects(rows, solutions))
+
+    def _suspects(
+        self, rows: Sequence[Mapping[str, Any]], solutions: Mapping[str, Solution]
+    ) -> Suspects | None:
+        """Return the training images that the best solved head assigns to another class."""
+        solved = [row for row in rows if row["head"] in solutions]
+        if not solved:
+            return None
+        best = max(solved, key=lambda row: row["held_out"])
+        return Suspects(self.train_images, self.folded(solutions[best["head"]]))
 
     def _measured(
         self, solutions: Mapping[str, Solution], predictions: dict[str, Mapping[str, Predictions]]
@@ -348,7 +341,9 @@ class _Fitting(FrozenPass):
         """Return about how long fine-tuning takes, from the time of the pass over the training images."""
         return float(round(self.options.epochs * self.pass_seconds * STEP_OVER_FORWARD))
 
-    def _report(self, rows: list[dict[str, Any]], best: Mapping[str, Any]) -> dict[str, Any]:
+    def _report(
+        self, rows: list[dict[str, Any]], best: Mapping[str, Any], suspects: Suspects | None
+    ) -> dict[str, Any]:
         """Fine-tune if asked, and write the report."""
         tuned = self._finetuned(best["head"]) if self.options.finetune else None
         self._stage(self.stages, "write the report")
@@ -368,13 +363,16 @@ class _Fitting(FrozenPass):
             "images": {split: len(images) for split, images in self.sets.items()},
             "problems": self.problems.write(self.sets, self.folder / "problems.csv"),
             "split": split,
+            "doubtful_labels": None if suspects is None else len(suspects.order),
             "heads": rows,
             "best": best["head"],
             "finetuned": tuned,
             "top1": float(predictions.right.mean()),
             "finetune_seconds": self._estimate(),
         }
-        write_page(self.folder, record, predictions, self.measured, is_tuned=is_tuned)
+        if suspects is not None:
+            suspects.write_table(self.sets, self.folder)
+        write_page(self.folder, record, predictions, self.measured, suspects, is_tuned=is_tuned)
         write_results(self.folder, record)
         for name in (WORK, "start"):
             remove_folder(self.folder / name)

@@ -16,13 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from covpool.arguments import CLASS_TOKEN
 from covpool.closed_form.solve import Solution
 from covpool.errors import UsageError
-from covpool.evaluate.probe.options import POOLED_ALREADY, ProbeOptions, head_config, parse_head
+from covpool.evaluate.probe.heads import POOLED_ALREADY, head_config, parse_head
+from covpool.evaluate.probe.options import ProbeOptions
 from covpool.inference.options import Embed
 from covpool.inference.tasks import Columns
 from covpool.inference.tasks import Vectors as Embeddings
-from covpool.models.config import CLASS_TOKEN, ModelConfig
+from covpool.models.config import ModelConfig
 from covpool.models.create import build_model
 from covpool.models.model import PooledClassifier, make_pool
 from covpool.nn import CovPool

@@ -18,6 +18,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from covpool.arguments import Device
 from covpool.closed_form.heads import ModelVectors, basis_of, set_classifier
 from covpool.closed_form.solve import solve
 from covpool.closed_form.sums import Rows, Sums
@@ -25,7 +26,6 @@ from covpool.closed_form.vectors import compute_vectors
 from covpool.data.image_set import ImageSet
 from covpool.data.look import content_number
 from covpool.data.sources import open_images, open_unlabeled
-from covpool.device import Device
 from covpool.errors import StorageError, UsageError
 from covpool.inference.options import Running
 from covpool.models.bundle import load_model, read_card

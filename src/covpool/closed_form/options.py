@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
 
-from covpool.device import Device
+from covpool.arguments import FROZEN_DIM, Device, KeyMap, check_choice, check_whole
+from covpool.errors import UsageError
 from covpool.evaluate.probe.options import AVERAGE, ProbeOptions
-from covpool.functional.arguments import check_choice, check_whole
-from covpool.models.weights import KeyMap, default_backbone
-from covpool.nn.cov_pool import FROZEN_DIM
+from covpool.storage.files import read_json, replace_file
+
+# Options that may differ when a fit is resumed or repeated in its folder.
+FREE = ("finetune", "epochs", "workers", "device", "keep_sums", "engine", "actors", "ray_address")
+FILE = "options.json"
 
 
 @dataclass(frozen=True)
@@ -61,14 +66,15 @@ class FitOptions:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "heads", tuple(dict.fromkeys(self.heads)))
-        check_whole("batch_size", self.batch_size)
-        check_whole("epochs", self.epochs)
-        check_whole("actors", self.actors)
+        for name in ("batch_size", "epochs", "actors"):
+            check_whole(name, getattr(self, name))
         check_choice("engine", self.engine, ("local", "ray"))
         self.probe()  # checks the others
 
     def probe(self, heads: Sequence[str] | None = None) -> ProbeOptions:
         """Return the options of a comparison of heads that are trained."""
+        from covpool.models.weights import default_backbone  # here: it imports torch
+
         return ProbeOptions(
             self.model or default_backbone(),
             heads=self.heads if heads is None else heads,
@@ -81,3 +87,22 @@ class FitOptions:
             workers=self.workers,
             device=self.device,
         )
+
+    def check_folder(self, folder: Path, data: str) -> None:
+        """Raise if a folder has results of a fit with other options."""
+        if (folder / FILE).exists():
+            before = read_json(folder / FILE)
+            for name, value in self._fixed(data).items():
+                if before.get(name) != value:
+                    raise UsageError(
+                        f"{folder} has results with {name} {before.get(name)!r}: use another --out"
+                    )
+
+    def note(self, folder: Path, data: str) -> None:
+        """Write the options into the folder, once the network is built: wrong options leave no file."""
+        replace_file(folder / FILE, (json.dumps(self._fixed(data), indent=2) + "\n").encode())
+
+    def _fixed(self, data: str) -> dict[str, Any]:
+        values = {name: value for name, value in asdict(self).items() if name not in FREE} | {"data": data}
+        fixed: dict[str, Any] = json.loads(json.dumps(values))
+        return fixed

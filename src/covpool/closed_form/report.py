@@ -8,6 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from covpool.closed_form.labels import FILE as LABELS
+from covpool.closed_form.labels import Suspects
 from covpool.closed_form.options import FitOptions
 from covpool.data.image_set import ImageSet
 from covpool.evaluate.probe.record import difference
@@ -21,7 +23,13 @@ from covpool.training.report.rendering import looks, render
 
 
 def write_page(
-    folder: Path, record: dict[str, Any], predictions: Any, images: ImageSet, *, is_tuned: bool
+    folder: Path,
+    record: dict[str, Any],
+    predictions: Any,
+    images: ImageSet,
+    suspects: Suspects | None,
+    *,
+    is_tuned: bool,
 ) -> None:
     """Write ``report.html``."""
     model = load_model(folder / "bundle")
@@ -38,6 +46,8 @@ def write_page(
         # In cross-validation other classifiers made the predictions.
         looks=looks(predictions, images, model) if record["split"] in SPLITS else [],
         commands=commands(data, folder, record),
+        suspects=[] if suspects is None else suspects.tiles(),
+        correct=correction(folder, record),
         facts=[
             ("Network", record["model"]),
             ("Images", ", ".join(f"{SPLITS[split]} {n:,}" for split, n in record["images"].items())),
@@ -67,6 +77,15 @@ def commands(data: str, folder: Path, record: dict[str, Any]) -> list[tuple[str,
         words = ["covpool", "fit", data, "--out", str(folder), *_given(record["arguments"]), "--finetune"]
         lines.append((purpose, shlex.join(words)))
     return lines
+
+
+def correction(folder: Path, record: dict[str, Any]) -> str:
+    """Return the command that fits again to corrected labels; empty if there is no table of labels."""
+    if not (folder / LABELS).exists():
+        return ""
+    out = folder.with_name(f"{folder.name}-corrected")
+    words = ["covpool", "fit", str(folder / LABELS), "--trust-rows", "--out", str(out)]
+    return shlex.join([*words, *_given(record["arguments"])])
 
 
 def _given(arguments: dict[str, Any]) -> list[str]:

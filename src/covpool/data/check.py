@@ -25,8 +25,13 @@ from covpool.terminal import counted
 NOT_IMAGES = ("a web page", "a Git LFS pointer", "PDF", "SVG")
 
 
-def strays(root: Path) -> Iterator[tuple[str, str, str]]:
-    """Yield path, problem and detail of each image in a folder of classes that is not used."""
+def strays(root: Path, ignored: Counter[str]) -> Iterator[tuple[str, str, str]]:
+    """Yield path, problem and detail of each image in a folder of classes that is not used.
+
+    Args:
+        root: the folder.
+        ignored: receives the number of other files by extension.
+    """
     splits = set(split_folders(root).values())
     tops = {"", *splits}
     for folder, folders, files in os.walk(root):
@@ -35,7 +40,9 @@ def strays(root: Path) -> Iterator[tuple[str, str, str]]:
         for name in sorted(filter(is_visible, files)):
             path = "/".join(filter(None, (inside, name)))
             if not is_image(name):
-                yield from _renamed(root, path)
+                pictures = list(_renamed(root, path))
+                ignored[os.path.splitext(name)[1].lower() or name] += not pictures
+                yield from pictures
             elif inside in tops:
                 yield path, "no class", "it is not in the folder of a class"
             elif splits and inside.partition("/")[0] not in splits:
@@ -87,12 +94,14 @@ class Report:
         images: number of images per split.
         classes: number of classes.
         problems: the problems, the worst first.
+        ignored: number of files that are no images, by extension.
     """
 
     layout: str
     images: Mapping[Split, int]
     classes: int
     problems: tuple[Problem, ...] = field(repr=False)
+    ignored: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -128,13 +137,14 @@ def check(
         warnings.simplefilter("ignore")
         problems = [*collection.look_at_all(workers or available_cores(), progress), *collection.same()]
     problems += _class_problems(sets)
+    ignored = Counter[str]()
     if layout == "folder":
-        problems += [Problem(*stray) for stray in strays(Path(path))]
+        problems += [Problem(*stray) for stray in strays(Path(path), ignored)]
     rank = {problem: place for place, problem in enumerate(REMEDIES)}
     problems.sort(key=lambda problem: rank[problem.problem])
     classes = len(next(iter(sets.values())).classes)
     counts = {split: len(images) for split, images in sets.items()}
-    return Report(layout, counts, classes, tuple(problems))
+    return Report(layout, counts, classes, tuple(problems), +ignored)
 
 
 def _class_problems(sets: Mapping[Split, ImageSet]) -> Iterator[Problem]:
@@ -173,12 +183,18 @@ def report_text(
     images: Mapping[str, int],
     classes: int,
     problems: Mapping[str, int],
+    ignored: Mapping[str, int],
     output: str,
 ) -> str:
     """Return the summary for a terminal: the data set, and the count and advice for each problem."""
     splits = ", ".join(f"{split} {count:,}" for split, count in images.items())
     total = sum(images.values())
     heading = f"{data}: layout {layout}, {counted(total, 'image')} ({splits}), {counted(classes, 'class')}"
+    if ignored:
+        kinds = ", ".join(
+            f"{count:,} {name}" for name, count in sorted(ignored.items(), key=lambda kind: -kind[1])
+        )
+        heading += f"\nignored, since they are no images: {kinds}"
     if not problems:
         return f"{heading}\n\nNo problems found."
     rows = [("problem", "count", "what to do")]

@@ -17,8 +17,8 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms import v2
 
+from covpool.arguments import check_choice
 from covpool.errors import UsageError
-from covpool.functional.arguments import check_choice
 
 Interpolation = Literal["bilinear", "bicubic", "lanczos", "box", "hamming", "nearest"]
 INTERPOLATIONS = ("bilinear", "bicubic", "lanczos", "box", "hamming", "nearest")

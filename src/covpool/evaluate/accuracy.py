@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
+from covpool.arguments import Device, check_choice, check_whole
 from covpool.data.image_set import ImageSet
 from covpool.data.loader import BadImage
 from covpool.data.sources import evaluation_split
-from covpool.device import Device
 from covpool.evaluate.results import (
     Results,
     begin_results,
@@ -23,7 +23,6 @@ from covpool.evaluate.results import (
     prepare_folder,
     write_results,
 )
-from covpool.functional.arguments import check_choice, check_whole
 from covpool.inference.forward import VIEWS, Pass, ProgressCall, Views, open_bundle, open_split
 from covpool.processes import joined_processes
 from covpool.terminal import counted

@@ -14,9 +14,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from covpool.arguments import Device, check_choice, check_whole
 from covpool.data.image_set import ImageSet
-from covpool.data.sources import evaluation_split, open_images, split_names
-from covpool.device import Device, available_cores
+from covpool.data.sources import evaluation_split, open_images, split_names, splits
+from covpool.device import available_cores
 from covpool.errors import UsageError
 from covpool.evaluate.results import (
     Results,
@@ -27,7 +28,6 @@ from covpool.evaluate.results import (
     write_results,
 )
 from covpool.evaluate.search import Scores, Side, embed, score, search_exact, search_faiss, taken_from
-from covpool.functional.arguments import check_choice, check_whole
 from covpool.inference.forward import Pass, ProgressCall, open_bundle
 from covpool.processes import joined_processes
 from covpool.terminal import counted
@@ -121,6 +121,7 @@ def retrieve(
     if engine == "faiss" and find_spec("faiss") is None:
         raise UsageError("--engine faiss needs faiss: pip install 'covpool[faiss]'")
     split = split or evaluation_split(data, layout)
+    _check_gallery(gallery, data, layout)
     separate = _other_gallery(split, gallery)
     arguments = {"bundle": bundle, "data": data, "layout": layout, "at": list(at), "engine": engine}
     with joined_processes(device) as processes:
@@ -179,6 +180,16 @@ def _described(queries: Side, gallery: Side | None) -> dict[str, Any]:
         "vector_length": queries.embeddings.vectors.shape[1],
         "bad_images": sum(len(side.embeddings.bad) for side in (queries, gallery) if side),
     }
+
+
+def _check_gallery(gallery: str | None, data: str, layout: str) -> None:
+    there = splits(data, layout)
+    unknown = [] if gallery is None else [name for name in split_names(gallery) if name not in there]
+    if unknown:
+        raise UsageError(
+            f"--gallery {gallery} is neither a folder of covpool embed nor a split of {data}, which has "
+            f"{', '.join(there)}"
+        )
 
 
 def _other_gallery(split: str, gallery: str | None) -> str | None:

@@ -14,6 +14,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
+from covpool.arguments import check_whole
 from covpool.data.decode import decode
 from covpool.data.transforms import Preprocessing, evaluation_transform
 from covpool.drawing import LIGHT, dress, new_figure, png
@@ -21,7 +22,6 @@ from covpool.errors import BadImageError, UsageError
 from covpool.explain.evidence import watched_pooling
 from covpool.explain.explaining import some_images
 from covpool.functional import covariance, triu_unvec
-from covpool.functional.arguments import check_whole
 from covpool.functional.newton_schulz import newton_schulz
 from covpool.functional.numerics import norm_of, reciprocal_or_zero
 from covpool.models.bundle import load_model

@@ -23,13 +23,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from covpool.arguments import CLASS_TOKEN
 from covpool.errors import UsageError
 from covpool.functional.covariance import center, triu_unvec, triu_vec
 from covpool.functional.eigen import spectrum
 from covpool.functional.isqrt_cov import cheaper_side, positions_kernel
 from covpool.functional.newton_schulz import newton_schulz
 from covpool.functional.numerics import Compensation, norm_of, reciprocal_or_zero
-from covpool.models.config import CLASS_TOKEN
 from covpool.models.head import Head
 from covpool.models.model import PooledClassifier
 from covpool.nn.fusion import EachLayer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +13,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from covpool.arguments import check_whole, did_you_mean
 from covpool.data.decode import decode
 from covpool.data.image_set import ImageSet
 from covpool.data.listing import is_image
-from covpool.data.sources import open_splits
+from covpool.data.sources import is_pattern, open_splits, open_unlabeled
 from covpool.data.sources.folder import folders_with_images
 from covpool.data.transforms import Preprocessing, evaluation_transform
 from covpool.drawing import png
@@ -29,12 +31,13 @@ from covpool.explain.evidence_figures import (
     draw_sheet,
     seen,
 )
-from covpool.functional.arguments import check_whole, did_you_mean
 from covpool.models.bundle import load_model
 from covpool.models.model import PooledClassifier
 from covpool.storage.address import read_image
 from covpool.storage.files import replace_file
 
+# Classes that an error lists.
+LISTED = 30
 SHEET = 24
 
 
@@ -163,6 +166,10 @@ def some_images(data: str | Path, limit: int) -> Iterator[SomeImage]:
         limit: largest number of images.
     """
     path = Path(data)
+    if is_pattern(data):
+        found = open_unlabeled(data)
+        yield from (SomeImage(found.name(i), None, found.read(i)) for i in range(min(limit, len(found))))
+        return
     if path.is_file() and is_image(path.name):
         yield SomeImage(path.name, None, read_image(str(path)))
         return
@@ -217,6 +224,21 @@ def _numbers(evidence: Evidence) -> dict[str, object]:
 
 
 def _number(names: tuple[str, ...], name: str) -> int:
-    if name not in names:
-        raise UsageError(f"the bundle has no class {name!r}{did_you_mean(name, names)}")
-    return names.index(name)
+    if name in names:
+        return names.index(name)
+    near = [i for i, known in enumerate(names) if _plain(known) == _plain(name)]
+    if len(near) == 1:
+        return near[0]
+    some = ", ".join(names[:LISTED]) + (f" and {len(names) - LISTED:,} others" if len(names) > LISTED else "")
+    hint = did_you_mean(name, names) or f"; its classes are {some}"
+    raise UsageError(f"the bundle has no class {name!r}{hint}")
+
+
+def _plain(name: str) -> str:
+    """Return the name of a class without its number, and without case, spaces and punctuation.
+
+    Example:
+        >>> _plain("118.House_Sparrow"), _plain("house sparrow")
+        ('housesparrow', 'housesparrow')
+    """
+    return re.sub(r"[\W_]", "", re.sub(r"^\d+[\W_]+", "", name)).casefold()

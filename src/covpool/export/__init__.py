@@ -6,8 +6,8 @@ from covpool import lazily
 
 if TYPE_CHECKING:
     from covpool.errors import ExportRefusedError
-    from covpool.export.export_options import ExportOptions
     from covpool.export.exporting import ExportReport, export_model
+    from covpool.export.options import ExportOptions
     from covpool.export.targets import read_metadata
 
 __all__ = ["ExportOptions", "ExportRefusedError", "ExportReport", "export_model", "read_metadata"]
@@ -17,7 +17,7 @@ __getattr__ = lazily(
     "export",
     {
         "covpool.errors": "ExportRefusedError",
-        "covpool.export.export_options": "ExportOptions",
+        "covpool.export.options": "ExportOptions",
         "covpool.export.exporting": "ExportReport export_model",
         "covpool.export.targets": "read_metadata",
     },

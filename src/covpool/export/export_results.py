@@ -14,8 +14,8 @@ import onnxscript
 
 from covpool import __version__
 from covpool.evaluate.results import FILE, Results, describe_images, prepare_folder
-from covpool.export.export_options import Job
 from covpool.export.graph import INPUT, OUTPUT, Traced
+from covpool.export.job import Job
 from covpool.export.parity import Latency, Parity
 from covpool.export.targets import TARGETS
 from covpool.models.card import plain_json, versions

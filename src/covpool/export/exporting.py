@@ -13,9 +13,10 @@ import torch
 
 from covpool.errors import ExportRefusedError, UsageError
 from covpool.evaluate.results import Results
-from covpool.export.export_options import CPU, ExportOptions, Job, Progress, open_job
 from covpool.export.export_results import METADATA, describe, prepare_export, write_export_results
 from covpool.export.graph import Array, Runner, Traced, example, may_have_free_size, torch_runner, trace
+from covpool.export.job import CPU, Job, Progress, open_job
+from covpool.export.options import ExportOptions
 from covpool.export.parity import Latency, Parity, compare, measure_latency
 from covpool.export.targets import TARGETS, Exportable
 from covpool.inference.forward import Forward
@@ -79,7 +80,7 @@ def export_model(
         traced = trace_model(job)
     described = describe(job, traced)
     with replace_folder(resolved(out)) as folder:
-        with progress("calibration images") as bar:
+        with progress("files written") as bar:
             write_files(job, traced, folder, described, bar)
         write_file(folder / METADATA, (json.dumps(described, indent=2, ensure_ascii=False) + "\n").encode())
         runners = {target.name: target.load(folder / target.file) for target in options.targets}
@@ -115,16 +116,22 @@ def write_files(
     job: Job, traced: Traced, folder: Path, described: Mapping[str, object], progress: Progress
 ) -> None:
     """Write the file of every target, with its metadata as one JSON string per key."""
+    targets, written = job.options.targets, list[str]()
+
+    def show(images: int = 0, all_images: int = 0) -> None:
+        progress(len(written), len(targets))
 
     def calibration() -> list[Array]:
         assert job.calibration is not None
-        return [images for _, images in job.batches(job.calibration, progress)]
+        return [images for _, images in job.batches(job.calibration, show)]
 
     model = Exportable(traced, calibration)
-    for target in job.options.targets:
+    for target in targets:
+        show()
         metadata = {**described, "precision": target.precision}
         strings = {name: json.dumps(value, ensure_ascii=False) for name, value in metadata.items()}
         target.write(model, folder / target.file, strings)
+        written.append(target.file)
 
 
 def compare_files(

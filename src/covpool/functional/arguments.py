@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
-import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from covpool.arguments import check_choice, check_whole
 from covpool.errors import UsageError, UsageTypeError
 from covpool.functional.newton_schulz import (
     FITTED_STEPS,
@@ -18,49 +17,6 @@ from covpool.functional.newton_schulz import (
     fitted_steps,
     paper_steps,
 )
-
-
-def check_choice(name: str, value: object, choices: Collection[object]) -> None:
-    """Raise unless ``value`` is one of ``choices``."""
-    if value not in choices:
-        listed = ", ".join(repr(choice) for choice in choices)
-        raise UsageError(f"{name} must be one of {listed}; got {value!r}{did_you_mean(value, choices)}")
-
-
-def did_you_mean(value: object, choices: Collection[object]) -> str:
-    """The choices that look like ``value``, as the end of a sentence; nothing if none does."""
-    names = [choice for choice in choices if isinstance(choice, str)]
-    # As papers write them, iSQRT-COV, is near as well.
-    spelled = value.casefold().replace("-", "_") if isinstance(value, str) else ""
-    near = difflib.get_close_matches(spelled, names, n=3)
-    return f": did you mean {' or '.join(map(repr, near))}?" if near else ""
-
-
-def check_whole(name: str, value: object, *, at_least: int = 1, expected: str = "an int") -> None:
-    """Raise unless ``value`` is a whole number and not below ``at_least``."""
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise UsageTypeError(f"{name} must be {expected}; got {type(value).__name__}")
-    if value < at_least:
-        raise UsageError(f"{name} must be at least {at_least}; got {value}")
-
-
-def check_positive(name: str, value: object) -> None:
-    """Raise unless ``value`` is a finite number above zero."""
-    if not 0 < _number(name, value) < math.inf:
-        raise UsageError(f"{name} must be above 0; got {value}")
-
-
-def check_not_negative(name: str, value: object) -> None:
-    """Raise unless ``value`` is a finite number and not below zero."""
-    if not 0 <= _number(name, value) < math.inf:
-        raise UsageError(f"{name} must be at least 0; got {value}")
-
-
-def _number(name: str, value: object) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise UsageTypeError(f"{name} must be a number; got {type(value).__name__}")
-    return value
-
 
 # The most Newton-Schulz steps by the dtype of the iteration. Each step multiplies the rounding error of the
 # gradient on the null space by up to 2.25. At these limits the gradient of a singular covariance is off by

@@ -30,8 +30,9 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from covpool.arguments import check_positive
 from covpool.device import NO_EIGH
-from covpool.functional.arguments import check_positive, check_square
+from covpool.functional.arguments import check_square
 from covpool.functional.numerics import at_least_float32, autocast_off, once_differentiable
 
 

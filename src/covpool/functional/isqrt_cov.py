@@ -21,7 +21,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from covpool.functional.arguments import check_choice, check_features, check_weights, step_coefficients
+from covpool.arguments import check_choice
+from covpool.functional.arguments import check_features, check_weights, step_coefficients
 from covpool.functional.covariance import as_batch, center, twice_symmetric, upper_triangle
 from covpool.functional.matrix_sqrt import BACKWARDS, Backward
 from covpool.functional.newton_schulz import Coefficients, Iteration, accumulate

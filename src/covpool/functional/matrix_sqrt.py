@@ -8,7 +8,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from covpool.functional.arguments import MOST_STEPS, check_choice, check_square, step_coefficients
+from covpool.arguments import check_choice
+from covpool.functional.arguments import MOST_STEPS, check_square, step_coefficients
 from covpool.functional.newton_schulz import PAPER_STEPS, Iteration
 from covpool.functional.numerics import (
     COMPENSATIONS,

@@ -7,7 +7,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -67,8 +67,8 @@ class TableWriter:
 
 
 JOB = "_job.json"
-# The largest number of images whose classes are also printed.
-SHOWN = 20
+# The largest numbers of images whose predictions are also returned, and printed.
+RETURNED, SHOWN = 1000, 20
 FORMAT, VERSION = "covpool bulk", 1
 
 
@@ -164,8 +164,9 @@ class Done:
         new_files: files that this call wrote.
         bad_images: new images whose rows have an error.
         seconds: the time it took.
-        rows: the predictions, if they are of 20 images at most.
+        rows: the predictions of up to 1,000 images; ``None`` for more, whose rows are only in the files.
         unreachable: rows in all files whose URL gave no answer.
+        error: of a single image that could not be read.
     """
 
     out: str
@@ -175,8 +176,9 @@ class Done:
     new_files: int
     bad_images: int
     seconds: float
-    rows: list[dict[str, Any]] = field(default_factory=list)
+    rows: list[dict[str, Any]] | None = None
     unreachable: int = 0
+    error: str = ""
 
 
 def infer(
@@ -265,9 +267,12 @@ def infer_set(
         bad_images=bad,
         seconds=time.monotonic() - started,
         rows=[row for unit in units for row in read_rows(place.read(writer.file(unit)), kind)]
-        if isinstance(task, Predict) and len(images) <= SHOWN
-        else [],
+        if isinstance(task, Predict) and len(images) <= RETURNED
+        else None,
         unreachable=sum(part.facts["unreachable"] for part in manifest.parts.values()),
+        error=(read_column(place.read(writer.file(units[0])), kind, "error")[0] or "")
+        if len(images) == 1
+        else "",
     )
 
 
@@ -333,8 +338,8 @@ def _engine(running: Running) -> Callable[[Work, Running, Progress], int]:
 
 def report_text(done: Done) -> str:
     """Return the classes of a few images, a line on the rows, and one on new images that are unreadable."""
-    answers = "\n".join([*map(_answer, done.rows), ""]) if done.rows else ""
-    return answers + _rows_text(done)
+    rows = done.rows if done.rows and done.images <= SHOWN else []
+    return "\n".join([*map(_answer, rows), _rows_text(done)])
 
 
 def _answer(row: Mapping[str, Any]) -> str:

@@ -11,13 +11,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from covpool.arguments import check_choice, check_whole
 from covpool.data.image_set import ImageSet, Relabelled
 from covpool.data.loader import BadImage, Batch, EvaluationLoader, Transform
 from covpool.data.sources import open_images
 from covpool.data.transforms import Preprocessing, normalize_transform, pixels_transform, ten_crop_transform
 from covpool.device import autocast
 from covpool.errors import UsageError
-from covpool.functional.arguments import check_choice, check_whole
 from covpool.models.bundle import load_model
 from covpool.models.model import PooledClassifier
 from covpool.processes import Processes

@@ -4,8 +4,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from covpool.device import DEVICES, Device
-from covpool.functional.arguments import check_choice, check_whole
+from covpool.arguments import DEVICES, Device, check_choice, check_whole
 
 Precision = Literal["float32", "bfloat16"]
 Format = Literal["parquet", "csv"]

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from covpool.arguments import LAST, KeyMap, Layers
 from covpool.errors import (
     CovpoolError,
     KeepResolutionError,
@@ -23,7 +24,7 @@ from covpool.errors import (
     UsageTypeError,
 )
 from covpool.models.config import Features, ModelConfig
-from covpool.models.head import LAST, Layers, layer_maps
+from covpool.models.head import layer_maps
 from covpool.models.surgery import (
     applies_alone,
     build_network,
@@ -37,7 +38,7 @@ from covpool.models.surgery import (
     takes_image_size,
     unused_parts,
 )
-from covpool.models.weights import KeyMap, load_backbone
+from covpool.models.weights import load_backbone
 from covpool.nn import CovPool
 
 log = logging.getLogger(__name__)

@@ -10,21 +10,26 @@ from typing import Any, Literal
 
 import torch
 
+from covpool.arguments import (
+    CLASS_TOKEN,
+    FUSIONS,
+    LAST,
+    LAYERS,
+    Fusion,
+    Join,
+    Layers,
+    check_choice,
+    check_whole,
+)
 from covpool.errors import UsageError, UsageTypeError
-from covpool.functional.arguments import check_choice, check_whole
-from covpool.models.head import LAST, LAYERS, Layers
-from covpool.nn.fusion import FUSIONS, Fusion
 from covpool.nn.pooling import DEFAULT_METHOD, METHODS, check_method, is_method
 from covpool.nn.pooling.isqrt_cov import IsqrtCovOptions
 
 Dim = int | Literal["auto"] | None
 Features = Literal["stage", "head"]
 HeadKind = Literal["linear", "mlp"]
-Join = Literal["cls", "gap"]
 Normalize = Literal["l2"]
 
-# In place of a pooling method: the class token of a transformer.
-CLASS_TOKEN = "cls"
 # Values of timm's ``global_pool`` that have another name here.
 TIMM_POOLS = {"avg": "gap", "token": CLASS_TOKEN}
 # The hidden layers of the paper's AlexNet and VGG.

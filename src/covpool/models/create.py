@@ -12,15 +12,14 @@ from typing import Any, Literal
 
 from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 
+from covpool.arguments import Fusion, Join, KeyMap, Layers
 from covpool.errors import BundleError, HubError, UsageError
 from covpool.hub import HUB, HubAddress
 from covpool.models.backbone import make_backbone
 from covpool.models.card import WEIGHTS, check_backbone_options
-from covpool.models.config import HIDDEN, Dim, Features, HeadKind, Join, ModelConfig, Normalize, pool_of
-from covpool.models.head import Layers
+from covpool.models.config import HIDDEN, Dim, Features, HeadKind, ModelConfig, Normalize, pool_of
 from covpool.models.model import PooledClassifier
-from covpool.models.weights import PACKAGES, KeyMap, file_origin
-from covpool.nn.fusion import Fusion
+from covpool.models.weights import PACKAGES, file_origin
 from covpool.nn.pooling import DEFAULT_METHOD
 
 LOGGER = logging.getLogger("covpool")

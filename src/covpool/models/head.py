@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from covpool.arguments import Layers
 from covpool.errors import UnsupportedBackboneError
 
 
@@ -98,12 +99,6 @@ def _hidden_layers(before: int, widths: Sequence[int], batchnorm: bool, drop_rat
         layers.append(nn.ReLU(inplace=True))
         before = width
     return nn.Sequential(*layers)
-
-
-Layers = Literal["last", "last4", "all-stages"]
-LAST: Layers = "last"
-SEVERAL: tuple[Layers, ...] = ("last4", "all-stages")  # each has the layers of those before it
-LAYERS: tuple[Layers, ...] = (LAST, *SEVERAL)
 
 
 def layer_maps(network: Any, images: Tensor, layers: Layers) -> tuple[Tensor, list[Tensor]]:

@@ -5,23 +5,27 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from covpool.arguments import CLASS_TOKEN, LAST, check_choice, check_whole
 from covpool.errors import UsageError
-from covpool.functional.arguments import check_choice, check_whole
 from covpool.models.backbone import Backbone, FeatureFormat, prefixed_matcher
-from covpool.models.config import CLASS_TOKEN, ModelConfig, pool_of
-from covpool.models.head import LAST, Head, layer_maps, stacked, unit
+from covpool.models.config import ModelConfig, pool_of
+from covpool.models.head import Head, layer_maps, stacked, unit
+from covpool.models.pictures import listed, opened
 from covpool.nn import CovPool
 from covpool.nn.cov_pool import DIM
 from covpool.nn.fusion import LayersPool
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from PIL.Image import Image
     from torchvision.transforms.v2 import Transform
+
+    Picture = str | os.PathLike[str] | Image | NDArray[Any] | Tensor
 
 # Photographs that `predict` gives to the network at once.
 AT_ONCE = 32
@@ -150,18 +154,22 @@ class PooledClassifier(nn.Module):
         return evaluation_transform(Preprocessing.of(self.pretrained_cfg))
 
     def predict(
-        self, images: str | os.PathLike[str] | Image | Sequence[str | os.PathLike[str] | Image], top: int = 5
+        self, images: Picture | Sequence[Picture], top: int = 5
     ) -> list[Prediction] | list[list[Prediction]]:
         """Classify photographs: the most probable classes, with their probabilities.
 
-        For thousands of images, :func:`covpool.inference.infer` is faster, and resumes.
+        For thousands of images, :func:`covpool.inference.infer` is faster, and resumes. What it assumes about
+        arrays and tensors, it logs once (``logging``, level WARNING, logger ``covpool``).
 
         Args:
-            images: the path of a photograph, an image of Pillow, or a list of these.
+            images: the path of a photograph, an image of Pillow, an array of NumPy or a tensor, or a list of
+                these. Arrays and tensors are ``(H, W, 3)``, ``(3, H, W)`` or ``(H, W)`` in RGB, with uint8
+                values, or floats from 0 to 1 or from 0 to 255. A fourth dimension in front is a batch. An
+                image with negative values is preprocessed already, as by ``model.transform``.
             top: number of classes.
 
         Returns:
-            The classes of the photograph, the most probable first; of a list, a list of these.
+            The classes of the photograph, the most probable first; of a list or a batch, a list of these.
 
         Raises:
             BadImageError: if a photograph cannot be read.
@@ -175,15 +183,14 @@ class PooledClassifier(nn.Module):
         if not self.num_classes:
             raise UsageError("the model has no classifier: create it with num_classes=")
         check_whole("top", top)
-        several = isinstance(images, Sequence) and not isinstance(images, str)
-        pictures: list[Any] = list(cast(Sequence[Any], images)) if several else [images]
+        pictures, several = listed(images)
         names = self.classes or [str(k) for k in range(self.num_classes)]
         like, predictions = next(self.parameters()), []
         modes = {module: module.training for module in self.modules()}
         self.eval()
         try:
             for first in range(0, len(pictures), AT_ONCE):
-                batch = [self.transform(opened(picture)) for picture in pictures[first : first + AT_ONCE]]
+                batch = [self._prepared(picture) for picture in pictures[first : first + AT_ONCE]]
                 with torch.inference_mode():
                     logits = self(torch.stack(batch).to(like))
                 scores, indices = logits.float().softmax(dim=1).topk(min(top, self.num_classes), dim=1)
@@ -193,6 +200,16 @@ class PooledClassifier(nn.Module):
             for module, mode in modes.items():
                 module.training = mode
         return predictions if several else predictions[0]
+
+    def _prepared(self, picture: Picture) -> Tensor:
+        image = opened(picture)
+        if not isinstance(image, Tensor):
+            prepared: Tensor = self.transform(image)
+            return prepared
+        expected = tuple(self.pretrained_cfg["input_size"])
+        if tuple(image.shape) != expected:
+            raise UsageError(f"a preprocessed image must be {expected}; got {tuple(image.shape)}")
+        return image
 
     def get_classifier(self) -> nn.Module | tuple[nn.Module, nn.Module]:
         """Return the classifier; with ``join`` the second-order and the first-order classifier."""
@@ -316,18 +333,6 @@ class PooledClassifier(nn.Module):
             if channels != 3 and len(rgb) == 3:  # timm sums the RGB weights for 1 channel, else repeats them
                 cfg[name] = (sum(rgb) / 3,) if channels == 1 else tuple(rgb[k % 3] for k in range(channels))
         return cfg
-
-
-def opened(image: str | os.PathLike[str] | Image) -> Image:
-    """Return an image in RGB and upright, from a file or from Pillow."""
-    from PIL import ImageOps
-
-    from covpool.data.decode import decode, to_rgb
-    from covpool.storage.address import read_image
-
-    if isinstance(image, str | os.PathLike):
-        return decode(read_image(os.fspath(image)))
-    return to_rgb(ImageOps.exif_transpose(image))
 
 
 class ClassToken(nn.Module):

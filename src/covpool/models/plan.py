@@ -10,7 +10,7 @@ from typing import Literal
 
 import torch
 
-from covpool.functional.arguments import check_choice, check_whole
+from covpool.arguments import FROZEN_DIM, check_choice, check_whole
 from covpool.models.backbone import Backbone
 from covpool.models.config import ModelConfig
 from covpool.models.create import build_model
@@ -26,7 +26,6 @@ from covpool.models.footprint import (
     state_of,
 )
 from covpool.models.model import PooledClassifier
-from covpool.nn.cov_pool import FROZEN_DIM
 from covpool.terminal import aligned, human
 
 Recommendation = Literal["dense", "low rank or narrow", "class-sharded"]

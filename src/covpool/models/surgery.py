@@ -32,16 +32,21 @@ from covpool.models.weights import PACKAGES, where_to_get
 NETWORKS: dict[str, type[nn.Module]] = {"alexnet": AlexNet}
 
 
+def check_backbone(name: str) -> None:
+    """Raise unless a backbone has this name."""
+    if name not in NETWORKS and not timm.is_model(name.partition(".")[0]):
+        close = difflib.get_close_matches(name, [*timm.list_models(), *NETWORKS], n=3)
+        hint = f"did you mean {', '.join(close)}?" if close else "timm.list_models() has all names"
+        raise UnsupportedBackboneError(f"timm has no backbone {name!r}: {hint}")
+
+
 def build_network(name: str, options: Mapping[str, Any], *, pretrained: bool = False) -> nn.Module:
     """Build the network without its classifier, with timm."""
     if name in NETWORKS:
         if pretrained:
             raise UsageError(f"there are no pretrained weights of {name}; leave pretrained=False")
         return NETWORKS[name](**options)
-    if not timm.is_model(name.partition(".")[0]):
-        close = difflib.get_close_matches(name, [*timm.list_models(), *NETWORKS], n=3)
-        hint = f"did you mean {', '.join(close)}?" if close else "timm.list_models() has all names"
-        raise UnsupportedBackboneError(f"timm has no backbone {name!r}: {hint}")
+    check_backbone(name)
     if taken := {"num_classes", "global_pool", "output_stride"} & options.keys():
         raise UnsupportedBackboneError(f"{', '.join(taken)} is not for the backbone: see create_model")
     if pretrained:

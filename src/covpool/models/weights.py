@@ -16,10 +16,9 @@ from safetensors.torch import load_file
 from timm.models import adapt_input_conv
 from torch import Tensor, nn
 
+from covpool.arguments import KeyMap
 from covpool.errors import CheckpointError, UsageError
 from covpool.storage.files import MAX_WEIGHTS_BYTES, check_regular, digest_file
-
-KeyMap = Mapping[str, str | None] | Literal["order"] | None
 
 
 @dataclass(frozen=True)

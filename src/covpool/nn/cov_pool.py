@@ -13,15 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from covpool.arguments import check_choice, check_whole, did_you_mean
 from covpool.errors import UsageError, UsageTypeError
-from covpool.functional.arguments import (
-    check_choice,
-    check_floating,
-    check_weights,
-    check_whole,
-    did_you_mean,
-    weights_advice,
-)
+from covpool.functional.arguments import check_floating, check_weights, weights_advice
 from covpool.functional.covariance import normalized_weights, without_outliers
 from covpool.functional.numerics import at_least_float32
 from covpool.nn.pooling import DEFAULT_METHOD, METHODS, Method, check_method
@@ -30,10 +24,6 @@ ReductionKind = Literal["convolution", "linear"]
 REDUCTIONS = ("convolution", "linear")
 # Channels after the reduction. The layer and the networks have the paper's 256.
 DIM = 256
-# Heads on a frozen backbone have 128: their classifier has a quarter of the parameters, and the sums of the
-# closed form a sixteenth. Of 32, 64 and 128, the widest was the most accurate; 256 was not measured.
-FROZEN_DIM = 128
-
 
 Layout = Literal["auto", "channels_first", "channels_last"]
 LAYOUTS = ("auto", "channels_first", "channels_last")

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from covpool.arguments import FUSIONS, Fusion, check_choice, check_whole
 from covpool.errors import UsageError
-from covpool.functional.arguments import check_choice, check_whole
 from covpool.nn.cov_pool import DIM, CovPool, Reduction, ReductionKind, make_method
 from covpool.nn.pooling import DEFAULT_METHOD, Method, check_method
-
-Fusion = Literal["each", "concat"]
-FUSIONS = ("each", "concat")
 
 
 class LayersPool(CovPool):

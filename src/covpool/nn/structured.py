@@ -16,8 +16,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from covpool.arguments import check_choice
 from covpool.errors import UsageError
-from covpool.functional.arguments import check_choice, check_floating, check_square, step_coefficients
+from covpool.functional.arguments import check_floating, check_square, step_coefficients
 from covpool.functional.newton_schulz import Iteration, newton_schulz
 from covpool.functional.numerics import (
     NORMALIZATIONS,

@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from covpool.arguments import check_whole
 from covpool.data.loader import Batch, TrainingLoader
 from covpool.data.transforms import Preprocessing
 from covpool.errors import UsageError
-from covpool.functional.arguments import check_whole
 from covpool.processes import Processes, joined_processes
 from covpool.storage.files import replace_file
 from covpool.storage.folders import check_outside

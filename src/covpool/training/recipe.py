@@ -6,11 +6,10 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from covpool.arguments import Device, check_choice, check_positive, check_whole
 from covpool.data.layouts import Layout
 from covpool.data.transforms import Augmentation
-from covpool.device import Device
 from covpool.errors import UsageError
-from covpool.functional.arguments import check_choice, check_positive, check_whole
 from covpool.models.config import ModelConfig
 from covpool.training.metrics import METRICS
 

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, get_origin, get_type_hints
 import docstring_parser
 import yaml
 
+from covpool.arguments import CLASS_TOKEN
 from covpool.errors import TooLargeError, UsageError
-from covpool.models.config import CLASS_TOKEN
 from covpool.nn.pooling import METHODS, is_method
 from covpool.storage.files import read_text, replace_file
 from covpool.training.parser import SentenceParser

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from covpool.arguments import CLASS_TOKEN
 from covpool.data.image_set import ImageSet
 from covpool.errors import Interrupted, UsageError
 from covpool.models.bundle import load_model, load_together, read_card
 from covpool.models.card import versions
-from covpool.models.config import CLASS_TOKEN
 from covpool.models.divided import count_parameters
 from covpool.models.model import PooledClassifier
 from covpool.models.saving import save_together

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,9 @@ def test_what_is_beside_the_splits_is_told(tmp_path: Path, caplog: pytest.LogCap
     assert [record.getMessage() for record in caplog.records] == [
         f"{tmp_path / 'extra'} is left out: it is next to folders of splits, but is not a split"
     ]
-    assert [(path, what) for path, what, _ in strays(tmp_path)] == [("extra/jay/c.jpg", "no class")]
+    assert [(path, what) for path, what, _ in strays(tmp_path, Counter())] == [
+        ("extra/jay/c.jpg", "no class")
+    ]
 
 
 def test_a_class_may_be_called_train(tmp_path: Path) -> None:

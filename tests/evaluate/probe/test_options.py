@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from covpool.evaluate.probe.options import head_config
+from covpool.evaluate.probe.heads import head_config
 from covpool.models import ModelConfig
 from tests.evaluate.probe.small_probing import OPTIONS
 

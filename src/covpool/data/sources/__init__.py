@@ -15,6 +15,8 @@ source recognizes is read as a folder or a single image.
 
 from __future__ import annotations
 
+import glob
+import itertools
 import logging
 import os
 import pkgutil
@@ -30,7 +32,7 @@ from numpy.typing import NDArray
 from covpool.data import layouts
 from covpool.data.decode import FORMAT_OF
 from covpool.data.image_set import ImageFiles, ImageSet, Joined, Names, class_counts
-from covpool.data.listing import FileImages, subfolders
+from covpool.data.listing import FileImages, is_image, subfolders
 from covpool.errors import UnreachableError, UsageError, UsageTypeError
 from covpool.hub import HUB_DATA
 from covpool.storage.address import Address
@@ -186,12 +188,27 @@ def open_unlabeled(path: str | Path) -> ImageSet:
     """
     if os.fspath(path).startswith(HUB_DATA):
         images = _source("parquet").open_unlabeled(os.fspath(path))
+    elif is_pattern(path):
+        images = _matching(os.fspath(path))
     else:
         address = Address.of(path)
         images = _source(_recognized(address)).open_unlabeled(address.url)
     if not len(images):
         raise UsageError(f"{path} has no images: their names end in {', '.join(FORMAT_OF)}")
     return images
+
+
+def is_pattern(path: str | Path) -> bool:
+    """Return whether a path is a pattern, as ``photos/*.jpg``, and not that of a file or folder."""
+    return "://" not in os.fspath(path) and glob.has_magic(os.fspath(path)) and not os.path.lexists(path)
+
+
+def _matching(pattern: str) -> ImageSet:
+    parts = Path(pattern).parts
+    fixed = list(itertools.takewhile(lambda part: not glob.has_magic(part), parts))
+    folder = os.path.join("", *fixed) or "."
+    names = glob.glob(os.path.join(*parts[len(fixed) :]), root_dir=folder, recursive=True)
+    return FileImages(Address.of(folder).trusted(), sorted(name for name in names if is_image(name)))
 
 
 def splits(path: str | Path, layout: str = "auto") -> tuple[Split, ...]:

@@ -15,12 +15,14 @@ from torch import Tensor
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import OneCycleLR
 
+from covpool.arguments import LAST, SEVERAL
 from covpool.data.image_set import ImageSet
 from covpool.data.look import Content, Progress, read_content
 from covpool.data.order import number, permutation
 from covpool.data.transforms import Preprocessing
 from covpool.errors import UsageError
-from covpool.evaluate.probe.options import POOLED_ALREADY, ProbeOptions, arrays_of, pooled_array
+from covpool.evaluate.probe.heads import POOLED_ALREADY, arrays_of, pooled_array
+from covpool.evaluate.probe.options import ProbeOptions
 from covpool.evaluate.svm.classifier import unit_parts
 from covpool.evaluate.svm.solvers import (
     LinearScores,
@@ -33,7 +35,7 @@ from covpool.inference.forward import Outputs, Pass, prepare
 from covpool.inference.store import VIEWS, CachedFeatures, FeatureStore
 from covpool.models.config import ModelConfig
 from covpool.models.create import parameter_groups
-from covpool.models.head import LAST, SEVERAL, last_layers, layer_maps, stacked
+from covpool.models.head import last_layers, layer_maps, stacked
 from covpool.models.model import PooledClassifier
 from covpool.processes import Processes
 from covpool.storage.files import Digest, digest

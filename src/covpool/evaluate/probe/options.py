@@ -1,124 +1,26 @@
-"""The options of ``covpool probe``, and the heads that they name."""
+"""The options of ``covpool probe``. Importing them is quick: it does not import torch."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from covpool.device import Device
+from covpool.arguments import (
+    FROZEN_DIM,
+    FUSIONS,
+    LAYERS,
+    Device,
+    Fusion,
+    KeyMap,
+    Layers,
+    check_choice,
+    check_not_negative,
+    check_whole,
+)
 from covpool.errors import UsageError
-from covpool.functional.arguments import check_choice, check_not_negative, check_whole
-from covpool.models.config import CLASS_TOKEN, Join, ModelConfig
-from covpool.models.head import LAST, LAYERS, Layers
-from covpool.models.weights import KeyMap
-from covpool.nn.cov_pool import FROZEN_DIM
-from covpool.nn.fusion import FUSIONS, Fusion
-from covpool.nn.pooling import check_method
 
 AVERAGE = "gap"
-# First-order features are cached pooled, under these names.
-POOLED_ALREADY = {AVERAGE: "average", CLASS_TOKEN: "token"}
-
-
-class ProbeHead(NamedTuple):
-    """The pooling of a head (a method or the class token), the first-order logits added, and options."""
-
-    pool: str
-    join: Join | None
-    options: dict[str, Any]
-
-
-def parse_head(name: str) -> ProbeHead:
-    """Parse the name of a head: ``isqrt_cov``, ``gap``, ``cls``, ``isqrt_cov+gap``, ``isqrt_cov@dim=64``.
-
-    Options follow the method, each after an ``@``: ``dim``, ``layers`` and ``fusion`` of the head, and those
-    of the method.
-
-    Example:
-        >>> parse_head("isqrt_cov@dim=64@steps=4+gap")
-        ProbeHead(pool='isqrt_cov', join='gap', options={'dim': 64, 'steps': 4})
-    """
-    first, plus, joined = name.partition("+")
-    pool, *given = first.split("@")
-    check_method("a head", pool, CLASS_TOKEN)
-    options = dict(_option(name, text) for text in given)
-    if options and pool in POOLED_ALREADY:
-        raise UsageError(f"{pool} has no options; got {name!r}")
-    if not plus:
-        return ProbeHead(pool, None, options)
-    check_choice("the part after + in a head", joined, (AVERAGE, CLASS_TOKEN))
-    if pool == joined:
-        raise UsageError(f"{name} is {pool} twice")
-    join: Literal["gap", "cls"] = "gap" if joined == AVERAGE else "cls"
-    return ProbeHead(pool, join, options)
-
-
-def _option(head: str, given: str) -> tuple[str, Any]:
-    key, equals, value = given.partition("=")
-    if not (key and equals and value):
-        raise UsageError(f"an option of a head is written @name=value, as in isqrt_cov@dim=64; got {head!r}")
-    try:
-        return key, json.loads(value)
-    except ValueError:  # a word
-        return key, value
-
-
-def pooled_array(config: ModelConfig) -> str:
-    """Return the name of the cached features that a head pools.
-
-    Attention pools the features that average pooling does: those after the expansion, if there is one.
-    """
-    if config.pool in POOLED_ALREADY:
-        return POOLED_ALREADY[config.pool]
-    if config.layers != LAST:
-        return config.layers
-    return "features" if config.is_second_order or config.features == "stage" else "expanded"
-
-
-def arrays_of(config: ModelConfig) -> set[str]:
-    """Return the names of all cached features that a head uses."""
-    joined = set() if config.join is None else {POOLED_ALREADY[config.join]}
-    return {pooled_array(config), *joined}
-
-
-def head_config(
-    name: str, backbone: ModelConfig, dim: int, drop_rate: float, *, expands: bool
-) -> ModelConfig:
-    """Return the config of a backbone with a head.
-
-    Args:
-        name: name of the head.
-        backbone: config with backbone, layers, image size and preprocessing. First-order heads use only the
-            last layer. The last stage keeps its stride, because a frozen backbone cannot adapt to another
-            resolution.
-        dim: channels after the reduction.
-        drop_rate: dropout rate before the classifier.
-        expands: whether averages are of the expanded features. They are of the last stage if the backbone's
-            expansion cannot be separated.
-    """
-    pool, join, options = parse_head(name)
-    default = ModelConfig(backbone.backbone, pool=pool)
-    shared: dict[str, Any] = {"dim": dim if default.reduces else None}
-    if default.is_second_order:
-        shared |= {"layers": backbone.layers, "fusion": backbone.fusion}
-    fields = {key: options.pop(key, value) for key, value in shared.items()}
-    return ModelConfig(
-        backbone=backbone.backbone,
-        num_classes=backbone.num_classes,
-        pool=pool,
-        keep_resolution=False,
-        features=None if expands else "stage",
-        drop_rate=drop_rate,
-        join=join,
-        image_size=backbone.image_size,
-        preprocessing=backbone.preprocessing,
-        pool_options=options,
-        **fields,
-    )
-
-
 HEADS = ("gap", "isqrt_cov", "isqrt_cov+gap")
 
 
@@ -195,8 +97,6 @@ class ProbeOptions:
         object.__setattr__(self, "heads", tuple(dict.fromkeys(self.heads)))
         if not self.heads:
             raise UsageError("heads must name at least one, such as gap or isqrt_cov")
-        for head in self.heads:
-            parse_head(head)
         if self.pretrained == (self.weights is not None):
             raise UsageError("probing needs a pretrained backbone: pass --pretrained or --weights FILE")
         check_choice("layers", self.layers, LAYERS)
@@ -204,6 +104,8 @@ class ProbeOptions:
         check_choice("precision", self.precision, ("float32", "bfloat16", "float16"))
         for name in ("dim", "seeds", "epochs", "batch_size", "trials", "extract_batch"):
             check_whole(name, getattr(self, name))
+        if self.image_size is not None:
+            check_whole("image_size", self.image_size)
         for name in ("workers", "svm_seeds"):
             check_whole(name, getattr(self, name), at_least=0)
         for name in ("val_fraction", "drop_rate", "label_smoothing"):
@@ -212,6 +114,13 @@ class ProbeOptions:
         if not self.lr > 0:
             raise UsageError(f"lr must be above 0; got {self.lr}")
         check_not_negative("weight_decay", self.weight_decay)
+        # Last, and here: these import torch.
+        from covpool.evaluate.probe.heads import parse_head
+        from covpool.models.surgery import check_backbone
+
+        check_backbone(self.model)
+        for head in self.heads:
+            parse_head(head)
 
 
 LOWEST_LR, HIGHEST_LR = 5e-4, 3e-2

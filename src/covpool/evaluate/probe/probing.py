@@ -33,7 +33,8 @@ from covpool.evaluate.probe.features import (
     head_outputs,
     svm_scores,
 )
-from covpool.evaluate.probe.options import ProbeOptions, arrays_of, best_trial, head_config, trial_settings
+from covpool.evaluate.probe.heads import arrays_of, head_config
+from covpool.evaluate.probe.options import ProbeOptions, best_trial, trial_settings
 from covpool.evaluate.probe.record import PROTOCOL, ProbeFolder, new_record, summarized
 from covpool.evaluate.results import mark_folder, prepare_folder
 from covpool.evaluate.svm.classifier import check_every_class

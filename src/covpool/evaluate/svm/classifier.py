@@ -13,13 +13,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from covpool.arguments import DEVICES, check_choice
 from covpool.data.image_set import ImageSet
 from covpool.data.loader import BadImage
 from covpool.data.look import Content, Progress
-from covpool.device import DEVICES
 from covpool.errors import UsageError
 from covpool.evaluate.svm.solvers import LinearScores, Problem, left_behind
-from covpool.functional.arguments import check_choice
 from covpool.inference.forward import Outputs, Pass, prepare
 from covpool.inference.place import check_room
 from covpool.inference.store import MANIFEST, VIEWS, FeatureStore, RowFile

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from importlib import metadata
 
+from covpool.arguments import check_choice
 from covpool.errors import UsageError, UsageTypeError
-from covpool.functional.arguments import check_choice
 from covpool.nn.pooling.abmilp import Abmilp
 from covpool.nn.pooling.attentive import Attentive
 from covpool.nn.pooling.bcnn import Bcnn, ImprovedBcnn

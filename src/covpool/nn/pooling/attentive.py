@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from covpool.functional.arguments import check_whole
+from covpool.arguments import check_whole
 from covpool.functional.attention import attended, attention, by_query, scores, slices
 from covpool.functional.covariance import without_outliers
 from covpool.functional.numerics import at_least_float32, autocast_off

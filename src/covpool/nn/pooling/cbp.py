@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from covpool.functional.arguments import check_choice, check_whole
+from covpool.arguments import check_choice, check_whole
 from covpool.functional.covariance import normalized_weights, second_moment, without_outliers
 from covpool.functional.numerics import (
     at_least_float32,

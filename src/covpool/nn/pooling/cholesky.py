@@ -8,7 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from covpool.functional.arguments import check_features, check_positive, check_weights
+from covpool.arguments import check_positive
+from covpool.functional.arguments import check_features, check_weights
 from covpool.functional.covariance import as_batch, center, triu_vec, without_outliers
 from covpool.functional.numerics import autocast_off
 from covpool.nn.pooling.method import Method

@@ -8,7 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from covpool.functional.arguments import check_features, check_positive, check_weights, step_coefficients
+from covpool.arguments import check_positive
+from covpool.functional.arguments import check_features, check_weights, step_coefficients
 from covpool.functional.covariance import as_batch, center, triu_vec
 from covpool.functional.matrix_sqrt import matrix_sqrt
 from covpool.functional.newton_schulz import Iteration

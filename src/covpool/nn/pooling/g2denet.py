@@ -8,13 +8,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from covpool.functional.arguments import (
-    check_choice,
-    check_features,
-    check_positive,
-    check_weights,
-    step_coefficients,
-)
+from covpool.arguments import check_choice, check_positive
+from covpool.functional.arguments import check_features, check_weights, step_coefficients
 from covpool.functional.covariance import as_batch, mean, second_moment, triu_vec
 from covpool.functional.eigen import matrix_power
 from covpool.functional.matrix_sqrt import matrix_sqrt

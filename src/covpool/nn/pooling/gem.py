@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from covpool.arguments import check_positive
 from covpool.errors import UsageError
-from covpool.functional.arguments import check_positive
 from covpool.functional.covariance import mean, without_outliers
 from covpool.functional.numerics import at_least_float32, reciprocal_or_zero
 from covpool.nn.pooling.method import Method

@@ -8,13 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from covpool.functional.arguments import (
-    check_features,
-    check_not_negative,
-    check_positive,
-    check_weights,
-    check_whole,
-)
+from covpool.arguments import check_not_negative, check_positive, check_whole
+from covpool.functional.arguments import check_features, check_weights
 from covpool.functional.covariance import as_batch, center, triu_vec
 from covpool.functional.matrix_sqrt import MatrixRoot
 from covpool.functional.newton_schulz import paper_steps

@@ -8,8 +8,9 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from covpool.arguments import check_choice
 from covpool.functional import polar_express
-from covpool.functional.arguments import check_choice, check_steps, step_coefficients
+from covpool.functional.arguments import check_steps, step_coefficients
 from covpool.functional.covariance import covariance, triu_vec
 from covpool.functional.isqrt_cov import COMPUTE_DTYPES, SIDES, Side, isqrt_cov
 from covpool.functional.matrix_sqrt import BACKWARDS, Backward

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from covpool.arguments import check_whole
 from covpool.errors import UsageError
-from covpool.functional.arguments import check_whole
 from covpool.functional.covariance import covariance, triu_vec
 from covpool.functional.matrix_root import RootOptions, matrix_root
 from covpool.nn.pooling.method import Method

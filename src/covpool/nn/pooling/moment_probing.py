@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from covpool.arguments import check_whole
 from covpool.errors import UsageError
-from covpool.functional.arguments import check_whole
 from covpool.functional.covariance import center, without_outliers
 from covpool.functional.numerics import at_least_float32, autocast_off, l2_normalized
 from covpool.nn.pooling.method import Method

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from covpool.functional.arguments import check_positive
+from covpool.arguments import check_positive
 from covpool.functional.attention import attended, attention
 from covpool.functional.covariance import mean, without_outliers
 from covpool.functional.numerics import at_least_float32, autocast_off

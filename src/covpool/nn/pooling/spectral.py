@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from covpool.functional.arguments import check_choice, check_positive
+from covpool.arguments import check_choice, check_positive
 from covpool.functional.covariance import covariance, triu_vec
 from covpool.functional.eigen import (
     Power,

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from covpool.functional.arguments import check_positive, check_whole
+from covpool.arguments import check_positive, check_whole
 from covpool.functional.covariance import covariance, triu_vec
 from covpool.functional.eigen import ScalarFunction, function_of_matrix, reciprocal_of_sums
 from covpool.nn.pooling.method import Method

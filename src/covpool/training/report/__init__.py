@@ -104,8 +104,10 @@ def prediction_values(folder: Path, predictions: Predictions, images: ImageSet |
     replace_file(folder / "per_class.csv", per_class_csv(rows))
     replace_file(folder / "confusion.png", png(draw_confusion(predictions, errors, LIGHT)))
     replace_file(folder / "worst.png", png(draw_worst(worst, LIGHT), dpi=110))
-    # By F1; classes without images come last.
-    hardest = sorted(rows, key=lambda row: (math.inf if math.isnan(row.recall) else row.f1, row.name))
+    # By recall, as the bars show; classes without images come last.
+    hardest = sorted(
+        rows, key=lambda row: (math.inf if math.isnan(row.recall) else row.recall, row.f1, row.name)
+    )
     first = HARDEST if len(rows) > AT_ONCE else len(rows)
     return {
         "images": len(predictions),

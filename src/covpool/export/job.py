@@ -1,11 +1,10 @@
-"""The options of an export, and the model and images that they select."""
+"""The model and the images of an export, which its options select."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -16,8 +15,7 @@ from covpool.data.sources import evaluation_split
 from covpool.data.transforms import Preprocessing, pixels_transform
 from covpool.errors import UsageError
 from covpool.export.graph import Array, ExportGraph, graph_input
-from covpool.export.targets import TARGETS, Target
-from covpool.functional.arguments import check_choice, check_whole
+from covpool.export.options import ExportOptions
 from covpool.inference.forward import Pass, open_bundle, open_split
 from covpool.models.bundle import read_card
 from covpool.models.card import Card
@@ -27,61 +25,6 @@ from covpool.processes import Processes
 Progress = Callable[[int, int], None]
 
 CPU = torch.device("cpu")
-
-
-@dataclass(frozen=True)
-class ExportOptions:
-    """How to export a bundle.
-
-    Attributes:
-        formats: any of ``onnx``, ``onnx-float16``, ``onnx-int8`` and ``torch``; a string separates them by
-            commas.
-        preprocessing: ``inside``: the graph receives uint8 pixels, ``(B, H, W, 3)``; ``beside``: it receives
-            normalized images, ``(B, 3, H, W)``, and ``model.json`` describes the normalization.
-        free_size: leave height and width of the images dynamic, where the backbone is convolutional.
-        split: split to compare on (default: test if it exists, else val, else train).
-        layout: layout of the data set.
-        limit: largest number of images to compare on, balanced over classes.
-        calibration: largest number of training images to calibrate int8 on.
-        rounds: number of timed calls of each file.
-        compile: also time torch.compile.
-        batch_size: batch size of the comparison; a timed call has one image.
-        workers: number of processes that read images.
-    """
-
-    formats: Sequence[str] = ("onnx", "torch")
-    preprocessing: Literal["inside", "beside"] = "inside"
-    free_size: bool = True
-    split: str | None = None
-    layout: str = "auto"
-    limit: int = 1000
-    calibration: int = 128
-    rounds: int = 100
-    compile: bool = False
-    batch_size: int = 16
-    workers: int = 0
-
-    def __post_init__(self) -> None:
-        names = self.formats.split(",") if isinstance(self.formats, str) else self.formats
-        object.__setattr__(self, "formats", tuple(dict.fromkeys(names)))
-        if not self.formats:
-            raise UsageError(f"formats must name at least one of {', '.join(TARGETS)}")
-        for name in self.formats:
-            check_choice("formats", name, tuple(TARGETS))
-        check_choice("preprocessing", self.preprocessing, ("inside", "beside"))
-        for name in ("limit", "calibration", "rounds", "batch_size"):
-            check_whole(name, getattr(self, name))
-        check_whole("workers", self.workers, at_least=0)
-
-    @property
-    def targets(self) -> list[Target]:
-        """The targets of ``formats``."""
-        return [TARGETS[name] for name in self.formats]
-
-    @property
-    def takes_pixels(self) -> bool:
-        """Whether the graph normalizes its input."""
-        return self.preprocessing == "inside"
 
 
 @dataclass(frozen=True, eq=False)
