@@ -58,7 +58,7 @@ FIGURES = {
     "sharded": ("bench.sharded:write_pages", "tables and picture of docs/scale_out.md"),
     "sums": ("bench.sums:write_pages", "the tables of cost in docs/closed_form.md"),
     "one_pass": ("experiments.one_pass:write_pages", "the table of accuracies in docs/closed_form.md"),
-    "few_images": ("experiments.few_images:write_pages", "two pictures of docs/closed_form.md"),
+    "few_images": ("experiments.few_images:write_pages", "two pictures, and tables of two pages"),
     "fitted_steps": ("experiments.fitted_steps:write_pages", "docs/images/fitted_steps.png"),
     "spectra": ("experiments.spectra:write_pages", "docs/images/spectra.png"),
     "why_second_order": ("experiments.why_second_order:write_pages", "docs/images/why_second_order.png"),

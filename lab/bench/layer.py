@@ -167,10 +167,7 @@ def summary(record: Mapping[str, Any]) -> str:
         cells.append([size, threads.split()[0], f"{layer:.2f}", f"{paper / layer:.1f}"])
     titles = ["features", "threads", "layer over its products", "the paper's equations over the layer"]
     lines = [table(titles, cells)]
-    cells = [
-        [name, added(runs)]
-        for name, runs in record["networks"].items()
-    ]
+    cells = [[name, added(runs)] for name, runs in record["networks"].items()]
     if cells:
         lines += ["", table(["network", "time with `isqrt_cov` over `gap`"], cells)]
     return "\n".join(lines)
@@ -180,7 +177,9 @@ def front_table(record: Mapping[str, Any]) -> str:
     """Return a few rows for README.md: the time that covariance pooling adds; empty if none is measured."""
     rows = []
     for (backbone, title), batch in product(FRONT.items(), FRONT_BATCHES):
-        names = [f"{what}, {backbone}, {FRONT_PIXELS} pixels, batch {batch}" for what in ("training", "inference")]
+        names = [
+            f"{what}, {backbone}, {FRONT_PIXELS} pixels, batch {batch}" for what in ("training", "inference")
+        ]
         runs = [record["networks"].get(name) for name in names]
         if any(runs):
             rows.append([title, str(batch), *(added(run) for run in runs)])
@@ -199,7 +198,9 @@ def added(runs: Mapping[str, Any] | None) -> str:
     return "not run" if runs is None else f"{100 * (runs['isqrt_cov']['ratio']['median'] - 1):+.0f} %"
 
 
-def write_pages(file: Path | None = None, docs: Path = ROOT / "docs", front: Path = ROOT / "README.md") -> list[Path]:
+def write_pages(
+    file: Path | None = None, docs: Path = ROOT / "docs", front: Path = ROOT / "README.md"
+) -> list[Path]:
     """Write the tables into the pages.
 
     Args:

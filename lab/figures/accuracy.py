@@ -85,11 +85,17 @@ def contest_tables(record: Mapping[str, Any] | None) -> str:
     for case in contest.CASES:
         rows = contest.summary(case, record["cells"].get(case.name, {})) if record else []
         if rows:
-            lines += [f"**{case.title}**", "", "| head | top-1 accuracy, % | over `gap` | over the best attentive head |"]
+            lines += [
+                f"**{case.title}**",
+                "",
+                "| head | top-1 accuracy, % | over `gap` | over the best attentive head |",
+            ]
             lines += ["|---|---|---|---|"]
         for row in rows:
             cells = [f"`{row['head']}`", f"{100 * row['top1']:.1f}"]
-            lines.append(f"| {' | '.join([*cells, difference(row['over_gap']), difference(row['over_rival'])])} |")
+            lines.append(
+                f"| {' | '.join([*cells, difference(row['over_gap']), difference(row['over_rival'])])} |"
+            )
         lines += [""] if rows else []
     total = len(contest.CASES) * len(contest.HEADS)
     left = len(contest.not_run(record)) if record else total
