@@ -197,9 +197,7 @@ def _draw_places(part: Any, results: dict[str, Any]) -> None:
     a, b = results["channels"]
     axes.set_xlabel(f"channel {a}", color=LIGHT.ink)
     axes.set_ylabel(f"channel {b}", color=LIGHT.ink)
-    axes.set_title(
-        "All positions of all images: one center, two shapes", loc="left", fontsize=11, color=LIGHT.ink
-    )
+    axes.set_title("All positions: one center, two shapes", loc="left", fontsize=11, color=LIGHT.ink)
     axes.set_aspect("equal")
     axes.set_xlim(*_range(results["species"], 0))
     axes.set_ylim(*_range(results["species"], 1))

@@ -1,4 +1,4 @@
-"""Write the accuracies of the pages from the results of one_pass and contest: ``python -m lab figures accuracy``.
+"""Write the accuracies of the pages from results of one_pass and contest: ``python -m lab figures accuracy``.
 
 It writes the table between the marks ``accuracy`` of README.md and docs/benchmarks.md, the tables between the
 marks ``contest``, two pictures, and every single figure between ``<!-- one_pass ROW KEY -->`` and
@@ -31,7 +31,7 @@ COLORS = ("#b6bec7", "#0b6bb8")
 def table(summaries: Mapping[str, Any]) -> str:
     """Return the accuracy of both poolings on every set, and the sets that were not run."""
     lines = [
-        "| test images | frozen backbone | average pooling | covariance pooling | difference (95 % interval) |",
+        "| test images | frozen backbone | average pooling | covariance pooling | gain (95 % interval) |",
         "|---|---|---|---|---|",
     ]
     for row in measured(summaries):

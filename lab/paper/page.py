@@ -46,15 +46,15 @@ SETS = {"cub": "CUB", "cars": "Cars"}
 HEAD = """# The paper's claims, and our measurements
 
 This page compares {claims} claims about covariance pooling with our measurements. {hold} of them hold here:
-{agrees} with the size that the paper reports, and {sign} in sign, with another size. {equal_here} differences are too
-small to matter here, and {disagree} claims do not hold. {unresolved} are not resolved by our measurements, {not_run}
-were not run, and {beyond} go beyond the paper. Our networks are small and see {classes} classes of Tiny-ImageNet, so
-they can show the sign of a difference, but not its size on ImageNet.
+{agrees} with the size that the paper reports, and {sign} in sign, with another size. {equal_here} differences
+are too small to matter here, and {disagree} claims do not hold. {unresolved} are not resolved by our
+measurements, {not_run} were not run, and {beyond} go beyond the paper. Our networks are small and see
+{classes} classes of Tiny-ImageNet, so they can show the sign of a difference, but not its size on ImageNet.
 
 {summary}
 
-{by_frozen}The paper trains on ImageNet with GPUs. The networks here have the same form with fewer channels and train
-in minutes on a CPU ({train:,} training images of 64 pixels, {val:,} test images).
+{by_frozen}The paper trains on ImageNet with GPUs. The networks here have the same form with fewer channels,
+and train in minutes on a CPU ({train:,} training images of 64 pixels, {val:,} test images).
 
 ```sh
 pip install -e '.[dev]'   # in a checkout
