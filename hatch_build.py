@@ -24,7 +24,7 @@ from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 FILE = "covpool.cdx.json"
 HELP = "covpool/cli/help.txt"
-LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)\s]+)")
+LINK = re.compile(r"(!\[[^\]]*\]\(|\]\()(?![a-z]+:|#)([^)\s]+)")
 
 
 class Description(MetadataHookInterface):
@@ -39,13 +39,18 @@ class Description(MetadataHookInterface):
 
 
 def absolute(text: str, address: str) -> str:
-    """Return Markdown with links below the address of a repository.
+    """Return Markdown with links and pictures below the address of a repository.
 
     Example:
-        >>> absolute("see [all](docs/a.md), [b](#b)", "https://example.org/r")
-        'see [all](https://example.org/r/blob/main/docs/a.md), [b](#b)'
+        >>> absolute("see [all](docs/a.md), [b](#b), ![c](c.png)", "https://example.org/r")
+        'see [all](https://example.org/r/blob/main/docs/a.md), [b](#b), ![c](https://example.org/r/raw/main/c.png)'
     """
-    return LINK.sub(rf"{address}/blob/main/\1", text) if address else text
+
+    def target(link: re.Match[str]) -> str:
+        kind = "raw" if link[1].startswith("!") else "blob"
+        return f"{link[1]}{address}/{kind}/main/{link[2]}"
+
+    return LINK.sub(target, text) if address else text
 
 
 def addresses(address: str) -> dict[str, str]:

@@ -51,21 +51,17 @@ COMMANDS = {
 }
 # The same for ``python -m lab figures NAME``, which writes parts of pages, tables and pictures.
 FIGURES = {
-    "arena": ("figures.arena:write_pages", "the tables of heads in docs/benchmarks.md"),
-    "hero": ("figures.hero:write_pages", "docs/images/hero.png"),
+    "accuracy": ("figures.accuracy:write_pages", "accuracies in README.md and docs, and two pictures"),
     "llms": ("figures.llms:write_pages", "docs/llms.txt"),
     "packages": ("figures.packages:write_pages", "docs/images/packages.svg"),
     "recipes": ("figures.recipes:write_pages", "the table in docs/recipes.md"),
     "methods": ("bench.methods_page:write_pages", "page and picture of the results of bench"),
-    "isqrt_cov": (
-        "bench.isqrt_cov:write_pages",
-        "page and picture of its results, and the table in README.md",
-    ),
-    "layer": ("bench.layer:write_pages", "the tables of the layer in docs/benchmarks.md"),
+    "isqrt_cov": ("bench.isqrt_cov:write_pages", "page and picture of its results; table in benchmarks.md"),
+    "layer": ("bench.layer:write_pages", "tables of the layer in README.md and docs/benchmarks.md"),
     "sharded": ("bench.sharded:write_pages", "tables and picture of docs/scale_out.md"),
     "sums": ("bench.sums:write_pages", "the tables of cost in docs/closed_form.md"),
     "one_pass": ("experiments.one_pass:write_pages", "the table of accuracies in docs/closed_form.md"),
-    "few_images": ("experiments.few_images:write_pages", "two pictures of docs/closed_form.md"),
+    "few_images": ("experiments.few_images:write_pages", "two pictures, and tables of two pages"),
     "fitted_steps": ("experiments.fitted_steps:write_pages", "docs/images/fitted_steps.png"),
     "spectra": ("experiments.spectra:write_pages", "docs/images/spectra.png"),
     "why_second_order": ("experiments.why_second_order:write_pages", "docs/images/why_second_order.png"),

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from covpool.closed_form.report import table_cells
+from covpool.nn import CovPool
 from covpool.terminal import aligned
-from tests.pages import DOCS, FENCED, README, ROOT, needs_pages, read
+from tests.pages import DOCS, FENCED, README, ROOT, name_of, needs_pages, read
 from tests.test_package import PACKAGES, SHARED
 
 pytestmark = needs_pages
@@ -19,9 +20,9 @@ pytestmark = needs_pages
 RESULTS = ROOT / "results" / "0.1.0"
 # Pages that quote measurements, and the result files with these measurements.
 QUOTING = {
-    "why_second_order.md": ["why_second_order", "fine_grained", "methods", "spectra", "tiny10"],
+    "why_second_order.md": ["why_second_order", "one_pass", "methods", "spectra", "tiny10"],
     "benchmarks.md": [
-        "arena",
+        "one_pass",
         "fine_grained",
         "fine_tuning",
         "isqrt_cov",
@@ -31,7 +32,14 @@ QUOTING = {
         "tiny10",
     ],
     "closed_form.md": ["one_pass", "few_images"],
-    "choose_a_head.md": ["arena", "fine_grained", "fine_tuning", "methods", "sparrows", "tiny10"],
+    "choose_a_head.md": [
+        "one_pass",
+        "fine_grained",
+        "fine_tuning",
+        "methods",
+        "sparrows",
+        "tiny10",
+    ],
 }
 
 
@@ -50,16 +58,39 @@ def test_figures_are_those_of_the_results(name: str) -> None:
     assert {number for number in quoted if not has_number(tables, number)} == set()
 
 
-def test_the_first_table_of_the_readme_is_measured() -> None:
-    (file,) = RESULTS.glob("arena--*.json")
-    cases = {case["case"]: case for case in json.loads(read(file))["cases"]}
-    row = r"^\| (Stanford Cars|CUB-200-2011) \| ([\d.]+) % \| ([\d.]+) % \| \*\*([\d.]+) %\*\* \|$"
-    shown = re.findall(row, read(README), re.MULTILINE)
-    assert [name for name, *_ in shown] == ["Stanford Cars", "CUB-200-2011"]
-    for (_, *accuracies), data in zip(shown, ("cars", "cub"), strict=True):
-        case = cases[f"{data}-lite0-448"]
-        found = {one["head"]: f"{100 * one['test']['top1']['mean']:.1f}" for one in case["heads"]}
-        assert accuracies == [found["gap"], found[case["best_attentive"]], found["isqrt_cov"]]
+def test_accuracies_are_those_of_one_pass() -> None:
+    from lab.figures.accuracy import BARS, INTERVALS, QUOTED, pages
+
+    written = pages()
+    for page, text in written.items():
+        assert text == read(page), f"{name_of(page)}: python -m lab figures accuracy writes its accuracies"
+    quoting = {
+        name_of(page) for page, text in written.items() if QUOTED.search(text) or "accuracy:begin" in text
+    }
+    assert {"README.md", "docs/benchmarks.md", "docs/choose_a_head.md"} <= quoting
+    assert BARS.exists()
+    assert INTERVALS.exists()
+
+
+def test_the_front_page_has_the_times_of_networks() -> None:
+    from lab.bench.layer import front_table
+    from lab.record import read_record, with_block
+
+    (file,) = RESULTS.glob("layer--*.json")
+    assert with_block(read(README), "layer", front_table(read_record(file))) == read(README)
+
+
+def test_the_times_of_networks_are_those_of_the_record() -> None:
+    from lab.bench.layer import front_table
+
+    runs = {"gap": {"ratio": {"median": 1.0}}, "isqrt_cov": {"ratio": {"median": 1.234}}}
+    record = {
+        "device": "cpu",
+        "machine": {"cores": 2},
+        "networks": {"training, resnet50, 224 pixels, batch 16": runs},
+    }
+    assert front_table(record).splitlines()[-1] == "| ResNet-50 | 16 | +23 % | not run |"
+    assert front_table({**record, "networks": {}}) == ""
 
 
 def test_the_accuracies_of_the_benchmarks_are_measured() -> None:
@@ -76,17 +107,6 @@ def test_the_accuracies_of_the_benchmarks_are_measured() -> None:
 
 
 def test_the_speeds_of_the_benchmarks_are_measured() -> None:
-    (file,) = RESULTS.glob("isqrt_cov--*.md")
-    measured = read(file).partition("## Value and gradient")[2].partition("\n## ")[0]
-    rows = [line for line in read(DOCS / "benchmarks.md").splitlines() if ", batch " in line and "| " in line]
-    assert len(rows) == 5
-    (titles,) = (line.split("|")[2:-1] for line in measured.splitlines() if line.startswith("| size"))
-    names = ["ours", "fitted 3", "plain", "eigh", "svd"]
-    columns = [next(k for k, title in enumerate(titles) if name in title) for name in names]
-    for size, *shown in ([cell.strip() for cell in row.split("|")[1:-1]] for row in rows):
-        (line,) = (line for line in measured.splitlines() if line.startswith(f"| {size} "))
-        medians = [cell.split()[0] for cell in line.split("|")[2:-1]]
-        assert [medians[column] for column in columns] == shown
     (file,) = RESULTS.glob("methods--*.md")
     layers = re.findall(
         r"^\| (`[^`]+`) \| ([\d.]+) \| ([\d.]+) \|$", read(DOCS / "benchmarks.md"), re.MULTILINE
@@ -139,11 +159,20 @@ def test_the_exchange_of_gradients() -> None:
         assert shown == [f"{parameters:,}", f"{4 * parameters / 1e6:.0f}", f"{milliseconds:.0f}"]
 
 
-def test_the_tables_of_heads_are_those_of_the_results() -> None:
-    from lab.figures.arena import page
+def test_the_memory_that_recompute_saves() -> None:
+    from lab.bench.layers import bytes_kept_for_backward
 
-    text = read(DOCS / "benchmarks.md")
-    assert page(text) == text, "python -m lab figures arena writes the tables"
+    rows = re.findall(r"^\| (\d+)×(\d+) \| ([\d.]+) \|$", read(DOCS / "faq.md"), re.MULTILINE)
+    assert len(rows) == 3
+    for channels, positions, ratio in rows:
+        features = torch.rand(4, int(channels), int(positions))
+        saved, recompute = (
+            bytes_kept_for_backward(
+                CovPool(int(channels), dim=None, layout="channels_first", backward=backward), features
+            )
+            for backward in ("saved", "recompute")
+        )
+        assert ratio == f"{saved / recompute:.1f}"
 
 
 def test_recipes_are_all_there() -> None:

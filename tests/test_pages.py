@@ -73,12 +73,43 @@ PREPARED: dict[str, Callable[[], None]] = {
     "docs/probing.md": for_probing,
     "docs/evaluation.md": sparrows_and_bundle,
     "docs/export.md": lambda: sparrows_and_bundle(train=1, test=2),
+    "docs/answers/images_per_class.md": lambda: tiny_birds({"train": 10, "test": 5}),
 }
 
 
 def check_front(names: dict[str, Any], out: str) -> None:
-    assert out == "torch.Size([2, 200]) 30612232\ntorch.Size([8, 200]) tensor(True)\n"
+    assert tuple(names["vector"].shape) == (8, 32896)
+    assert tuple(names["logits"].shape) == (2, 200)
+
+
+def check_layer(names: dict[str, Any], out: str) -> None:
+    assert out == "torch.Size([8, 200]) tensor(True)\n"
+
+
+def check_functional(names: dict[str, Any], out: str) -> None:
     assert tuple(names["v"].shape) == (8, 32896)
+
+
+def check_printed(page: str) -> Callable[[dict[str, Any], str], None]:
+    """Return a check that every line is printed as the comment after its ``print`` states."""
+    stated = re.findall(r"# (tensor\(\w+\)|True|False)$", read(ROOT / page), re.MULTILINE)
+    assert stated
+
+    def check(names: dict[str, Any], out: str) -> None:
+        printed = out.splitlines()
+        assert list(dict.fromkeys(stated)) == list(dict.fromkeys(printed))
+        assert len(printed) >= len(stated)
+
+    return check
+
+
+def check_dino(names: dict[str, Any], out: str) -> None:
+    assert len(out.splitlines()) == 4
+    assert all(line.endswith("(2, 10)") for line in out.splitlines())
+
+
+def check_images_per_class(names: dict[str, Any], out: str) -> None:
+    assert out == "10 to 10 images per class\n"
 
 
 def check_methods(names: dict[str, Any], out: str) -> None:
@@ -137,6 +168,18 @@ def check_scale(names: dict[str, Any], out: str) -> None:
 # Checks of results that a page states.
 CHECKED: dict[str, Callable[[dict[str, Any], str], None]] = {
     "README.md": check_front,
+    "docs/api/nn.md": check_layer,
+    "docs/api/functional.md": check_functional,
+    **{
+        page: check_printed(page)
+        for page in (
+            "docs/answers/nan_gradients.md",
+            "docs/answers/matrix_square_root.md",
+            "docs/answers/triangle_order.md",
+        )
+    },
+    "docs/answers/dino_head.md": check_dino,
+    "docs/answers/images_per_class.md": check_images_per_class,
     "docs/methods.md": check_methods,
     "docs/models.md": check_models,
     "docs/training.md": check_training,

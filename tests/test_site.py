@@ -115,6 +115,29 @@ def test_docstrings_are_turned_into_markdown(site: Path) -> None:
     assert ":math:" not in text
 
 
+@pytest.mark.slow
+def test_signatures_show_the_values_of_defaults(site: Path) -> None:
+    for page, names in (
+        ("nn", ("DIM", "DEFAULT_METHOD")),
+        ("closed_form", ("FROZEN_DIM",)),
+        ("models", ("HIDDEN",)),
+    ):
+        text = re.sub(r"<[^>]+>", "", (site / "api" / f"{page}.html").read_text(encoding="utf-8"))
+        assert not [name for name in names if re.search(rf"= {name}\b", text)]
+    text = re.sub(r"<[^>]+>", "", (site / "api" / "nn.html").read_text(encoding="utf-8"))
+    assert re.search(r"CovPool\(\n +in_channels: int,\n +pool: str = (?:&#39;|&quot;|'|\")isqrt_cov", text)
+    assert re.search(r"dim: int \| None = 256,\n", text)
+
+
+@pytest.mark.slow
+def test_equations_are_rendered(site: Path) -> None:
+    text = (site / "numerics.html").read_text(encoding="utf-8")
+    assert text.count('<math xmlns="http://www.w3.org/1998/Math/MathML" display="block"') == read(
+        DOCS / "numerics.md"
+    ).count("```math")
+    assert "```math" not in text
+
+
 def test_the_api_has_all_methods() -> None:
     page = read(DOCS / "api" / "nn.md")
     for name, method in METHODS.items():

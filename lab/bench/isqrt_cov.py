@@ -281,7 +281,7 @@ def main(
     return written
 
 
-def write_pages(file: Path | None = None, page: Path = ROOT / "README.md") -> list[Path]:
+def write_pages(file: Path | None = None, page: Path = ROOT / "docs" / "benchmarks.md") -> list[Path]:
     """Write the page and the figure of results, and their summary in another page.
 
     Args:

@@ -1,7 +1,7 @@
 """Time the layer that people use, and what it adds to a training step and to an answer.
 
     python -m lab layer            # about 40 minutes on two idle cores; rerun it to resume
-    python -m lab figures layer    # the tables in docs/benchmarks.md
+    python -m lab figures layer    # the tables in README.md and docs/benchmarks.md
 
 The layer is ``CovPool`` at its defaults without the reduction: features to the upper triangle of the root.
 It is compared with its matrix products alone (:mod:`lab.bench.bare_engine`), and with the paper's equations
@@ -52,6 +52,9 @@ BATCHES = (1, 16, 64)
 CLASSES = 1000
 # A training step keeps the activations of every layer: 64 images of 448 pixels do not fit in 24 GB.
 MOST_TRAINING_PIXELS = {"efficientnet_lite0": 64 * 448**2, "resnet50": 64 * 224**2}
+# The rows on the front page.
+FRONT = {"resnet50": "ResNet-50", "efficientnet_lite0": "EfficientNet-Lite0"}
+FRONT_PIXELS, FRONT_BATCHES = 224, (16, 64)
 
 log = logging.getLogger(__name__)
 
@@ -164,22 +167,49 @@ def summary(record: Mapping[str, Any]) -> str:
         cells.append([size, threads.split()[0], f"{layer:.2f}", f"{paper / layer:.1f}"])
     titles = ["features", "threads", "layer over its products", "the paper's equations over the layer"]
     lines = [table(titles, cells)]
-    cells = [
-        [name, f"{100 * (runs['isqrt_cov']['ratio']['median'] - 1):+.0f} %"]
-        for name, runs in record["networks"].items()
-    ]
+    cells = [[name, added(runs)] for name, runs in record["networks"].items()]
     if cells:
         lines += ["", table(["network", "time with `isqrt_cov` over `gap`"], cells)]
     return "\n".join(lines)
 
 
-def write_pages(file: Path | None = None, page: Path = ROOT / "docs" / "benchmarks.md") -> list[Path]:
-    """Write the tables into the page.
+def front_table(record: Mapping[str, Any]) -> str:
+    """Return a few rows for README.md: the time that covariance pooling adds; empty if none is measured."""
+    rows = []
+    for (backbone, title), batch in product(FRONT.items(), FRONT_BATCHES):
+        names = [
+            f"{what}, {backbone}, {FRONT_PIXELS} pixels, batch {batch}" for what in ("training", "inference")
+        ]
+        runs = [record["networks"].get(name) for name in names]
+        if any(runs):
+            rows.append([title, str(batch), *(added(run) for run in runs)])
+    if not rows:
+        return ""
+    words = (
+        f"Time that covariance pooling adds to average pooling, {FRONT_PIXELS} px, {record['device']} "
+        f"({record['machine']['cores']} cores), 1,000 classes:"
+    )
+    titles = ["network", "batch", "training step", "inference"]
+    return f"{words}\n\n{table(titles, rows)}"
+
+
+def added(runs: Mapping[str, Any] | None) -> str:
+    """Return the time that isqrt_cov adds to gap, in percent."""
+    return "not run" if runs is None else f"{100 * (runs['isqrt_cov']['ratio']['median'] - 1):+.0f} %"
+
+
+def write_pages(
+    file: Path | None = None, docs: Path = ROOT / "docs", front: Path = ROOT / "README.md"
+) -> list[Path]:
+    """Write the tables into the pages.
 
     Args:
         file: results of ``python -m lab layer``; the committed ones if not given.
-        page: Markdown page with marks.
+        docs: folder with benchmarks.md, which has marks.
+        front: front page with marks.
     """
-    block = summary(read_record(file or committed_file(NAME), NAME))
-    page.write_text(with_block(page.read_text(encoding="utf-8"), NAME, block), encoding="utf-8")
-    return [page]
+    record = read_record(file or committed_file(NAME), NAME)
+    blocks = {docs / "benchmarks.md": summary(record), front: front_table(record)}
+    for page, block in blocks.items():
+        page.write_text(with_block(page.read_text(encoding="utf-8"), NAME, block), encoding="utf-8")
+    return [*blocks]

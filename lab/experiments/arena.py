@@ -330,12 +330,11 @@ def table(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def rows(case_results: dict[str, Any], *, short: bool = False) -> list[str]:
+def rows(case_results: dict[str, Any]) -> list[str]:
     """Return the table of a case, the most accurate head first.
 
     Args:
         case_results: results of the case.
-        short: whether to leave out heads that only test claims, seeds, held-out images and the flip.
     """
     best = case_results["best_attentive"]
     columns: dict[str, Callable[[dict[str, Any]], str]] = {
@@ -350,11 +349,7 @@ def rows(case_results: dict[str, Any], *, short: bool = False) -> list[str]:
         "vector": lambda head: f"{head['vector']:,}",
         "seconds": lambda head: f"{head['seconds']:.0f}",
     }
-    if short:
-        for name in ("seeds", "held out, flip", "with flip"):
-            del columns[name]
-    heads = [head for head in case_results["heads"] if not short or head["head"] in CONTEST]
-    heads.sort(key=lambda head: -head["test"]["top1"]["mean"])
+    heads = sorted(case_results["heads"], key=lambda head: -head["test"]["top1"]["mean"])
     cells = [list(columns), *([cell(head) for cell in columns.values()] for head in heads)]
     lines = [f"| {' | '.join(row)} |" for row in cells]
     return [lines[0], "|---" * len(columns) + "|", *lines[1:]]

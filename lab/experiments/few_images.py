@@ -183,11 +183,7 @@ def main(sets: Path, runs: Path) -> None:
 def page(record: dict[str, Any]) -> str:
     """Return the results as Markdown."""
     lines = ["Top-1 accuracy in percent, 21 sparrows, EfficientNet-Lite0, 224 pixels, d = 128.", ""]
-    lines += [f"| images per class | {' | '.join(HEADS.values())} |", "|---" * (len(HEADS) + 1) + "|"]
-    for count in COUNTS:
-        means = [mean_and_spread(record, count, head) for head in HEADS]
-        cells = [f"{100 * mean:.1f} ± {100 * spread:.1f}" for mean, spread in means]
-        lines.append(f"| {count} | {' | '.join(cells)} |")
+    lines.append(few_table(record))
     lines += ["", bases_table(record)]
     lines += [
         "",
@@ -199,6 +195,16 @@ def page(record: dict[str, Any]) -> str:
         f"| {100 * row['gap']:.1f} | {row['largest_difference']:.0e} |"
         for row in record["steps"]
     ]
+    return "\n".join(lines)
+
+
+def few_table(record: dict[str, Any]) -> str:
+    """Return the accuracies with few images per class as Markdown."""
+    lines = [f"| images per class | {' | '.join(HEADS.values())} |", "|---" * (len(HEADS) + 1) + "|"]
+    for count in COUNTS:
+        means = [mean_and_spread(record, count, head) for head in HEADS]
+        cells = [f"{100 * mean:.1f} ± {100 * spread:.1f}" for mean, spread in means]
+        lines.append(f"| {count} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -217,7 +223,7 @@ def mean_and_spread(record: dict[str, Any], count: int, head: str) -> tuple[floa
 
 
 def write_pages(file: Path | None = None, folder: Path = ROOT / "docs" / "images") -> list[Path]:
-    """Draw both figures, and write the table of bases in docs/closed_form.md.
+    """Draw both figures, and write the tables of docs/closed_form.md and docs/answers/images_per_class.md.
 
     Args:
         file: results of ``python -m lab few_images``; the committed ones if not given.
@@ -269,6 +275,9 @@ def write_pages(file: Path | None = None, folder: Path = ROOT / "docs" / "images
     )
     axes.legend()
     figure.savefig(folder / "class_steps.png", dpi=140)
-    page = ROOT / "docs" / "closed_form.md"
-    page.write_text(with_block(page.read_text("utf-8"), "bases", bases_table(record)), "utf-8")
-    return [folder / "few_images.png", folder / "class_steps.png", page]
+    blocks = {"closed_form.md": ("bases", bases_table), "answers/images_per_class.md": (NAME, few_table)}
+    pages = []
+    for name, (mark, made) in blocks.items():
+        pages.append(page := ROOT / "docs" / name)
+        page.write_text(with_block(page.read_text("utf-8"), mark, made(record)), "utf-8")
+    return [folder / "few_images.png", folder / "class_steps.png", *pages]

@@ -23,12 +23,14 @@ import covpool
 from covpool.closed_form.options import FitOptions
 from covpool.data.sources import open_splits
 from covpool.evaluate.probe.record import difference, paired_difference
+from covpool.provenance import release
 from covpool.terminal import NamedProgress
 from covpool.training.report.record import read_predictions
 from lab.experiments.arena import DIGITS
 from lab.experiments.fine_grained import TITLES
 from lab.experiments.resnet50 import RESNET50
 from lab.record import (
+    RESULTS,
     ROOT,
     committed_file,
     new_record,
@@ -138,7 +140,15 @@ def trained_heads() -> dict[str, dict[str, Any]]:
     return {one["case"]: {head["head"]: head for head in one["heads"]} for one in cases}
 
 
-def table(record: Mapping[str, Any]) -> str:
+def committed_summaries() -> dict[str, dict[str, Any]]:
+    """Return the numbers of the committed rows by name. Machines may have measured different rows."""
+    found: dict[str, dict[str, Any]] = {}
+    for file in sorted((RESULTS / release()).glob(f"{NAME}--*.json")):
+        found = {**read_record(file, NAME).get("summary", {}), **found}
+    return found
+
+
+def table(summaries: Mapping[str, Any]) -> str:
     """Return the results as Markdown."""
     lines = [
         "Top-1 accuracy in percent on the test images, without flips, of a frozen backbone. `gap` is the "
@@ -150,8 +160,8 @@ def table(record: Mapping[str, Any]) -> str:
         "| over `gap` | trained head | over the trained head |",
         "|---" * (len(DIMS) + 6) + "|",
     ]
-    for name in record["rows"]:
-        one = record["summary"][name]
+    for row in (row for row in ROWS if row.name in summaries):
+        one = summaries[row.name]
         dims = [
             f"**{100 * top1:.1f}**" if int(dim) == one["dim"] else f"{100 * top1:.1f}"
             for dim, top1 in one["by_dim"].items()
@@ -160,18 +170,17 @@ def table(record: Mapping[str, Any]) -> str:
         cells = [one["title"], f"{100 * one['gap']:.1f}", *dims, str(one["dim"])]
         cells += [difference(one["over_gap"]), trained, difference(one["over_trained"])]
         lines.append(f"| {' | '.join(cells)} |")
-    missing = [row.title for row in ROWS if row.name not in record["rows"]]
+    missing = [row.title for row in ROWS if row.name not in summaries]
     return "\n".join([*lines, *(["", f"Not run: {'; '.join(missing)}."] if missing else [])])
 
 
-def write_pages(file: Path | None = None, page: Path = ROOT / "docs" / "closed_form.md") -> list[Path]:
-    """Write the table into the page.
+def write_pages(page: Path = ROOT / "docs" / "closed_form.md") -> list[Path]:
+    """Write the table of the committed results into the page.
 
     Args:
-        file: results of ``python -m lab one_pass``; the committed ones if not given.
         page: Markdown page with marks.
     """
-    block = table(read_record(file or committed_file(NAME), NAME))
+    block = table(committed_summaries())
     page.write_text(with_block(page.read_text(encoding="utf-8"), NAME, block), encoding="utf-8")
     return [page]
 
@@ -202,5 +211,5 @@ def main(sets: Path, runs: Path, rows: tuple[str, ...] = (), weights: Path | Non
             for one in ROWS
             if one.name in record["rows"]
         }
-        write_record(file, record, table(record))
+        write_record(file, record, table(record["summary"]))
         print(f"{row.name} is done", flush=True)

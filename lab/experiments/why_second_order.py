@@ -197,9 +197,7 @@ def _draw_places(part: Any, results: dict[str, Any]) -> None:
     a, b = results["channels"]
     axes.set_xlabel(f"channel {a}", color=LIGHT.ink)
     axes.set_ylabel(f"channel {b}", color=LIGHT.ink)
-    axes.set_title(
-        "All places of all images: one centre, two shapes", loc="left", fontsize=11, color=LIGHT.ink
-    )
+    axes.set_title("All positions: one center, two shapes", loc="left", fontsize=11, color=LIGHT.ink)
     axes.set_aspect("equal")
     axes.set_xlim(*_range(results["species"], 0))
     axes.set_ylim(*_range(results["species"], 1))
@@ -231,7 +229,7 @@ def _range(species: list[dict[str, Any]], row: int) -> tuple[float, float]:
 
 
 def _draw_numbers(part: Any, results: dict[str, Any]) -> None:
-    """Draw a strip for each value: a dot is an image, a line is the median of a species."""
+    """Draw a strip for each value: a dot is an image, a line is the mean of a species."""
     panels = part.subplots(3, 1)
     for i, (axes, row) in enumerate(zip(panels, results["numbers"], strict=True)):
         dress(axes, LIGHT)
@@ -239,12 +237,12 @@ def _draw_numbers(part: Any, results: dict[str, Any]) -> None:
         for place, (bird, colour) in enumerate(zip(results["species"], LIGHT.series, strict=True)):
             values = [image["numbers"][i] for image in bird["images"]]
             axes.scatter(values, np.full(len(values), -place), s=26, color=colour, alpha=0.5, lw=0)
-            axes.vlines(float(np.median(values)), -place - 0.3, -place + 0.3, color=colour, lw=2.5)
+            axes.vlines(float(np.mean(values)), -place - 0.3, -place + 0.3, color=colour, lw=2.5)
         axes.set_ylim(-1.55, 0.55)
         axes.set_yticks([])
         axes.spines["left"].set_visible(False)
         axes.set_title(row["what"], loc="left", fontsize=11, color=LIGHT.ink)
-        words = f"tells {100 * row['right']:.0f} % of pairs apart"
+        words = f"orders {100 * row['right']:.0f} % of pairs correctly"
         axes.set_title(words, loc="right", fontsize=10, color=LIGHT.faint)
 
 

@@ -29,10 +29,17 @@ def text() -> str:
     for part in navigation:
         for title, pages in part.items():
             lines += ["", f"## {title}", ""]
-            for page in pages:
-                for name, path in page.items():
-                    lines.append(f"- [{name}]({path}){_about(path)}")
+            lines += _lines(pages)
     return "\n".join(lines) + "\n"
+
+
+def _lines(pages: list[dict[str, Any]]) -> list[str]:
+    """Return a line per page of a part, and of the groups in it."""
+    lines = []
+    for page in pages:
+        for name, path in page.items():
+            lines += _lines(path) if isinstance(path, list) else [f"- [{name}]({path}){_about(path)}"]
+    return lines
 
 
 def _about(path: str) -> str:

@@ -45,16 +45,16 @@ SETS = {"cub": "CUB", "cars": "Cars"}
 
 HEAD = """# The paper's claims, and our measurements
 
-See which claims of the paper hold in our measurements, and run the experiments yourself.
-
-This page compares {claims} claims: {counted}.{by_frozen}
+This page compares {claims} claims about covariance pooling with our measurements. {hold} of them hold here:
+{agrees} with the size that the paper reports, and {sign} in sign, with another size. {equal_here} differences
+are too small to matter here, and {disagree} claims do not hold. {unresolved} are not resolved by our
+measurements, {not_run} were not run, and {beyond} go beyond the paper. Our networks are small and see
+{classes} classes of Tiny-ImageNet, so they can show the sign of a difference, but not its size on ImageNet.
 
 {summary}
 
-The paper trains on ImageNet with GPUs. The networks here have the same form with fewer channels and train
-in minutes on a CPU, on {classes} classes of Tiny-ImageNet ({train:,} training images of 64 pixels, {val:,}
-test images). Such small
-networks can show the sign of a difference, but not how large it is on ImageNet.
+{by_frozen}The paper trains on ImageNet with GPUs. The networks here have the same form with fewer channels,
+and train in minutes on a CPU ({train:,} training images of 64 pixels, {val:,} test images).
 
 ```sh
 pip install -e '.[dev]'   # in a checkout
@@ -108,16 +108,16 @@ for 5 steps. Differences on frozen features say nothing about their size on Imag
 *agrees in sign*.
 The [heads that were run]({link}/{stem}.md) are in the results of `python -m lab arena`.
 """
-COUNTED: dict[Verdict, str] = {
-    "agrees": "agree",
-    "agrees in sign": "agree in sign",
-    "equal here": "are equal",
-    "does not agree": "do not agree",
-    "not resolved here": "are not resolved",
-    "not run here": "were not run",
-    "beyond the paper": "go beyond the paper",
-}
-RESOLVED = COUNTED.keys() - {"not resolved here", "not run here"}
+VERDICTS: tuple[Verdict, ...] = (
+    "agrees",
+    "agrees in sign",
+    "equal here",
+    "does not agree",
+    "not resolved here",
+    "not run here",
+    "beyond the paper",
+)
+RESOLVED = {*VERDICTS} - {"not resolved here", "not run here"}
 
 
 def page(folder: Path, link: str) -> str:
@@ -193,8 +193,8 @@ def _frozen(source: Comparison | Measurement, claim: Claim, cases: list[dict[str
 def summary_lines(sections: Sequence[tuple[str, Sequence[Judged]]]) -> list[str]:
     """Return a table with the verdicts and the first resolved claim of every section."""
     lines = [
-        f"| experiment | {' | '.join(COUNTED)} | first resolved claim |",
-        "|---" * (len(COUNTED) + 2) + "|",
+        f"| experiment | {' | '.join(VERDICTS)} | first resolved claim |",
+        "|---" * (len(VERDICTS) + 2) + "|",
     ]
     for title, judged in sections:
         counts = Counter(each.counted.verdict for each in judged)
@@ -205,7 +205,7 @@ def summary_lines(sections: Sequence[tuple[str, Sequence[Judged]]]) -> list[str]
         )
         cells = [
             f"[{title.partition(':')[0]}](#{_anchor(title)})",
-            *(str(counts[name] or "") for name in COUNTED),
+            *(str(counts[name] or "") for name in VERDICTS),
         ]
         lines.append(f"| {' | '.join([*cells, next(resolved, '')])} |")
     return lines
@@ -263,13 +263,21 @@ def _head(sections: Sequence[tuple[str, Sequence[Judged]]], frozen: str, out: Pa
     every = [each for _, judged in sections for each in judged]
     verdicts = Counter(each.counted.verdict for each in every)
     by_frozen = sum(each.by_frozen for each in every)
-    counted = ", ".join(f"{verdicts[verdict]} {words}" for verdict, words in COUNTED.items())
     numbers = {"classes": classes, "train": 500 * classes, "val": 50 * classes, "confidence": CONFIDENCE}
     numbers["equal"], numbers["same"] = 100 * EQUAL, SAME
     words = {
         "claims": len(every),
-        "counted": counted,
-        "by_frozen": f" The verdicts on {by_frozen} come from heads on frozen features." if by_frozen else "",
+        "hold": verdicts["agrees"] + verdicts["agrees in sign"],
+        "agrees": verdicts["agrees"],
+        "sign": verdicts["agrees in sign"],
+        "equal_here": verdicts["equal here"],
+        "disagree": verdicts["does not agree"],
+        "unresolved": verdicts["not resolved here"],
+        "not_run": verdicts["not run here"],
+        "beyond": verdicts["beyond the paper"],
+        "by_frozen": f"The verdicts on {by_frozen} claims come from heads on frozen features. "
+        if by_frozen
+        else "",
         "frozen": frozen,
         "summary": "\n".join(summary_lines(sections)),
         "precision": precision,

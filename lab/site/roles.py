@@ -1,7 +1,8 @@
 r"""Docstrings on the API pages: an extension of griffe, and a hook of mkdocs.
 
 The extension rewrites the markup of Sphinx as Markdown. Roles such as :func:`name` become code.
-:math:`\Sigma` and blocks of mathematics become MathML, which browsers render.
+:math:`\Sigma` and blocks of mathematics become MathML, which browsers render. Defaults that are names of
+constants, such as ``DIM``, become their values.
 
 The hook writes a table of the names at the top of each API page, with the first sentence of each docstring,
 and turns blocks of mathematics in any page into MathML.
@@ -9,6 +10,7 @@ and turns blocks of mathematics in any page into MathML.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import pkgutil
 import re
@@ -21,14 +23,15 @@ from latex2mathml.converter import convert
 ROLE = re.compile(r":(?:func|class|mod|meth|attr|data|exc):`~?([^`]+)`")
 INLINE = re.compile(r":math:`([^`]+)`")
 BLOCK = re.compile(r"^\.\. math::\n\n?((?:(?:[ \t]+.*)?\n)+)", flags=re.MULTILINE)
-FENCE = re.compile(r"^```math\n(.+?)^```$", flags=re.DOTALL | re.MULTILINE)
+FENCE = re.compile(r"^( *)```math\n(.+?)^ *```$", flags=re.DOTALL | re.MULTILINE)
+CONSTANT = re.compile(r"[A-Z][A-Z_]+")
 MARK = "<!-- overview -->"
 NAME = re.compile(r"^::: (covpool\.[\w.]+)$", flags=re.MULTILINE)
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Turn blocks of mathematics into MathML, and replace the mark with the table of names."""
-    markdown = FENCE.sub(lambda match: _mathml(match[1], "block"), markdown)
+    markdown = FENCE.sub(lambda match: match[1] + _mathml(match[2], "block"), markdown)
     if MARK not in markdown:
         return markdown
     top = markdown.partition("\n## ")[0]  # methods follow, each with a heading
@@ -49,6 +52,24 @@ class Roles(griffe.Extension):
         if obj.docstring is not None:
             obj.docstring.value = as_markdown(obj.docstring.value)
 
+    def on_function(self, *, func: griffe.Function, **_: Any) -> None:
+        """Show the values of defaults that are constants."""
+        for parameter in func.parameters:
+            parameter.default = _constant(parameter.default, func)
+
+    def on_attribute(self, *, attr: griffe.Attribute, **_: Any) -> None:
+        """Show the values of the fields of a dataclass that are constants."""
+        attr.value = _constant(attr.value, attr)
+
+
+def _constant(default: Any, owner: griffe.Object) -> Any:
+    """Return the value of a default that is the name of a constant of numbers and words."""
+    if default is None or not CONSTANT.fullmatch(str(default)):
+        return default
+    value = getattr(importlib.import_module(owner.module.path), str(default), default)
+    parts = value if isinstance(value, tuple) else (value,)
+    return repr(value) if all(isinstance(part, int | float | str) for part in parts) else default
+
 
 def as_markdown(text: str) -> str:
     r"""Return a docstring as Markdown, without roles.
@@ -65,4 +86,6 @@ def as_markdown(text: str) -> str:
 
 
 def _mathml(latex: str, display: str) -> str:
-    return str(convert(" ".join(latex.split()), display=display))
+    made = str(convert(" ".join(latex.split()), display=display))
+    # A wide equation scrolls inside its box.
+    return f'<div class="equation">{made}</div>' if display == "block" else made

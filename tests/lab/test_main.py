@@ -63,7 +63,7 @@ def test_bench_prints_the_tables_and_where_the_figures_are(
     ("words", "sentence"),
     [
         (["magic"], "python -m lab: 'magic' is not one of bench, isqrt_cov"),
-        (["figures", "magic"], "python -m lab figures: 'magic' is not one of arena, hero"),
+        (["figures", "magic"], "python -m lab figures: 'magic' is not one of accuracy, llms"),
         (["bench", "--sizes", "[huge]"], "sizes must be among"),
         (["bench", "--methods", "[magic]"], "methods must be one of"),
         (["bench", "--batch", "0", "--rounds", "2"], "batch must be at least 1; got 0"),

@@ -57,7 +57,7 @@ def create_model(
     features_only: bool = False,
     **keywords: Any,
 ) -> PooledClassifier:
-    """Create a model: any timm backbone, CNN or transformer, with covariance pooling and a classifier.
+    """Create a model: a timm backbone, CNN or transformer, with covariance pooling and a classifier.
 
     Args:
         backbone: a name of timm (``timm.list_models()``), also of a repository on the Hugging Face Hub

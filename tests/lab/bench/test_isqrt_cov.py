@@ -248,15 +248,15 @@ def test_a_page_without_marks_is_refused(results_file: Path, tmp_path: Path) -> 
         summary_into(page, results_file)
 
 
-def test_the_front_page_shows_the_committed_results(tmp_path: Path) -> None:
-    """Every figure in the README comes from the committed results: rendering them changes nothing."""
+def test_the_benchmarks_show_the_committed_results(tmp_path: Path) -> None:
+    """Every figure of the table comes from the committed results: rendering them changes nothing."""
     root = Path(__file__).parents[3]
     committed = sorted(root.glob("results/*/isqrt_cov--*--cpu.json"))
     if not committed:
         pytest.skip("no results next to the tests")
-    page = Path(shutil.copy(root / "README.md", tmp_path / "README.md"))
+    page = Path(shutil.copy(root / "docs" / "benchmarks.md", tmp_path / "page.md"))
     summary_into(page, committed[-1])
-    assert page.read_text(encoding="utf-8") == (root / "README.md").read_text(encoding="utf-8")
+    assert page.read_text(encoding="utf-8") == (root / "docs" / "benchmarks.md").read_text(encoding="utf-8")
 
 
 SIZE = {

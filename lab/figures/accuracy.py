@@ -1,0 +1,181 @@
+"""Write the accuracies of the pages from results of one_pass and contest: ``python -m lab figures accuracy``.
+
+It writes the table between the marks ``accuracy`` of README.md and docs/benchmarks.md, the tables between the
+marks ``contest``, two pictures, and every single figure between ``<!-- one_pass ROW KEY -->`` and
+``<!-- end -->``. Rows that were not run are listed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from covpool.drawing import LIGHT, dress, new_figure, png
+from covpool.evaluate.probe.record import difference
+from covpool.provenance import release
+from lab.experiments import contest
+from lab.experiments.one_pass import BACKBONES, ROWS, Row, committed_summaries
+from lab.record import RESULTS, ROOT, read_record, shown_file, with_block
+
+DOCS = ROOT / "docs"
+PAGES = (ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted((DOCS / "answers").glob("*.md")))
+BARS = DOCS / "images" / "hero.png"
+INTERVALS = DOCS / "images" / "accuracy.png"
+QUOTED = re.compile(r"(<!-- one_pass (\S+) (\S+) -->).*?(<!-- end -->)")
+NOT_RUN = "not run"
+COLORS = ("#b6bec7", "#0b6bb8")
+
+
+def table(summaries: Mapping[str, Any]) -> str:
+    """Return the accuracy of both poolings on every set, and the sets that were not run."""
+    lines = [
+        "| test images | frozen backbone | average pooling | covariance pooling | gain (95 % interval) |",
+        "|---|---|---|---|---|",
+    ]
+    for row in measured(summaries):
+        one = summaries[row.name]
+        cells = [set_name(row), f"{BACKBONES[row.backbone][1]}, {row.size} px"]
+        cells += [f"{100 * one['gap']:.1f} %", f"**{100 * one['isqrt_cov']:.1f} %**"]
+        lines.append(f"| {' | '.join([*cells, difference(one['over_gap'])])} |")
+    missing = [f"{words(row)}" for row in ROWS if row.name not in summaries]
+    return "\n".join([*lines, *(["", f"Not run yet: {'; '.join(missing)}."] if missing else [])])
+
+
+def measured(summaries: Mapping[str, Any]) -> list[Row]:
+    """Return the rows that have results, in the order of the tables."""
+    return [row for row in ROWS if row.name in summaries]
+
+
+def set_name(row: Row) -> str:
+    """Return the short name of a data set."""
+    return row.title.partition(",")[0].removesuffix(" of CUB-200-2011")
+
+
+def words(row: Row) -> str:
+    """Return the data set, the backbone and the image size of a row."""
+    return f"{set_name(row)}, {BACKBONES[row.backbone][1]}, {row.size} px"
+
+
+def quoted(text: str, summaries: Mapping[str, Any]) -> str:
+    """Return a page in which every marked figure is that of the results."""
+
+    def figure(mark: re.Match[str]) -> str:
+        return f"{mark[1]}{value(summaries.get(mark[2]), mark[3])}{mark[4]}"
+
+    return QUOTED.sub(figure, text)
+
+
+def value(one: Mapping[str, Any] | None, key: str) -> str:
+    """Return a figure of a row as text: ``gap``, ``isqrt_cov``, ``over_gap``, ``dim``, or ``d=64``."""
+    if one is None:
+        return NOT_RUN
+    if key == "over_gap":
+        return difference(one[key])
+    if key == "dim":
+        return str(one[key])
+    accuracy = one["by_dim"][key.removeprefix("d=")] if key.startswith("d=") else one[key]
+    return f"{100 * accuracy:.1f}"
+
+
+def contest_tables(record: Mapping[str, Any] | None) -> str:
+    """Return a table of heads per set, and how many cells of the contest are left."""
+    lines = []
+    for case in contest.CASES:
+        rows = contest.summary(case, record["cells"].get(case.name, {})) if record else []
+        if rows:
+            lines += [
+                f"**{case.title}**",
+                "",
+                "| head | top-1 accuracy, % | over `gap` | over the best attentive head |",
+            ]
+            lines += ["|---|---|---|---|"]
+        for row in rows:
+            cells = [f"`{row['head']}`", f"{100 * row['top1']:.1f}"]
+            lines.append(
+                f"| {' | '.join([*cells, difference(row['over_gap']), difference(row['over_rival'])])} |"
+            )
+        lines += [""] if rows else []
+    total = len(contest.CASES) * len(contest.HEADS)
+    left = len(contest.not_run(record)) if record else total
+    return "\n".join([*lines, f"Not run yet: {left} of {total} cells (a head on a set with a backbone)."])
+
+
+def draw_bars(summaries: Mapping[str, Any]) -> bytes:
+    """Return the picture of the home page: a pair of bars for each set."""
+    rows = measured(summaries)
+    figure = new_figure(LIGHT, 8, 0.7 + 0.62 * len(rows))
+    axes = _axes(figure, [words(row) for row in rows])
+    for (key, title), offset, color in zip(
+        (("gap", "average pooling"), ("isqrt_cov", "covariance pooling")), (-0.19, 0.19), COLORS, strict=True
+    ):
+        accuracies = [100 * summaries[row.name][key] for row in rows]
+        places = [place + offset for place in range(len(rows))]
+        axes.barh(places, accuracies, height=0.36, color=color, label=title)
+        for place, accuracy in zip(places, accuracies, strict=True):
+            axes.text(accuracy + 0.6, place, f"{accuracy:.1f}", va="center", fontsize=9, color=LIGHT.ink)
+    axes.set(xticks=[], xlim=(0, 106))
+    axes.spines["bottom"].set_visible(False)
+    figure.legend(loc="outside lower right", ncols=2, frameon=False)
+    title = "Top-1 accuracy in %, frozen backbone, classifier in closed form"
+    axes.set_title(title, loc="left", fontsize=11, color=LIGHT.ink)
+    return png(figure, dpi=200)
+
+
+def draw_intervals(summaries: Mapping[str, Any]) -> bytes:
+    """Return the picture of the benchmarks: the difference of the poolings on each set, with its interval."""
+    rows = measured(summaries)
+    figure = new_figure(LIGHT, 8, 1.2 + 0.4 * len(rows))
+    axes = _axes(figure, [words(row) for row in rows])
+    axes.axvline(0, color=LIGHT.faint, lw=1)
+    for place, row in enumerate(rows):
+        low, mean, high = (100 * summaries[row.name]["over_gap"][key] for key in ("low", "mean", "high"))
+        axes.plot([low, high], [place, place], color=COLORS[1], lw=2.5, solid_capstyle="round")
+        axes.plot(mean, place, "o", color=COLORS[1], ms=8)
+        axes.text(high + 0.4, place, f"+{mean:.1f}" if mean > 0 else f"{mean:.1f}", va="center", fontsize=10)
+    axes.set_xlim(right=axes.get_xlim()[1] + 1.5)
+    axes.grid(visible=True, axis="x", color=LIGHT.faint, alpha=0.25)
+    axes.set_xlabel("percentage points over average pooling, with 95 % interval", color=LIGHT.ink)
+    title = "Top-1 accuracy: covariance pooling minus average pooling"
+    axes.set_title(title, loc="left", fontsize=11, color=LIGHT.ink)
+    return png(figure, dpi=200)
+
+
+def _axes(figure: Any, names: list[str]) -> Any:
+    """Return axes with a named line per set, the first one at the top."""
+    axes = figure.subplots()
+    dress(axes, LIGHT)
+    axes.grid(visible=False)
+    axes.spines["left"].set_visible(False)
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.tick_params(length=0)
+    return axes
+
+
+def pages() -> dict[Path, str]:
+    """Return the pages that quote accuracies, with the figures of the results."""
+    summaries = committed_summaries()
+    file = shown_file(RESULTS / release(), contest.NAME)
+    heads = contest_tables(None if file is None else read_record(file))
+    written = {}
+    for page in PAGES:
+        text = quoted(page.read_text("utf-8"), summaries)
+        for name, block in (("accuracy", table(summaries)), (contest.NAME, heads)):
+            text = with_block(text, name, block) if f"<!-- {name}:begin -->" in text else text
+        written[page] = text
+    return written
+
+
+def write_pages() -> list[Path]:
+    """Write the accuracies of the pages, docs/images/hero.png and docs/images/accuracy.png."""
+    changed = []
+    for page, text in pages().items():
+        if text != page.read_text("utf-8"):
+            page.write_text(text, "utf-8")
+            changed.append(page)
+    summaries = committed_summaries()
+    BARS.write_bytes(draw_bars(summaries))
+    INTERVALS.write_bytes(draw_intervals(summaries))
+    return [*changed, BARS, INTERVALS]
