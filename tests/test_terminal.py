@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from covpool import terminal
-from covpool.terminal import NamedProgress, Progress
+from covpool.terminal import NamedProgress, Progress, running
 
 
 class Terminal(io.StringIO):
@@ -131,6 +131,21 @@ def test_quick_work_leaves_nothing_in_a_log(capsys: pytest.CaptureFixture[str]) 
     with Progress("images") as show:
         show(5, 5)
     assert capsys.readouterr() == ("", "")
+
+
+def test_a_log_shows_the_start_of_a_stage_after_silence(clock: list[float]) -> None:
+    stream = io.StringIO()
+    with running(quiet=False):
+        for seconds, what in ((0.5, "quick"), (2.5, "slow"), (1.0, "next")):
+            clock.append(clock[-1] + seconds)
+            with Progress(what, stream) as show:
+                show(0, 3)
+                show(1, 3)
+    assert stream.getvalue() == "0 of 3 slow\n"
+    with running(quiet=True), Progress("images", stream) as show:
+        clock.append(clock[-1] + 100)
+        show(0, 3)
+    assert stream.getvalue() == "0 of 3 slow\n"
 
 
 def test_the_bar_is_cleared_after_an_error() -> None:

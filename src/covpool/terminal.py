@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import math
 import sys
 import time
 from collections import deque
@@ -81,23 +82,29 @@ class _Command:
     """The command that runs: whether it is quiet, and when its last line of progress was printed."""
 
     quiet = False
-    printed = 0.0
+    printed = math.inf
 
 
 @contextlib.contextmanager
 def running(*, quiet: bool) -> Iterator[None]:
     """Begin a command; a quiet one prints no progress."""
-    before, _Command.quiet, _Command.printed = _Command.quiet, quiet, time.monotonic()
+    before = _Command.quiet, _Command.printed
+    _Command.quiet, _Command.printed = quiet, time.monotonic()
     try:
         yield
     finally:
-        _Command.quiet = before
+        _Command.quiet, _Command.printed = before
 
 
 def announce_loading(command: str) -> None:
     """Print a line before torch is imported, which takes seconds."""
     if "torch" not in sys.modules and not _Command.quiet:
         print(f"{command}: loading torch", file=sys.stderr, flush=True)
+        _note_line()
+
+
+def _note_line() -> None:
+    if _Command.printed < math.inf:  # in a command
         _Command.printed = time.monotonic()
 
 
@@ -145,7 +152,8 @@ class Progress:
             waits = now - self._shown < ON_A_TERMINAL and done != self._before
         if self.silent or waits:
             return
-        self._shown = _Command.printed = now
+        self._shown = now
+        _note_line()
         self._is_new = False
         words = [where or f"{done:,} of {total:,} {self.what}"]
         self._samples.append((now, done))
@@ -165,7 +173,7 @@ class Progress:
     def line(self, text: str) -> None:
         """Print lines that stay, above the bar. Control characters become question marks."""
         for part in () if self.silent else text.splitlines():
-            _Command.printed = time.monotonic()
+            _note_line()
             if self._bar is None:
                 print(printable(part), file=self.stream, flush=True)
             else:

@@ -92,6 +92,7 @@ def test_json(messy: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "images": {"train": 5, "test": 5},
         "classes": 2,
         "problems": {"truncated": 1, "leak": 1},
+        "ignored": {},
         "output": "runs/problems.csv",
     }
 

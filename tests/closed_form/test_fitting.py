@@ -297,8 +297,8 @@ def test_flipped_labels_are_found_and_can_be_corrected(
     words = ["fit", "runs/birds/labels.csv", "--trust-rows", "--out", "runs/birds-corrected"]
     assert main([*words, *options, "--workers", "0"]) == 0
     before, after = (
-        json.loads(Path(folder, "results.json").read_bytes())
-        for folder in ("runs/birds", "runs/birds-corrected")
+        json.loads(Path("runs", folder, "results.json").read_bytes())
+        for folder in ("birds", "birds-corrected")
     )
     assert after["images"] == before["images"]
     assert after["top1"] > before["top1"]

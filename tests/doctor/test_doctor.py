@@ -158,3 +158,19 @@ def test_mistakes(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_compiler() -> None:
     assert checks.compiled("cpu") == "works"
     assert examine().is_well
+
+
+WITHOUT_NUMPY = """
+import sys
+sys.modules["numpy"] = None
+import covpool.terminal
+from covpool.cli.start import DoctorArguments, run_doctor
+covpool.terminal.Progress = lambda what: sys.exit(0)  # after the imports
+run_doctor(DoctorArguments())
+"""
+
+
+@pytest.mark.slow
+def test_torch_does_not_warn_of_a_missing_numpy() -> None:
+    run = subprocess.run([sys.executable, "-c", WITHOUT_NUMPY], capture_output=True, text=True, check=True)
+    assert run.stderr == ""

@@ -85,7 +85,7 @@ def test_a_class_that_is_not_there(bundle: Path, picture: Path, capsys: pytest.C
 def test_a_class_is_found_without_its_number_and_its_capitals() -> None:
     names = ("118.House_Sparrow", "119.Field_Sparrow", "wren")
     assert [_number(names, name) for name in ("House_Sparrow", "field sparrow", "Wren")] == [0, 1, 2]
-    with pytest.raises(UsageError, match="its classes are 118.House_Sparrow, 119.Field_Sparrow, wren"):
+    with pytest.raises(UsageError, match=r"its classes are 118\.House_Sparrow, 119"):
         _number(names, "ostrich")
 
 
