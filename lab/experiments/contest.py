@@ -23,9 +23,8 @@ from numpy.typing import NDArray
 from covpool.closed_form.solve import Solution
 from covpool.evaluate.probe import ProbeOptions
 from covpool.evaluate.probe.features import fit_head, head_outputs
-from covpool.evaluate.probe.heads import arrays_of, head_config
 from covpool.evaluate.probe.record import difference, paired_difference
-from covpool.models.config import ModelConfig
+from covpool.models.config import ModelConfig, arrays_of, head_config
 from covpool.models.create import build_model
 from covpool.models.model import PooledClassifier
 from covpool.nn import CovPool

@@ -26,7 +26,7 @@ from covpool.closed_form.solve import Solution, solve
 from covpool.closed_form.sums import Rows, Sums
 from covpool.errors import UsageError
 from covpool.evaluate.probe.features import fit_head, head_outputs
-from covpool.evaluate.probe.heads import head_config
+from covpool.models.config import head_config
 from covpool.models.create import build_model
 from lab.experiments.cached_set import CachedSet
 from lab.record import (

@@ -21,10 +21,9 @@ import torch
 from covpool.data.order import number
 from covpool.data.sources import open_splits
 from covpool.evaluate.probe.features import Extractor, fit_head, frozen_config, head_outputs
-from covpool.evaluate.probe.heads import head_config
 from covpool.evaluate.probe.options import ProbeOptions
 from covpool.inference.store import CachedFeatures
-from covpool.models.config import ModelConfig
+from covpool.models.config import ModelConfig, head_config
 from covpool.models.create import build_model
 from covpool.models.model import PooledClassifier
 from lab.record import new_record, record_file, resumed, write_record

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 from onnx import ModelProto
 
-from covpool.export.exporting import ExportReport, export_model, trace_model
+from covpool.export.exporting import ExportReport, Job, export_model, open_job, trace_model
 from covpool.export.graph import Runner, Traced, to_onnx
-from covpool.export.job import Job, open_job
 from covpool.export.options import ExportOptions
 from covpool.export.targets import TARGETS
 from covpool.models import load_model, save_model

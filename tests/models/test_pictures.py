@@ -10,8 +10,9 @@ import pytest
 import torch
 from PIL import Image
 
+from covpool.data import transforms
 from covpool.errors import UsageError
-from covpool.models import create_model, pictures
+from covpool.models import create_model
 from covpool.models.model import PooledClassifier
 from tests.data.pictures import photo
 
@@ -30,7 +31,7 @@ def test_arrays_and_tensors_are_predicted_as_the_file(
     pixels = np.asarray(picture)
     expected = model.predict(tmp_path / "bird.png")
     first = torch.from_numpy(pixels.copy()).permute(2, 0, 1)
-    pictures._say.cache_clear()
+    transforms._say.cache_clear()
     with caplog.at_level(logging.WARNING, logger="covpool"):
         same = [pixels, pixels.transpose(2, 0, 1), first, first / 255, first.float(), pixels / 255]
         for image in [*same, model.transform(picture)]:

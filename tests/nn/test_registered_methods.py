@@ -65,7 +65,7 @@ def registered(folder: Path) -> Path:
 
 @pytest.mark.usefixtures("registered")
 def test_the_layer_the_model_and_the_head_know_it() -> None:
-    from covpool.evaluate.probe.heads import parse_head
+    from covpool.models.config import parse_head
 
     x = torch.randn(2, 5, 3, 4)
     torch.testing.assert_close(CovPool(5, "larger", dim=None, factor=3.0)(x), 3.0 * x.mean((2, 3)))

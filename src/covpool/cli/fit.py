@@ -53,8 +53,7 @@ def run_fit(arguments: FitArguments, options: FitOptions) -> FitResult:
 
 def text_of_fit(result: FitResult) -> str:
     """Return a table, the paths, and the commands to type next."""
-    from covpool.closed_form.labels import FILE as LABELS
-    from covpool.closed_form.report import commands, table_cells
+    from covpool.closed_form.report import LABELS, commands, table_cells
     from covpool.terminal import aligned
 
     record, folder = result.record, Path(result.folder)

@@ -19,12 +19,11 @@ from torch import Tensor
 from covpool.arguments import CLASS_TOKEN
 from covpool.closed_form.solve import Solution
 from covpool.errors import UsageError
-from covpool.evaluate.probe.heads import POOLED_ALREADY, head_config, parse_head
 from covpool.evaluate.probe.options import ProbeOptions
 from covpool.inference.options import Embed
 from covpool.inference.tasks import Columns
 from covpool.inference.tasks import Vectors as Embeddings
-from covpool.models.config import ModelConfig
+from covpool.models.config import POOLED_ALREADY, ModelConfig, head_config, parse_head
 from covpool.models.create import build_model
 from covpool.models.model import PooledClassifier, make_pool
 from covpool.nn import CovPool

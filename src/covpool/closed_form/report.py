@@ -1,25 +1,39 @@
-"""The table and the page of ``covpool fit``, and the commands to type next."""
+"""The table and the page of ``covpool fit``, the labels to check, and the commands to type next.
+
+The prediction of a training image comes from a solution without it. It contradicts the label the more, the
+more probable it is relative to the label.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import shlex
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from covpool.closed_form.labels import FILE as LABELS
-from covpool.closed_form.labels import Suspects
+import numpy as np
+from numpy.typing import NDArray
+
 from covpool.closed_form.options import FitOptions
-from covpool.data.image_set import ImageSet
+from covpool.data.image_set import ImageFiles, ImageSet
 from covpool.evaluate.probe.record import difference
 from covpool.models.bundle import load_model
 from covpool.models.card import versions
 from covpool.provenance import machine_name
 from covpool.storage.files import replace_file
 from covpool.terminal import counted, duration
+from covpool.training.metrics import Predictions
 from covpool.training.report import PAGE, SPLITS, environment, next_commands, prediction_values
-from covpool.training.report.rendering import looks, render
+from covpool.training.report.rendering import Tile, looks, render, thumbnail
+from covpool.training.run_folder import csv_bytes
+
+LABELS = "labels.csv"
+COLUMNS = ("path", "label", "split", "suggested", "probability")
+# Images in the report.
+SHOWN = 12
 
 
 def write_page(
@@ -100,3 +114,61 @@ def _given(arguments: dict[str, Any]) -> list[str]:
 
 def _word(value: Any) -> str:
     return ",".join(value) if isinstance(value, list | tuple) else json.dumps(value)
+
+
+@dataclass(frozen=True, eq=False)
+class Suspects:
+    """Training images that a solution without them assigns to another class, the most doubtful first.
+
+    Attributes:
+        images: the training images.
+        found: their predictions, each by a solution that has not seen the image.
+    """
+
+    images: ImageSet
+    found: Predictions
+
+    @property
+    def order(self) -> NDArray[np.int64]:
+        """The numbers of the rows of ``found``, the largest ratio of the two probabilities first."""
+        wrong = np.flatnonzero(self.found.labels != self.found.predicted)
+        tiny = np.finfo(np.float32).tiny
+        ratio = self.found.confidence[wrong] / np.maximum(self.found.label_confidence[wrong], tiny)
+        return wrong[np.argsort(-ratio, kind="stable")]
+
+    def tiles(self) -> list[Tile]:
+        """Return the first of them, with pictures."""
+        classes, found = self.images.classes, self.found
+        return [
+            Tile(
+                self.images.name(int(found.ids[i])),
+                classes[found.labels[i]],
+                classes[found.predicted[i]],
+                float(found.confidence[i]),
+                thumbnail(self.images, int(found.ids[i])),
+            )
+            for i in self.order[:SHOWN].tolist()
+        ]
+
+    def write_table(self, sets: Mapping[str, ImageSet], folder: Path) -> bool:
+        """Write all images and their labels, these first, and return whether the images are files."""
+        if not all(isinstance(images, ImageFiles) for images in sets.values()):
+            return False
+        replace_file(folder / LABELS, csv_bytes(COLUMNS, list(self._rows(sets))))
+        return True
+
+    def _rows(self, sets: Mapping[str, ImageSet]) -> Iterator[Sequence[object]]:
+        classes, found, order = self.images.classes, self.found, self.order
+        for i in order.tolist():
+            suggested, sure = classes[found.predicted[i]], f"{found.confidence[i]:.3f}"
+            yield *_named(self.images, int(found.ids[i])), "train", suggested, sure
+        doubted = set(found.ids[order].tolist())
+        for split, images in sets.items():
+            for i in range(len(images)):
+                if split != "train" or i not in doubted:
+                    yield *_named(images, i), split, "", ""
+
+
+def _named(images: ImageSet, i: int) -> tuple[str, str]:
+    assert isinstance(images, ImageFiles)
+    return os.path.abspath(os.path.join(images.root, images.name(i))), images.classes[images.label(i)]

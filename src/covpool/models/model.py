@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from covpool.arguments import CLASS_TOKEN, LAST, check_choice, check_whole
+from covpool.data.transforms import listed, opened
 from covpool.errors import UsageError
 from covpool.models.backbone import Backbone, FeatureFormat, prefixed_matcher
 from covpool.models.config import ModelConfig, pool_of
 from covpool.models.head import Head, layer_maps, stacked, unit
-from covpool.models.pictures import listed, opened
 from covpool.nn import CovPool
 from covpool.nn.cov_pool import DIM
 from covpool.nn.fusion import LayersPool

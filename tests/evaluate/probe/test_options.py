@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from covpool.evaluate.probe.heads import head_config
 from covpool.models import ModelConfig
+from covpool.models.config import head_config
 from tests.evaluate.probe.small_probing import OPTIONS
 
 

@@ -21,7 +21,6 @@ from covpool.data.look import Content, Progress, read_content
 from covpool.data.order import number, permutation
 from covpool.data.transforms import Preprocessing
 from covpool.errors import UsageError
-from covpool.evaluate.probe.heads import POOLED_ALREADY, arrays_of, pooled_array
 from covpool.evaluate.probe.options import ProbeOptions
 from covpool.evaluate.svm.classifier import unit_parts
 from covpool.evaluate.svm.solvers import (
@@ -33,7 +32,7 @@ from covpool.evaluate.svm.solvers import (
 )
 from covpool.inference.forward import Outputs, Pass, prepare
 from covpool.inference.store import VIEWS, CachedFeatures, FeatureStore
-from covpool.models.config import ModelConfig
+from covpool.models.config import POOLED_ALREADY, ModelConfig, arrays_of, pooled_array
 from covpool.models.create import parameter_groups
 from covpool.models.head import last_layers, layer_maps, stacked
 from covpool.models.model import PooledClassifier

@@ -115,7 +115,7 @@ class ProbeOptions:
             raise UsageError(f"lr must be above 0; got {self.lr}")
         check_not_negative("weight_decay", self.weight_decay)
         # Last, and here: these import torch.
-        from covpool.evaluate.probe.heads import parse_head
+        from covpool.models.config import parse_head
         from covpool.models.surgery import check_backbone
 
         check_backbone(self.model)

@@ -33,7 +33,6 @@ from covpool.evaluate.probe.features import (
     head_outputs,
     svm_scores,
 )
-from covpool.evaluate.probe.heads import arrays_of, head_config
 from covpool.evaluate.probe.options import ProbeOptions, best_trial, trial_settings
 from covpool.evaluate.probe.record import PROTOCOL, ProbeFolder, new_record, summarized
 from covpool.evaluate.results import mark_folder, prepare_folder
@@ -41,7 +40,7 @@ from covpool.evaluate.svm.classifier import check_every_class
 from covpool.inference.forward import Result
 from covpool.inference.place import check_room
 from covpool.inference.store import CachedFeatures, FeatureStore
-from covpool.models.config import ModelConfig
+from covpool.models.config import ModelConfig, arrays_of, head_config
 from covpool.models.create import build_model
 from covpool.models.model import PooledClassifier
 from covpool.models.saving import save_model
