@@ -114,9 +114,8 @@ def slow_server(place: str) -> Liar:
     server = Liar(Path(place))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     for module in (address, remote):
-        vars(module).update(
-            TABLE_TIMEOUTS=TABLES, pauses_before=lambda retries: PAUSES, MAX_WAIT_SECONDS=0.02
-        )
+        vars(module).update(pauses_before=lambda retries: PAUSES)
+    vars(remote).update(TABLE_TIMEOUTS=TABLES, MAX_WAIT_SECONDS=0.02)
     return server
 
 

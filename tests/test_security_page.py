@@ -59,7 +59,7 @@ def test_the_numbers_are_those_of_the_source() -> None:
         "A table, an index": (f"{remote.TABLE_TIMEOUTS} times",),
         "The download": (f"{http.SLOWEST:,} bytes per second", f"{remote.TABLE_TIMEOUTS} times"),
         "A server cannot ask": (f"{remote.MAX_WAIT_SECONDS:g} seconds",),
-        "A table or a Parquet": (f"{remote.RETRIES} retries",),
+        "A table on a server": (f"{remote.RETRIES} retries",),
         "A response": (f"{remote.MAX_BODY_BYTES // mib} MiB",),
         "An index does not": (f"{index.BLOCK_BYTES} bytes",),
         "A row group": (
