@@ -19,7 +19,8 @@ step() { printf '\n== %s (%d s)\n' "$1" "$SECONDS"; }
 install_into() {
     local environment=$1 packages
     shift
-    uv pip install --quiet --python "$environment" "$@"
+    # Compiled once here, not by every process of the tests: torch and timm take seconds.
+    uv pip install --quiet --compile-bytecode --python "$environment" "$@"
     # If the machine names CPU-only wheels, the checks must test those.
     if [ -n "$find_links" ] && uv pip list --quiet --python "$environment" | grep -E '^nvidia-'; then
         echo "$environment holds the libraries of a CUDA build of torch" >&2
