@@ -39,7 +39,7 @@ def lines_of_files() -> dict[str, int]:
 
 def test_files_are_few_and_full() -> None:
     lines = lines_of_files()
-    assert len(lines) <= 185
+    assert len(lines) <= 180
     assert 130 <= statistics.median(lines.values()) <= 220
     assert {name: count for name, count in lines.items() if count > 400} == {}
 
@@ -70,7 +70,7 @@ def called(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("command", "files"), [("train", 64), ("predict", 43)])
+@pytest.mark.parametrize(("command", "files"), [("train", 60), ("predict", 40)])
 def test_a_command_runs_code_in_no_more_files_than_before(
     command: str, files: int, called: dict[str, list[str]]
 ) -> None:
@@ -79,6 +79,5 @@ def test_a_command_runs_code_in_no_more_files_than_before(
 
 @pytest.mark.slow
 @pytest.mark.xfail(reason="the files of storage, which every read and write passes, came on top")
-@pytest.mark.parametrize(("command", "files"), [("train", 60), ("predict", 35)])
-def test_a_command_runs_code_in_few_files(command: str, files: int, called: dict[str, list[str]]) -> None:
-    assert len(called[command]) <= files, called[command]
+def test_predict_runs_code_in_few_files(called: dict[str, list[str]]) -> None:
+    assert len(called["predict"]) <= 35, called["predict"]

@@ -17,9 +17,9 @@ import pytest
 
 from covpool.cli.images import CheckArguments
 from covpool.cli.main import main
+from covpool.data import SOURCES
 from covpool.data import look as collection
 from covpool.data.check import REMEDIES, check
-from covpool.data.layouts import SOURCES
 from covpool.data.look import Look
 from tests.data.pictures import RED, jpeg
 from tests.data.trees import digests, plant, write

@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 
 from covpool.cli.main import main
-from covpool.data.division import split_off
 from covpool.data.image_set import ImageSet
 from covpool.data.shards.index import ShardIndex
 from covpool.data.shards.reader import open_shards
 from covpool.data.shards.write import write_shards
 from covpool.data.sources import open_splits
 from covpool.training.recipe import DataOptions
-from covpool.training.splits import open_data
+from covpool.training.splits import open_data, split_off
 from tests.data.memory_images import memory_images
 
 

@@ -9,7 +9,7 @@ import pytest
 import timm
 import torch
 
-from covpool.data import layouts
+from covpool.data import SOURCES, sources
 from covpool.data.check import check
 from covpool.data.sources import layout_of, open_splits, open_unlabeled
 from covpool.evaluate.accuracy import measure_accuracy
@@ -25,7 +25,7 @@ COUNT = 36
 
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(layouts, "SOURCES", {"npy": "tests.data.npy_source", **layouts.SOURCES})
+    monkeypatch.setattr(sources, "SOURCES", {"npy": "tests.data.npy_source", **SOURCES})
     chance = np.random.default_rng(0)
     labels = np.arange(COUNT) // 3 % 2
     pixels = chance.integers(0, 100, (COUNT, 40, 40, 3)) + 120 * labels[:, None, None, None]

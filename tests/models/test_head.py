@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from covpool.models.head import Head
+from covpool.models.config import Head
 
 
 def count(head: Head) -> int:

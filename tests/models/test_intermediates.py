@@ -10,7 +10,7 @@ import torch
 
 import covpool
 from covpool.explain.evidence import evidence_maps
-from covpool.models.head import layer_maps, stacked
+from covpool.nn.fusion import layer_maps, stacked
 
 
 @pytest.fixture(scope="module")

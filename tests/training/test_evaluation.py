@@ -23,7 +23,6 @@ def evaluate(group: dict[str, str], world_size: int, out: Path) -> None:
     import torch
 
     torch.set_num_threads(1)
-    from covpool.data.division import split_off
     from covpool.data.loader import EvaluationLoader
     from covpool.data.sources import open_images
     from covpool.data.transforms import Preprocessing, evaluation_transform
@@ -31,6 +30,7 @@ def evaluate(group: dict[str, str], world_size: int, out: Path) -> None:
     from covpool.models import create_model
     from covpool.processes import joined_processes
     from covpool.training.metrics import measure, predict
+    from covpool.training.splits import split_off
 
     torch.manual_seed(0)
     model = create_model("test_resnet", dim=8, num_classes=10, image_size=64)

@@ -114,9 +114,9 @@ def test_on_another_number_of_processes_the_batches_stay(tmp_path: Path, layout:
 
 def shards(path: Path) -> str:
     """Write 125 images of tiny10 in several small tars, and some to validate on. Return the folder."""
-    from covpool.data.division import split_off
     from covpool.data.shards.write import write_shards
     from covpool.data.sources import open_images
+    from covpool.training.splits import split_off
 
     images = open_images(TINY10, "train")
     for split, count in (("train", 125), ("val", 40)):

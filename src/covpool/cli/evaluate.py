@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from covpool.arguments import Device
 from covpool.cli.main import Command
-from covpool.data.layouts import Layout
+from covpool.data import Layout
 
 if TYPE_CHECKING:
     from covpool.evaluate.neighbors import Neighbors

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from covpool.arguments import Device
 from covpool.cli.main import Command
-from covpool.data.layouts import Layout
+from covpool.data import Layout
 from covpool.evaluate.probe.options import ProbeOptions
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from covpool.cli.main import Command
-from covpool.data.layouts import Layout
+from covpool.data import Layout
 from covpool.errors import UsageError
 from covpool.storage.files import MAX_TEXT_BYTES, read_file
 
@@ -219,7 +219,7 @@ def _write(arguments: ShardArguments) -> Sharded:
 
 def _with_val(sets: "Mapping[Split, ImageSet]", arguments: ShardArguments) -> "Mapping[Split, ImageSet]":
     """Split val off train, if there is none and ``--val-fraction`` is given."""
-    from covpool.data.division import split_off
+    from covpool.training.splits import split_off
 
     if not arguments.val_fraction or "val" in sets:
         return sets

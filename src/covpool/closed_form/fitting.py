@@ -21,7 +21,6 @@ from covpool.closed_form.passing import FOLDED, WORK, FrozenPass, Progress, pred
 from covpool.closed_form.report import Suspects, write_page
 from covpool.closed_form.solve import Solution, solve
 from covpool.closed_form.sums import Sums
-from covpool.data.division import split_off
 from covpool.errors import UsageError
 from covpool.evaluate.probe.options import AVERAGE
 from covpool.evaluate.probe.probing import Probing
@@ -41,6 +40,7 @@ from covpool.training.report import PAGE
 from covpool.training.report.record import read_predictions
 from covpool.training.run import train_recipe
 from covpool.training.run_folder import write_predictions
+from covpool.training.splits import split_off
 
 LOGGER = logging.getLogger("covpool")
 PROTOCOL = "fit"

@@ -1,8 +1,19 @@
 """List, read, check and order images, and make batches of them."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from covpool import lazily
+
+# The module or object of each source. The first that recognizes a path opens it.
+SOURCES = {
+    "csv": "covpool.data.sources.csv",
+    "shards": "covpool.data.sources.shards",
+    "cub": "covpool.data.sources.benchmarks:cub",
+    "aircraft": "covpool.data.sources.benchmarks:aircraft",
+    "cars": "covpool.data.sources.benchmarks:cars",
+    "parquet": "covpool.data.sources.parquet",
+    "folder": "covpool.data.sources.folder",
+}
 
 if TYPE_CHECKING:
     from covpool.data.image_set import ImageSet
@@ -17,6 +28,10 @@ if TYPE_CHECKING:
         training_transform,
     )
     from covpool.errors import BadImageError
+
+    Layout = str
+else:
+    Layout = Literal[("auto", *SOURCES)]
 
 __all__ = [
     "Augmentation",

@@ -18,8 +18,7 @@ from covpool.data.sources import Split, layout_of, read_splits
 from covpool.data.sources.folder import split_folders
 from covpool.device import available_cores
 from covpool.errors import UsageError
-from covpool.storage.csv import csv_text
-from covpool.storage.files import open_regular, replace_file
+from covpool.storage.files import csv_text, open_regular, replace_file
 from covpool.terminal import counted
 
 NOT_IMAGES = ("a web page", "a Git LFS pointer", "PDF", "SVG")

@@ -30,7 +30,7 @@ from covpool.functional.eigen import spectrum
 from covpool.functional.isqrt_cov import cheaper_side, positions_kernel
 from covpool.functional.newton_schulz import newton_schulz
 from covpool.functional.numerics import Compensation, norm_of, reciprocal_or_zero
-from covpool.models.head import Head
+from covpool.models.config import Head
 from covpool.models.model import PooledClassifier
 from covpool.nn.fusion import EachLayer
 from covpool.nn.pooling.isqrt_cov import IsqrtCov

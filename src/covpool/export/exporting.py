@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from covpool.data.division import sample
 from covpool.data.image_set import ImageSet
 from covpool.data.sources import evaluation_split
 from covpool.data.transforms import Preprocessing, pixels_transform
@@ -40,6 +39,7 @@ from covpool.models.model import PooledClassifier
 from covpool.processes import Processes
 from covpool.storage.files import write_file
 from covpool.storage.folders import replace_folder, resolved
+from covpool.training.splits import sample
 
 EAGER, COMPILED = "torch eager", "torch.compile"
 # Heights and widths, relative to the image size, that a graph with dynamic size is tested on.

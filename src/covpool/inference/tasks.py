@@ -17,7 +17,7 @@ from torch import Tensor
 from covpool.errors import UsageError
 from covpool.inference.options import Embed, Format, Precision, Predict
 from covpool.models.model import PooledClassifier
-from covpool.storage.csv import FORMULA, WRITTEN
+from covpool.storage.files import FORMULA, WRITTEN
 
 
 def projection(length: int, to: int, seed: int = 0) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, zip_longest
@@ -29,7 +30,7 @@ from covpool.errors import BadImageError, DataError, ShardError, UnreachableErro
 from covpool.inference.forward import Forward, open_bundle
 from covpool.inference.options import Running
 from covpool.inference.tasks import UNREACHABLE, Columns, Task, start_task
-from covpool.inference.workers import Guard, Job, in_processes, no_deadline
+from covpool.inference.workers import Guard, Job, in_processes
 from covpool.models.bundle import read_card
 from covpool.storage.manifest import Part
 from covpool.storage.remote import Requests, cannot_go_on
@@ -110,7 +111,7 @@ class Decoder:
         images: ImageSet,
         numbers: Sequence[int],
         out: Tensor | None = None,
-        guard: Guard = no_deadline,
+        guard: Guard = nullcontext,
     ) -> Batch:
         """Return the columns ``id``, ``image`` and ``error``; unreadable images have zeros as pixels.
 
@@ -120,7 +121,7 @@ class Decoder:
             images: the set.
             numbers: the indices of the images.
             out: a tensor for the pixels, of at least as many images; a new one if not given.
-            guard: a context in which an image, given by its index, is decoded.
+            guard: a context in which an image, given by its index, is decoded; by default it has no deadline.
 
         Raises:
             ShardError: if the whole input became unreadable.
@@ -320,7 +321,7 @@ def decoded_batches(
 
 
 def _decode(
-    images: ImageSet, decoder: Decoder, piece: Piece, pixels: Tensor | None = None, guard: Guard = no_deadline
+    images: ImageSet, decoder: Decoder, piece: Piece, pixels: Tensor | None = None, guard: Guard = nullcontext
 ) -> Batch | Failure:
     try:
         return decoder.batch(images, piece.numbers, pixels, guard)

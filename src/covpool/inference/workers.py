@@ -32,12 +32,7 @@ AHEAD = 3
 HAS_TIMERS = hasattr(signal, "setitimer")
 
 # A context in which an image, given by its index, is decoded.
-Guard = Callable[[int], AbstractContextManager[None]]
-
-
-def no_deadline(image: int) -> AbstractContextManager[None]:
-    """Return a context without a deadline, for decoding in the main process."""
-    return contextlib.nullcontext()
+Guard = Callable[[int], AbstractContextManager[object]]
 
 
 class Deadline:

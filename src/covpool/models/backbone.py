@@ -24,7 +24,6 @@ from covpool.errors import (
     UsageTypeError,
 )
 from covpool.models.config import Features, ModelConfig
-from covpool.models.head import layer_maps
 from covpool.models.surgery import (
     applies_alone,
     build_network,
@@ -40,6 +39,7 @@ from covpool.models.surgery import (
 )
 from covpool.models.weights import load_backbone
 from covpool.nn import CovPool
+from covpool.nn.fusion import layer_maps
 
 log = logging.getLogger(__name__)
 

@@ -14,11 +14,10 @@ from covpool.arguments import CLASS_TOKEN, LAST, check_choice, check_whole
 from covpool.data.transforms import listed, opened
 from covpool.errors import UsageError
 from covpool.models.backbone import Backbone, FeatureFormat, prefixed_matcher
-from covpool.models.config import ModelConfig, pool_of
-from covpool.models.head import Head, layer_maps, stacked, unit
+from covpool.models.config import Head, ModelConfig, pool_of, unit
 from covpool.nn import CovPool
 from covpool.nn.cov_pool import DIM
-from covpool.nn.fusion import LayersPool
+from covpool.nn.fusion import LayersPool, layer_maps, stacked
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -52,7 +51,7 @@ class PooledClassifier(nn.Module):
         backbone: timm's network, without its pooling and classifier.
         format: the format of the backbone's features.
         pool: the :class:`covpool.nn.CovPool`, or a :class:`ClassToken`.
-        head: the :class:`~covpool.models.head.Head` on the pooled vector.
+        head: the :class:`~covpool.models.config.Head` on the pooled vector.
         first_order: with ``join``, the linear classifier whose logits are added to the head's.
         expansion: with ``join="gap"``, the layers of the backbone between its features and average pooling.
         classes: the names of the classes, if known.

@@ -1,4 +1,4 @@
-"""Read, write and hash single files.
+"""Read, write and hash single files, and write texts to CSV.
 
 **Reading.** Only regular files are read, and only up to a limit that the caller states. A pipe, a device or a
 socket raises an error, because reading it could block or never end. Links are followed.
@@ -6,19 +6,25 @@ socket raises an error, because reading it could block or never end. Links are f
 **Writing.** A link never leads a write to another file. :func:`replace_file` replaces a link with the new
 file. A file that is appended to, changed in place or locked must not be a link; it raises an error. The
 folder of a file may be a link, for example ``runs``, which leads to another disk.
+
+**CSV.** A spreadsheet runs a cell that starts with ``=``, ``+``, ``-``, ``@``, a tab or a carriage return.
+Names of files and classes may come from others, so such a text gets an apostrophe in front. Reading removes
+it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import csv
 import errno
 import hashlib
 import io
 import json
 import os
+import re
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -290,3 +296,48 @@ def digest_number(text: str, bits: int = 64) -> int:
     """Return an integer that depends on a text alone, spread evenly over ``bits`` bits."""
     data = text.encode("utf-8", "surrogateescape")
     return int.from_bytes(hashlib.blake2b(data, digest_size=bits // 8).digest(), "little")
+
+
+# Patterns of Python and of Arrow. A text that starts with apostrophes gets one more, so both are exact.
+FORMULA, WRITTEN = "^('*[=+\\-@\t\r])", "^'('*[=+\\-@\t\r])"
+_FORMULA, _WRITTEN = re.compile(FORMULA), re.compile(WRITTEN)
+
+
+def to_cell(value: object) -> object:
+    """Return a value as it is written to CSV; numbers stay as they are.
+
+    Example:
+        >>> [to_cell(one) for one in ("=1+1", "wren", "'tis", "'=1", -0.5)]
+        ["'=1+1", 'wren', "'tis", "''=1", -0.5]
+    """
+    return _FORMULA.sub(r"'\1", value) if isinstance(value, str) else value
+
+
+def from_cell(text: str) -> str:
+    """Return the text that :func:`to_cell` wrote.
+
+    Example:
+        >>> [from_cell(one) for one in ("'=1+1", "wren", "'tis", "''=1")]
+        ['=1+1', 'wren', "'tis", "'=1"]
+    """
+    return _WRITTEN.sub(r"\1", text)
+
+
+def csv_text(rows: Iterable[Iterable[object]]) -> str:
+    """Return rows as CSV.
+
+    Example:
+        >>> csv_text([["name", "loss"], ["a,b", -0.5], ["=1", 0]]).splitlines()
+        ['name,loss', '"a,b",-0.5', "'=1,0"]
+    """
+    lines = _Lines()
+    # With this end of a line, Python quotes carriage returns too: they end a row in a spreadsheet.
+    csv.writer(lines, lineterminator="\r\n").writerows(map(to_cell, row) for row in rows)
+    return "".join(lines)
+
+
+class _Lines(list[str]):
+    """Receives each row with its end, and ends it as on Linux."""
+
+    def write(self, row: str) -> None:
+        self.append(row.removesuffix("\r\n") + "\n")

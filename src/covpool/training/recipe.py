@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from covpool.arguments import Device, check_choice, check_positive, check_whole
-from covpool.data.layouts import Layout
+from covpool.data import Layout
 from covpool.data.transforms import Augmentation
 from covpool.errors import UsageError
 from covpool.models.config import ModelConfig

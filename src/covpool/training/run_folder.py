@@ -20,8 +20,7 @@ from covpool.models.card import parse, plain_json
 from covpool.models.create import pretrained_config
 from covpool.processes import Processes
 from covpool.storage.address import MAX_FILE_BYTES
-from covpool.storage.csv import csv_text, from_cell
-from covpool.storage.files import MAX_TEXT_BYTES, append_file, read_file, replace_file
+from covpool.storage.files import MAX_TEXT_BYTES, append_file, csv_text, from_cell, read_file, replace_file
 from covpool.training.metrics import Predictions
 from covpool.training.recipe import Recipe
 from covpool.training.recipe_files import SHORT, flat, make_recipe, read_recipe

@@ -9,7 +9,7 @@
   ``hf://datasets/user/name``.
 
 To add a source, write a module, or an object, with the names of :class:`Source` and add it to
-:data:`covpool.data.layouts.SOURCES`, before the sources that would recognize its files too. A path that no
+:data:`covpool.data.SOURCES`, before the sources that would recognize its files too. A path that no
 source recognizes is read as a folder or a single image.
 """
 
@@ -29,7 +29,7 @@ from typing import Any, Literal, NamedTuple, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from covpool.data import layouts
+from covpool.data import SOURCES
 from covpool.data.decode import FORMAT_OF
 from covpool.data.image_set import ImageFiles, ImageSet, Joined, Names, class_counts
 from covpool.data.listing import FileImages, is_image, subfolders
@@ -248,7 +248,7 @@ def layout_of(path: str | Path) -> str:
 
 def _recognized(address: Address) -> str:
     address.is_folder()  # raises if there is nothing
-    for name in layouts.SOURCES:
+    for name in SOURCES:
         marks = _source(name).MARKS
         if marks.match(address.path) if address.is_local else address.url.lower().endswith(marks.endings):
             return name
@@ -261,9 +261,9 @@ def _recognized(address: Address) -> str:
 
 
 def _source(name: str) -> Source:
-    if name not in layouts.SOURCES:
-        raise UsageError(f"layout must be one of {', '.join(layouts.SOURCES)}; got {name!r}")
-    return cast(Source, pkgutil.resolve_name(layouts.SOURCES[name]))
+    if name not in SOURCES:
+        raise UsageError(f"layout must be one of {', '.join(SOURCES)}; got {name!r}")
+    return cast(Source, pkgutil.resolve_name(SOURCES[name]))
 
 
 def _check_classes(path: str | Path, sets: Mapping[Split, ImageSet]) -> None:

@@ -34,8 +34,8 @@ from covpool.inference.forward import Outputs, Pass, prepare
 from covpool.inference.store import VIEWS, CachedFeatures, FeatureStore
 from covpool.models.config import POOLED_ALREADY, ModelConfig, arrays_of, pooled_array
 from covpool.models.create import parameter_groups
-from covpool.models.head import last_layers, layer_maps, stacked
 from covpool.models.model import PooledClassifier
+from covpool.nn.fusion import last_layers, layer_maps, stacked
 from covpool.processes import Processes
 from covpool.storage.files import Digest, digest
 from covpool.storage.folders import held

@@ -20,7 +20,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from covpool.data.division import fold_numbers, split_off
 from covpool.data.image_set import ImageSet
 from covpool.data.order import number
 from covpool.data.sources import open_splits
@@ -48,7 +47,7 @@ from covpool.processes import joined_processes
 from covpool.storage.folders import check_outside, held
 from covpool.terminal import human
 from covpool.training.metrics import Predictions, join_predictions, predictions_of
-from covpool.training.splits import check_classes
+from covpool.training.splits import check_classes, fold_numbers, split_off
 
 LOGGER = logging.getLogger("covpool")
 GIGABYTE = 1e9

@@ -22,8 +22,8 @@ from covpool.evaluate.svm.solvers import LinearScores, Problem, left_behind
 from covpool.inference.forward import Outputs, Pass, prepare
 from covpool.inference.place import check_room
 from covpool.inference.store import MANIFEST, VIEWS, FeatureStore, RowFile
+from covpool.models.config import unit
 from covpool.models.create import build_model
-from covpool.models.head import unit
 from covpool.models.model import PooledClassifier
 from covpool.processes import Processes
 from covpool.storage.folders import LOCK, remove_folder

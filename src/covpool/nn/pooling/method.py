@@ -1,12 +1,16 @@
-"""The interface of a pooling method, and the two simplest: average pooling and the plain covariance."""
+"""The interface of a pooling method, the table of methods, and the two simplest: gap and cov."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
+from importlib import metadata
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from covpool.arguments import check_choice
+from covpool.errors import UsageError, UsageTypeError
 from covpool.functional.covariance import covariance, mean, triu_vec
 
 
@@ -95,3 +99,56 @@ class Cov(Method):
     def forward(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
         """Pool x ``(B, C, n)``, with optional weights ``(B, n)``."""
         return triu_vec(covariance(x, weights=weights))
+
+
+DEFAULT_METHOD = "isqrt_cov"
+# The methods by name; those of covpool are in covpool.nn.pooling.
+METHODS: dict[str, type[Method]] = {}
+# The group of entry points by which installed packages offer methods.
+ENTRY_POINTS = "covpool.methods"
+
+
+def register_method(name: str, method: type[Method]) -> None:
+    """Make a pooling method known by its name: to the layer, models, recipes, probing heads and bundles.
+
+    Call it at the end of the module that defines the method. Bundles name that module. covpool does not
+    import it: import it before you load such a bundle.
+
+    Args:
+        name: lower-case letters, digits and underscores.
+        method: a subclass of :class:`covpool.nn.Method`.
+
+    Raises:
+        ValueError: if the name has other characters, or belongs to another method.
+    """
+    if not issubclass(method, Method):
+        raise UsageTypeError(f"method must be a subclass of covpool.nn.Method; got {method!r}")
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", str(name)):
+        raise UsageError(f"name must have lower-case letters, digits and underscores only; got {name!r}")
+    if not isinstance(getattr(method, "summary", None), str):
+        raise UsageTypeError(f"{method.__name__} needs a summary, one line of text")
+    before = METHODS.get(name, method)
+    # A notebook defines its class again when its cell runs again.
+    if (before.__module__, before.__qualname__) != (method.__module__, method.__qualname__):
+        raise UsageError(f"{name!r} is the method of {before.__module__}: choose another name")
+    METHODS[name] = method
+
+
+def is_method(name: object) -> bool:
+    """Return whether a method has this name; an unknown one is loaded if an installed package offers it."""
+    if name not in METHODS and isinstance(name, str):
+        for entry_point in metadata.entry_points(group=ENTRY_POINTS, name=name):
+            register_method(name, entry_point.load())
+    return name in METHODS
+
+
+def check_method(argument: str, name: object, *others: str) -> None:
+    """Raise unless ``name`` is that of a method, or one of the other choices."""
+    if name not in others and not is_method(name):
+        check_choice(argument, name, (*METHODS, *others))
+
+
+def module_of(name: str) -> str:
+    """Return the module to import for a registered method; empty for a method of covpool."""
+    module = METHODS[name].__module__ if name in METHODS else ""
+    return "" if module.partition(".")[0] == "covpool" else module

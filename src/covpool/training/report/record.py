@@ -20,8 +20,7 @@ from scipy.stats import binomtest
 from covpool.data.image_set import ENCODING, ERRORS, Names
 from covpool.errors import UsageError
 from covpool.storage.address import MAX_FILE_BYTES
-from covpool.storage.csv import from_cell
-from covpool.storage.files import open_regular, read_json, read_text
+from covpool.storage.files import from_cell, open_regular, read_json, read_text
 from covpool.training.run_folder import csv_bytes
 
 Column = NDArray[np.float64]

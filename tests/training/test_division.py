@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from covpool.data.division import sample, split_off
 from covpool.data.image_set import ImageFiles, ImageSet, Names, class_counts
 from covpool.data.sources import open_images
+from covpool.training.splits import sample, split_off
 from tests.data.pictures import SPARROWS, needs_sparrows
 
 
