@@ -63,10 +63,6 @@ class Textures:
 def make_images(per_class: int, seed: int) -> Textures:
     """Make images of every class.
 
-    Args:
-        per_class: number of images of each class.
-        seed: random seed.
-
     Example:
         >>> textures = make_images(2, seed=0)
         >>> textures.images.shape, textures.labels[:4].tolist()
@@ -136,16 +132,7 @@ class Trained:
 def train(
     pooling: str, train: Textures, test: Textures, seed: int, epochs: int, step: Callable[[], None]
 ) -> Trained:
-    """Train a network.
-
-    Args:
-        pooling: a method of :class:`covpool.nn.CovPool`.
-        train: images to train on.
-        test: images to measure the accuracy on.
-        seed: random seed of the weights and of the order of the images.
-        epochs: number of epochs.
-        step: called after each epoch.
-    """
+    """Train a network."""
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(seed)
         network = Network(pooling)
@@ -190,18 +177,7 @@ def run_demo(
     per_class: tuple[int, int] = (TRAIN, TEST),
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Any]:
-    """Make the images, train both networks with several seeds, and write a page and the results.
-
-    Args:
-        out: folder of ``report.html`` and ``results.json``.
-        seeds: number of seeds; each makes its own images and weights.
-        epochs: number of training epochs.
-        per_class: training and test images per class.
-        progress: called with the number of finished epochs, and of all.
-
-    Returns:
-        The contents of ``results.json``.
-    """
+    """Make the images, train both networks with several seeds, and write a page and the results."""
     started, done, total = time.monotonic(), 0, seeds * len(POOLINGS) * epochs
 
     def step() -> None:
@@ -243,13 +219,7 @@ NAMES = {"gap": "average pooling (gap)", "isqrt_cov": "covariance pooling (isqrt
 
 
 def demo_page(record: dict[str, Any], network: Network, test: Textures) -> bytes:
-    """Return the page.
-
-    Args:
-        record: the results.
-        network: the network with covariance pooling, for the maps.
-        test: the test images of that network.
-    """
+    """Return the page."""
     summary = {**record, "machine": machine_name(record["machine"]), "versions": versions()}
     return render(
         "demo.html.jinja",

@@ -192,14 +192,7 @@ def make_parser(
     more: Mapping[str, Mapping[str, Any]] = TRAIN_OPTIONS,
     example: str = "",
 ) -> Parser:
-    """Return a parser with the common options first.
-
-    Args:
-        command: the verb.
-        summary: its help.
-        more: its options that are not recipe keys, with the arguments of ``add_argument``.
-        example: a command line that works.
-    """
+    """Return a parser with the common options first."""
     parser = _Parser(
         prog=command,
         usage=f"{command} DATA [--recipe NAME] [--model NAME] [options]",

@@ -87,12 +87,7 @@ def frozen_model(backbone: ModelConfig, heads: Sequence[str], options: ProbeOpti
 
 
 def principal_directions(features: Iterable[Tensor], dim: int) -> Tensor:
-    """Return the directions of largest variance, ``(dim, C)`` in float32, the largest first.
-
-    Args:
-        features: batches of ``(B, C, n)``.
-        dim: number of directions.
-    """
+    """Return the directions of largest variance, ``(dim, C)`` in float32, the largest first."""
     count, total, products = 0, None, None
     for batch in features:
         x_CN = batch.transpose(0, 1).flatten(1).double()

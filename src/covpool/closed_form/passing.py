@@ -57,16 +57,7 @@ Progress = Callable[[str, int, int], None]
 
 
 class FrozenPass:
-    """The images of ``covpool fit``, and the vectors of its heads without training.
-
-    Args:
-        data: the images.
-        options: the network and the heads.
-        folder: folder of the results.
-        log: called with lines for a person.
-        progress: called with the name of the counted items, the number done and the total.
-        processes: each computes and sums the vectors of a share of the images.
-    """
+    """The images of ``covpool fit``, and the vectors of its heads without training."""
 
     def __init__(
         self,

@@ -82,14 +82,7 @@ def sample_numbers(images: int) -> NDArray[np.int64]:
 
 
 class Sample:
-    """Features of some training images, at equal distances in the set.
-
-    Args:
-        model: a frozen model.
-        images: the training images.
-        running: batch size, workers and device.
-        progress: called with the number of images done and the total.
-    """
+    """Features of some training images, at equal distances in the set."""
 
     def __init__(
         self, model: PooledClassifier, images: ImageSet, running: Running, progress: Progress
@@ -140,12 +133,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class VectorFile:
-    """A file of vectors.
-
-    Attributes:
-        path: its path.
-        ids: the numbers of its images in the set.
-    """
+    """A file of vectors."""
 
     path: Path
     ids: NDArray[np.int64]
@@ -171,17 +159,7 @@ def compute_vectors(
     progress: Progress,
     numbers: NDArray[np.int64] | None = None,
 ) -> list[VectorFile]:
-    """Compute vectors by bulk inference into a folder, and return its files.
-
-    Args:
-        bundle: the folder of a model.
-        images: the set.
-        out: folder of the job; call again to resume it.
-        task: an exact task with a column ``vector``, such as :class:`covpool.closed_form.heads.HeadVectors`.
-        running: how the job runs.
-        progress: called with the number of images done and the total.
-        numbers: the images of the set to compute; all if not given.
-    """
+    """Compute vectors by bulk inference into a folder, and return its files."""
     chosen = np.arange(len(images)) if numbers is None else numbers
     if not len(chosen):
         return []
@@ -194,15 +172,7 @@ def compute_vectors(
 
 @dataclass(frozen=True)
 class Adding:
-    """How vectors are added to the sums of several heads.
-
-    Attributes:
-        classes: names of the classes.
-        widths: length of the vector of each head.
-        columns: its columns.
-        labels: the labels of all images of the set.
-        without: images to leave out.
-    """
+    """How vectors are added to the sums of several heads."""
 
     classes: tuple[str, ...]
     widths: Mapping[str, int]

@@ -269,12 +269,7 @@ class Derived(BaseSet):
 
 @dataclass(frozen=True, eq=False)
 class Subset(Derived):
-    """Some images of a labeled set.
-
-    Attributes:
-        images: the set.
-        indices: the numbers of the images in it.
-    """
+    """Some images of a labeled set."""
 
     images: ImageSet
     indices: NDArray[np.int64]

@@ -31,13 +31,7 @@ ATTEMPTS = 16
 
 
 class BadImage(NamedTuple):
-    """An unreadable image.
-
-    Attributes:
-        name: name of the image.
-        reason: short reason; see :class:`covpool.data.decode.BadImageError`.
-        sentence: the error message.
-    """
+    """An unreadable image."""
 
     name: str
     reason: str

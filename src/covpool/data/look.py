@@ -145,11 +145,7 @@ class Problem(NamedTuple):
 
 
 class Collection:
-    """The images of all splits, numbered consecutively, with their digests.
-
-    Args:
-        sets: the images of each split.
-    """
+    """The images of all splits, numbered consecutively, with their digests."""
 
     def __init__(self, sets: Mapping[Split, ImageSet]) -> None:
         self.sets = list(sets.values())
@@ -290,11 +286,6 @@ def check_lasting(images: ImageSet, bad: Iterable[int], content: Content) -> Non
 
     Features are identified by these hashes, so after one disk or network error the image would be missing
     from the stored features forever. Shards are not checked.
-
-    Args:
-        images: the set.
-        bad: indices of the images without features.
-        content: digests of the set.
 
     Raises:
         ValueError: if the bytes of an image have changed, or the image is readable again.

@@ -122,13 +122,7 @@ def check_step(epoch: int, step: int, batches: int) -> None:
 
 
 class FolderOrder:
-    """All samples in random order, which differs between epochs.
-
-    Args:
-        n: number of samples.
-        batch_size: size of a global batch.
-        seed: random seed.
-    """
+    """All samples in random order, which differs between epochs."""
 
     repeats = False
 
@@ -157,11 +151,6 @@ class BalancedOrder:
     """Class-balanced sampling: every class is equally likely, and its samples are drawn with replacement.
 
     An epoch has as many batches as if each sample occurred once.
-
-    Args:
-        labels: class of each sample.
-        batch_size: size of a global batch.
-        seed: random seed.
     """
 
     repeats = True
@@ -197,11 +186,6 @@ class EvaluationOrder:
 
     The batches do not depend on the number of processes, so results are bit-identical. In the last step some
     processes may have fewer samples or none.
-
-    Args:
-        n: number of samples.
-        batch_size: batch size per process.
-        world_size: number of processes.
     """
 
     repeats = False

@@ -161,11 +161,7 @@ def training_transform(preprocessing: Preprocessing, augmentation: Augmentation)
 
 
 class TenCrop:
-    """Ten crops of an image, stacked in one tensor; torchvision returns a tuple.
-
-    Args:
-        preprocessing: crop size and normalization.
-    """
+    """Ten crops of an image, stacked in one tensor; torchvision returns a tuple."""
 
     def __init__(self, preprocessing: Preprocessing) -> None:
         self.crop = v2.TenCrop(preprocessing.size)

@@ -48,9 +48,6 @@ class Examination:
 def examine(progress: Progress = lambda done, total: None) -> Examination:
     """Examine the installed packages, and test them without downloads.
 
-    Args:
-        progress: called with the number of tests done, and the total.
-
     Example:
         >>> from covpool.doctor import examine
         >>> examine().is_well  # doctest: +SKIP

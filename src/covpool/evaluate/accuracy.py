@@ -44,12 +44,6 @@ def intervals(
 
     The calibration error has none. Chance gaps between confidence and accuracy add up in every resample, so
     its bootstrap interval would lie above the true value: it excluded 0 for calibrated predictions.
-
-    Args:
-        predictions: of at least one image.
-        classes: the number of classes.
-        seed: seed of the resamples.
-        resamples: the number of resamples.
     """
     n = len(predictions.ids)
     terms_Fn = _terms(predictions, classes)

@@ -25,14 +25,7 @@ PACKAGES = ("functional", "nn", "models", "data", "inference", "training", "eval
 
 
 def new_results(protocol: str, arguments: dict[str, Any], processes: Processes, seed: int | None) -> Results:
-    """Return the first fields of a result file, with a description of the bundle.
-
-    Args:
-        protocol: name of the protocol and of its schema.
-        arguments: arguments of the protocol's function, including ``bundle``.
-        processes: the processes that did the work.
-        seed: random seed; ``None`` if nothing is random.
-    """
+    """Return the first fields of a result file, with a description of the bundle."""
     head = provenance.new_results(PACKAGES, arguments, processes.device.type, seed)
     head["versions"] |= versions()
     card = read_card(arguments["bundle"])
@@ -58,11 +51,6 @@ def describe_images(images: ImageSet, split: str) -> dict[str, Any]:
 
 def prepare_folder(folder: Path, protocol: str, data: str | None = None) -> None:
     """Create the results folder before the work starts, so that problems show at once.
-
-    Args:
-        folder: the folder; it need not exist.
-        protocol: protocol of the results.
-        data: the images; the results must not be written among them.
 
     Raises:
         ValueError: if the folder is inside the data set or holds other files.

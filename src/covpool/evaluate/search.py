@@ -41,13 +41,7 @@ class Embeddings:
 
 @dataclass(frozen=True, eq=False)
 class Side:
-    """The queries or the gallery.
-
-    Attributes:
-        split: name of the split.
-        images: the set.
-        embeddings: embeddings of its images.
-    """
+    """The queries or the gallery."""
 
     split: str
     images: ImageSet
@@ -101,12 +95,6 @@ def embed(model: PooledClassifier, images: ImageSet, options: Pass, processes: P
 
     The first process, which searches, gets the embeddings of all images. The others keep only their own:
     all embeddings in every process would take too much memory.
-
-    Args:
-        model: in evaluation mode.
-        images: the set.
-        options: batch size, workers, precision and progress.
-        processes: share the images of the set.
 
     Raises:
         ValueError: if no image is readable, or an embedding is not finite.

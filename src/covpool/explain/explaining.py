@@ -77,18 +77,6 @@ def explain_images(
 ) -> Explanation:
     """Explain an image, or some images of a data set.
 
-    Args:
-        bundle: folder of a trained model.
-        data: an image, a folder of images, or a data set as for ``covpool train``, whose last split is used.
-        out: folder for the figures and ``maps.json``.
-        top: number of top-k predictions to explain.
-        classes: names of classes to explain instead.
-        against: also draw why the predicted class, and not this one.
-        pairs: also draw the strongest pairs of positions.
-        limit: largest number of images.
-        device: ``auto`` uses a GPU if there is one.
-        progress: called with the number of images done, and the total.
-
     Raises:
         UsageError: if a class does not exist, or no image is readable.
     """
@@ -158,13 +146,7 @@ class SomeImage(NamedTuple):
 
 
 def some_images(data: str | Path, limit: int) -> Iterator[SomeImage]:
-    """Read some images.
-
-    Args:
-        data: an image, a folder of images, or a data set as for ``covpool train``, whose last split is used:
-            test if it exists.
-        limit: largest number of images.
-    """
+    """Read some images."""
     path = Path(data)
     if is_pattern(data):
         found = open_unlabeled(data)

@@ -89,12 +89,7 @@ def to_float16(model: ModelProto) -> ModelProto:
 
 
 def to_int8(model: ModelProto, images: Sequence[Array]) -> ModelProto:
-    """Return a copy with the backbone in int8: weights per channel, values by their range on ``images``.
-
-    Args:
-        model: from :func:`covpool.export.graph.to_onnx`.
-        images: batches, as the graph receives them.
-    """
+    """Return a copy with the backbone in int8: weights per channel, values by their range on ``images``."""
     inside = quantized_nodes(model)
     outside = [node.name for node in model.graph.node if node.name not in inside]
     rounded, steps = round_weights(model, inside, images)
@@ -145,11 +140,6 @@ def round_weights(
     """Round the weights of some convolutions to int8 so that the errors cancel on images, as GPTQ does.
 
     E. Frantar et al., "GPTQ", ICLR 2023.
-
-    Args:
-        model: in float32.
-        names: of the nodes.
-        batches: images, as the graph receives them.
 
     Returns:
         A copy whose weights are multiples of the step of their channel, and the steps, by name of the weight.

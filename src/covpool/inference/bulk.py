@@ -42,12 +42,7 @@ LOGGER = logging.getLogger("covpool")
 
 @dataclass(frozen=True)
 class TableWriter:
-    """Write the rows of a unit into a separate file, or some of them into the file that is there.
-
-    Attributes:
-        place: the folder.
-        format: the format of the file.
-    """
+    """Write the rows of a unit into a separate file, or some of them into the file that is there."""
 
     place: Place
     format: Format

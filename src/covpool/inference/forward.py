@@ -244,12 +244,6 @@ def open_split(model: PooledClassifier, path: str, split: str, layout: str = "au
 
     The split may lack images of some classes and may list the classes in another order.
 
-    Args:
-        model: the model of a bundle.
-        path: as for :func:`covpool.data.sources.open_images`.
-        split: as for ``open_images``.
-        layout: as for ``open_images``.
-
     Raises:
         ValueError: if the images have other classes, or there is no such split.
     """

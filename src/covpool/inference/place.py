@@ -175,11 +175,7 @@ def table_part(data: bytes, unreachable: int) -> Part:
 
 
 class OutputManifest:
-    """The finished files of a job. A kill loses its last entries; those files are then read to check them.
-
-    Args:
-        place: the folder.
-    """
+    """The finished files of a job. A kill loses its last entries; those files are then read to check them."""
 
     def __init__(self, place: Place) -> None:
         self.place, self.parts, self._new = place, dict[str, Part](), 0

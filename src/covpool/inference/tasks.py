@@ -26,11 +26,6 @@ def projection(length: int, to: int, seed: int = 0) -> Tensor:
     By Johnson and Lindenstrauss, 512 dimensions keep most distances within a factor of 1 ± 0.1, whatever the
     data.
 
-    Args:
-        length: of the vectors.
-        to: how many numbers are wanted, no more than ``length``.
-        seed: the same one gives the same matrix.
-
     Raises:
         ValueError: if ``to`` is larger.
 
@@ -213,14 +208,7 @@ def read_column(data: bytes, kind: Format, name: str) -> list[Any]:
 
 
 class VectorRows(NamedTuple):
-    """The rows of a Parquet file of an exact task.
-
-    Attributes:
-        ids: the names of the images.
-        content: ``(B,)``, a number that identifies the bytes of each image.
-        vectors: ``(B, p)``.
-        errors: the error of each unreadable image, else ``None``.
-    """
+    """The rows of a Parquet file of an exact task."""
 
     ids: list[str]
     content: NDArray[np.int64]

@@ -126,13 +126,7 @@ def read_index(folder: Path, card: Card) -> Index:
 def read_shards(
     folder: Path, card: Card, plan: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], nn.Module | None]:
-    """Read the weights of a bundle of several files; a classifier that does not fit stays on the disk.
-
-    Args:
-        folder: the bundle.
-        card: its card.
-        plan: the tensors of its network, on the meta device.
-    """
+    """Read the weights of a bundle of several files; a classifier that does not fit stays on the disk."""
     index = read_index(folder, card)
     largest = len(index) * MAX_HEADER_BYTES + sum(8 * tensor.numel() for tensor in plan.values())
     if sum(part.bytes for part in index.values()) > largest:

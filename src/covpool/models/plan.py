@@ -99,13 +99,6 @@ def plan(
 ) -> Plan:
     """Plan the training of a model without allocating it.
 
-    Args:
-        config: the model.
-        batch_size: images per step and GPU.
-        precision: ``"float32"``, or ``"bfloat16"`` or ``"float16"`` by autocast: parameters stay in float32.
-        optimizer: ``"sgd"`` with momentum, or ``"adamw"``.
-        processes: number of processes, one per GPU, that train together.
-
     Example:
         >>> costs = plan(ModelConfig("resnet50", num_classes=1000), batch_size=32)
         >>> costs.total.parameters, costs.head.parameters
@@ -141,10 +134,6 @@ def recommend(num_classes: int, heads: Sequence[HeadChoice] = ()) -> Recommendat
 
     A sharded head computes the same as a dense one and takes less memory. So it is recommended if its
     processes also send less, which is nearly always so if there are more classes than images in a batch.
-
-    Args:
-        num_classes: number of classes.
-        heads: see :func:`head_choices`.
     """
     if num_classes == 0:
         return None

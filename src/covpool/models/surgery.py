@@ -115,10 +115,6 @@ def unused_parts(network: nn.Module, used: Container[int]) -> list[str]:
 
     Layers of timm's own pooling (a norm after it, hidden layers, attention pooling) would remain as weights
     without gradients, and DistributedDataParallel waits for every gradient.
-
-    Args:
-        network: the network.
-        used: ids of the parameters that the features depend on, see :func:`parameters_behind`.
     """
     modules: list[str] = []
     for name, module in network.named_modules():

@@ -151,11 +151,7 @@ class LayersReduction(Reduction):
 
 
 class EachLayer(Method):
-    """A pooling method on each layer's channels; the vectors are concatenated.
-
-    Args:
-        methods: the method of every layer.
-    """
+    """A pooling method on each layer's channels; the vectors are concatenated."""
 
     summary: ClassVar[str] = "a method per layer"
 

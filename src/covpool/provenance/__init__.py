@@ -138,14 +138,7 @@ ORIGIN = "covpool.provenance"
 
 
 def new_results(packages: Sequence[str], arguments: dict[str, Any], device: str, seed: int | None) -> Results:
-    """Return the entries that all results have: code, arguments, versions and machine.
-
-    Args:
-        packages: packages of covpool that the results depend on.
-        arguments: of the command or function.
-        device: kind of device, such as ``cpu``.
-        seed: random seed; ``None`` if nothing is random.
-    """
+    """Return the entries that all results have: code, arguments, versions and machine."""
     return {
         "schema_version": 1,
         "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),

@@ -305,9 +305,6 @@ class Address:
     def read(self, limit: int = MAX_BODY_BYTES) -> bytes:
         """Return the bytes of a file; requests to object storage are repeated if they fail.
 
-        Args:
-            limit: the largest number of bytes of a remote file.
-
         Raises:
             OSError: if this file cannot be read.
             BadImageError: if it is too large.

@@ -91,13 +91,7 @@ class Checkpoint:
 
 
 def to_checkpoint(learner: Learner, progress: Progress, origin: Mapping[str, Any]) -> Checkpoint:
-    """Return everything that a run needs to resume.
-
-    Args:
-        learner: the weights and the optimizer.
-        progress: the position of the run.
-        origin: the images and the recipe, to compare on resume.
-    """
+    """Return everything that a run needs to resume."""
     tensors = {
         "model": learner.model.state_dict(),
         "optimizer": optimizer_tensors(learner.optimizer, learner.model),
@@ -221,14 +215,7 @@ def checkpoint_path(folder: Path, step: int) -> Path:
 def write_checkpoint(
     folder: Path, checkpoint: Checkpoint, processes: Processes = ALONE, rows: range | None = None
 ) -> Path:
-    """Write a checkpoint; one of the same step is replaced.
-
-    Args:
-        folder: the folder of checkpoints.
-        checkpoint: the content.
-        processes: the processes that call this together, each to write its rows.
-        rows: this process's rows of a sharded classifier.
-    """
+    """Write a checkpoint; one of the same step is replaced."""
     path = checkpoint_path(folder, checkpoint.step)
     processes.by_first(lambda: make_folder(folder))
     with replaced_by_all(path, processes) as new:

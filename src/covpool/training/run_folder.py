@@ -156,13 +156,7 @@ def write_predictions(path: Path, predictions: Predictions, images: ImageSet) ->
 
 
 class BadImages:
-    """The images of ``bad_images.csv``, in every process.
-
-    Args:
-        folder: the folder of the run.
-        processes: the processes that train together.
-        most: the run stops if there are more.
-    """
+    """The images of ``bad_images.csv``, in every process."""
 
     def __init__(self, folder: RunFolder, processes: Processes, most: int) -> None:
         self.folder, self.processes, self.most = folder, processes, most

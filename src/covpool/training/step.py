@@ -146,13 +146,6 @@ class Learner:
 
     Each step seeds the random numbers of dropout and mixing by the seed, the cursor and the rank. So
     checkpoints need no state of generators.
-
-    Args:
-        model: the model, on its device.
-        recipe: the recipe.
-        processes: the processes that train together.
-        objective: the loss.
-        batches: steps per epoch.
     """
 
     def __init__(
@@ -188,12 +181,7 @@ class Learner:
         return rate
 
     def step(self, batch: Batch, cursor: int) -> Outcome:
-        """Train on this process's share of a global batch.
-
-        Args:
-            batch: the share.
-            cursor: the number of global batches before it.
-        """
+        """Train on this process's share of a global batch."""
         self._begin_stage(cursor)
         torch.manual_seed(number("step", self.recipe.seed, cursor, self.processes.rank))
         self.schedule.set_rates(self.optimizer, cursor)

@@ -68,12 +68,7 @@ def open_shards(
 
 
 class ShardSet(BaseSet):
-    """The images of shards, numbered from shard to shard.
-
-    Args:
-        index: of the shards.
-        where: the folder or URL of the shards.
-    """
+    """The images of shards, numbered from shard to shard."""
 
     def __init__(self, index: ShardIndex, where: Place) -> None:
         self.index, self.where = index, where

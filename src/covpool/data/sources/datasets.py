@@ -41,12 +41,7 @@ def open_dataset(data: Any) -> dict[Split, DatasetImages]:
 
 
 class DatasetImages(BaseSet):
-    """The rows of a ``Dataset`` with the columns ``image`` and ``label``.
-
-    Args:
-        dataset: the ``Dataset``.
-        labeled: whether the labels are needed.
-    """
+    """The rows of a ``Dataset`` with the columns ``image`` and ``label``."""
 
     def __init__(self, dataset: Any, labeled: bool = True) -> None:
         self.rows = dataset.with_format("arrow")

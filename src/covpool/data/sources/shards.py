@@ -30,12 +30,7 @@ MARKS = Marks(endings=(EXTENSION,), in_folders=True, files=(INDEX, *(f"{split}/{
 
 
 def open_splits(path: str, cache: str | None = None) -> Mapping[Split, ImageSet]:
-    """Open the shards of each split by their index.
-
-    Args:
-        path: a folder or a URL.
-        cache: a local folder for shards in object storage.
-    """
+    """Open the shards of each split by their index."""
     from covpool.data.shards.reader import open_shards  # here, because the import of fsspec takes a while
 
     address = Address.of(path)
@@ -88,12 +83,7 @@ def _has_index(folder: Address) -> bool:
 
 
 class Tars(BaseSet):
-    """The images of local tars. The headers of a tar are read when it is opened, and again for its images.
-
-    Args:
-        root: the folder that names start from.
-        names: of the tars.
-    """
+    """The images of local tars. The headers of a tar are read when it is opened, and again for its images."""
 
     classes: tuple[str, ...] = ()
     labels = None

@@ -28,11 +28,7 @@ FREE = ("seeds", "heads", "workers", "extract_batch", "compile")
 
 
 class ProbeFolder:
-    """The results folder.
-
-    Args:
-        path: the folder; it need not exist.
-    """
+    """The results folder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

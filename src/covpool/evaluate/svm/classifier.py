@@ -113,17 +113,6 @@ def make_features(
 ) -> Features:
     """Return the features of all images: those in the folder if the key is the same, else new ones.
 
-    Args:
-        folder: holds the features alone, and is locked by the caller.
-        key: everything that the features depend on, as JSON.
-        model: computes the features.
-        images: the set.
-        content: digests of the set.
-        passing: how images go through the network.
-        processes: this process, on its device.
-        log: called with the size, before anything is computed.
-        progress: called with the number of images done and the total.
-
     Raises:
         ValueError: if room is short, the folder has other files in it, or features are not finite.
     """

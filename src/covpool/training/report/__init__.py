@@ -67,9 +67,6 @@ def write_report(folder: Path, images: ImageSet | None = None, model: PooledClas
         folder: the folder of the run.
         images: the images of ``predictions.csv``, for thumbnails.
         model: the model of the predictions, for maps of the evidence.
-
-    Returns:
-        The path of ``report.html``.
     """
     folder = Path(folder)
     run = read_run(folder)
@@ -139,9 +136,6 @@ def write_comparison(folder: Path, runs: Mapping[str, Path], images: ImageSet | 
         folder: where the two files go; it is created if it does not exist.
         runs: the folders of two runs by name. Differences are the first minus the second.
         images: the images of ``predictions.csv``, for thumbnails.
-
-    Returns:
-        The path of ``report.html``.
     """
     if len(runs) != 2:
         raise UsageError(f"two runs can be compared; got {len(runs)}")
