@@ -23,7 +23,7 @@ COMMANDS = {
     "fit_time": ("bench.fit_time:main", "covpool fit against a bare pass of the backbone"),
     "layer": ("bench.layer:main", "the layer against its products; networks with it against gap"),
     "training": ("bench.training:main", "overhead of the training loop; shards; two processes"),
-    "sharded": ("bench.sharded:main", "sharded classifier against a dense one: bytes and seconds"),
+    "sharded": ("bench.sharded:main", "divided classifier against a dense one: bytes and seconds"),
     "reproduce": ("reproduce.runner:main", "tables and figures of the paper in miniature"),
     "paper": ("paper.page:main", "verdicts on the paper's claims, from the results: docs/results.md"),
     "arena": ("experiments.arena:main", "all heads on frozen backbones, each tuned by the same trials"),

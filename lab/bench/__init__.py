@@ -1,1 +1,1 @@
-"""Measure time and memory of pooling methods, of ``isqrt_cov``, of training and of the sharded classifier."""
+"""Measure time and memory of pooling methods, of ``isqrt_cov``, of training and of the divided classifier."""

@@ -1,4 +1,4 @@
-"""Benchmark the sharded classifier against a dense one under DistributedDataParallel.
+"""Benchmark the divided classifier against a dense one under DistributedDataParallel.
 
     python -m lab sharded            # measures, and writes JSON and tables under results/
     python -m lab figures sharded    # writes the tables and the figure of docs/scale_out.md
@@ -149,7 +149,7 @@ def measure_times(classes: int, features: int, images: int, rounds: int) -> dict
 
 
 def measure_largest(classes: int, features: int, images: int, steps: int) -> dict[str, Any]:
-    """Return the losses of a sharded classifier, and the largest memory of a process."""
+    """Return the losses of a divided classifier, and the largest memory of a process."""
     head, losses, started = Head("sharded", classes, features, images), [], time.perf_counter()
     for _ in range(steps):
         losses.append(head.step())
@@ -213,14 +213,14 @@ def measure(traffic: dict[str, Any], times: dict[str, Any], largest: dict[str, A
 
 def formulas(row: dict[str, Any]) -> dict[str, int]:
     """Return the bytes that the formulas give for a row of the measured traffic."""
-    from covpool.models.plan import sent_by_copies, sent_by_shards
+    from covpool.models.plan import sent_by_copies, sent_by_parts
 
     classes, features, processes = row["classes"], row["features"], row["processes"]
     share = classes if row["kind"] == "dense" else -(-classes // processes)
     held = 3 * 4 * share * (features + 1)
     if row["kind"] == "dense":
         return {"held": held, "sent": sent_by_copies(4 * classes * (features + 1), processes)}
-    return {"held": held, "sent": sent_by_shards(row["images"], features, 4, processes)}
+    return {"held": held, "sent": sent_by_parts(row["images"], features, 4, processes)}
 
 
 def tables(results: dict[str, Any]) -> str:
@@ -271,7 +271,7 @@ def tables(results: dict[str, Any]) -> str:
 
 def arithmetic() -> str:
     """Return the table of classifiers that were not run: bytes, and the least time of a step."""
-    from covpool.models.plan import sent_by_copies, sent_by_shards
+    from covpool.models.plan import sent_by_copies, sent_by_parts
 
     lines = [
         "| classifier | GPUs | images per step | per GPU, with gradient and momentum | logits per GPU | "
@@ -281,7 +281,7 @@ def arithmetic() -> str:
     for classes, features, gpus, images in PLANNED:
         share = -(-classes // gpus)
         state, whole = (12 * count * (features + 1) for count in (share, classes))
-        sent = sent_by_shards(images, features, 2, gpus)
+        sent = sent_by_parts(images, features, 2, gpus)
         copies = sent_by_copies(4 * classes * (features + 1), gpus)
         flops = 6 * images * share * features
         compute, network = flops / PEAK * 1e3, sent / NETWORK * 1e3
@@ -334,7 +334,7 @@ def main(out: Path = RESULTS) -> None:
     """
     results = measure(TRAFFIC, TIMES, LARGEST)
     path = record_file(results, out)
-    write_record(path, results, f"# Sharded classifier\n\n{tables(results)}")
+    write_record(path, results, f"# Divided classifier\n\n{tables(results)}")
     print(path)
 
 

@@ -1,4 +1,4 @@
-"""The sharded classifier on 2, 3 and 4 gloo processes matches a dense classifier on one process."""
+"""The divided classifier on 2, 3 and 4 gloo processes matches a dense classifier on one process."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Data:
         losses = F.cross_entropy(logits, targets, reduction="none", label_smoothing=smoothing)
         return (losses * (targets @ self.weights)).sum() / max(len(losses), 1)
 
-    def sharded_loss(
+    def divided_loss(
         self, head: DividedLinear, x: Tensor, smoothing: float, averaged: bool = False
     ) -> Tensor:
         shares = self.shares[self.own]
@@ -88,7 +88,7 @@ class Data:
 
 
 def heads(case: Case) -> tuple[nn.Linear, DividedLinear]:
-    """Return a dense and a sharded classifier, initialized with the same seed."""
+    """Return a dense and a divided classifier, initialized with the same seed."""
     torch.manual_seed(case.seed)
     dense = nn.Linear(case.features, case.classes, bias=case.bias, dtype=case.dtype)
     torch.manual_seed(case.seed)
@@ -109,33 +109,33 @@ def largest(*pairs: tuple[Tensor, Tensor]) -> float:
 def once(case: Case) -> float:
     """Check predictions of one step; return the largest difference in loss and gradients."""
     data = Data(case)
-    dense, sharded = heads(case)
-    rows = slice(sharded.rows.start, sharded.rows.stop)
-    assert torch.equal(sharded.weight, dense.weight[rows])
+    dense, divided = heads(case)
+    rows = slice(divided.rows.start, divided.rows.stop)
+    assert torch.equal(divided.weight, dense.weight[rows])
     whole, own = data.x.clone().requires_grad_(), data.x[data.own].clone().requires_grad_()
     logits = dense(whole)
     expected = data.dense_loss(logits, case.smoothing)
     expected.backward()
-    loss = data.sharded_loss(sharded, own, case.smoothing)
+    loss = data.divided_loss(divided, own, case.smoothing)
     loss.backward()
-    found = sharded.loss(own.detach(), data.classes[data.own])
+    found = divided.loss(own.detach(), data.classes[data.own])
     assert torch.equal(found.predicted, logits.argmax(1)), "predictions"
     assert torch.equal(found.classes, data.classes)
     pairs = [
         (loss, expected),
         (own.grad, whole.grad[data.own]),
-        (sharded.weight.grad, dense.weight.grad[rows]),
+        (divided.weight.grad, dense.weight.grad[rows]),
     ]
     if case.bias:
-        pairs.append((sharded.bias.grad, dense.bias.grad[rows]))
+        pairs.append((divided.bias.grad, dense.bias.grad[rows]))
     return largest(*pairs)
 
 
 def steps(case: Case, name: str) -> float:
-    """Train ten steps with a layer under DDP and the sharded classifier outside; compare with one process."""
+    """Train ten steps with a layer under DDP and the divided classifier outside; compare with one process."""
     data = Data(case)
-    dense, sharded = heads(case)
-    rows = slice(sharded.rows.start, sharded.rows.stop)
+    dense, divided = heads(case)
+    rows = slice(divided.rows.start, divided.rows.stop)
     trunks = []
     for _ in range(2):
         torch.manual_seed(case.seed + 1)
@@ -144,28 +144,28 @@ def steps(case: Case, name: str) -> float:
     parallel = DistributedDataParallel(trunks[1])
     make = {"sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), "adamw": torch.optim.AdamW}[name]
     one = make([*trunks[0].parameters(), *dense.parameters()])
-    many = make([*parallel.parameters(), *sharded.parameters()])
+    many = make([*parallel.parameters(), *divided.parameters()])
     for _ in range(10):
         data.dense_loss(dense(trunks[0](data.x)), case.smoothing).backward()
-        data.sharded_loss(sharded, parallel(data.x[data.own]), case.smoothing, averaged=True).backward()
+        data.divided_loss(divided, parallel(data.x[data.own]), case.smoothing, averaged=True).backward()
         for optimizer in (one, many):
             optimizer.step()
             optimizer.zero_grad()
     pairs = list(zip(trunks[1].parameters(), trunks[0].parameters(), strict=True))
     moved = heads(case)[0].weight[rows]
-    assert largest((sharded.weight, moved)) > 1e-3, "the weights did not move"
-    return largest(*pairs, (sharded.weight, dense.weight[rows]))
+    assert largest((divided.weight, moved)) > 1e-3, "the weights did not move"
+    return largest(*pairs, (divided.weight, dense.weight[rows]))
 
 
 def scores(case: Case, top: int) -> float:
     """Compare top-k predictions and the ranks of the labels with those of all logits."""
     data = Data(case)
-    dense, sharded = heads(case)
+    dense, divided = heads(case)
     labels = data.classes[:, 0]
     logits = dense(data.x).detach()
     if case.scale == 0:  # equal logits everywhere
         assert (logits == logits[0, 0]).all()
-    mine = sharded.score(data.x[data.own], labels[data.own], top)
+    mine = divided.score(data.x[data.own], labels[data.own], top)
     logits, labels = logits[data.own], labels[data.own]
     own = logits.gather(1, labels[:, None])
     first = (logits == own) & (torch.arange(case.classes) < labels[:, None])
@@ -192,23 +192,23 @@ class Largest(TorchDispatchMode):
 
 
 def largest_tensor(case: Case) -> int:
-    data, (_, sharded) = Data(case), heads(case)
+    data, (_, divided) = Data(case), heads(case)
     with Largest() as seen:
-        data.sharded_loss(sharded, data.x[data.own].requires_grad_(), case.smoothing).backward()
-        sharded.score(data.x[data.own], data.classes[data.own, 0], 5)
+        data.divided_loss(divided, data.x[data.own].requires_grad_(), case.smoothing).backward()
+        divided.score(data.x[data.own], data.classes[data.own, 0], 5)
     return seen.values
 
 
 def in_bfloat16(case: Case) -> tuple[float, float, str]:
     """Return the errors of the loss and the feature gradient under autocast, and the dtype of the loss."""
-    data, (dense, sharded) = Data(case), heads(case)
+    data, (dense, divided) = Data(case), heads(case)
     whole, own = data.x.clone().requires_grad_(), data.x[data.own].clone().requires_grad_()
     with torch.autocast("cpu", torch.bfloat16):
         logits = dense(whole).float()
     expected = data.dense_loss(logits, case.smoothing)
     expected.backward()
     with torch.autocast("cpu", torch.bfloat16):
-        loss = data.sharded_loss(sharded, own, case.smoothing)
+        loss = data.divided_loss(divided, own, case.smoothing)
     loss.backward()
     difference = (own.grad - whole.grad[data.own]).abs().max() / whole.grad.abs().max()
     return float((loss - expected).abs()), float(difference), str(loss.dtype)

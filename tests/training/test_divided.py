@@ -1,4 +1,4 @@
-"""Training with a sharded classifier matches the dense one, also on other numbers of processes."""
+"""Training with a divided classifier matches the dense one, also on other numbers of processes."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ PLAIN: dict[str, Any] = {"model.backbone": "test_vit", "model.dim": 8, "model.im
 CLASSES = [f"class {k}" for k in range(7)]
 
 
-def make(changes: dict[str, Any], sharded: bool) -> Learner:
+def make(changes: dict[str, Any], divided: bool) -> Learner:
     """Make a learner for the processes of this group, or for a single process."""
-    loop = {"loop.divide_classes": sharded, "batch_size": 12, "schedule.epochs": 2, "optimizer.name": "sgd"}
+    loop = {"loop.divide_classes": divided, "batch_size": 12, "schedule.epochs": 2, "optimizer.name": "sgd"}
     recipe = read_recipe(None, {**PLAIN, **loop, "optimizer.lr": 0.01, **changes})
-    world, rank = (dist.get_world_size(), dist.get_rank()) if sharded else (1, 0)
+    world, rank = (dist.get_world_size(), dist.get_rank()) if divided else (1, 0)
     processes = Processes(rank, world, torch.device("cpu"))
     model = make_model(recipe, CLASSES, processes)
-    divided = model.head.classifier if sharded else None
-    objective = Objective(recipe.loss, torch.linspace(0.5, 1.5, len(CLASSES)), divided)
+    classifier = model.head.classifier if divided else None
+    objective = Objective(recipe.loss, torch.linspace(0.5, 1.5, len(CLASSES)), classifier)
     return Learner(model, recipe, processes, objective, batches=10)
 
 
@@ -63,7 +63,7 @@ def weights(learner: Learner) -> dict[str, torch.Tensor]:
 
 def compare(changes: dict[str, Any]) -> list[float]:
     """Take four steps here and on one process. Return differences of norm, loss, accuracy and weights."""
-    group, alone = make(changes, sharded=True), make(changes, sharded=False)
+    group, alone = make(changes, divided=True), make(changes, divided=False)
     own = group.classifier.rows
     found = [0.0, 0.0, 0.0]
     for step in range(4):
@@ -80,7 +80,7 @@ def compare(changes: dict[str, Any]) -> list[float]:
 
 def skip(changes: dict[str, Any]) -> tuple[list[bool], bool, float]:
     """Give one process a bad gradient. Return who skipped, whether weights stayed, and the loss scale."""
-    learner = make(changes, sharded=True)
+    learner = make(changes, divided=True)
     learner.step(batch(learner, 0), 0)
     before = weights(learner)
     parameter = learner.classifier.weight
@@ -98,7 +98,7 @@ def skip(changes: dict[str, Any]) -> tuple[list[bool], bool, float]:
 
 def refused(changes: dict[str, Any]) -> str:
     try:
-        make(changes, sharded=True)
+        make(changes, divided=True)
     except UsageError as error:
         return str(error)
     return ""
@@ -106,7 +106,7 @@ def refused(changes: dict[str, Any]) -> str:
 
 def saved_with_nan(folder: str, checked: bool) -> str:
     """Save weights with one NaN row, in the last process. Return the error if there is one."""
-    learner = make({}, sharded=True)
+    learner = make({}, divided=True)
     if dist.get_rank() == dist.get_world_size() - 1:
         with torch.no_grad():
             learner.classifier.weight[0] = torch.nan
@@ -200,13 +200,13 @@ def files(run: Path, step: int) -> list[str]:
 def test_a_run_is_that_of_the_dense_classifier(tmp_path: Path) -> None:
     """Include everything that has state: BatchNorm, an average, dropout, mixup, cutmix, class weights."""
     recipe = {**DATA, "data.balance": "weights", "loss.label_smoothing": 0.1, "optimizer.clip": 1.0}
-    for name, sharded in (("dense", False), ("sharded", True)):
-        changes = {**recipe, "loop.divide_classes": sharded, "out": str(tmp_path / name)}
+    for name, divided in (("dense", False), ("divided", True)):
+        changes = {**recipe, "loop.divide_classes": divided, "out": str(tmp_path / name)}
         assert launch(2, folder(tmp_path, f"record-{name}"), {"recipe": changes}) == [0, 0]
-    dense, sharded = final(tmp_path / "dense"), final(tmp_path / "sharded")
+    dense, divided = final(tmp_path / "dense"), final(tmp_path / "divided")
     for name, value in dense.items():
-        torch.testing.assert_close(sharded[name], value, rtol=1e-3, atol=1e-4)
-    summaries = [json.loads((tmp_path / name / "summary.json").read_text()) for name in ("dense", "sharded")]
+        torch.testing.assert_close(divided[name], value, rtol=1e-3, atol=1e-4)
+    summaries = [json.loads((tmp_path / name / "summary.json").read_text()) for name in ("dense", "divided")]
     assert summaries[0]["parameters"] == summaries[1]["parameters"]
     assert summaries[1]["metrics"]["loss"] == pytest.approx(summaries[0]["metrics"]["loss"], abs=1e-4)
     assert summaries[1]["metrics"]["top1"] == summaries[0]["metrics"]["top1"]
@@ -223,7 +223,7 @@ def test_stopped_on_four_processes_it_resumes_on_two_and_three(tmp_path: Path) -
     assert launch(4, folder(tmp_path, "four"), {"recipe": parts, "sigterm": [3, 2]}) == [143] * 4
     shares = (0, 3), (3, 6), (6, 8), (8, 10)
     assert files(run, 3) == [f"rows-{first:09d}-{last:09d}.safetensors" for first, last in shares]
-    # A process is killed after the checkpoint of the first epoch. One of its shards is truncated as well.
+    # A process is killed after the checkpoint of the first epoch. One of its files is truncated as well.
     codes = launch(2, folder(tmp_path, "two"), {"recipe": parts, "sigkill": [1, 5]})
     assert codes[1] == -signal.SIGKILL
     assert codes[0] not in (0, None)
@@ -274,12 +274,12 @@ def test_the_bundle_is_one_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert streamed.num_classes == 10
     torch.testing.assert_close(streamed(images), in_memory(images))
     assert streamed.predict(str(next((TINY10 / "val").rglob("*.*"))), top=2)
-    # Damaged and missing shards are refused.
-    shard = bundle / "model-00003-of-00003.safetensors"
-    good = shard.read_bytes()
-    shard.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+    # Damaged and missing files are refused.
+    file = bundle / "model-00003-of-00003.safetensors"
+    good = file.read_bytes()
+    file.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
     with pytest.raises(ValueError, match=r"model-00003-of-00003.safetensors is damaged"):
         load_model(bundle)
-    shard.unlink()
+    file.unlink()
     with pytest.raises(ValueError, match=r"there is no model-00003-of-00003.safetensors"):
         load_model(bundle)

@@ -24,7 +24,7 @@ class PlanArguments:
         batch_size: images per training step, on a GPU.
         precision: autocast precision; the parameters stay in float32.
         optimizer: ``sgd`` has momentum.
-        processes: number of GPUs that train together, one process each; compares a sharded classifier.
+        processes: number of GPUs that train together, one process each; compares a divided classifier.
         image_size: image size in pixels; the backbone's own if not given.
         pool: the pooling method; ``gap`` is average pooling.
         dim: channels after the reduction; ``none`` for no reduction, ``auto`` for 256 where the backbone has

@@ -25,7 +25,7 @@ from covpool.errors import BundleError, DamagedBundleError
 from covpool.hub import COMMIT, HUB, HubAddress
 from covpool.models.card import CARD, INDEX, MAX_BYTES, WEIGHTS, Card, backbone_digest, read_fields, reason
 from covpool.models.create import build_model
-from covpool.models.divided import check_hashes, read_index, read_shards, read_tensors
+from covpool.models.divided import check_hashes, read_index, read_parts, read_tensors
 from covpool.models.model import PooledClassifier
 from covpool.models.tensors import (
     FLOATS,
@@ -51,7 +51,7 @@ def load_model(
 ) -> PooledClassifier:
     """Load a bundle: the model in evaluation mode, with its weights, class names and preprocessing.
 
-    Loading takes twice the memory of the model for a moment, and draws no random numbers. A sharded
+    Loading takes twice the memory of the model for a moment, and draws no random numbers. A divided
     classifier that does not fit stays on the disk: the model then predicts, and cannot be trained.
 
     Args:
@@ -112,7 +112,7 @@ def _read(folder: Path) -> tuple[Card, dict[str, Tensor], nn.Module | None]:
     with _open_weights(folder) as (card, file):
         plan = planned_tensors(card)
         if card.file == INDEX:
-            return card, *read_shards(folder, card, plan)
+            return card, *read_parts(folder, card, plan)
         # A huge file of zeros takes no space on a disk, but would in memory.
         if card.bytes > MAX_HEADER_BYTES + sum(8 * tensor.numel() for tensor in plan.values()):
             raise BundleError(f"{WEIGHTS} is far larger than the network of its card")
@@ -188,7 +188,7 @@ def fill(model: PooledClassifier, tensors: dict[str, Tensor], card: Card) -> Non
 
 
 def load_together(model: PooledClassifier, folder: Path, processes: Processes) -> None:
-    """Load the weights of a bundle; all processes call it. Each reads its rows of a sharded classifier."""
+    """Load the weights of a bundle; all processes call it. Each reads its rows of a divided classifier."""
     classifier = model.head.classifier
     if not isinstance(classifier, DividedLinear):
         model.load_state_dict(processes.tensors_by_first(lambda: load_model(folder).state_dict()))

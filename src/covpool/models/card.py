@@ -125,7 +125,7 @@ class Card:
         sha256: the hash of the weights file.
         bytes: the size of the weights file.
         buffer_dtypes: the dtypes of floating-point buffers outside the weights, where not float32.
-        file: the weights file; the index of several files for a sharded classifier.
+        file: the weights file; the index of several files for a divided classifier.
         backbone_sha256: see :func:`backbone_digest`.
     """
 

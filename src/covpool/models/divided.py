@@ -1,4 +1,4 @@
-"""Bundles of a sharded classifier: one model in several files, with an index as Hugging Face writes it.
+"""Bundles of a divided classifier: one model in several files, with an index as Hugging Face writes it.
 
 The first file has the tensors that every process holds. Each process writes its rows of the classifier to
 another file, as tensors such as ``head.classifier.weight.rows-0-250000``. ``model.safetensors.index.json``
@@ -42,7 +42,7 @@ BLOCK_BYTES = 64 << 20
 
 
 # The files of a classifier that is divided by class.
-SHARD = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
+PART_FILE = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
 # Each part has the names of its tensors, under ``tensors``.
 Index = dict[str, Part]
 
@@ -77,7 +77,7 @@ def write_share(path: Path, tensors: Mapping[str, Tensor]) -> Part:
 
 
 def count_parameters(model: PooledClassifier) -> int:
-    """Return the number of parameters, those of all processes for a sharded classifier."""
+    """Return the number of parameters, those of all processes for a divided classifier."""
     count = sum(parameter.numel() for parameter in model.parameters())
     if not isinstance(classifier := model.head.classifier, DividedLinear):
         return count
@@ -114,7 +114,7 @@ def read_index(folder: Path, card: Card) -> Index:
     except (AttributeError, KeyError, TypeError, ValueError, StorageError) as error:
         raise BundleError(f"{INDEX} is not an index of weights: {reason(error)}") from error
     for name, part in index.items():
-        if not SHARD.fullmatch(name):
+        if not PART_FILE.fullmatch(name):
             raise BundleError(f"{INDEX} names the file {shown(name)}, which no bundle has")
         with open_file(folder, name) as file:
             size = file.seek(0, 2)
@@ -123,7 +123,7 @@ def read_index(folder: Path, card: Card) -> Index:
     return index
 
 
-def read_shards(
+def read_parts(
     folder: Path, card: Card, plan: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], nn.Module | None]:
     """Read the weights of a bundle of several files; a classifier that does not fit stays on the disk."""

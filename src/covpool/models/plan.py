@@ -28,11 +28,11 @@ from covpool.models.footprint import (
 from covpool.models.model import PooledClassifier
 from covpool.terminal import aligned, human
 
-Recommendation = Literal["dense", "low rank or narrow", "class-sharded"]
+Recommendation = Literal["dense", "low rank or narrow", "class-divided"]
 # The most classes for which a dense head, and for which a low-rank or narrow one, is recommended.
 DENSE_CLASSES, LOW_RANK_CLASSES = 10_000, 100_000
 # The alternative heads in the plan. The narrow one is as wide as heads on a frozen backbone.
-RANK, NARROW_DIM, SHARDS = 512, FROZEN_DIM, (8, 64)
+RANK, NARROW_DIM, PARTS = 512, FROZEN_DIM, (8, 64)
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class HeadChoice:
     """A head for the same classes, and its cost.
 
     Attributes:
-        name: ``"dense"``, ``"rank 512"``, ``"dim 128"``, ``"dense, 1 of 8 shards"``.
+        name: ``"dense"``, ``"rank 512"``, ``"dim 128"``, ``"dense, 1 of 8 parts"``.
         parameters: number of parameters per GPU.
         parameter_bytes: bytes of the parameters.
         state_bytes: bytes of parameters, gradients and optimizer state together.
@@ -132,17 +132,17 @@ def plan(
 def recommend(num_classes: int, heads: Sequence[HeadChoice] = ()) -> Recommendation | None:
     """Return the recommended kind of head.
 
-    A sharded head computes the same as a dense one and takes less memory. So it is recommended if its
+    A divided head computes the same as a dense one and takes less memory. So it is recommended if its
     processes also send less, which is nearly always so if there are more classes than images in a batch.
     """
     if num_classes == 0:
         return None
-    sharded = [head for head in heads[1:] if head.name.endswith("shards") and head.sent_bytes]
-    if sharded and sharded[0].sent_bytes < heads[0].sent_bytes:
-        return "class-sharded"
+    divided = [head for head in heads[1:] if head.name.endswith("parts") and head.sent_bytes]
+    if divided and divided[0].sent_bytes < heads[0].sent_bytes:
+        return "class-divided"
     if num_classes <= DENSE_CLASSES:
         return "dense"
-    return "low rank or narrow" if num_classes <= LOW_RANK_CLASSES else "class-sharded"
+    return "low rank or narrow" if num_classes <= LOW_RANK_CLASSES else "class-divided"
 
 
 # Bytes of an image besides its features: two classes with shares, a maximum, three sums and a prediction. The
@@ -155,8 +155,8 @@ def sent_by_copies(parameter_bytes: int, processes: int) -> int:
     return round(2 * parameter_bytes * (processes - 1) / processes)
 
 
-def sent_by_shards(images: int, features: int, itemsize: int, processes: int) -> int:
-    """Return the bytes that a process sends per step for a sharded classifier.
+def sent_by_parts(images: int, features: int, itemsize: int, processes: int) -> int:
+    """Return the bytes that a process sends per step for a divided classifier.
 
     Args:
         images: images per step, over all processes.
@@ -180,9 +180,9 @@ def head_choices(
     batch_size: int = 1,
     itemsize: int = 4,
 ) -> tuple[HeadChoice, ...]:
-    """Return the model's head, the dense head, smaller heads and shards.
+    """Return the model's head, the dense head, smaller heads, and parts of a head that is divided by class.
 
-    Shards are for several processes. For one process they are listed above LOW_RANK_CLASSES.
+    Parts are for several processes. For one process they are listed above LOW_RANK_CLASSES.
 
     Args:
         model: a model on the meta device, which must be torch's default device.
@@ -198,15 +198,15 @@ def head_choices(
     asked, reference = (_head(model, _name(c), c, optimizer, processes) for c in (config, dense))
     others = [_head(model, _name(c), c, optimizer, processes) for c in _alternatives(model, dense)]
     smaller = [choice for choice in others if choice.parameters < reference.parameters]
-    alone = SHARDS if recommend(config.num_classes) == "class-sharded" else ()
+    alone = PARTS if recommend(config.num_classes) == "class-divided" else ()
     counts: tuple[int, ...] = () if config.join else alone if processes == 1 else (processes,)
-    shards = [_shard(model, asked.name, count, optimizer) for count in counts if count <= config.num_classes]
+    parts = [_part(model, asked.name, count, optimizer) for count in counts if count <= config.num_classes]
     if processes > 1:
         width = model.head.hidden_size
         hidden = sent_by_copies(4 * sum(p.numel() for p in model.head.hidden.parameters()), processes)
-        sent = hidden + sent_by_shards(batch_size * processes, width, itemsize, processes)
-        shards = [dataclasses.replace(shard, sent_bytes=sent) for shard in shards]
-    return tuple(dict.fromkeys((asked, reference, *smaller, *shards)))  # removes duplicates
+        sent = hidden + sent_by_parts(batch_size * processes, width, itemsize, processes)
+        parts = [dataclasses.replace(part, sent_bytes=sent) for part in parts]
+    return tuple(dict.fromkeys((asked, reference, *smaller, *parts)))  # removes duplicates
 
 
 def _alternatives(model: PooledClassifier, dense: ModelConfig) -> list[ModelConfig]:
@@ -224,10 +224,10 @@ def _name(config: ModelConfig) -> str:
     return f"dim {config.dim}" if config.dim == NARROW_DIM else "dense"
 
 
-def _shard(model: PooledClassifier, name: str, count: int, optimizer: Optimizer) -> HeadChoice:
+def _part(model: PooledClassifier, name: str, count: int, optimizer: Optimizer) -> HeadChoice:
     """Return the planned head with a share of the classes; its hidden layers are on every GPU."""
     part = dataclasses.replace(model.config, num_classes=-(-model.config.num_classes // count))
-    return _head(model, f"{name}, 1 of {count} shards", part, optimizer)
+    return _head(model, f"{name}, 1 of {count} parts", part, optimizer)
 
 
 def _head(
@@ -275,11 +275,11 @@ def advice(plan: Plan) -> str:
             "some of the classes: --loop.divide-classes true of covpool train. --processes 8 is for 8 GPUs. "
             f"On one GPU, {low_rank}, grows least."
         )
-    replicated, shard = plan.heads[0], plan.heads[-1]
+    replicated, part = plan.heads[0], plan.heads[-1]
     return (
         f"Recommended on {plan.processes} GPUs: a class-divided head, --loop.divide-classes true of covpool "
-        f"train. It computes the same, takes {human(shard.state_bytes, 'B')} per GPU instead of "
-        f"{human(replicated.state_bytes, 'B')}, and each GPU sends {human(shard.sent_bytes, 'B')} per step "
+        f"train. It computes the same, takes {human(part.state_bytes, 'B')} per GPU instead of "
+        f"{human(replicated.state_bytes, 'B')}, and each GPU sends {human(part.sent_bytes, 'B')} per step "
         f"instead of {human(replicated.sent_bytes, 'B')}."
     )
 

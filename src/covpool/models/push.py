@@ -76,7 +76,7 @@ def push_to_hub(
         raise UsageError(f"{model} is on the Hub already: pass a folder")
     card = read_card(model)
     if card.file != WEIGHTS:
-        raise UsageError(f"{model} has a sharded classifier in several files, and cannot be pushed yet")
+        raise UsageError(f"{model} has a divided classifier in several files, and cannot be pushed yet")
     card = dataclasses.replace(card, recipe=_without_paths(card.recipe), metrics=_without_paths(card.metrics))
     measured = None if results is None else _results(Path(results), card)
     text = readme(card, address, license=license, dataset=dataset, results=measured)

@@ -17,7 +17,7 @@ from covpool.hub import HUB
 from covpool.models.card import CARD, INDEX, WEIGHTS, Card, backbone_digest, versions, write_card
 from covpool.models.divided import (
     CLASSIFIER,
-    SHARD,
+    PART_FILE,
     Index,
     index_bytes,
     replaced_by_all,
@@ -125,7 +125,7 @@ def check_replaceable(folder: str | Path) -> None:
         if path.exists() and not path.is_dir():
             raise BundleError("a file of this name exists")
         names = {file.name for file in path.iterdir()} if path.exists() else set()
-        bundle_files = {name for name in names if name in (CARD, WEIGHTS, INDEX) or SHARD.fullmatch(name)}
+        bundle_files = {name for name in names if name in (CARD, WEIGHTS, INDEX) or PART_FILE.fullmatch(name)}
         if others := sorted(names - bundle_files if CARD in names else names):
             raise BundleError(
                 f"the folder holds other files, such as {others[0]!r}: save to a new or empty folder"
@@ -184,7 +184,7 @@ def save_together(
     metrics: Mapping[str, Any],
     recipe: Mapping[str, Any],
 ) -> None:
-    """Save a bundle; all processes call it, and those of a sharded classifier each write their rows."""
+    """Save a bundle; all processes call it, and those of a divided classifier each write their rows."""
     classifier = model.head.classifier
     if not isinstance(classifier, DividedLinear):
         processes.by_first(lambda: _save(model, folder, str(folder), None, metrics, recipe))

@@ -39,7 +39,7 @@ def class_share(classes: int, rank: int, world_size: int) -> range:
     if classes < world_size:
         raise UsageError(
             f"{classes} classes cannot be divided over {world_size} processes, because each needs a class: "
-            f"use at most {classes} processes, or a classifier that is not sharded"
+            f"use at most {classes} processes, or a classifier that is not divided"
         )
     size, more = divmod(classes, world_size)
     start = rank * size + min(rank, more)

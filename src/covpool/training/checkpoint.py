@@ -65,7 +65,7 @@ class Checkpoint:
         step: global batches so far: the cursor.
         tensors: by part, each part a file, then by name.
         state: the rest, as JSON.
-        rows: this process's rows of a sharded classifier, by names such as ``ema/head.classifier.bias``.
+        rows: this process's rows of a divided classifier, by names such as ``ema/head.classifier.bias``.
         row_files: the files that have such rows, by name.
     """
 
@@ -105,7 +105,7 @@ def to_checkpoint(learner: Learner, progress: Progress, origin: Mapping[str, Any
 
 
 def _split_rows(tensors: dict[str, dict[str, Tensor]], model: PooledClassifier) -> dict[str, Tensor]:
-    """Move the rows of a sharded classifier, and their optimizer state, out of the parts of a checkpoint."""
+    """Move the rows of a divided classifier, and their optimizer state, out of the parts of a checkpoint."""
     rows = {}
     shapes = {f"{CLASSIFIER}{name}": p.shape for name, p in model.head.classifier.named_parameters()}
     for part, named in tensors.items():
@@ -130,13 +130,13 @@ def shared_checkpoint(
 ) -> Checkpoint | None:
     """Return the newest valid checkpoint in every process.
 
-    Only the first process reads the folder, except for the rows of a sharded classifier. Each process checks
+    Only the first process reads the folder, except for the rows of a divided classifier. Each process checks
     the hashes of a share of these files, and reads its rows.
 
     Args:
         folder: the folder of checkpoints.
         processes: the processes, whose number may differ from that of the checkpoint.
-        rows: this process's rows of a sharded classifier.
+        rows: this process's rows of a divided classifier.
         step: the checkpoint of this step only; checkpoints after it stay.
 
     Raises:
@@ -194,7 +194,7 @@ def _damage(path: Path, files: Mapping[str, Part], processes: Processes) -> str:
 
 
 def _read_rows(path: Path, files: Mapping[str, Part], rows: range) -> dict[str, Tensor]:
-    """Read some rows of a sharded classifier, of files that may have others; no other row is read."""
+    """Read some rows of a divided classifier, of files that may have others; no other row is read."""
     parts: dict[str, list[tuple[int, Tensor]]] = {}
     for name, part in files.items():
         start, stop = (int(number) for number in name.removesuffix(SUFFIX).split("-")[1:])
@@ -242,7 +242,7 @@ def write_checkpoint(
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Read a checkpoint, without the rows of a sharded classifier.
+    """Read a checkpoint, without the rows of a divided classifier.
 
     Raises:
         DamagedCheckpointError: if a byte of it has changed.

@@ -38,15 +38,15 @@ def make_model(recipe: Recipe, classes: Sequence[str], processes: Processes) -> 
     """Make the model on its device, with its initial weights; the same in every process."""
     weights = recipe.weights
     torch.manual_seed(number("weights", recipe.seed))
-    is_sharded = recipe.loop.divide_classes
+    is_divided = recipe.loop.divide_classes
     model = build_model(
-        dataclasses.replace(recipe.model, num_classes=0 if is_sharded else len(classes)),
+        dataclasses.replace(recipe.model, num_classes=0 if is_divided else len(classes)),
         pretrained=weights.pretrained,
         checkpoint_path=weights.path,
         key_map=weights.key_map,
     )
-    if is_sharded:
-        _shard_classifier(model, len(classes))
+    if is_divided:
+        _divide_classifier(model, len(classes))
     model.classes = tuple(classes)
     if weights.bundle is not None:
         _load_bundle(model, weights.bundle)
@@ -106,7 +106,7 @@ def _check_same_network(model: PooledClassifier, source: PooledClassifier, bundl
 
 
 class Trunk(nn.Module):
-    """A model without its sharded classifier: images to the input of the classifier."""
+    """A model without its divided classifier: images to the input of the classifier."""
 
     def __init__(self, model: PooledClassifier) -> None:
         super().__init__()
@@ -119,14 +119,14 @@ class Trunk(nn.Module):
 
 
 def make_parallel(model: PooledClassifier, processes: Processes) -> nn.Module:
-    """Wrap the model in DistributedDataParallel if there are several processes; a sharded classifier not."""
+    """Wrap the model in DistributedDataParallel if there are several processes; a divided classifier not."""
     network = Trunk(model) if isinstance(model.head.classifier, DividedLinear) else model
     if processes.world_size == 1 or not any(p.requires_grad for p in network.parameters()):
         return network
     return DistributedDataParallel(network, gradient_as_bucket_view=True)  # no second copy of the gradients
 
 
-def _shard_classifier(model: PooledClassifier, classes: int) -> None:
+def _divide_classifier(model: PooledClassifier, classes: int) -> None:
     """Give a model without a classifier one that is divided over the processes."""
     if model.config.join is not None:
         raise UsageError("--loop.divide-classes has one classifier only: use --model.join none")
@@ -200,7 +200,7 @@ def make_optimizer(model: PooledClassifier, options: OptimizerOptions) -> Optimi
         )
     if isinstance(model.head.classifier, DividedLinear) and name not in ELEMENTWISE:
         raise UsageError(
-            f"--optimizer.name {options.name} needs the whole matrix of the sharded classifier: use "
+            f"--optimizer.name {options.name} needs the whole matrix of the divided classifier: use "
             f"{', '.join(sorted(ELEMENTWISE))}, or --loop.divide-classes false"
         )
     # In timm, sgd has Nesterov momentum; in recipes it never had. timm's "nesterov" is that one.

@@ -1,4 +1,4 @@
-"""The sharded classifier: the bytes that processes hold and send match the formulas."""
+"""The divided classifier: the bytes that processes hold and send match the formulas."""
 
 from __future__ import annotations
 

@@ -62,10 +62,10 @@ def test_a_second_push_uploads_new_weights_only(hub: Hub, bundle: Path, tmp_path
     assert load_model(first).classes == CLASSES
 
 
-def test_a_sharded_classifier_is_refused(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_divided_classifier_is_refused(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     card = dataclasses.replace(read_card(bundle), file=INDEX)
     monkeypatch.setattr("covpool.models.push.read_card", lambda folder: card)
-    with pytest.raises(UsageError, match="has a sharded classifier in several files"):
+    with pytest.raises(UsageError, match="has a divided classifier in several files"):
         push_to_hub(bundle, "ann/birds")
 
 

@@ -284,8 +284,8 @@ def test_total_is_the_sum_and_what_must_fit_is_all_of_it(resnet: Plan) -> None:
         (10_000, "dense"),
         (10_001, "low rank or narrow"),
         (100_000, "low rank or narrow"),
-        (100_001, "class-sharded"),
-        (10**9, "class-sharded"),
+        (100_001, "class-divided"),
+        (10**9, "class-divided"),
     ],
 )
 def test_recommendation(classes: int, expected: str | None) -> None:
@@ -300,7 +300,7 @@ def test_ten_million_classes_take_seconds_and_no_memory() -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500_000  # kB
     assert costs.head.parameters == classes * (vector + 1)
     assert costs.head.activation_bytes >= 4 * 256 * classes
-    assert costs.recommendation == "class-sharded"
+    assert costs.recommendation == "class-divided"
     text = plan_text(costs)
     assert "--loop.divide-classes true of covpool train" in text.replace("\n", " ")
     assert max(map(len, text.splitlines())) <= COLUMNS
@@ -318,8 +318,8 @@ def test_heads_for_ten_million_classes() -> None:
         "dense": classes * (vector + 1),
         "rank 512": 512 * vector + 513 * classes,
         "dim 128": classes * (narrow + 1),
-        "dense, 1 of 8 shards": classes // 8 * (vector + 1),
-        "dense, 1 of 64 shards": classes // 64 * (vector + 1),
+        "dense, 1 of 8 parts": classes // 8 * (vector + 1),
+        "dense, 1 of 64 parts": classes // 64 * (vector + 1),
     }
     assert not any(head.sent_bytes for head in heads)
     assert all(head.parameter_bytes == 4 * head.parameters for head in heads)
@@ -344,26 +344,26 @@ def test_alternatives_are_the_ones_that_save(changes: dict[str, Any], names: lis
     assert [head.name for head in choices(dataclasses.replace(RESNET, **changes))] == names
 
 
-@pytest.mark.parametrize(("classes", "is_sharded"), [(3, False), (60, False), (63, False), (70, True)])
-def test_shards_are_recommended_where_they_send_less(classes: int, is_sharded: bool) -> None:
+@pytest.mark.parametrize(("classes", "is_divided"), [(3, False), (60, False), (63, False), (70, True)])
+def test_parts_are_recommended_where_they_send_less(classes: int, is_divided: bool) -> None:
     # 4 processes with 16 images each: the number of images is close to the number of classes.
     config = dataclasses.replace(RESNET, num_classes=classes, dim=256)
     costs = plan(config, batch_size=16, precision="float32", processes=4)
-    assert (costs.recommendation == "class-sharded") is is_sharded
+    assert (costs.recommendation == "class-divided") is is_divided
     dense, *others = costs.heads
     assert dense.sent_bytes == 2 * 3 / 4 * 4 * dense.parameters
-    assert (others[-1].name == "dense, 1 of 4 shards") is (classes > 3)
-    if is_sharded:
+    assert (others[-1].name == "dense, 1 of 4 parts") is (classes > 3)
+    if is_divided:
         assert others[-1].sent_bytes < dense.sent_bytes
         assert "each GPU sends" in advice(costs)
         assert "sent per step" in plan_text(costs)
         assert max(map(len, plan_text(costs).splitlines())) <= COLUMNS
 
 
-def test_a_shard_of_a_low_rank_head_has_the_whole_bottleneck() -> None:
+def test_a_part_of_a_low_rank_head_has_the_whole_bottleneck() -> None:
     heads = choices(dataclasses.replace(RESNET, num_classes=200_000, rank=16))
-    (shard,) = (head for head in heads if head.name == "rank 16, 1 of 64 shards")
-    assert shard.parameters == 16 * 300 + 17 * 3125
+    (part,) = (head for head in heads if head.name == "rank 16, 1 of 64 parts")
+    assert part.parameters == 16 * 300 + 17 * 3125
 
 
 def test_text_of_a_plan(resnet: Plan) -> None:
