@@ -70,8 +70,8 @@ class FrozenPass:
     ) -> None:
         self.data, self.options, self.folder, self.processes = data, options, folder, processes
         self.device = processes.device
-        self.log = log if processes.is_first else _no_log
-        self.progress = progress if processes.is_first else _no_progress
+        self.log = log if processes.is_first else lambda line: None
+        self.progress = progress if processes.is_first else lambda what, done, total: None
         self.probe_options = options.probe()
         self.fixed = tuple(head for head in options.heads if is_fixed(head))
         self.learned = tuple(head for head in options.heads if head not in self.fixed)
@@ -230,14 +230,6 @@ class FrozenPass:
 def predictions_from(ids: np.ndarray, labels: np.ndarray, scores_BK: Tensor) -> Predictions:
     """Return the predictions of some images of a set from their scores, given the labels of the set."""
     return predictions_of(Result(ids, labels[ids], {"logits": scores_BK.float()[None]}, ()))
-
-
-def _no_log(line: str) -> None:
-    """Log nothing, in processes other than the first."""
-
-
-def _no_progress(what: str, done: int, total: int) -> None:
-    """Show nothing."""
 
 
 def measured_on(sets: Mapping[str, ImageSet]) -> tuple[str, ImageSet]:

@@ -131,7 +131,8 @@ def warnings(diagnosis: Diagnosis) -> list[str]:
     """Return a sentence for each problem."""
     said = []
     if diagnosis.constant > MANY_CONSTANT:
-        dim = _power_of_two(diagnosis.channels * (1 - diagnosis.constant))
+        varying = max(diagnosis.channels * (1 - diagnosis.constant), 1)
+        dim = int(2 ** math.floor(math.log2(varying)))
         advice = (
             f"; try dim={dim}"
             if 8 <= dim < diagnosis.channels
@@ -267,7 +268,8 @@ def _look(model: PooledClassifier, image: Tensor) -> dict[str, Any]:
     variances = a_dd.diagonal()
     rank = int((values > len(values) * torch.finfo(values.dtype).eps * values.max()).sum())
     matrix = triu_unvec(pooled.double()) if isinstance(model.pool.pooling, ROOTS) else None
-    after = None if matrix is None else _largest(torch.linalg.eigvalsh(matrix), rank)
+    # Beyond the rank, eigenvalues are rounding errors of a float32 layer.
+    after = None if matrix is None else torch.linalg.eigvalsh(matrix).flip(0)[: max(rank, 1)]
     return {
         "positions": x_dn.shape[1],
         "alive": variances > CONSTANT * variances.max(),
@@ -293,11 +295,6 @@ def _at_the_pooling(model: PooledClassifier, image: Tensor) -> tuple[Tensor, Ten
     return seen.received[0].detach(), seen.given[0].detach(), gradient[0]
 
 
-def _largest(values: Tensor, rank: int) -> Tensor:
-    """Return the ``rank`` largest eigenvalues: the others are rounding errors of a float32 layer."""
-    return values.sort(descending=True).values[: max(rank, 1)]
-
-
 def _residuals(a_dd: Tensor, method: object) -> list[float]:
     if not isinstance(method, IsqrtCov):
         return []
@@ -321,8 +318,3 @@ def _median_or_none(values: list[float | None]) -> float | None:
 
 def _curve(spectra: list[Tensor]) -> tuple[float, ...]:
     return tuple(torch.stack(spectra).median(0).values.tolist()) if spectra else ()
-
-
-def _power_of_two(channels: float) -> int:
-    """Return the largest power of two that is not above ``channels``."""
-    return int(2 ** math.floor(math.log2(max(channels, 1))))

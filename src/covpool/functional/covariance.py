@@ -249,7 +249,9 @@ def center(x: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return ``(m, s)`` with ``m mᵀ · s²`` the (weighted) covariance of ``x``."""
     if weights is None:
         if x.requires_grad and torch.is_grad_enabled():
-            m, s, _ = _centering_function().apply(x)  # type: ignore[no-untyped-call]
+            # torch.compile cannot trace a Function with a jvp.
+            centering = _Centering if torch.compiler.is_compiling() else _CenteringWithJvp
+            m, s, _ = centering.apply(x)  # type: ignore[no-untyped-call]
         else:
             m, s, _ = _uniform(x)
         return m, s / x.shape[-1] ** 0.5
@@ -317,11 +319,6 @@ class _CenteringWithJvp(_Centering):
     def jvp(ctx: Any, tangent: Tensor) -> tuple[Tensor, None, None]:
         (scale,) = ctx.saved_tensors
         return (tangent - tangent.mean(-1, keepdim=True)) * scale, None, None
-
-
-def _centering_function() -> type[_Centering]:
-    # torch.compile cannot trace a Function with a jvp.
-    return _Centering if torch.compiler.is_compiling() else _CenteringWithJvp
 
 
 def _weighted(x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
