@@ -3,7 +3,7 @@
 PyPI does not resolve relative links. The address of the repository comes from ``COVPOOL_REPOSITORY``, which
 the release workflow sets. Without it, links stay relative and the package has no list of links.
 
-``COVPOOL_HELP`` names the help of all verbs, a file by ``python -m covpool.cli.write_help``. It becomes
+``COVPOOL_HELP`` names the help of all verbs, a file by ``python -m lab.write_help``. It becomes
 ``covpool/cli/help.txt``. Without it, ``covpool VERB --help`` makes the text, which takes seconds.
 
 The bill is ``*.dist-info/sboms/covpool.cdx.json`` in the wheel (PEP 770, CycloneDX). The wheel contains no

@@ -20,11 +20,11 @@ from typing import Any
 import torch
 
 import covpool
-from covpool.closed_form.options import FitOptions
+from covpool.closed_form import FitOptions
 from covpool.data.sources import open_splits
 from covpool.data.transforms import Preprocessing
+from covpool.inference import Running
 from covpool.inference.forward import Forward, prepare
-from covpool.inference.options import Running
 from covpool.inference.work import Decoder, decoded_batches, divide
 from lab.record import RESULTS, new_record, record_file, write_record
 

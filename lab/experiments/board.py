@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import covpool
-from covpool.closed_form.options import FitOptions
+from covpool.closed_form import FitOptions
 from covpool.data.sources import open_splits
 from covpool.device import Device
 from covpool.errors import UsageError

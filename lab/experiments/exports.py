@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from covpool.evaluate.probe import ProbeOptions, probe
-from covpool.export import export_model
-from covpool.export.options import ExportOptions
+from covpool.export import ExportOptions, export_model
 from covpool.export.targets import TARGETS
 from lab.experiments.fine_grained import OWN, PACKAGES, weights_file
 from lab.record import new_record, record_file, resumed, write_record

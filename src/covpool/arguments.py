@@ -1,6 +1,6 @@
 """Check simple arguments, and the choices that several packages share. Importing it does not import torch.
 
-Every message names the argument and says what to do. :mod:`covpool.functional.arguments` checks tensors.
+Every message names the argument and says what to do. :mod:`covpool.functional.numerics` checks tensors.
 """
 
 from __future__ import annotations

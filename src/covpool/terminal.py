@@ -239,7 +239,7 @@ def _bar(stream: TextIO) -> Bar | None:
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """Return the choice most similar to ``word`` as the end of a sentence, or nothing.
 
-    It is for verbs, options and paths. :mod:`covpool.functional.arguments` has one for values, with torch.
+    It is for verbs, options and paths. :mod:`covpool.arguments` has one for values.
     """
     bare = {choice.lstrip("-"): choice for choice in choices}  # two hyphens make any two options alike
     word = word.lstrip("-")

@@ -12,10 +12,9 @@ from torch import nn
 
 from covpool.cli.export import Exported, text
 from covpool.cli.main import main
-from covpool.export import exporting
+from covpool.export import ExportOptions, exporting
 from covpool.export.exporting import Job
 from covpool.export.graph import Traced
-from covpool.export.options import ExportOptions
 from tests.data.pictures import needs_sparrows
 from tests.evaluate.birds import CLASSES, a_bundle, some_sparrows
 

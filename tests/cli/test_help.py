@@ -13,7 +13,7 @@ import pytest
 
 import covpool
 from covpool.cli.main import VERBS, long_help, main
-from covpool.cli.write_help import make_help
+from lab.write_help import make_help
 from tests.test_words import avoided_words
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from onnx import ModelProto
 
+from covpool.export import ExportOptions
 from covpool.export.exporting import ExportReport, Job, export_model, open_job, trace_model
 from covpool.export.graph import Runner, Traced, to_onnx
-from covpool.export.options import ExportOptions
 from covpool.export.targets import TARGETS
 from covpool.models import load_model, save_model
 from tests.data.pictures import SPARROWS

@@ -18,10 +18,9 @@ from covpool.data.decode import decode
 from covpool.data.sources import open_images
 from covpool.data.transforms import Preprocessing, evaluation_transform, pixels_transform
 from covpool.evaluate.svm import fit_svm
-from covpool.export import ExportRefusedError, ExportReport, export_model, read_metadata
+from covpool.export import ExportOptions, ExportRefusedError, ExportReport, export_model, read_metadata
 from covpool.export.exporting import takes_other_sizes
 from covpool.export.graph import Runner, Traced, example, torch_runner
-from covpool.export.options import ExportOptions
 from covpool.export.targets import TARGETS
 from covpool.models import create_model, load_model, save_model
 from covpool.provenance import schema

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from covpool.functional import covariance, isqrt_cov, matrix_sqrt
-from covpool.functional.arguments import MOST_STEPS
+from covpool.functional.newton_schulz import MOST_STEPS
 from tests.functional.pooling import DTYPES, SIDES, Pooling
 from tests.functional.samples import chosen
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from covpool.cli.main import Command
-from covpool.export.options import ExportOptions
+from covpool.export import ExportOptions
 
 EXAMPLE = "covpool export runs/birds/bundle birds --out runs/birds/exported"
 

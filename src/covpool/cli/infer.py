@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from covpool.cli.main import Command
 from covpool.errors import OtherJobError, UsageError
-from covpool.inference.options import Embed, Files, Predict, Running
+from covpool.inference import Embed, Files, Predict, Running
 from covpool.storage.remote import Requests
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from covpool.arguments import CLASS_TOKEN
 from covpool.closed_form.solve import Solution
 from covpool.errors import UsageError
 from covpool.evaluate.probe.options import ProbeOptions
-from covpool.inference.options import Embed
+from covpool.inference import Embed
 from covpool.inference.tasks import Columns
 from covpool.inference.tasks import Vectors as Embeddings
 from covpool.models.config import POOLED_ALREADY, ModelConfig, head_config, parse_head

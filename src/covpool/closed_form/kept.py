@@ -27,7 +27,7 @@ from covpool.data.image_set import ImageSet
 from covpool.data.look import content_number
 from covpool.data.sources import open_images, open_unlabeled
 from covpool.errors import StorageError, UsageError
-from covpool.inference.options import Running
+from covpool.inference import Running
 from covpool.models.bundle import load_model, read_card
 from covpool.models.card import backbone_digest
 from covpool.models.model import PooledClassifier

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
+from covpool.closed_form import FitOptions
 from covpool.closed_form.heads import (
     HeadVectors,
     PooledHeads,
@@ -21,7 +22,6 @@ from covpool.closed_form.heads import (
     solved_model,
 )
 from covpool.closed_form.kept import basis_of_fit
-from covpool.closed_form.options import FitOptions
 from covpool.closed_form.solve import Solution
 from covpool.closed_form.sums import Sums
 from covpool.closed_form.vectors import (
@@ -37,8 +37,8 @@ from covpool.closed_form.vectors import (
 from covpool.data.image_set import ImageSet
 from covpool.data.sources import open_splits
 from covpool.errors import UsageError
+from covpool.inference import Running
 from covpool.inference.forward import Result, prepare
-from covpool.inference.options import Running
 from covpool.models.bundle import load_model
 from covpool.models.card import CARD
 from covpool.models.config import ModelConfig

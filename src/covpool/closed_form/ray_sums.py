@@ -9,7 +9,7 @@ import ray
 
 from covpool.closed_form.sums import Sums
 from covpool.closed_form.vectors import Adding, PassProblems, VectorFile, merged_sums
-from covpool.inference.options import Running
+from covpool.inference import Running
 from covpool.inference.ray_engine import cluster
 
 # Files of a task: 16,384 images, whose rows take about as much memory as their sums.

@@ -26,9 +26,9 @@ from covpool.data.check import REMEDIES, write_report
 from covpool.data.image_set import ImageSet, Subset
 from covpool.data.look import Problem
 from covpool.data.transforms import Preprocessing
+from covpool.inference import Files, Running
 from covpool.inference.bulk import infer_set
 from covpool.inference.forward import Forward
-from covpool.inference.options import Files, Running
 from covpool.inference.tasks import Task, read_vectors
 from covpool.inference.work import Decoder, Unit, decoded_batches, divide
 from covpool.models.model import PooledClassifier

@@ -22,8 +22,8 @@ from covpool.drawing import LIGHT, png
 from covpool.errors import BadImageError, UsageError
 from covpool.evaluate.figures import Shown, draw_neighbours
 from covpool.explain.explaining import some_images
+from covpool.inference import Embed
 from covpool.inference.bulk import JOB
-from covpool.inference.options import Embed
 from covpool.inference.tasks import Vectors
 from covpool.models.bundle import load_model, read_card
 from covpool.models.card import bundle_digest

@@ -17,6 +17,7 @@ from covpool.data.sources import evaluation_split
 from covpool.data.transforms import Preprocessing, pixels_transform
 from covpool.errors import ExportRefusedError, UsageError
 from covpool.evaluate.results import Results
+from covpool.export import ExportOptions
 from covpool.export.export_results import METADATA, describe, prepare_export, write_export_results
 from covpool.export.graph import (
     Array,
@@ -29,7 +30,6 @@ from covpool.export.graph import (
     torch_runner,
     trace,
 )
-from covpool.export.options import ExportOptions
 from covpool.export.parity import Latency, Parity, compare, measure_latency
 from covpool.export.targets import TARGETS, Exportable
 from covpool.inference.forward import Forward, Pass, open_bundle, open_split

@@ -24,8 +24,16 @@ from torch import Tensor
 from torch.autograd import Function
 
 from covpool.errors import UsageError
-from covpool.functional.arguments import check_features, check_floating, check_square, check_weights
-from covpool.functional.numerics import at_least_float32, autocast_off, may_overwrite, reciprocal_or_zero
+from covpool.functional.numerics import (
+    at_least_float32,
+    autocast_off,
+    check_features,
+    check_floating,
+    check_square,
+    check_weights,
+    may_overwrite,
+    reciprocal_or_zero,
+)
 
 # These are ints: torch.compile treats a module-level float as an input of the graph, and a second call in the
 # same graph then fails.

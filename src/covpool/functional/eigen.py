@@ -32,8 +32,7 @@ from torch.autograd import Function
 
 from covpool.arguments import check_positive
 from covpool.device import NO_EIGH
-from covpool.functional.arguments import check_square
-from covpool.functional.numerics import at_least_float32, autocast_off, once_differentiable
+from covpool.functional.numerics import at_least_float32, autocast_off, check_square, once_differentiable
 
 
 def matrix_power(a: Tensor, power: float = 0.5) -> Tensor:

@@ -22,16 +22,17 @@ import torch
 from torch import Tensor
 
 from covpool.arguments import check_choice
-from covpool.functional.arguments import check_features, check_weights, step_coefficients
 from covpool.functional.covariance import as_batch, center, twice_symmetric, upper_triangle
 from covpool.functional.matrix_sqrt import BACKWARDS, Backward
-from covpool.functional.newton_schulz import Coefficients, Iteration, accumulate
+from covpool.functional.newton_schulz import Coefficients, Iteration, accumulate, step_coefficients
 from covpool.functional.numerics import (
     COMPENSATIONS,
     NORMALIZATIONS,
     Compensation,
     Normalization,
     autocast_off,
+    check_features,
+    check_weights,
     in_units_of_norm,
     is_dual,
     may_overwrite,

@@ -40,12 +40,12 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from covpool.functional.arguments import check_square, check_steps
 from covpool.functional.eigen import matrix_power, rank_tolerance, reciprocal_of_sums, spectrum
-from covpool.functional.newton_schulz import newton_schulz, paper_steps
+from covpool.functional.newton_schulz import check_steps, newton_schulz, paper_steps
 from covpool.functional.numerics import (
     at_least_float32,
     autocast_off,
+    check_square,
     largest_entry,
     norm_of,
     once_differentiable,

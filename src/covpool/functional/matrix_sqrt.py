@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from covpool.arguments import check_choice
-from covpool.functional.arguments import MOST_STEPS, check_square, step_coefficients
-from covpool.functional.newton_schulz import PAPER_STEPS, Iteration
+from covpool.functional.newton_schulz import MOST_STEPS, PAPER_STEPS, Iteration, step_coefficients
 from covpool.functional.numerics import (
     COMPENSATIONS,
     NORMALIZATIONS,
@@ -18,6 +17,7 @@ from covpool.functional.numerics import (
     Normalization,
     at_least_float32,
     autocast_off,
+    check_square,
     largest_entry,
     reciprocal_or_zero,
     root_or_zero,

@@ -1,9 +1,9 @@
-"""What all operators share: precision, second derivatives, reuse of memory, norms."""
+"""What all operators share: checks of tensors, precision, second derivatives, reuse of memory, norms."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import repeat
 from typing import Any, Literal, NoReturn
@@ -12,10 +12,77 @@ import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
 
+from covpool.errors import UsageError, UsageTypeError
+
 Normalization = Literal["trace", "frobenius"]
 Compensation = Literal["matched", "none"]
 NORMALIZATIONS = ("trace", "frobenius")
 COMPENSATIONS = ("matched", "none")
+
+
+def check_floating(name: str, x: object) -> None:
+    """Raise unless ``x`` is a real floating-point tensor."""
+    if not isinstance(x, Tensor):
+        raise UsageTypeError(f"{name} must be a torch.Tensor; got {type(x).__name__}")
+    if not x.is_floating_point() or x.dtype.itemsize < 2:  # float8 stores numbers, it does not compute
+        raise UsageTypeError(
+            f"{name} must be a real floating-point tensor; got {x.dtype}: pass {name}.float()"
+        )
+
+
+def check_features(x: Tensor) -> None:
+    """Raise unless ``x`` is ``(..., C, n)`` with at least one channel and one position."""
+    check_floating("x", x)
+    if x.ndim < 2:
+        raise UsageError(
+            f"x must be (..., C, n), channels before positions; got shape {tuple(x.shape)}: "
+            "flatten a feature map with x.flatten(-2), transpose tokens with x.mT"
+        )
+    if x.shape[-1] == 0 or x.shape[-2] == 0:
+        raise UsageError(
+            f"x must have at least one channel and one position in (..., C, n); got {tuple(x.shape)}"
+        )
+
+
+def check_square(name: str, a: Tensor) -> None:
+    """Raise unless ``a`` is ``(..., m, m)``."""
+    check_floating(name, a)
+    if a.ndim < 2 or a.shape[-1] != a.shape[-2] or a.shape[-1] == 0:
+        raise UsageError(
+            f"{name} must be square matrices (..., m, m); got shape {tuple(a.shape)}: "
+            "covpool.functional.covariance makes them from features"
+        )
+
+
+def check_weights(weights: Tensor, x: Tensor) -> None:
+    """Raise unless ``weights`` is bool or floating and ``(..., n)`` for ``x`` of ``(..., C, n)``.
+
+    Values are not checked, because that would wait for the device: a negative weight gives NaN.
+    """
+    if not isinstance(weights, Tensor):
+        raise UsageTypeError(f"weights must be a torch.Tensor; got {type(weights).__name__}")
+    if weights.dtype != torch.bool and not weights.is_floating_point():
+        raise UsageTypeError(
+            f"weights must be bool or floating point; got {weights.dtype}: pass weights.bool() for a mask"
+        )
+    expected = (*x.shape[:-2], x.shape[-1])
+    if tuple(weights.shape) != expected:
+        raise UsageError(
+            f"weights must be {expected}, one number for each position of x {tuple(x.shape)}; "
+            f"got shape {tuple(weights.shape)}{weights_advice(weights, [expected])}"
+        )
+    if weights.device != x.device:
+        raise UsageError(f"weights is on {weights.device} but x is on {x.device}: move one of them")
+
+
+def weights_advice(weights: Tensor, accepted: Sequence[tuple[int, ...]]) -> str:
+    """Return how to bring weights of another shape to an accepted one, after a colon; empty if unknown."""
+    shape = tuple(weights.shape)
+    if len(shape) > 1 and shape[1] == 1 and (shape[0], *shape[2:]) in accepted:
+        return ": use weights.squeeze(1)"
+    if any(shape in (full[1:], (1, *full[1:])) for full in accepted):
+        return ": use weights.expand(...) to share one mask across the batch"
+    return ""
 
 
 def at_least_float32(x: Tensor) -> Tensor:

@@ -34,10 +34,11 @@ import torch
 from torch import Tensor
 
 from covpool.errors import UsageError
-from covpool.functional.arguments import check_square, check_steps
+from covpool.functional.newton_schulz import check_steps
 from covpool.functional.numerics import (
     at_least_float32,
     autocast_off,
+    check_square,
     largest_entry,
     norm_of,
     reciprocal_or_zero,

@@ -16,7 +16,7 @@ from covpool.data.image_set import ImageSet
 from covpool.data.sources import open_unlabeled
 from covpool.data.transforms import Preprocessing
 from covpool.errors import OtherJobError, UsageError
-from covpool.inference.options import CSV_IMAGES, Embed, Files, Format, Predict, Running
+from covpool.inference import CSV_IMAGES, Embed, Files, Format, Predict, Running
 from covpool.inference.place import MANIFEST, OutputManifest, Place, open_place, table_part
 from covpool.inference.tasks import Columns, Task, is_unreachable, read_column, read_rows, write_table
 from covpool.inference.work import (

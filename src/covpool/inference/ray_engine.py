@@ -20,7 +20,7 @@ import ray.data
 
 from covpool.data.image_set import ImageSet
 from covpool.errors import DataError, ShardError
-from covpool.inference.options import Running
+from covpool.inference import Running
 from covpool.inference.tasks import Columns
 from covpool.inference.work import Batch, Decoder, Progress, Unit, Work, Writer, bad_rows
 from covpool.storage.manifest import parts_from_json, parts_to_json

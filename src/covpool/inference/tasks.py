@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from covpool.errors import UsageError
-from covpool.inference.options import Embed, Format, Precision, Predict
+from covpool.inference import Embed, Format, Precision, Predict
 from covpool.models.model import PooledClassifier
 from covpool.storage.files import FORMULA, WRITTEN
 

@@ -27,8 +27,8 @@ from covpool.data.look import content_number
 from covpool.data.transforms import Preprocessing, pixels_transform
 from covpool.device import chosen_device
 from covpool.errors import BadImageError, DataError, ShardError, UnreachableError, UsageError
+from covpool.inference import Running
 from covpool.inference.forward import Forward, open_bundle
-from covpool.inference.options import Running
 from covpool.inference.tasks import UNREACHABLE, Columns, Task, start_task
 from covpool.inference.workers import Guard, Job, in_processes
 from covpool.models.bundle import read_card

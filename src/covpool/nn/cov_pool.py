@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 from covpool.arguments import check_choice, check_whole, did_you_mean
 from covpool.errors import UsageError, UsageTypeError
-from covpool.functional.arguments import check_floating, check_weights, weights_advice
 from covpool.functional.covariance import normalized_weights, without_outliers
-from covpool.functional.numerics import at_least_float32
+from covpool.functional.numerics import at_least_float32, check_floating, check_weights, weights_advice
 from covpool.nn.pooling import DEFAULT_METHOD, METHODS, Method, check_method
 
 ReductionKind = Literal["convolution", "linear"]

@@ -18,13 +18,14 @@ from torch import Tensor, nn
 
 from covpool.arguments import check_choice
 from covpool.errors import UsageError
-from covpool.functional.arguments import check_floating, check_square, step_coefficients
-from covpool.functional.newton_schulz import Iteration, newton_schulz
+from covpool.functional.newton_schulz import Iteration, newton_schulz, step_coefficients
 from covpool.functional.numerics import (
     NORMALIZATIONS,
     Normalization,
     at_least_float32,
     autocast_off,
+    check_floating,
+    check_square,
     largest_entry,
     norm_of,
     reciprocal_or_zero,

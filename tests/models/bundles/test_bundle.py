@@ -113,7 +113,7 @@ def test_a_bundle_names_its_iteration(tmp_path: Path, monkeypatch: pytest.Monkey
     save_model(model, tmp_path)
     fields = json.loads((tmp_path / "covpool.json").read_text("utf-8"))
     assert fields["config"]["pool_options"] == {"iteration": "fitted", "steps": FITTED_STEPS}
-    monkeypatch.setattr("covpool.functional.arguments.FITTED_STEPS", 7 - FITTED_STEPS)
+    monkeypatch.setattr("covpool.functional.newton_schulz.FITTED_STEPS", 7 - FITTED_STEPS)
     with torch.no_grad():
         assert torch.equal(bits(load_model(tmp_path)(x)), bits(model(x)))
 

@@ -8,9 +8,9 @@ from typing import ClassVar
 from torch import Tensor
 
 from covpool.arguments import check_choice, check_not_negative, check_whole
-from covpool.functional.arguments import check_steps
 from covpool.functional.covariance import second_moment, triu_vec, without_outliers
 from covpool.functional.matrix_root import RootBackward, RootForward, RootOptions, matrix_root
+from covpool.functional.newton_schulz import check_steps
 from covpool.functional.numerics import at_least_float32, in_units_of_largest, l2_normalized, signed_root
 from covpool.nn.pooling.method import Method
 

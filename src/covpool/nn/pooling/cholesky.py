@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from covpool.arguments import check_positive
-from covpool.functional.arguments import check_features, check_weights
 from covpool.functional.covariance import as_batch, center, triu_vec, without_outliers
-from covpool.functional.numerics import autocast_off
+from covpool.functional.numerics import autocast_off, check_features, check_weights
 from covpool.nn.pooling.method import Method
 
 

@@ -9,11 +9,16 @@ import torch
 from torch import Tensor
 
 from covpool.arguments import check_positive
-from covpool.functional.arguments import check_features, check_weights, step_coefficients
 from covpool.functional.covariance import as_batch, center, triu_vec
 from covpool.functional.matrix_sqrt import matrix_sqrt
-from covpool.functional.newton_schulz import Iteration
-from covpool.functional.numerics import autocast_off, reciprocal_or_zero, root_or_zero
+from covpool.functional.newton_schulz import Iteration, step_coefficients
+from covpool.functional.numerics import (
+    autocast_off,
+    check_features,
+    check_weights,
+    reciprocal_or_zero,
+    root_or_zero,
+)
 from covpool.nn.pooling.method import Method
 
 

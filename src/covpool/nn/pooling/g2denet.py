@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from covpool.arguments import check_choice, check_positive
-from covpool.functional.arguments import check_features, check_weights, step_coefficients
 from covpool.functional.covariance import as_batch, mean, second_moment, triu_vec
 from covpool.functional.eigen import matrix_power
 from covpool.functional.matrix_sqrt import matrix_sqrt
-from covpool.functional.newton_schulz import Iteration
-from covpool.functional.numerics import autocast_off
+from covpool.functional.newton_schulz import Iteration, step_coefficients
+from covpool.functional.numerics import autocast_off, check_features, check_weights
 from covpool.nn.pooling.method import Method
 
 Root = Literal["svd", "newton_schulz"]

@@ -9,11 +9,17 @@ import torch
 from torch import Tensor
 
 from covpool.arguments import check_not_negative, check_positive, check_whole
-from covpool.functional.arguments import check_features, check_weights
 from covpool.functional.covariance import as_batch, center, triu_vec
 from covpool.functional.matrix_sqrt import MatrixRoot
 from covpool.functional.newton_schulz import paper_steps
-from covpool.functional.numerics import autocast_off, largest_entry, norm_of, reciprocal_or_zero
+from covpool.functional.numerics import (
+    autocast_off,
+    check_features,
+    check_weights,
+    largest_entry,
+    norm_of,
+    reciprocal_or_zero,
+)
 from covpool.functional.scaled_root import Rule, differentiable
 from covpool.nn.pooling.method import Method
 

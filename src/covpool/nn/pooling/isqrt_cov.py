@@ -10,11 +10,10 @@ from torch import Tensor, nn
 
 from covpool.arguments import check_choice
 from covpool.functional import polar_express
-from covpool.functional.arguments import check_steps, step_coefficients
 from covpool.functional.covariance import covariance, triu_vec
 from covpool.functional.isqrt_cov import COMPUTE_DTYPES, SIDES, Side, isqrt_cov
 from covpool.functional.matrix_sqrt import BACKWARDS, Backward
-from covpool.functional.newton_schulz import Coefficients, Iteration
+from covpool.functional.newton_schulz import Coefficients, Iteration, check_steps, step_coefficients
 from covpool.functional.numerics import COMPENSATIONS, NORMALIZATIONS, Normalization
 from covpool.nn.pooling.method import Method
 

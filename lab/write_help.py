@@ -1,4 +1,4 @@
-"""Write the help of every verb into a file, for the wheel: ``python -m covpool.cli.write_help FILE``.
+"""Write the help of every verb into a file, for the wheel: ``python -m lab.write_help FILE``.
 
 The help is made from the options' dataclasses, whose files import torch, so a build cannot make it: its
 environment has no torch. ``COVPOOL_HELP`` names the file to ``hatch_build.py``.
