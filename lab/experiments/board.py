@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import covpool
+from covpool.arguments import Device
 from covpool.closed_form import FitOptions
 from covpool.data.sources import open_splits
-from covpool.device import Device
 from covpool.errors import UsageError
 from covpool.models.bundle import load_model
 from covpool.storage.files import read_text, replace_file

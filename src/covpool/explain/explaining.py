@@ -149,8 +149,8 @@ def some_images(data: str | Path, limit: int) -> Iterator[SomeImage]:
     """Read some images."""
     path = Path(data)
     if is_pattern(data):
-        found = open_unlabeled(data)
-        yield from (SomeImage(found.name(i), None, found.read(i)) for i in range(min(limit, len(found))))
+        images = open_unlabeled(data)
+        yield from (SomeImage(images.name(i), None, images.read(i)) for i in range(min(limit, len(images))))
         return
     if path.is_file() and is_image(path.name):
         yield SomeImage(path.name, None, read_image(str(path)))
