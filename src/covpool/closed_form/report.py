@@ -122,30 +122,30 @@ class Suspects:
 
     Attributes:
         images: the training images.
-        found: their predictions, each by a solution that has not seen the image.
+        held_out: their predictions, each by a solution that has not seen the image.
     """
 
     images: ImageSet
-    found: Predictions
+    held_out: Predictions
 
     @property
     def order(self) -> NDArray[np.int64]:
-        """The numbers of the rows of ``found``, the largest ratio of the two probabilities first."""
-        wrong = np.flatnonzero(self.found.labels != self.found.predicted)
+        """The numbers of the rows of ``held_out``, the largest ratio of the two probabilities first."""
+        wrong = np.flatnonzero(self.held_out.labels != self.held_out.predicted)
         tiny = np.finfo(np.float32).tiny
-        ratio = self.found.confidence[wrong] / np.maximum(self.found.label_confidence[wrong], tiny)
+        ratio = self.held_out.confidence[wrong] / np.maximum(self.held_out.label_confidence[wrong], tiny)
         return wrong[np.argsort(-ratio, kind="stable")]
 
     def tiles(self) -> list[Tile]:
         """Return the first of them, with pictures."""
-        classes, found = self.images.classes, self.found
+        classes, held_out = self.images.classes, self.held_out
         return [
             Tile(
-                self.images.name(int(found.ids[i])),
-                classes[found.labels[i]],
-                classes[found.predicted[i]],
-                float(found.confidence[i]),
-                thumbnail(self.images, int(found.ids[i])),
+                self.images.name(int(held_out.ids[i])),
+                classes[held_out.labels[i]],
+                classes[held_out.predicted[i]],
+                float(held_out.confidence[i]),
+                thumbnail(self.images, int(held_out.ids[i])),
             )
             for i in self.order[:SHOWN].tolist()
         ]
@@ -158,11 +158,11 @@ class Suspects:
         return True
 
     def _rows(self, sets: Mapping[str, ImageSet]) -> Iterator[Sequence[object]]:
-        classes, found, order = self.images.classes, self.found, self.order
+        classes, held_out, order = self.images.classes, self.held_out, self.order
         for i in order.tolist():
-            suggested, sure = classes[found.predicted[i]], f"{found.confidence[i]:.3f}"
-            yield *_named(self.images, int(found.ids[i])), "train", suggested, sure
-        doubted = set(found.ids[order].tolist())
+            suggested, sure = classes[held_out.predicted[i]], f"{held_out.confidence[i]:.3f}"
+            yield *_named(self.images, int(held_out.ids[i])), "train", suggested, sure
+        doubted = set(held_out.ids[order].tolist())
         for split, images in sets.items():
             for i in range(len(images)):
                 if split != "train" or i not in doubted:
