@@ -204,7 +204,7 @@ class CovPoolFeatures(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
     def _image_features(self, batch: Sequence[Any] | NDArray[Any]) -> Tensor:
         from PIL import Image
 
-        from covpool.models.model import opened
+        from covpool.data.transforms import opened
 
         model = self.backbone.to(chosen_device(self.device)).eval()
         pictures = [Image.fromarray(image) if isinstance(image, np.ndarray) else image for image in batch]

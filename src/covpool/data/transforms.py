@@ -13,21 +13,17 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
 from torchvision.transforms import v2
 
 from covpool.arguments import check_choice
 from covpool.errors import UsageError, UsageTypeError
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
 
 Interpolation = Literal["bilinear", "bicubic", "lanczos", "box", "hamming", "nearest"]
 INTERPOLATIONS = ("bilinear", "bicubic", "lanczos", "box", "hamming", "nearest")
@@ -239,11 +235,11 @@ def listed(images: Any) -> tuple[list[Any], bool]:
     if isinstance(images, np.ndarray | Tensor):
         return (list(images), True) if images.ndim == 4 else ([images], False)
     if isinstance(images, Sequence) and not isinstance(images, str):
-        return list(cast(Sequence[Any], images)), True
+        return list(images), True
     return [images], False
 
 
-def opened(image: Any) -> Image | Tensor:
+def opened(image: Any) -> Image.Image | Tensor:
     """Return an image in RGB and upright, or as a tensor that is preprocessed already.
 
     Args:
@@ -253,8 +249,6 @@ def opened(image: Any) -> Image | Tensor:
         BadImageError: if a file cannot be read.
         UsageError: if an array has another shape.
     """
-    from PIL import Image, ImageOps
-
     from covpool.data.decode import decode, to_rgb
     from covpool.storage.address import read_image
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx
 import onnxruntime
@@ -15,15 +15,13 @@ import onnxscript
 from covpool import __version__
 from covpool.evaluate.results import FILE, Results, describe_images, prepare_folder
 from covpool.export.graph import INPUT, OUTPUT, Traced
+from covpool.export.job import Job
 from covpool.export.parity import Latency, Parity
 from covpool.export.targets import TARGETS
 from covpool.models.card import plain_json, versions
 from covpool.provenance import check_schema, new_results
 from covpool.storage.files import write_file
 from covpool.terminal import counted
-
-if TYPE_CHECKING:
-    from covpool.export.exporting import Job
 
 # The metadata of the files, in JSON.
 METADATA = "model.json"
