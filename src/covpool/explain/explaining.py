@@ -15,7 +15,6 @@ from torch import Tensor
 
 from covpool.arguments import check_whole, did_you_mean
 from covpool.data.decode import decode
-from covpool.data.image_set import ImageSet
 from covpool.data.listing import is_image
 from covpool.data.sources import is_pattern, open_splits, open_unlabeled
 from covpool.data.sources.folder import folders_with_images
@@ -149,8 +148,8 @@ def some_images(data: str | Path, limit: int) -> Iterator[SomeImage]:
     """Read some images."""
     path = Path(data)
     if is_pattern(data):
-        images = open_unlabeled(data)
-        yield from (SomeImage(images.name(i), None, images.read(i)) for i in range(min(limit, len(images))))
+        named = open_unlabeled(data)
+        yield from (SomeImage(named.name(i), None, named.read(i)) for i in range(min(limit, len(named))))
         return
     if path.is_file() and is_image(path.name):
         yield SomeImage(path.name, None, read_image(str(path)))
@@ -160,7 +159,7 @@ def some_images(data: str | Path, limit: int) -> Iterator[SomeImage]:
     if loose and not any(True for _ in folders_with_images(path)):
         yield from (SomeImage(file.name, None, read_image(str(file))) for file in loose[:limit])
         return
-    images: ImageSet = list(open_splits(data).values())[-1]
+    images = list(open_splits(data).values())[-1]
     # Spread over the set: the first images may all be of one class.
     shown = min(limit, len(images))
     for i in (k * len(images) // shown for k in range(shown)):
