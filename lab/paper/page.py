@@ -45,7 +45,7 @@ SETS = {"cub": "CUB", "cars": "Cars"}
 
 HEAD = """# The paper's claims, and our measurements
 
-This page compares {claims} claims about covariance pooling with our measurements. {hold} of them hold here:
+This page compares {claims} claims of the iSQRT-COV paper with our measurements. {hold} of them hold here:
 {agrees} with the size that the paper reports, and {sign} in sign, with another size. {equal_here} differences
 are too small to matter here, and {disagree} claims do not hold. {unresolved} are not resolved by our
 measurements, {not_run} were not run, and {beyond} go beyond the paper. Our networks are small and see

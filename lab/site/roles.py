@@ -5,7 +5,7 @@ The extension rewrites the markup of Sphinx as Markdown. Roles such as :func:`na
 constants, such as ``DIM``, become their values.
 
 The hook writes a table of the names at the top of each API page, with the first sentence of each docstring,
-and turns blocks of mathematics in any page into MathML.
+and turns mathematics in any page into MathML.
 """
 
 from __future__ import annotations
@@ -24,14 +24,16 @@ ROLE = re.compile(r":(?:func|class|mod|meth|attr|data|exc):`~?([^`]+)`")
 INLINE = re.compile(r":math:`([^`]+)`")
 BLOCK = re.compile(r"^\.\. math::\n\n?((?:(?:[ \t]+.*)?\n)+)", flags=re.MULTILINE)
 FENCE = re.compile(r"^( *)```math\n(.+?)^ *```$", flags=re.DOTALL | re.MULTILINE)
-CONSTANT = re.compile(r"[A-Z][A-Z_]+")
+CONSTANT = re.compile(r"\b[A-Z][A-Z_]+\b")
+DOLLARS = re.compile(r"\$`([^`\n]+)`\$")
 MARK = "<!-- overview -->"
 NAME = re.compile(r"^::: (covpool\.[\w.]+)$", flags=re.MULTILINE)
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Turn blocks of mathematics into MathML, and replace the mark with the table of names."""
+    """Turn mathematics in the notation of GitHub into MathML, and the mark into the table of names."""
     markdown = FENCE.sub(lambda match: match[1] + _mathml(match[2], "block"), markdown)
+    markdown = DOLLARS.sub(lambda match: _mathml(match[1], "inline"), markdown)
     if MARK not in markdown:
         return markdown
     top = markdown.partition("\n## ")[0]  # methods follow, each with a heading
@@ -63,10 +65,13 @@ class Roles(griffe.Extension):
 
 
 def _constant(default: Any, owner: griffe.Object) -> Any:
-    """Return the value of a default that is the name of a constant of numbers and words."""
-    if default is None or not CONSTANT.fullmatch(str(default)):
+    """Return the value of a default with names of constants, if it is a number, a word or a tuple of them."""
+    if default is None or not CONSTANT.search(str(default)):
         return default
-    value = getattr(importlib.import_module(owner.module.path), str(default), default)
+    try:
+        value = eval(str(default), vars(importlib.import_module(owner.module.path)))
+    except NameError:  # a word that is not a constant, in quotation marks
+        return default
     parts = value if isinstance(value, tuple) else (value,)
     return repr(value) if all(isinstance(part, int | float | str) for part in parts) else default
 
