@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 import covpool
-from covpool.closed_form import FitOptions
+from covpool.closed_form.options import FitOptions
 from covpool.data.sources import open_splits
 from covpool.data.transforms import Preprocessing
 from covpool.inference import Running

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 import covpool
 from covpool.arguments import Device
-from covpool.closed_form import FitOptions
+from covpool.closed_form.options import FitOptions
 from covpool.data.sources import open_splits
 from covpool.errors import UsageError
 from covpool.models.bundle import load_model

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import covpool
-from covpool.closed_form import FitOptions
+from covpool.closed_form.options import FitOptions
 from covpool.data.sources import open_splits
 from covpool.evaluate.probe.record import difference, paired_difference
 from covpool.provenance import release

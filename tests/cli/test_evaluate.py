@@ -116,9 +116,12 @@ def test_retrieve(
 
 
 def test_a_missing_faiss_is_told_before_the_work(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(retrieval, "find_spec", lambda name: None)
+    monkeypatch.chdir(tmp_path)
+    for folder in ("bundle", "birds"):
+        (tmp_path / folder).mkdir()
     assert main(["retrieve", "bundle", "birds", "--engine", "faiss"]) == 2
     assert capsys.readouterr().err == (
         "covpool retrieve: --engine faiss needs faiss: pip install 'covpool[faiss]'\n"

@@ -69,9 +69,12 @@ def test_a_refusal_is_a_sentence_and_leaves_nothing(
 
 
 def test_the_default_folder_and_the_limit(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits = []
+    for folder in ("net", "birds"):
+        (tmp_path / folder).mkdir()
+    monkeypatch.chdir(tmp_path)
 
     def export_model(bundle: Path, data: str, out: Path, *, options: ExportOptions, **_: object) -> Any:
         limits.append(options.limit)
@@ -91,8 +94,14 @@ def test_the_default_folder_and_the_limit(
     ],
 )
 def test_mistakes(
-    words: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str],
+    sentence: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bundle = a_bundle(tmp_path / "net")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "birds").mkdir()
     assert main(["export", str(bundle), *words]) == 2
     assert sentence in capsys.readouterr().err

@@ -86,7 +86,7 @@ def test_rare_options_are_in_the_long_help_only(verb: str, capsys: pytest.Captur
     assert main([verb, "--help-all"]) == 0
     long = capsys.readouterr().out
     options = [line for line in short.splitlines() if line.startswith("  --")]
-    assert len(options) <= 25
+    assert len(options) <= 26
     for part in ("--lr LR", f"covpool {verb} --help-all", "example:"):
         assert part in short
     assert "--optimizer.momentum" not in short

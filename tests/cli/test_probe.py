@@ -73,7 +73,7 @@ def test_tuning_of_several_layers_in_one_table(words: list[str], capsys: pytest.
         (["--max-cache", "1e-9"], "more than --max-cache 1e-09: use a larger --max-cache"),
         (["--weights", "gone.pth"], "gone.pth: No such file or directory"),
         (["--pretrained"], "pass --pretrained or --weights FILE"),
-        (["--image-size", "0"], "image_size must be at least 1"),
+        (["--image-size", "0"], "--image-size must be at least 1"),
     ],
 )
 def test_mistakes_are_told_in_a_sentence(

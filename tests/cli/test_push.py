@@ -47,11 +47,18 @@ def test_push(hub: Hub, bundle: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 @pytest.mark.parametrize("options", [[], ["--debug"]])
 def test_errors_are_one_sentence_without_the_token(
-    hub: Hub, bundle: Path, capfd: pytest.CaptureFixture[str], options: list[str]
+    hub: Hub,
+    bundle: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    options: list[str],
 ) -> None:
     hub.fault("POST", "/commit/", status(500))
     assert main(["push", str(bundle), "ann/birds", *options]) == 2
     hub.fault("HEAD", "covpool.json", close)
+    (tmp_path / "photos").mkdir()
+    monkeypatch.chdir(tmp_path)
     assert main(["predict", "hf-hub:ann/birds", "photos", *options]) == 2
     printed = capfd.readouterr()
     assert TOKEN not in printed.out + printed.err

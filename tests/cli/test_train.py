@@ -35,7 +35,8 @@ FROZEN = """
 --model.keep-resolution --model.layers --model.normalize --model.num-classes --model.pool
 --model.pool-options --model.preprocessing --model.rank --optimizer.classifier-factor --optimizer.clip
 --optimizer.decay-norms --optimizer.layer-decay --optimizer.lr --optimizer.momentum --optimizer.name
---optimizer.weight-decay --out --patience --pool --precision --pretrained --print-config --recipe
+--optimizer.weight-decay --out --patience --pool --precision --pretrained --print-config
+--quiet --recipe
 --schedule.epochs --schedule.final-lr --schedule.head-first --schedule.head-lr --schedule.kind
 --schedule.milestones --schedule.warmup --seed --trackers --trust-rows --val-fraction
 --validation.batch-size --validation.monitor --validation.patience --validation.refit --weight-decay
@@ -242,8 +243,8 @@ def test_an_interruption_has_its_exit_code(fits: list[Recipe], capsys: pytest.Ca
         ("--data d --epoch 3", "unrecognized arguments: --epoch 3: did you mean --epochs?"),
         ("--data d --optimizer.lrr 3", "unrecognized arguments: --optimizer.lrr 3: did you mean --lr?"),
         ("--data d --optimizer {}", "unrecognized arguments: --optimizer {}: did you mean --lr?"),
-        ("d e", "unrecognized arguments: e"),
-        ("--epochs 3 d", "unrecognized arguments: d"),
+        ("d e", "unrecognized arguments: e; quote a pattern, as 'photos/*.jpg'"),
+        ("--epochs 3 d", "unrecognized arguments: d; quote a pattern, as 'photos/*.jpg'"),
         ("--data d --epochs 0", "epochs must be at least 1; got 0"),
         (
             "--data d --compare isqrt_cov",

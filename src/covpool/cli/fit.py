@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from covpool.arguments import Device
 from covpool.cli.main import Command
-from covpool.closed_form import FitOptions
+from covpool.closed_form.options import FitOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable

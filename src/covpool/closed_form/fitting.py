@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from covpool.closed_form import FitOptions
 from covpool.closed_form.kept import identity_of, save_sums
+from covpool.closed_form.options import FitOptions
 from covpool.closed_form.passing import FOLDED, WORK, FrozenPass, Progress, predictions_from
 from covpool.closed_form.report import Suspects, write_page
 from covpool.closed_form.solve import Solution, solve

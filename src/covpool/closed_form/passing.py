@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from covpool.closed_form import FitOptions
 from covpool.closed_form.heads import (
     HeadVectors,
     PooledHeads,
@@ -22,6 +21,7 @@ from covpool.closed_form.heads import (
     solved_model,
 )
 from covpool.closed_form.kept import basis_of_fit
+from covpool.closed_form.options import FitOptions
 from covpool.closed_form.solve import Solution
 from covpool.closed_form.sums import Sums
 from covpool.closed_form.vectors import (

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from covpool.closed_form import FitOptions
+from covpool.closed_form.options import FitOptions
 from covpool.data.image_set import ImageFiles, ImageSet
 from covpool.evaluate.probe.record import difference
 from covpool.models.bundle import load_model

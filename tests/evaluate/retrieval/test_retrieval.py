@@ -144,7 +144,7 @@ def test_bad_images_and_lonely_ones_are_told(bundle: Path, birds: Path, tmp_path
         ({"engine": "guess"}, "engine must be one of"),
         ({"at": [0]}, "at must be at least 1"),
         ({"at": [1, 18]}, r"--at 18 is larger than the number of images to search \(17\)"),
-        ({"gallery": "val"}, "has no split 'val'"),
+        ({"gallery": "val"}, "--gallery val is neither a folder of covpool embed nor a split"),
         (
             {"split": "train+test", "gallery": "test"},
             "only some queries of train\\+test are in the gallery test",

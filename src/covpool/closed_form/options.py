@@ -1,0 +1,108 @@
+"""The options of ``covpool fit``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from covpool.arguments import FROZEN_DIM, Device, KeyMap, check_choice, check_whole
+from covpool.errors import UsageError
+from covpool.evaluate.probe.options import AVERAGE, ProbeOptions
+from covpool.storage.files import read_json, replace_file
+
+# Options that may differ when a fit is resumed or repeated in its folder.
+FREE = ("finetune", "epochs", "workers", "device", "keep_sums", "engine", "actors", "ray_address")
+FILE = "options.json"
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """The network, the heads to compare, and fine-tuning.
+
+    Attributes:
+        model: a backbone of timm; by default one whose pretrained weights are installed, else resnet50.
+        weights: file with weights of the backbone; its pretrained weights if not given.
+        key_map: how parameter names of the file become timm's: ``order``, or a mapping of prefixes.
+        image_size: image size in pixels; the backbone's own if not given.
+        heads: pooling methods to compare; differences are to ``gap``.
+        dim: channels that second-order heads pool, after PCA.
+        basis: folder of an earlier fit whose PCA to use, for models that will be merged.
+        balance: weight every class equally, for unbalanced training images.
+        keep_sums: save the sums of the training images, for ``covpool update``, ``forget`` and ``merge``.
+        seeds: number of random seeds of heads that are trained, such as ``attentive``.
+        finetune: also train the whole network, from the best head.
+        epochs: number of epochs of fine-tuning.
+        batch_size: images per batch of the backbone.
+        compile: compile the backbone: faster for thousands of images, after up to a minute.
+        workers: processes that read images.
+        device: ``auto`` uses a GPU if there is one.
+        engine: ``local`` for this machine or the processes of torchrun, ``ray`` for a cluster.
+        actors: number of Ray processes, each with a network.
+        ray_address: address of a Ray cluster; Ray starts on this machine if not given.
+    """
+
+    model: str | None = None
+    weights: str | None = None
+    key_map: KeyMap = None
+    image_size: int | None = None
+    heads: Sequence[str] = (AVERAGE, "isqrt_cov")
+    dim: int = FROZEN_DIM
+    basis: str | None = None
+    balance: bool = False
+    keep_sums: bool = False
+    seeds: int = 3
+    finetune: bool = False
+    epochs: int = 12
+    batch_size: int = 32
+    compile: bool = False
+    workers: int = 2
+    device: Device = "auto"
+    engine: Literal["local", "ray"] = "local"
+    actors: int = 1
+    ray_address: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "heads", tuple(dict.fromkeys(self.heads)))
+        for name in ("batch_size", "epochs", "actors"):
+            check_whole(name, getattr(self, name))
+        check_choice("engine", self.engine, ("local", "ray"))
+        self.probe()  # checks the others
+
+    def probe(self, heads: Sequence[str] | None = None) -> ProbeOptions:
+        """Return the options of a comparison of heads that are trained."""
+        from covpool.models.weights import default_backbone  # here: it imports torch
+
+        return ProbeOptions(
+            self.model or default_backbone(),
+            heads=self.heads if heads is None else heads,
+            dim=self.dim,
+            pretrained=self.weights is None,
+            weights=self.weights,
+            key_map=self.key_map,
+            image_size=self.image_size,
+            seeds=self.seeds,
+            workers=self.workers,
+            device=self.device,
+        )
+
+    def check_folder(self, folder: Path, data: str) -> None:
+        """Raise if a folder has results of a fit with other options."""
+        if (folder / FILE).exists():
+            before = read_json(folder / FILE)
+            for name, value in self._fixed(data).items():
+                if before.get(name) != value:
+                    raise UsageError(
+                        f"{folder} has results with {name} {before.get(name)!r}: use another --out"
+                    )
+
+    def note(self, folder: Path, data: str) -> None:
+        """Write the options into the folder, once the network is built: wrong options leave no file."""
+        replace_file(folder / FILE, (json.dumps(self._fixed(data), indent=2) + "\n").encode())
+
+    def _fixed(self, data: str) -> dict[str, Any]:
+        values = {name: value for name, value in asdict(self).items() if name not in FREE} | {"data": data}
+        fixed: dict[str, Any] = json.loads(json.dumps(values))
+        return fixed
