@@ -291,7 +291,7 @@ def parquet_with_a_bad_name() -> bytes:
         ({"notes.txt": b""}, "has no images"),
         ({"a.parquet": b"", "b.jpg": b""}, r"end in \.parquet, such as a\.parquet, next to other images"),
         ({"a.parquet": b"no Parquet"}, "is not a Parquet file, is truncated"),
-        ({"a.parquet": parquet_with_a_bad_name()}, "is not a Parquet file, is truncated"),
+        ({"a.parquet": parquet_with_a_bad_name()}, "is not a Parquet file, or is truncated: 'utf-8' codec"),
         ({"list.csv": b"file\na.jpg\n"}, "has no column 'path'"),
         ({"list.csv": b"path,label\n,1\n"}, "has no path in row 2"),
         ({"list.csv": b"path\n\xff\n"}, "not in UTF-8"),
