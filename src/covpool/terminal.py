@@ -236,14 +236,28 @@ def _bar(stream: TextIO) -> Bar | None:
     return bar
 
 
+# Names in other programs.
+OTHER_NAMES = {
+    "arch": "model",
+    "backbone": "model",
+    "classify": "predict",
+    "finetune": "fit",
+    "gpu": "device",
+    "pool": "heads",
+    "pooling": "heads",
+    "test": "eval",
+}
+
+
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """Return the choice most similar to ``word`` as the end of a sentence, or nothing.
 
     It is for verbs, options and paths. :mod:`covpool.arguments` has one for values.
     """
-    bare = {choice.lstrip("-"): choice for choice in choices}  # two hyphens make any two options alike
-    word = word.lstrip("-")
-    near = [name for name in bare if name.startswith(f"{word}-")] or difflib.get_close_matches(
-        word, bare, cutoff=0.7
-    )
+    bare = {choice.lstrip("-").casefold(): choice for choice in choices}  # hyphens make any two options alike
+    word = word.lstrip("-").casefold()
+    near = [name for name in bare if name.startswith(word)]
+    near += [name for name in bare if len(name) > 2 and word.startswith(name)]
+    near += [name for name in bare if name == OTHER_NAMES.get(word)]
+    near += difflib.get_close_matches(word, bare, cutoff=0.7)
     return f": did you mean {bare[near[0]]}?" if near else ""

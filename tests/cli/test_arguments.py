@@ -54,9 +54,12 @@ def test_wrong_arguments_are_found_without_torch(tmp_path: Path) -> None:
             "--device",
             "gpu",
         ],
-        "the following arguments are required: data": ["fit"],
+        "the following arguments are required: data; example: covpool fit birds": ["fit"],
+        "unrecognized arguments: --lr 1; covpool fit --help lists the options": ["fit", "birds", "--lr", "1"],
+        "unrecognized arguments: --output there: did you mean --out?": ["fit", "birds", "--output", "there"],
+        "unrecognized arguments: --pool gap: did you mean --heads?": ["fit", "birds", "--pool", "gap"],
         "unrecognized arguments: --epoch 3: did you mean --epochs?": ["fit", "birds", "--epoch", "3"],
-        "unrecognized arguments: b.jpg; quote a pattern": ["predict", "bundle", "birds", "b.jpg"],
+        "unrecognized arguments: b.jpg; quote spaces and patterns": ["predict", "bundle", "birds", "b.jpg"],
     }
     needing = [verb for verb in POSITIONALS if POSITIONALS[verb]]
     log = log_of([*wrong.values(), *([verb] for verb in needing)], tmp_path)

@@ -141,9 +141,15 @@ def test_a_flag_needs_no_value(
     ("arguments", "sentence"),
     [
         (["shout"], "covpool: 'shout' is not a verb; covpool --help lists them"),
+        (["help"], "covpool: 'help' is not a verb: did you mean --help?"),
+        (["-v"], "covpool: '-v' is not a verb: did you mean --version?"),
+        (["GREET"], "covpool: 'GREET' is not a verb: did you mean greet?"),
         (["great"], "covpool: 'great' is not a verb: did you mean greet?"),
-        (["greet"], "covpool greet: the following arguments are required: name"),
-        (["greet", "Li", "--foo", "3"], "covpool greet: unrecognized arguments: --foo 3"),
+        (["greet"], "covpool greet: the following arguments are required: name; example: covpool greet Li"),
+        (
+            ["greet", "Li", "--foo", "3"],
+            "covpool greet: unrecognized arguments: --foo 3; covpool greet --help lists the options",
+        ),
         (
             ["greet", "Li", "--loud", "3"],
             "covpool greet: unrecognized arguments: --loud 3: did you mean --loud-voice?",
@@ -325,7 +331,7 @@ def test_a_reader_that_has_seen_enough() -> None:
 import sys
 from covpool.cli import main, models
 models.convert = models.convert._replace(run=lambda arguments: None, text=lambda result: "x" * 10**6)
-sys.exit(main.main(["convert", "a", "b"]))
+sys.exit(main.main(["convert", "a", "b", "--quiet"]))
 """
     child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert child.stdout is not None

@@ -102,6 +102,13 @@ def complaint(command: str, capsys: pytest.CaptureFixture[str]) -> str:
         ("convert model.pt there", "model.pt is not a fast-MPN-COV checkpoint: its first tensor is weights"),
         ("train --data birds --epoch 3", "unrecognized arguments: --epoch 3: did you mean --epochs?"),
         ("train --data birds --epochs x", "--epochs takes a whole number; got x"),
+        ("train birds --epochs -3", "--epochs must be at least 1; got -3"),
+        ("train birds --image-size=-5", "--image-size must be at least 1; got -5"),
+        ("train birds --val-fraction 20", "--val-fraction must be from 0 to below 1; got 20.0"),
+        ("lr-find birds --epochs -3", "--epochs must be at least 1; got -3"),
+        ("lr-find birds --image-size -5", "--image-size must be at least 1; got -5"),
+        ("lr-find birds --steps 3", "--steps must be at least 20; got 3"),
+        ("svm runs/birds/bundle birds --c 0", "--c must be above 0; got 0.0"),
         ("plan resnett50", "timm has no backbone 'resnett50': did you mean resnet50, resnet50t, resnet50s?"),
         (
             "train --data birds --recipe resnet50-bird",
@@ -197,7 +204,7 @@ def test_no_gpu(
     command: str, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(place)
-    sentence = "device is cuda, but torch sees no GPU here: pass cpu"
+    sentence = "--device is cuda, but torch sees no GPU here: pass cpu"
     assert complaint(f"{command} --device cuda", capsys) == sentence
 
 

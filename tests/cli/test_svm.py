@@ -47,15 +47,19 @@ def test_as_a_person_runs_it(
     assert saved == f"saved in {out}; you can delete the cached features in {out}.features"
     assert captured.err.splitlines()[0] == f"features take 5.18 kB in {out}.features"
     assert load_model(out).config.normalize == "l2"
-    assert main(["svm", bundle, data, "--json"]) == 0
-    accuracy = json.loads(capsys.readouterr().out)["accuracy"]
+    assert main(["svm", bundle, data, "--json", "--quiet"]) == 0
+    quiet = capsys.readouterr()
+    assert not quiet.err
+    accuracy = json.loads(quiet.out)["accuracy"]
     assert f"{100 * accuracy['svm_flip']:.2f}" == svm.split()[-1]
 
 
 def no_gpu(folder: Path) -> list[tuple[list[str], str]]:
     words = ["--out", str(folder / "new"), "--device", "cuda"]
     return (
-        [] if torch.cuda.is_available() else [(words, "device is cuda, but torch sees no GPU here: pass cpu")]
+        []
+        if torch.cuda.is_available()
+        else [(words, "--device is cuda, but torch sees no GPU here: pass cpu")]
     )
 
 
@@ -89,7 +93,7 @@ def test_mistakes_are_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[s
             "files of the new bundle would go into the images themselves, "
             f"as {data}/new is in {data}: give --out",
         ),
-        (["--out", str(tmp_path / "new"), "--c", "0"], "C must be above 0; got 0.0"),
+        (["--out", str(tmp_path / "new"), "--c", "0"], "--c must be above 0; got 0.0"),
         *no_gpu(tmp_path),
     ):
         assert main(["svm", bundle, data, *words]) == 2

@@ -150,7 +150,8 @@ sys.exit(main(["doctor"]))
 
 def test_mistakes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--quick"]) == 2
-    sentence = "covpool doctor: unrecognized arguments: --quick; the only option is --json"
+    sentence = "covpool doctor: unrecognized arguments: --quick; "
+    sentence += "the options are --json, --quiet and --debug"
     assert capsys.readouterr() == ("", f"{sentence}\n")
 
 

@@ -1,7 +1,6 @@
 """``covpool probe`` and ``svm``: see :mod:`covpool.evaluate.probe` and :mod:`covpool.evaluate.svm`."""
 
 # Annotations are not postponed: jsonargparse would import the modules under TYPE_CHECKING to evaluate them.
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -135,7 +134,7 @@ def run_svm(arguments: SvmArguments) -> "SVMReport":
         calibrate=arguments.calibrate,
         max_memory=arguments.max_memory,
         passing=Passing(arguments.batch_size, arguments.workers, arguments.precision, arguments.device),
-        log=lambda sentence: print(sentence, file=sys.stderr),
+        log=Progress().line,
         progress=Progress,
     )
 

@@ -139,7 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(_help(), file=sys.stderr)
         return 2
     if verb not in VERBS:
-        hint = did_you_mean(verb, VERBS) or "; covpool --help lists them"
+        hint = did_you_mean(verb, (*VERBS, "--help", "--version")) or "; covpool --help lists them"
         return _complain("covpool", f"{verb!r} is not a verb{hint}")
     if {"-h", "--help", "--help-all"} & {*rest}:
         try:
@@ -206,7 +206,7 @@ def _run(verb: str, arguments: list[str]) -> int:
         if code == 1 or "--debug" in arguments:
             traceback.print_exception(error)
         if sentence:
-            _complain(command, sentence)
+            _complain(command, _as_typed(sentence, arguments))
     if code in STOPPED and _is_first():
         _complain(command, _how_to_resume(verb, arguments))
     return code
@@ -249,6 +249,14 @@ def _complain(command: str, message: str) -> int:
     return 2
 
 
+def _as_typed(sentence: str, arguments: list[str]) -> str:
+    """Return an error about an argument of Python with the option that the caller typed for it."""
+    name, _, rest = sentence.partition(" ")
+    option = f"--{name.replace('_', '-').lower()}"
+    typed = {word.partition("=")[0].replace("_", "-") for word in arguments}
+    return f"{option} {rest}" if option in typed else sentence
+
+
 def _how_to_resume(verb: str, arguments: list[str]) -> str:
     if not VERBS[verb].resumes:
         return "stopped"
@@ -287,6 +295,7 @@ REMEDIES = {
     errno.EACCES: "change its permissions, or use another folder",
     errno.EPERM: "change its permissions, or use another folder",
     errno.ENOTDIR: "a file is where a folder should be; use another folder",
+    errno.EEXIST: "a file is where a folder should be; use another folder",
     errno.EMFILE: "raise the limit of open files (ulimit -n), or use fewer --workers",
 }
 # Words of the RuntimeError with which torch reports that the CPU's memory is full.

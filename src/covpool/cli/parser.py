@@ -143,14 +143,19 @@ class Parser(SentenceParser):
         return f"{text}\nexample:\n  {self.example}\n" if self.example else text
 
     def sentence(self, message: str) -> str:
-        """Return the error message with hyphens, and suggest a similar option for an unknown one."""
+        """Return the error message with hyphens, and what to type instead."""
         sentence = _hyphenated(super().sentence(message))
         unknown = re.match(r"unrecognized arguments: (--[\w.-]+)?", sentence)
+        if "arguments are required" in sentence and self.example:
+            return f"{sentence}; example: {self.example}"
         if unknown is None:
             return sentence
+        hint = f"; {self.prog} --help lists the options"
         if unknown[1] is None:
-            return f"{sentence}; quote a pattern, as 'photos/*.jpg'"
-        return sentence + did_you_mean(unknown[1], self.options())
+            return (
+                f"{sentence}; quote spaces and patterns, as 'photos/*.jpg', and join values by commas{hint}"
+            )
+        return sentence + (did_you_mean(unknown[1], self.options()) or hint)
 
     def options(self) -> list[str]:
         """Return all options, as they are printed."""

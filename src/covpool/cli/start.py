@@ -102,7 +102,9 @@ def parse_doctor(words: Sequence[str]) -> tuple[DoctorArguments, bool]:
     parser.add_argument("--debug", action="store_true", help="print the traceback of an error")
     known, others = parser.parse_known_args(words)
     if others:
-        raise UsageError(f"unrecognized arguments: {' '.join(others)}; the only option is --json")
+        raise UsageError(
+            f"unrecognized arguments: {' '.join(others)}; the options are --json, --quiet and --debug"
+        )
     return DoctorArguments(), known.json
 
 

@@ -108,7 +108,9 @@ def _given(arguments: dict[str, Any]) -> list[str]:
     for name, default in asdict(FitOptions()).items():
         value = tuple(arguments[name]) if name == "heads" else arguments[name]  # a list in results.json
         if value != default and name not in ("finetune", "device", "workers"):
-            words += [f"--{name.replace('_', '-')}", value if isinstance(value, str) else _word(value)]
+            words.append(f"--{name.replace('_', '-')}")
+            if value is not True:
+                words.append(value if isinstance(value, str) else _word(value))
     return words
 
 
