@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -77,4 +78,16 @@ def test_the_metadata_of_an_onnx_file_has_a_limit(tmp_path: Path) -> None:
         read_metadata(path)
     path.write_bytes(model.SerializeToString()[:1000])
     with pytest.raises(ValueError, match="is not an ONNX file"):
+        read_metadata(path)
+
+
+def test_the_metadata_of_a_torch_export_file_has_a_limit(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt2"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("model/extra/covpool", '"1"')
+    assert read_metadata(path) == {"covpool": "1"}
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("model/extra/classes", f'["{"x" * (17 << 20)}"]')
+    assert path.stat().st_size < 1 << 17
+    with pytest.raises(ValueError, match="its metadata is too large"):
         read_metadata(path)

@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
+from covpool.cli.main import explained
 from covpool.data.sources import open_unlabeled
 from covpool.data.transforms import Preprocessing
+from covpool.errors import LostProcessError
 from covpool.inference import Embed, Files, Predict, Running, infer
 from covpool.inference.bulk import TableWriter
 from covpool.inference.place import open_place
@@ -119,6 +121,37 @@ def test_the_predictor_by_itself_is_a_function_for_map_batches(bundle: Path, dat
     expected = Predictor(bundle, Predict(top=1), "cpu")(batch)
     assert [row["label1"] for row in rows] == expected["label1"].tolist()
     assert [row["error"] for row in rows] == expected["error"].tolist()
+
+
+@pytest.mark.parametrize("engine", ["rows", "sums"])
+def test_a_lost_node_is_told_in_a_sentence(
+    tmp_path: Path, bundle: Path, data: Path, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both engines await their tasks in the same place."""
+    from ray.exceptions import LocalRayletDiedError, NodeDiedError, RayTaskError
+
+    from covpool.closed_form.ray_sums import summed_by_ray
+
+    def fail(error: Exception, *arguments: Any) -> None:
+        raise error
+
+    def run() -> None:
+        if engine == "rows":
+            infer(bundle, data, tmp_path / "out", Predict(), FILES, RAY)
+        else:
+            summed_by_ray(None, [None], RAY)  # type: ignore[arg-type, list-item]
+
+    what = "covpool.inference.ray_engine._dataset" if engine == "rows" else "ray.put"
+    for error in (NodeDiedError("node 1 is dead"), LocalRayletDiedError()):
+        monkeypatch.setattr(what, partial(fail, error))
+        with pytest.raises(
+            LostProcessError, match=r"Ray stopped the job: .*Rerun the command to resume$"
+        ) as found:
+            run()
+        assert explained(found.value, "")[1] == 2
+    monkeypatch.setattr(what, partial(fail, RayTaskError("task", "KeyError", KeyError())))
+    with pytest.raises(RayTaskError):  # a bug keeps its traceback
+        run()
 
 
 def test_what_cannot_be_written_is_told_in_a_sentence(tmp_path: Path, bundle: Path, data: Path) -> None:

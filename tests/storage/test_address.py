@@ -293,15 +293,15 @@ def test_a_server_that_sends_headers_without_end_is_left(
             with pytest.raises(ShardError, match="cannot be"):
                 ask()
             assert time.monotonic() - started < 10
-        for name in ("drip-headers.parquet", "drip"):
+        for name, size in (("drip-headers.parquet", 100_000), ("drip", 100_000), ("drip", None)):
+            started = time.monotonic()
             with pytest.raises(ShardError, match="cannot be read"):
-                FileCache(tmp_path, 1 << 20).opened(f"{server.url}/{name}", "1", 100_000)
-        # fsspec takes every failure to ask for the size for a missing file.
-        with pytest.raises(ShardError, match=r"cannot be read|does not exist"):
+                FileCache(tmp_path, 1 << 20).opened(f"{server.url}/{name}", "1", size)
+            assert time.monotonic() - started < 10
+        with pytest.raises(ShardError, match="cannot be read: no complete answer in time"):
             read_parquet(where.parent, "drip-headers", lambda opened: None)
 
 
-@pytest.mark.xfail(strict=True, reason="fsspec takes 503 for a missing file when it asks for the size")
 def test_parquet_on_a_server_that_fails_is_asked_for_again(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -310,3 +310,7 @@ def test_parquet_on_a_server_that_fails_is_asked_for_again(
     with pytest.raises(ShardError, match=r"/status/503/a\.parquet cannot be read"):
         read_parquet(root, "a.parquet", lambda opened: None)
     assert server.asked["/status/503/a.parquet"] > 3
+    before = server.asked.total()
+    with pytest.raises(ShardError, match=r"/a\.parquet does not exist"):
+        read_parquet(Address.of(server.url), "a.parquet", lambda opened: None)
+    assert server.asked.total() == before + 2  # fsspec asks for the size in two ways

@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 import ray
 import ray.data
+from ray.exceptions import RayError, RayTaskError, UserCodeException
 
 from covpool.data.image_set import ImageSet
-from covpool.errors import DataError, ShardError
+from covpool.errors import DataError, LostProcessError, ShardError
 from covpool.inference import Running
 from covpool.inference.tasks import Columns
 from covpool.inference.work import Batch, Decoder, Progress, Unit, Work, Writer, bad_rows
@@ -132,7 +133,31 @@ class _Actor:
 
 @contextlib.contextmanager
 def cluster(address: str | None) -> Iterator[None]:
-    """Use the cluster of the caller, or start one for the time of the job."""
+    """Use the cluster of the caller, or start one for the time of the job. All tasks are awaited inside.
+
+    Raises:
+        LostProcessError: if Ray lost a process or a machine of the cluster. Ray itself ends this process,
+            with exit code 1, if the node that it is connected to dies.
+    """
+    with _lost(), _connected(address):
+        yield
+
+
+@contextlib.contextmanager
+def _lost() -> Iterator[None]:
+    try:
+        yield
+    except (RayTaskError, UserCodeException):  # an exception of a task, which is a bug
+        raise
+    except (RayError, ConnectionError) as error:
+        (reason, *_) = str(error).strip().splitlines() or [""]
+        raise LostProcessError(
+            f"Ray stopped the job: {type(error).__name__}: {reason}. Rerun the command to resume"
+        ) from error
+
+
+@contextlib.contextmanager
+def _connected(address: str | None) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return

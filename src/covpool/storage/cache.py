@@ -155,7 +155,9 @@ def _download(url: str, path: Path, size: int | None) -> None:
             if url.startswith(HTTP):
                 from covpool.storage.http import download
 
-                download(store, url, path, limit, _Limit(limit))
+                download(
+                    store, url, path, size or 0, _Limit(limit)
+                )  # of unknown size: in the time of a table
             else:
                 store.get_file(remote, str(path), callback=_Limit(limit))
         except BadImageError as error:

@@ -28,6 +28,8 @@ MAX_WAIT_SECONDS = 60.0
 ANY = "*"
 # The largest object that is read into memory.
 MAX_BODY_BYTES = 1 << 28
+# HTTP status codes of a file that does not exist.
+MISSING = (404, 410)
 # Errors of the machine or the network: the next image would fail too, and later none would.
 PASSING = {
     getattr(errno, name)
@@ -159,13 +161,18 @@ def patiently(
     for pause in (*(pauses_before(RETRIES) if pauses is None else pauses), None):
         try:
             return attempt()
-        except FileNotFoundError as error:
-            raise ShardError(f"{url} does not exist") from error
         except ImportError as error:
             raise ShardError(f"{url} needs a package: {error}") from error
         except (UnreachableError, BadImageError):
             raise
-        except Exception as error:  # each fsspec backend raises its own kinds
+        except Exception as raised:  # each fsspec backend raises its own kinds
+            error = raised
+            # Over HTTP, fsspec reports a missing file whenever the server does not tell its size.
+            if isinstance(raised, FileNotFoundError) and url.startswith("http"):
+                cause = raised.__cause__
+                error = cause if isinstance(cause, Exception) and _status(cause) not in MISSING else raised
+            if isinstance(error, FileNotFoundError):
+                raise ShardError(f"{url} does not exist") from error
             if isinstance(error.__cause__, UnreachableError):  # of the resolver of names
                 raise error.__cause__ from error
             wait = None if pause is None else max(pause, _wait_asked(error))
@@ -173,6 +180,11 @@ def patiently(
                 raise ShardError(f"{url} cannot be {done}: {_reason(error)}") from error
             time.sleep(wait)
     raise AssertionError("unreachable")
+
+
+def _status(error: Exception) -> int | None:
+    """Return the HTTP status code of an error."""
+    return getattr(error, "status", None)
 
 
 def _wait_asked(error: Exception) -> float:
@@ -184,5 +196,5 @@ def _wait_asked(error: Exception) -> float:
 def _reason(error: Exception) -> str:
     if isinstance(error, TimeoutError) and not str(error):
         return "no complete answer in time"
-    status = getattr(error, "status", None)
+    status = _status(error)
     return f"the server answers {status}" if status else str(error) or type(error).__name__
