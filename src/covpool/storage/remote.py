@@ -166,18 +166,19 @@ def patiently(
         except (UnreachableError, BadImageError):
             raise
         except Exception as raised:  # each fsspec backend raises its own kinds
-            error = raised
+            failure: Exception = raised
             # Over HTTP, fsspec reports a missing file whenever the server does not tell its size.
             if isinstance(raised, FileNotFoundError) and url.startswith("http"):
                 cause = raised.__cause__
-                error = cause if isinstance(cause, Exception) and _status(cause) not in MISSING else raised
-            if isinstance(error, FileNotFoundError):
-                raise ShardError(f"{url} does not exist") from error
-            if isinstance(error.__cause__, UnreachableError):  # of the resolver of names
-                raise error.__cause__ from error
-            wait = None if pause is None else max(pause, _wait_asked(error))
+                if isinstance(cause, Exception) and _status(cause) not in MISSING:
+                    failure = cause
+            if isinstance(failure, FileNotFoundError):
+                raise ShardError(f"{url} does not exist") from failure
+            if isinstance(failure.__cause__, UnreachableError):  # of the resolver of names
+                raise failure.__cause__ from failure
+            wait = None if pause is None else max(pause, _wait_asked(failure))
             if wait is None or time.monotonic() + wait > until:
-                raise ShardError(f"{url} cannot be {done}: {_reason(error)}") from error
+                raise ShardError(f"{url} cannot be {done}: {_reason(failure)}") from failure
             time.sleep(wait)
     raise AssertionError("unreachable")
 
