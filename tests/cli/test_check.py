@@ -135,7 +135,7 @@ def test_no_report_goes_into_the_data_unasked(
             ["SET", "--layout", "zip"],
             "--layout takes auto, csv, shards, cub, aircraft, cars, parquet or folder; got zip",
         ),
-        (["SET", "--workers", "0"], "workers must be at least 1; got 0"),
+        (["SET", "--workers", "0"], "--workers must be at least 1; got 0"),
     ],
 )
 def test_mistakes(

@@ -80,7 +80,10 @@ def test_it_has_the_options_of_train(capsys: pytest.CaptureFixture[str]) -> None
     [
         ("--steps 30", "the data is missing: a folder of images, a CSV of path,label, or shards"),
         ("--data d --steps x", "--steps takes a whole number; got x"),
-        ("--data d --compare gap", "unrecognized arguments: --compare gap"),
+        (
+            "--data d --compare gap",
+            "unrecognized arguments: --compare gap; covpool lr-find --help lists the options",
+        ),
     ],
 )
 def test_mistakes(words: str, sentence: str, searches: list[Any], capsys: pytest.CaptureFixture[str]) -> None:

@@ -65,7 +65,7 @@ def test_as_a_person_runs_it(capsys: pytest.CaptureFixture[str]) -> None:
         ("--precision half", "--precision takes float32, bfloat16 or float16; got half"),
         ("--keep-resolution maybe", "--keep-resolution takes true or false; got maybe"),
         ("--hidden 3", "--hidden takes a list, as [1,2]; got 3"),
-        ("--pool max", "pool must be one of 'gap', 'cov', "),
+        ("--pool max", "--pool must be one of 'gap', 'cov', "),
         ("--batch-size 0", "--batch-size must be at least 1; got 0"),
         (
             '--pool-options {"step":3}',

@@ -20,6 +20,12 @@ from covpool.errors import Interrupted
 from covpool.training.recipe import Recipe
 from covpool.training.recipe_files import SHORT, options, read_recipe, recipe_names, recipe_text
 
+# The advice for a word that is no option.
+STRAY = (
+    "; quote spaces and patterns, as 'photos/*.jpg', and join values by commas; "
+    "covpool train --help lists the options"
+)
+
 # Every option: removing one breaks users' scripts, and each new one must be documented.
 FROZEN = """
 --accumulate --augmentation.colour --augmentation.crop --augmentation.flip --augmentation.ratio
@@ -243,9 +249,9 @@ def test_an_interruption_has_its_exit_code(fits: list[Recipe], capsys: pytest.Ca
         ("--data d --epoch 3", "unrecognized arguments: --epoch 3: did you mean --epochs?"),
         ("--data d --optimizer.lrr 3", "unrecognized arguments: --optimizer.lrr 3: did you mean --lr?"),
         ("--data d --optimizer {}", "unrecognized arguments: --optimizer {}: did you mean --lr?"),
-        ("d e", "unrecognized arguments: e; quote a pattern, as 'photos/*.jpg'"),
-        ("--epochs 3 d", "unrecognized arguments: d; quote a pattern, as 'photos/*.jpg'"),
-        ("--data d --epochs 0", "epochs must be at least 1; got 0"),
+        ("d e", f"unrecognized arguments: e{STRAY}"),
+        ("--epochs 3 d", f"unrecognized arguments: d{STRAY}"),
+        ("--data d --epochs 0", "--epochs must be at least 1; got 0"),
         (
             "--data d --compare isqrt_cov",
             "--compare isqrt_cov is the pooling of the recipe: choose another",
