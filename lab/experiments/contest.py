@@ -30,8 +30,7 @@ from covpool.models.model import PooledClassifier
 from covpool.nn import CovPool
 from lab.experiments.arena import DIGITS
 from lab.experiments.cached_set import CachedSet, Ids
-from lab.experiments.fine_grained import TITLES
-from lab.experiments.resnet50 import RESNET50
+from lab.experiments.one_pass import BACKBONES, DIMS, Row
 from lab.record import new_record, record_file, resumed, write_record
 
 NAME = "contest"
@@ -46,27 +45,11 @@ SURVIVORS = 4
 SPLITS, SEEDS = 3, 3
 # Fixed heads in closed form, and the numbers of channels to choose from; average pooling has no choice.
 CLOSED = {f"{head}, closed form": head for head in FIXED}
-DIMS = (64, 128, 192, 256)
 HEADS = (*CLOSED, *TRAINED)
-BACKBONES = {"lite0": ("tf_efficientnet_lite0", "EfficientNet-Lite0"), "resnet50": (RESNET50, "ResNet-50")}
 
 
-class Case(NamedTuple):
+class Case(Row):
     """A data set with a backbone at an image size."""
-
-    data: str
-    backbone: str
-    size: int
-
-    @property
-    def name(self) -> str:
-        """Its name on the command line."""
-        return f"{self.data}-{self.backbone}-{self.size}"
-
-    @property
-    def title(self) -> str:
-        """The data set, the backbone and the image size in words."""
-        return f"{TITLES[self.data].partition(',')[0]}, {BACKBONES[self.backbone][1]}, {self.size} pixels"
 
     @property
     def epochs(self) -> int:
