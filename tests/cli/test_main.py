@@ -337,6 +337,7 @@ sys.exit(main.main(["convert", "a", "b", "--quiet"]))
     assert child.stdout is not None
     assert child.stderr is not None
     child.stdout.close()
-    assert b"Traceback" not in child.stderr.read()
+    # The first line depends on whether torch is slow to load.
+    assert child.stderr.read() in (b"", b"covpool convert: loading torch\n")
     child.stderr.close()
     assert child.wait(timeout=300) == 141

@@ -78,7 +78,7 @@ def test_the_page_on_probing_quotes_the_results() -> None:
     page = (ROOT / "docs" / "probing.md").read_text(encoding="utf-8")
     measured = page.partition("\n## Results")[2].partition("## From Python")[0]
     quoted = re.findall(r"\d\d\.\d(?: ± \d\.\d)?", measured)
-    assert len(quoted) >= 5
+    assert len(quoted) == 5
     assert [number for number in quoted if number not in tables] == []
 
 
