@@ -67,6 +67,11 @@ def shown_file(folder: Path, name: str) -> Path | None:
     return min(folder.glob(f"{name}--*.json"), default=None)
 
 
+def resumable_file(record: Results) -> Path:
+    """Return the file of accuracies to resume: that of an earlier run on any machine, or a new one."""
+    return shown_file(RESULTS / release(), record["experiment"]) or record_file(record)
+
+
 def committed_file(name: str) -> Path:
     """Return the file of an experiment that the pages show."""
     file = shown_file(RESULTS / release(), name)

@@ -31,7 +31,7 @@ QUOTING = {
         "sparrows",
         "tiny10",
     ],
-    "closed_form.md": ["one_pass", "few_images"],
+    "closed_form.md": ["one_pass", "few_images", "fit_time", "sums"],
     "choose_a_head.md": [
         "one_pass",
         "fine_grained",
@@ -104,13 +104,16 @@ def test_the_front_page_has_the_times_of_networks() -> None:
 def test_the_times_of_networks_are_those_of_the_record() -> None:
     from lab.bench.layer import front_table
 
-    runs = {"gap": {"ratio": {"median": 1.0}}, "isqrt_cov": {"ratio": {"median": 1.234}}}
+    runs = {
+        "gap": {"ratio": {"median": 1.0}},
+        "isqrt_cov": {"ratio": {"median": 1.234, "q1": 0.998, "q3": 1.3}},
+    }
     record = {
         "device": "cpu",
         "machine": {"cores": 2},
         "networks": {"training, resnet50, 224 pixels, batch 16": runs},
     }
-    assert front_table(record).splitlines()[-1] == "| ResNet-50 | 16 | +23 % | not run |"
+    assert front_table(record).splitlines()[-1] == "| ResNet-50 | 16 | +23 % (+0 to +30) | not run |"
     assert front_table({**record, "networks": {}}) == ""
 
 

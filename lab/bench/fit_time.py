@@ -26,6 +26,7 @@ from covpool.data.transforms import Preprocessing
 from covpool.inference import Running
 from covpool.inference.forward import Forward, prepare
 from covpool.inference.work import Decoder, decoded_batches, divide
+from lab.bench.table import table
 from lab.record import RESULTS, new_record, record_file, write_record
 
 NAME = "fit_time"
@@ -86,6 +87,28 @@ def main(sets: Path, out: Path = RESULTS, rounds: int = 5) -> Path:
     ratio = statistics.median(timing["fit"] / timing["bare"] for timing in timings)  # type: ignore[operator]
     record |= {"timings": timings, "ratio": ratio}
     file = record_file(record, out)
-    write_record(file, record)
+    write_record(file, record, summary(record))
     print(file)
     return file
+
+
+def summary(record: dict[str, Any]) -> str:
+    """Return the results as Markdown."""
+    cells = [
+        [
+            str(number),
+            f"{timing['bare']:.1f}",
+            f"{timing['fit']:.1f}",
+            f"{timing['fit'] / timing['bare']:.2f}",
+        ]
+        for number, timing in enumerate(record["timings"], 1)
+    ]
+    return "\n".join(
+        [
+            "`covpool fit` on the sparrows (1,244 images), and a bare pass: decoding and the backbone alone.",
+            "",
+            table(["round", "bare pass, s", "fit, s", "ratio"], cells),
+            "",
+            f"Median ratio: {record['ratio']:.2f}.",
+        ]
+    )

@@ -28,10 +28,11 @@ from covpool.models.config import ModelConfig, arrays_of, head_config
 from covpool.models.create import build_model
 from covpool.models.model import PooledClassifier
 from covpool.nn import CovPool
+from covpool.provenance import machine_name
 from lab.experiments.arena import DIGITS
 from lab.experiments.cached_set import CachedSet, Ids
 from lab.experiments.one_pass import BACKBONES, DIMS, Row
-from lab.record import new_record, record_file, resumed, write_record
+from lab.record import new_record, resumable_file, resumed, write_record
 
 NAME = "contest"
 PUBLISHED = "efficient_probing@batchnorm=true"
@@ -352,7 +353,7 @@ def main(sets: Path, runs: Path, cells: tuple[str, ...] = (), weights: Path | No
     record = new_record(NAME, ("functional", "nn", "models", "data", "evaluate", "closed_form")) | {
         "cells": {}
     }
-    file = record_file(record)
+    file = resumable_file(record)
     record = resumed(record, file)
     for case in CASES:
         heads = [
@@ -368,7 +369,8 @@ def main(sets: Path, runs: Path, cells: tuple[str, ...] = (), weights: Path | No
         cached = CachedSet(sets / case.data, runs, model, case.size, TRAINED, own_weights, compile=True)
         contest = Contest(case, cached)
         for head in heads:
-            cell = record["cells"].setdefault(case.name, {}).setdefault(head, {})
+            new_cell = {"machine": machine_name(record["machine"])}  # where it began
+            cell = record["cells"].setdefault(case.name, {}).setdefault(head, new_cell)
             for _ in run_cell(contest, head, cell):
                 write_record(file, record, page(record))
             write_record(file, record, page(record))

@@ -34,7 +34,7 @@ from lab.record import (
     committed_file,
     new_record,
     read_record,
-    record_file,
+    resumable_file,
     resumed,
     with_block,
     write_record,
@@ -165,7 +165,7 @@ def main(sets: Path, runs: Path) -> None:
         runs: folder of cached features, and of the fits of one_pass, whose bases are tried if they are there.
     """
     record = new_record(NAME, ("functional", "nn", "closed_form", "evaluate")) | {"few": {}}
-    file = record_file(record)
+    file = resumable_file(record)
     record = resumed(record, file)
     sparrows = Sparrows(sets / "sparrows", runs, MODEL, SIZE)
     for count in COUNTS:

@@ -23,19 +23,17 @@ import covpool
 from covpool.closed_form.options import FitOptions
 from covpool.data.sources import open_splits
 from covpool.evaluate.probe.record import difference, paired_difference
-from covpool.provenance import release
 from covpool.terminal import NamedProgress
 from covpool.training.report.record import read_predictions
 from lab.experiments.arena import DIGITS
 from lab.experiments.fine_grained import TITLES
 from lab.experiments.resnet50 import RESNET50
 from lab.record import (
-    RESULTS,
     ROOT,
     committed_file,
     new_record,
     read_record,
-    record_file,
+    resumable_file,
     resumed,
     with_block,
     write_record,
@@ -79,36 +77,38 @@ ROWS = (
 )
 
 
-def measured(row: Row, sets: Path, runs: Path, weights: Path | None) -> dict[str, Any]:
+def measured(
+    row: Row, sets: Path, folder: Path, weights: Path | None, heads: tuple[str, ...] = HEADS
+) -> dict[str, Any]:
     """Fit all heads of a row, and return their accuracies, and which test images they classify correctly."""
-    data, folder = sets / row.data, runs / row.name
+    data = sets / row.data
     options = FitOptions(
         model=BACKBONES[row.backbone][0],
         weights=None if row.backbone == "lite0" else str(weights),
         image_size=row.size,
-        heads=HEADS,
+        heads=heads,
         compile=row.data != "sparrows",
     )
     started = time.monotonic()
     with NamedProgress() as progress:
         record = covpool.fit(data, folder, options, log=progress.log, progress=progress).metrics
     classes = tuple(open_splits(str(data))["train"].classes)
-    heads = {}
+    accuracies = {}
     for head in record["heads"]:
         right = read_predictions(folder / "predictions" / f"{head['head']}.csv", classes).right
         digits = "".join("01"[int(one)] for one in right)
-        heads[head["head"]] = {key: head[key] for key in ("solver", "strength", "held_out", "top1")} | {
+        accuracies[head["head"]] = {key: head[key] for key in ("solver", "strength", "held_out", "top1")} | {
             "right": digits
         }
     origin = {key: record[key] for key in ("date", "source", "versions", "machine", "images")}
-    return {**origin, "heads": heads, "seconds": round(time.monotonic() - started, 1)}
+    return {**origin, "heads": accuracies, "seconds": round(time.monotonic() - started, 1)}
 
 
 def summary(row: Row, held: Mapping[str, Any], trained: Mapping[str, Any]) -> dict[str, Any]:
     """Return the numbers of a row of the table; ``trained`` has the trained heads of its case."""
     heads = held["heads"]
     best = max(COVARIANCE, key=lambda head: heads[head]["held_out"])
-    ours, gap = (_shares(heads[head]["right"]) for head in (best, "gap"))
+    ours, gap = (right_shares(heads[head]["right"]) for head in (best, "gap"))
     found = {
         "title": row.title,
         "gap": heads["gap"]["top1"],
@@ -123,14 +123,15 @@ def summary(row: Row, held: Mapping[str, Any], trained: Mapping[str, Any]) -> di
     }
     if "isqrt_cov" in trained:
         rival = trained["isqrt_cov"]
-        shares = _shares(rival["right"]) / rival["seeds"]
+        shares = right_shares(rival["right"]) / rival["seeds"]
         if len(shares) == len(ours):
             found["trained"] = rival["test"]["top1"]["mean"]
             found["over_trained"] = paired_difference(ours, shares)
     return found
 
 
-def _shares(digits: str) -> np.ndarray:
+def right_shares(digits: str) -> np.ndarray:
+    """Return for each image the number of seeds that are right, from the digits of a result."""
     return np.array([DIGITS.index(digit) for digit in digits], dtype=float)
 
 
@@ -141,20 +142,18 @@ def trained_heads() -> dict[str, dict[str, Any]]:
 
 
 def committed_summaries() -> dict[str, dict[str, Any]]:
-    """Return the numbers of the committed rows by name. Machines may have measured different rows."""
-    found: dict[str, dict[str, Any]] = {}
-    for file in sorted((RESULTS / release()).glob(f"{NAME}--*.json")):
-        found = {**read_record(file, NAME).get("summary", {}), **found}
-    return found
+    """Return the numbers of the committed rows by name."""
+    summaries: dict[str, dict[str, Any]] = read_record(committed_file(NAME), NAME)["summary"]
+    return summaries
 
 
 def table(summaries: Mapping[str, Any]) -> str:
     """Return the results as Markdown."""
     lines = [
-        "Top-1 accuracy in percent on the test images, without flips, of a frozen backbone. `gap` is the "
-        "better of ridge and logistic regression, `isqrt_cov` has d channels; both choices are made on "
-        "held-out training images. The trained head is that of `python -m lab arena`: d = 128, trained with "
-        "flips, mean over its seeds. Differences are paired by image, with 95 % intervals.",
+        "Top-1 accuracy in percent of heads on a frozen backbone, on the test images without flips. "
+        "`gap` is the better of ridge and logistic regression, `isqrt_cov` has d channels; both choices are "
+        "made on held-out training images. The trained head is that of `python -m lab arena`: d = 128, "
+        "trained with flips, mean over its seeds. Differences are paired by image, with 95 % intervals.",
         "",
         f"| images and backbone | `gap` | {' | '.join(f'd = {dim}' for dim in DIMS)} | chosen d "
         "| over `gap` | trained head | over the trained head |",
@@ -195,7 +194,7 @@ def main(sets: Path, runs: Path, rows: tuple[str, ...] = (), weights: Path | Non
         weights: file with the weights of ResNet-50, for its rows.
     """
     record = new_record(NAME, ("functional", "nn", "models", "data", "closed_form")) | {"rows": {}}
-    file = record_file(record)
+    file = resumable_file(record)
     held = resumed(record, file)
     record = record | {"rows": held["rows"]}
     for row in ROWS:
@@ -204,7 +203,7 @@ def main(sets: Path, runs: Path, rows: tuple[str, ...] = (), weights: Path | Non
         if row.backbone == "resnet50" and weights is None:
             print(f"{row.name} needs --weights")
             continue
-        record["rows"][row.name] = json.loads(json.dumps(measured(row, sets, runs, weights)))
+        record["rows"][row.name] = json.loads(json.dumps(measured(row, sets, runs / row.name, weights)))
         trained = trained_heads()
         record["summary"] = {
             one.name: summary(one, record["rows"][one.name], trained.get(one.name, {}))

@@ -13,7 +13,7 @@ MAIN = 5  # steps in the paper
 # Color (distinguishable with any color vision), line style, and text of the legend.
 REFERENCES = {
     "mpn_cov": ("black", "-", "exact root √λ (MPN-COV, SVD-Padé, SVD-Taylor)"),
-    "cov": ("#7f7f7f", ":", "no normalisation (Plain-COV)"),
+    "cov": ("#7f7f7f", ":", "no normalization (Plain-COV)"),
 }
 RIVALS = {
     "polar_express": ("#CC79A7", (0, (4, 1.5)), "Polar Express"),

@@ -76,7 +76,10 @@ SVD, LYAPUNOV = (
 )
 TABLE2 = Measurement(
     title="Table 2 and Figure 3: time, memory and images per second",
-    paper="on GPUs, where EIG and SVD are slow, three steps are 3.1 and five 1.8 times as fast as MPN-COV",
+    paper=(
+        "on GPUs, where EIG and SVD are slow, three steps are 3.1 times and five steps 1.8 times as fast as "
+        "MPN-COV"
+    ),
     at_full_size=(
         "Decompositions are slow on a GPU and products are not. On GPUs we expect larger ratios to MPN-COV, "
         "improved B-CNN and G2DeNet. On two GPUs we expect the lead over MPN-COV to grow with the batch "

@@ -46,9 +46,9 @@ SETS = {"cub": "CUB", "cars": "Cars"}
 HEAD = """# The paper's claims, and our measurements
 
 This page compares {claims} claims of the iSQRT-COV paper with our measurements. {hold} of them hold here:
-{agrees} with the size that the paper reports, and {sign} in sign, with another size. {equal_here} differences
-are too small to matter here, and {disagree} claims do not hold. {unresolved} are not resolved by our
-measurements, {not_run} were not run, and {beyond} go beyond the paper. Our networks are small and see
+{agrees} with the size that the paper reports, and {sign} with the same sign but another size. {equal_here}
+differences are too small to matter here, and {disagree} claims do not hold. {unresolved} are not resolved by
+our measurements, {not_run} were not run, and {beyond} go beyond the paper. Our networks are small and see
 {classes} classes of Tiny-ImageNet, so they can show the sign of a difference, but not its size on ImageNet.
 
 {summary}
@@ -69,11 +69,12 @@ also those of Table 7. `python -m lab paper` writes this page from the files in 
 ## How to read the verdicts
 
 - *Agrees*: the difference is resolved (see below) and has the paper's sign. If the paper states how large the
-  difference is, our value is not resolved from it by the same test.
-- *Agrees in sign*: resolved, with the paper's sign and another size.
+  difference is, our value does not differ significantly from it.
+- *Agrees in sign*: the difference is resolved and has the paper's sign, but another size.
 - *Equal here*: the 95 % interval lies within {equal:g} points of zero, on frozen features; or within
   {same:.0%} of 1, for a ratio of times.
-- *Does not agree*: resolved, with the opposite sign; or another value, for claims without a sign.
+- *Does not agree*: the difference is resolved and has the opposite sign. For a claim without a sign, the
+  value differs.
 - *Not resolved here*: the difference is within seed noise, there is only one seed, or a seed failed.
 - *Beyond the paper*: the paper does not report this number.
 
@@ -82,8 +83,8 @@ seeds. It is pooled over all settings of the experiment, except those in which t
 difference is resolved if it exceeds its standard error times the one-sided {confidence:.0%} quantile of
 Student's t. The error of a failed run is that of random guessing.
 
-Ratios of times are medians over rounds that time all methods in turn. In brackets is the 95 % interval of
-the median, about median ± 1.81 (q3 - q1) / √rounds for quartiles q1 and q3. A ratio is resolved if this
+Ratios of times are medians over rounds that time all methods in turn. The brackets give the 95 % interval of
+the median. It is about median ± 1.81 (q3 - q1) / √rounds for quartiles q1 and q3. A ratio is resolved if this
 interval excludes 1. Memory within 10 % counts as equal. Accuracies of Table 7 are compared by Welch's test
 over their seeds.
 
@@ -100,9 +101,9 @@ tables give the number of runs in each precision.
 FROZEN = """
 Some claims have a second test. Heads are trained on a frozen EfficientNet-Lite0 with 224 pixels, on data sets
 with thousands of test images, and compared image by image. The difference is that of accuracy in percentage
-points, with a 95 % interval over test images; each image counts with its mean over seeds. If this interval
-excludes zero, or lies so close to zero that the heads are equal, this test is the stronger one, and the claim
-is counted by it. The counted verdict is in bold. If the two data sets disagree, the claim is not resolved.
+points, with a 95 % interval over test images; each image counts with its mean over seeds. This second
+test decides if its interval excludes zero, or lies so close to zero that the heads are equal. The verdict
+that counts is in bold. If the two data sets disagree, the claim is not resolved.
 Heads with another number of steps or another normalization use the learning rate and dropout that were tuned
 for 5 steps. Differences on frozen features say nothing about their size on ImageNet, so the best verdict is
 *agrees in sign*.

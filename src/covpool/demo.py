@@ -1,23 +1,24 @@
-"""Train one small network with average and with covariance pooling on made images, and write a page."""
+"""Solve one small network with average and with covariance pooling on generated images, and write a page."""
 
 from __future__ import annotations
 
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 from torch import Tensor, nn
 
+from covpool.closed_form.solve import solve
+from covpool.closed_form.sums import Rows, Sums
 from covpool.drawing import Theme, dress, new_figure
 from covpool.explain.evidence import factors, symmetric
 from covpool.explain.evidence_figures import overlay
@@ -41,14 +42,13 @@ CLASSES = tuple(f"{angle}, {color}" for angle in ANGLES for color in COLORS)
 CHANCE = 1 / len(CLASSES)
 
 SIDE = 64  # pixels
-TRAIN, TEST = 50, 60  # images per class
+TRAIN, TEST = (2, 5, 10, 20, 50), 60  # images per class
 CHANNELS, KERNEL, STRIDE = 24, 7, 4
-EPOCHS, BATCH, RATE = 5, 32, 0.01
 # Pixel values are in [0, 1]: contrast of the texture, and the largest shift of the mean color.
 CONTRAST, TINT = 0.13, 0.12
 # Cycles per pixel of the stripes, and the relative widths of their band in frequency and direction.
 FREQUENCY, BAND, SPREAD = 0.14, 0.25, 0.25
-PACKAGES = ("functional", "nn", "explain", "demo")
+PACKAGES = ("functional", "nn", "closed_form", "explain", "demo")
 PAGE, RESULTS = "report.html", "results.json"
 
 
@@ -107,54 +107,46 @@ def _discs(n: int, random: torch.Generator) -> Tensor:
 
 
 class Network(nn.Module):
-    """One convolution, the pooling, and a linear classifier; nothing else differs between poolings."""
+    """Random filters, the pooling, and a linear classifier; nothing else differs between poolings."""
 
-    def __init__(self, pooling: str) -> None:
+    def __init__(self, pooling: str, seed: int) -> None:
         super().__init__()
-        self.filters = nn.Conv2d(3, CHANNELS, KERNEL, stride=STRIDE, bias=False)
-        self.pool = CovPool(CHANNELS, pooling, dim=None)
-        self.classifier = nn.Linear(self.pool.out_features, len(CLASSES))
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(seed)
+            self.filters = nn.Conv2d(3, CHANNELS, KERNEL, stride=STRIDE, bias=False)
+            self.pool = CovPool(CHANNELS, pooling, dim=None)
+            self.classifier = nn.Linear(self.pool.out_features, len(CLASSES))
+        self.requires_grad_(False)
+
+    def vectors(self, images: Tensor) -> Tensor:
+        """Images ``(B, 3, H, W)`` to pooled vectors ``(B, p)``."""
+        pooled: Tensor = self.pool(self.filters(images - 0.5))
+        return pooled
 
     def forward(self, images: Tensor) -> Tensor:
         """Images ``(B, 3, H, W)`` to logits."""
-        logits: Tensor = self.classifier(self.pool(self.filters(images - 0.5)))
+        logits: Tensor = self.classifier(self.vectors(images))
         return logits
 
 
-@dataclass(frozen=True)
-class Trained:
-    """A network, and its top-1 accuracy on the test images after each epoch."""
+def accuracies(network: Network, train: Textures, test: Textures, counts: Sequence[int]) -> list[float]:
+    """Solve the classifier from 2, 5, ... training images per class; return the top-1 accuracy of each.
 
-    network: Network
-    accuracy: list[float]
-
-
-def train(
-    pooling: str, train: Textures, test: Textures, seed: int, epochs: int, step: Callable[[], None]
-) -> Trained:
-    """Train a network."""
-    with torch.random.fork_rng(devices=()):
-        torch.manual_seed(seed)
-        network = Network(pooling)
-        optimizer = torch.optim.AdamW(network.parameters(), lr=RATE)
-        steps = epochs * math.ceil(len(train.labels) / BATCH)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-        accuracy = []
-        for _ in range(epochs):
-            for batch in torch.randperm(len(train.labels)).split(BATCH):
-                loss = F.cross_entropy(network(train.images[batch]), train.labels[batch])
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-                schedule.step()
-            accuracy.append(_accuracy(network, test))
-            step()
-    return Trained(network, accuracy)
-
-
-@torch.no_grad()
-def _accuracy(network: Network, test: Textures) -> float:
-    return float((network(test.images).argmax(1) == test.labels).float().mean())
+    The network keeps the last classifier.
+    """
+    vectors, test_vectors = network.vectors(train.images), network.vectors(test.images)
+    per_class = torch.arange(len(train.labels)) % (len(train.labels) // len(CLASSES))
+    top1 = []
+    for count in counts:
+        chosen = per_class < count
+        sums = Sums("demo", CLASSES, vectors.shape[1])
+        sums.add(Rows(vectors[chosen, None], train.labels[chosen], chosen.nonzero().flatten()))
+        solution = solve(sums, kind="ridge")
+        network.classifier.weight.copy_(solution.weight)
+        network.classifier.bias.copy_(solution.bias)
+        right = network.classifier(test_vectors).argmax(1) == test.labels
+        top1.append(float(right.float().mean()))
+    return top1
 
 
 @torch.no_grad()
@@ -173,43 +165,50 @@ def run_demo(
     out: str | Path,
     *,
     seeds: int = 3,
-    epochs: int = EPOCHS,
-    per_class: tuple[int, int] = (TRAIN, TEST),
+    train: Sequence[int] = TRAIN,
+    test: int = TEST,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Any]:
-    """Make the images, train both networks with several seeds, and write a page and the results."""
-    started, done, total = time.monotonic(), 0, seeds * len(POOLINGS) * epochs
+    """Generate images, solve both networks with several seeds, and write a page and the results.
 
-    def step() -> None:
-        nonlocal done
-        done += 1
-        progress(done, total)
-
+    Args:
+        out: folder of the page.
+        seeds: number of draws of images and filters.
+        train: numbers of training images per class.
+        test: number of test images per class.
+        progress: called with the number of networks that are solved, and the total.
+    """
+    started, total = time.monotonic(), seeds * len(POOLINGS)
     progress(0, total)
     runs: list[dict[str, Any]] = []
-    last: dict[str, Trained] = {}
     for seed in range(seeds):
         # Seeds of training and test images never meet.
-        learned, test = (make_images(count, 2 * seed + i) for i, count in enumerate(per_class))
-        last = {pooling: train(pooling, learned, test, seed, epochs, step) for pooling in POOLINGS}
-        runs.append({"seed": seed, "accuracy": {name: result.accuracy for name, result in last.items()}})
-    means = torch.stack([test.images[test.labels == label].mean((0, 2, 3)) for label in range(len(CLASSES))])
+        images, test_images = make_images(max(train), 2 * seed), make_images(test, 2 * seed + 1)
+        networks = {pooling: Network(pooling, seed) for pooling in POOLINGS}
+        accuracy = {}
+        for pooling, network in networks.items():
+            accuracy[pooling] = accuracies(network, images, test_images, train)
+            progress(len(POOLINGS) * seed + len(accuracy), total)
+        runs.append({"seed": seed, "accuracy": accuracy})
+    colors = [test_images.images[test_images.labels == k].mean((0, 2, 3)) for k in range(len(CLASSES))]
+    means = torch.stack(colors)
+    arguments = {"seeds": seeds, "train": list(train), "test": test}
     record = {
         "experiment": "demo",
-        **new_results(PACKAGES, {"seeds": seeds, "epochs": epochs, "per_class": list(per_class)}, "cpu", 0),
+        **new_results(PACKAGES, arguments, "cpu", 0),
         "classes": list(CLASSES),
         "chance": CHANCE,
         "runs": runs,
         "top1": {name: sum(run["accuracy"][name][-1] for run in runs) / seeds for name in POOLINGS},
         "largest_difference_of_mean_colors": float((means.amax(0) - means.amin(0)).max()),
-        "spectra": spectra(last["isqrt_cov"].network, test.images[::4]),
+        "spectra": spectra(networks["isqrt_cov"], test_images.images[::4]),
         "threads": torch.get_num_threads(),
         "seconds": round(time.monotonic() - started, 1),
     }
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     replace_file(folder / RESULTS, json.dumps(record, indent=2).encode() + b"\n")
-    replace_file(folder / PAGE, demo_page(record, last["isqrt_cov"].network, test))
+    replace_file(folder / PAGE, demo_page(record, networks["isqrt_cov"], test_images))
     return record
 
 
@@ -221,6 +220,7 @@ NAMES = {"gap": "average pooling (gap)", "isqrt_cov": "covariance pooling (isqrt
 def demo_page(record: dict[str, Any], network: Network, test: Textures) -> bytes:
     """Return the page."""
     summary = {**record, "machine": machine_name(record["machine"]), "versions": versions()}
+    arguments = record["arguments"]
     return render(
         "demo.html.jinja",
         record=record,
@@ -229,7 +229,7 @@ def demo_page(record: dict[str, Any], network: Network, test: Textures) -> bytes
             (name, [_uri(image) for image in test.images[test.labels == label][:SHOWN]])
             for label, name in enumerate(CLASSES)
         ],
-        curves=picture(lambda theme: _draw_accuracy(record, theme), "test accuracy after each epoch"),
+        curves=picture(lambda theme: _draw_accuracy(record, theme), "test accuracy by training images"),
         spectra=picture(
             lambda theme: _draw_spectra(record["spectra"], theme), "eigenvalues before and after the root"
         ),
@@ -237,11 +237,10 @@ def demo_page(record: dict[str, Any], network: Network, test: Textures) -> bytes
         commands=[("do the same with your images", "covpool fit FOLDER")],
         facts=[
             ("Classes", f"{len(CLASSES)}"),
-            ("Images per class", "{} training, {} test".format(*record["arguments"]["per_class"])),
+            ("Images per class", "{} training, {} test".format(max(arguments["train"]), arguments["test"])),
             ("Image size", f"{SIDE} px"),
-            ("Seeds", str(record["arguments"]["seeds"])),
-            ("Epochs", str(record["arguments"]["epochs"])),
-            ("Time in training", duration(record["seconds"])),
+            ("Seeds", str(arguments["seeds"])),
+            ("Time", duration(record["seconds"])),
             *environment({**summary, "seed": ""}),
         ],
     )
@@ -280,18 +279,20 @@ def _draw_accuracy(record: dict[str, Any], theme: Theme) -> Figure:
     figure = new_figure(theme, 5.6, 3.8)
     axes = figure.subplots()
     dress(axes, theme)
+    counts = record["arguments"]["train"]
     for name, color in zip(POOLINGS, reversed(theme.series), strict=True):
         lines = 100 * np.array([run["accuracy"][name] for run in record["runs"]])
-        epochs = np.arange(1, lines.shape[1] + 1)
-        axes.plot(epochs, lines.T, color=color, linewidth=0.8, alpha=0.45)
-        axes.plot(epochs, lines.mean(0), color=color, linewidth=2.2, marker="o", ms=3.5, label=NAMES[name])
+        axes.plot(counts, lines.T, color=color, linewidth=0.8, alpha=0.45)
+        axes.plot(counts, lines.mean(0), color=color, linewidth=2.2, marker="o", ms=3.5, label=NAMES[name])
     axes.axhline(
         100 * record["chance"], color=theme.faint, linewidth=1, linestyle=(0, (1, 2)), label="chance"
     )
     axes.set_ylim(0, 103)
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.set_xscale("log")
+    axes.set_xticks(counts, [str(count) for count in counts])
+    axes.minorticks_off()
     axes.set_title("Top-1 accuracy on test images (%)", loc="left", fontsize=11, color=theme.ink)
-    axes.set_xlabel("epochs", fontsize=9, color=theme.faint)
+    axes.set_xlabel("training images per class", fontsize=9, color=theme.faint)
     axes.legend(frameon=False, fontsize=9, labelcolor=theme.ink, loc="center right")
     return figure
 

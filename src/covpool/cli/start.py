@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class DemoArguments:
     """Show the idea of covariance pooling, without data or download, in under a minute on two cores.
 
-    It makes images whose classes have the same mean color and different covariances. It trains one small
+    It makes images whose classes have the same mean color and different covariances. It solves one small
     network twice, with average pooling and with isqrt_cov, and writes a page with images, accuracy,
     eigenvalues and evidence maps. The images are made to show the idea; docs/probing.md and docs/results.md
     have measurements on photographs.
@@ -42,13 +42,13 @@ class DemoResult:
 
 
 def run_demo(arguments: DemoArguments) -> DemoResult:
-    """Train, and write the page."""
+    """Solve both networks, and write the page."""
     from covpool.arguments import check_whole
     from covpool.demo import PAGE, run_demo
     from covpool.terminal import Progress
 
     check_whole("--seeds", arguments.seeds)
-    with Progress("epochs") as progress:
+    with Progress("networks") as progress:
         record = run_demo(arguments.out, seeds=arguments.seeds, progress=progress)
     return DemoResult(str(arguments.out / PAGE), record)
 

@@ -13,13 +13,13 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import register_model
 from torch import Tensor
 
+from covpool.arguments import DIM
 from covpool.errors import CheckpointError, UsageError
 from covpool.functional.newton_schulz import PAPER_STEPS
 from covpool.models.config import ModelConfig
 from covpool.models.create import build_model, create_model
 from covpool.models.model import PooledClassifier
 from covpool.models.weights import load_strictly, read_checkpoint, rename, tensors_in
-from covpool.nn.cov_pool import DIM
 
 
 @register_model

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from covpool.arguments import CLASS_TOKEN, LAST, check_choice, check_whole
+from covpool.arguments import CLASS_TOKEN, DIM, LAST, check_choice, check_whole
 from covpool.data.transforms import listed, opened
 from covpool.errors import UsageError
 from covpool.models.backbone import Backbone, FeatureFormat, prefixed_matcher
 from covpool.models.config import Head, ModelConfig, pool_of, unit
 from covpool.nn import CovPool
-from covpool.nn.cov_pool import DIM
 from covpool.nn.fusion import LayersPool, layer_maps, stacked
 
 if TYPE_CHECKING:

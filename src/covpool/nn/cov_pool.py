@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from covpool.arguments import check_choice, check_whole, did_you_mean
+from covpool.arguments import DIM, check_choice, check_whole, did_you_mean
 from covpool.errors import UsageError, UsageTypeError
 from covpool.functional.covariance import normalized_weights, without_outliers
 from covpool.functional.numerics import at_least_float32, check_floating, check_weights, weights_advice
@@ -21,8 +21,6 @@ from covpool.nn.pooling import DEFAULT_METHOD, METHODS, Method, check_method
 
 ReductionKind = Literal["convolution", "linear"]
 REDUCTIONS = ("convolution", "linear")
-# Channels after the reduction. The layer and the networks have the paper's 256.
-DIM = 256
 
 Layout = Literal["auto", "channels_first", "channels_last"]
 LAYOUTS = ("auto", "channels_first", "channels_last")

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from covpool.arguments import FUSIONS, Fusion, Layers, check_choice, check_whole
+from covpool.arguments import DIM, FUSIONS, Fusion, Layers, check_choice, check_whole
 from covpool.errors import UnsupportedBackboneError, UsageError
-from covpool.nn.cov_pool import DIM, CovPool, Reduction, ReductionKind, make_method
+from covpool.nn.cov_pool import CovPool, Reduction, ReductionKind, make_method
 from covpool.nn.pooling import DEFAULT_METHOD, Method, check_method
 
 
