@@ -86,7 +86,7 @@ CASES = (
         ("isqrt_cov",),
         epochs=4,
         seeds=3,
-        changes={"batch_size": 16, "loop.precision": "float32"},  # bfloat16 is slow without AMX
+        changes={"batch_size": 16},
         head="solved",
     ),
     Case("cub", ("isqrt_cov",), epochs=5, seeds=1, changes={}),

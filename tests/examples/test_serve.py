@@ -236,7 +236,7 @@ def beside_slow_jpegs(server: Server, seconds: int) -> None:
 
 @pytest.mark.slow
 def test_good_requests_beside_slow_jpegs(server: Server) -> None:
-    beside_slow_jpegs(server, 15)
+    beside_slow_jpegs(server, 60)
 
 
 def test_a_decoder_that_hangs_is_ended_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
