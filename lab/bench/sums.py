@@ -195,7 +195,7 @@ def summary(record: dict[str, Any]) -> str:
         )
     return "\n".join(
         [
-            "Adding vectors to sums, on this machine:",
+            "The cost of adding vectors to the sums:",
             "",
             table(["d", "images", "CPU ms per image", "largest memory of the process"], cells),
             "",

@@ -121,7 +121,7 @@ def hours(results: dict[str, Any]) -> str:
             results["images a core-second"][f"decode {size}"],
         )
         rate = PEAK_FLOPS * UTILISATION / flops
-        rates = f"{flops / 1e9:.1f} GFLOPs, {rate:,.0f} images/s, fed by {rate / decoded:.0f} cores"
+        rates = f"{flops / 1e9:.1f} GFLOPs, {rate:,.0f} images/s, fed by {math.ceil(rate / decoded)} cores"
         rows.append((f"{BACKBONE} {size} on an A100, estimate", rates, f"{gpu_hours(flops):,.0f} GPU-hours"))
     return _markdown(("task", "rate", "a billion images"), rows)
 

@@ -186,7 +186,7 @@ def table(results: dict[str, Any]) -> str:
         "steps",
         "products",
         "error",
-        "error of paper steps",
+        "error of the same number of paper steps",
         "(a, b) of each step",
     ]
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]

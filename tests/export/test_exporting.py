@@ -229,7 +229,7 @@ def test_svms_on_both_orders(birds: Path, tmp_path: Path) -> None:
     network = create_model("test_resnet", dim=4, num_classes=6, image_size=64, join="gap")
     save_model(network, tmp_path / "net", classes=CLASSES)
     fit_svm(tmp_path / "net", birds, tmp_path / "svm")
-    options = dataclasses.replace(ALONE, preprocessing="beside")
+    options = dataclasses.replace(ALONE, preprocessing="outside")
     report = export_model(tmp_path / "svm", birds, tmp_path / "new", options=options)
     assert report.parity["onnx"].relative < 1e-4
     metadata = read_metadata(tmp_path / "new" / "model.onnx")

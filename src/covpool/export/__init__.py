@@ -34,7 +34,7 @@ class ExportOptions:
     Attributes:
         formats: any of ``onnx``, ``onnx-float16``, ``onnx-int8`` and ``torch``; a string separates them by
             commas.
-        preprocessing: ``inside``: the graph receives uint8 pixels, ``(B, H, W, 3)``; ``beside``: it receives
+        preprocessing: ``inside``: the graph receives uint8 pixels, ``(B, H, W, 3)``; ``outside``: it receives
             normalized images, ``(B, 3, H, W)``, and ``model.json`` describes the normalization.
         free_size: leave height and width of the images dynamic, where the backbone is convolutional.
         split: split to compare on (default: test if it exists, else val, else train).
@@ -48,7 +48,7 @@ class ExportOptions:
     """
 
     formats: Sequence[str] = ("onnx", "torch")
-    preprocessing: Literal["inside", "beside"] = "inside"
+    preprocessing: Literal["inside", "outside"] = "inside"
     free_size: bool = True
     split: str | None = None
     layout: str = "auto"
@@ -62,7 +62,7 @@ class ExportOptions:
     def __post_init__(self) -> None:
         names = self.formats.split(",") if isinstance(self.formats, str) else self.formats
         object.__setattr__(self, "formats", tuple(dict.fromkeys(names)))
-        check_choice("preprocessing", self.preprocessing, ("inside", "beside"))
+        check_choice("preprocessing", self.preprocessing, ("inside", "outside"))
         for name in ("limit", "calibration", "rounds", "batch_size"):
             check_whole(name, getattr(self, name))
         check_whole("workers", self.workers, at_least=0)
