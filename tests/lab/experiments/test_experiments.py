@@ -123,8 +123,8 @@ def test_the_formulas_of_bulk_by_hand() -> None:
     rows = re.findall(r"\| (.*?) \|\n", bulk.table(results) + "\n")
     assert "d = 256 | 32,896 | 131.6 TB | 65.8 TB" in rows  # 256 · 257 / 2 · 4 · 1e9
     assert "decode 224 | 100.0 images/s per core | 2,778 core-hours" in rows  # 1e9 / 100 / 3600
-    # 1e9 · 1e10 / 31.2e12 / 3600, and 31.2e12 / 1e10 images/s over 100 per core
-    gpu = "10.0 GFLOPs, 3,120 images/s, fed by 31 cores | 89 GPU-hours"
+    # 1e9 · 1e10 / 31.2e12 / 3600, and 31.2e12 / 1e10 images/s over 100 per core, rounded up
+    gpu = "10.0 GFLOPs, 3,120 images/s, fed by 32 cores | 89 GPU-hours"
     assert f"resnet50 224 on an A100, estimate | {gpu}" in rows
     assert "GET, one per image | 1,000,000,000 | 5,500/s | 50.5 hours" in rows
     # 1e9 · 1e5 / 256e6 shards of 2560 images, so 3 files each
@@ -233,14 +233,15 @@ def test_the_page_on_numerics_has_the_numbers_of_spectra() -> None:
     low, zero = part["below_half_the_root"]["isqrt_cov steps=5"], part["bins"]["zero"]
     sentences = (
         f"{part['images']} photographs at {part['image_size']} pixels",
-        f"from {before['condition']:.1e} to {root['condition']:.0f} and",
-        f"effective rank from {before['effective_rank']:.1f} to {root['effective_rank']:.1f}.",
+        f"from {before['condition']:.1e} to {root['condition']:.0f},",
+        f"the effective rank, roughly the number of large eigenvalues, from {before['effective_rank']:.1f} to {root['effective_rank']:.1f}.",
         f"{1.5**5:.1f}·λ for a small eigenvalue",
         f"For {100 * low['eigenvalues']:.0f} % of the nonzero eigenvalues",
         f"Together these eigenvalues hold {100 * low['trace']:.0f} % of the trace",
         f"condition number of {five['condition']:.1e} and an effective rank of {five['effective_rank']:.0f}.",
         f"{part['zeros']:.0f} of {part['channels']} eigenvalues",
-        f"DeepO2P maps it to −{abs(zero['deep_o2p']):.1f} and Pow-TMLR to −{abs(zero['power_tmlr']):.0f}",
+        f"DeepO2P (a logarithm) to −{abs(zero['deep_o2p']):.1f} and "
+        f"Pow-TMLR (a power) to −{abs(zero['power_tmlr']):.0f}",
     )
     sentences = tuple(sentence.replace("e+0", "e") for sentence in sentences)
     words = words_of("numerics.md")
