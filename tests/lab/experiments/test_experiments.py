@@ -234,7 +234,7 @@ def test_the_page_on_numerics_has_the_numbers_of_spectra() -> None:
     sentences = (
         f"{part['images']} photographs at {part['image_size']} pixels",
         f"from {before['condition']:.1e} to {root['condition']:.0f},",
-        f"the effective rank, roughly the number of large eigenvalues, from {before['effective_rank']:.1f} to {root['effective_rank']:.1f}.",
+        f"number of large eigenvalues, from {before['effective_rank']:.1f} to {root['effective_rank']:.1f}.",
         f"{1.5**5:.1f}·λ for a small eigenvalue",
         f"For {100 * low['eigenvalues']:.0f} % of the nonzero eigenvalues",
         f"Together these eigenvalues hold {100 * low['trace']:.0f} % of the trace",
