@@ -94,15 +94,17 @@ def test_sets_that_were_not_run_are_listed() -> None:
 
 
 def test_the_front_page_has_the_times_of_networks() -> None:
-    from lab.bench.layer import front_table
+    from lab.bench.layer import FRONT_BATCHES, FRONT_SIZES, network_table
     from lab.record import read_record, with_block
 
     (file,) = RESULTS.glob("layer--*.json")
-    assert with_block(read(README), "layer", front_table(read_record(file))) == read(README)
+    assert with_block(
+        read(README), "layer", network_table(read_record(file), FRONT_SIZES, FRONT_BATCHES)
+    ) == read(README)
 
 
 def test_the_times_of_networks_are_those_of_the_record() -> None:
-    from lab.bench.layer import front_table
+    from lab.bench.layer import network_table
 
     runs = {
         "gap": {"ratio": {"median": 1.0}},
@@ -113,8 +115,8 @@ def test_the_times_of_networks_are_those_of_the_record() -> None:
         "machine": {"cores": 2},
         "networks": {"training, resnet50, 224 pixels, batch 16": runs},
     }
-    assert front_table(record).splitlines()[-1] == "| ResNet-50 | 16 | +23 % (+0 to +30) | not run |"
-    assert front_table({**record, "networks": {}}) == ""
+    assert network_table(record).splitlines()[-1] == "| ResNet-50 | 224 | 16 | +23 % (+0 to +30) | not run |"
+    assert network_table({**record, "networks": {}}) == ""
 
 
 def test_the_accuracies_of_the_benchmarks_are_measured() -> None:

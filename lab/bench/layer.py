@@ -46,15 +46,14 @@ from lab.record import (
 
 NAME = "layer"
 SOURCES = ("functional", "nn", "lab/bench")
-BACKBONES = ("efficientnet_lite0", "resnet50")
 IMAGE_SIZES = (224, 448)
 BATCHES = (1, 16, 64)
 CLASSES = 1000
 # A training step keeps the activations of every layer: 64 images of 448 pixels need 20 GB and more.
 MOST_TRAINING_PIXELS = 64 * 224**2
+NETWORKS = {"resnet50": "ResNet-50", "efficientnet_lite0": "EfficientNet-Lite0"}
 # The rows on the front page.
-FRONT = {"resnet50": "ResNet-50", "efficientnet_lite0": "EfficientNet-Lite0"}
-FRONT_PIXELS, FRONT_BATCHES = 224, (16, 64)
+FRONT_SIZES, FRONT_BATCHES = (224,), (16, 64)
 
 log = logging.getLogger(__name__)
 
@@ -148,7 +147,7 @@ def main(
         problem = Problem(size, device=device)
         measure("layer", f"{size.name}, {count} threads", partial(layer_runs, problem), schedule)
     for backbone, pixels, batch, what in product(
-        BACKBONES if steps else (), IMAGE_SIZES, BATCHES, ("inference", "training")
+        NETWORKS if steps else (), IMAGE_SIZES, BATCHES, ("inference", "training")
     ):
         if what == "training" and batch * pixels**2 > MOST_TRAINING_PIXELS and device == "cpu":
             continue
@@ -167,29 +166,27 @@ def summary(record: Mapping[str, Any]) -> str:
         cells.append([size, threads.split()[0], f"{layer:.2f}", f"{paper / layer:.1f}"])
     titles = ["features", "threads", "layer over its products", "the paper's equations over the layer"]
     lines = [table(titles, cells)]
-    cells = [[name, added(runs)] for name, runs in record["networks"].items()]
-    if cells:
-        lines += ["", table(["network", "time that `isqrt_cov` adds to `gap` (quartiles)"], cells)]
-    return "\n".join(lines)
+    networks = network_table(record)
+    return "\n".join([*lines, "", networks] if networks else lines)
 
 
-def front_table(record: Mapping[str, Any]) -> str:
-    """Return a few rows for README.md: the time that covariance pooling adds; empty if none is measured."""
+def network_table(
+    record: Mapping[str, Any], sizes: tuple[int, ...] = IMAGE_SIZES, batches: tuple[int, ...] = BATCHES
+) -> str:
+    """Return the time that covariance pooling adds to networks; empty if none is measured."""
     rows = []
-    for (backbone, title), batch in product(FRONT.items(), FRONT_BATCHES):
-        names = [
-            f"{what}, {backbone}, {FRONT_PIXELS} pixels, batch {batch}" for what in ("training", "inference")
-        ]
+    for (backbone, title), pixels, batch in product(NETWORKS.items(), sizes, batches):
+        names = [f"{what}, {backbone}, {pixels} pixels, batch {batch}" for what in ("training", "inference")]
         runs = [record["networks"].get(name) for name in names]
         if any(runs):
-            rows.append([title, str(batch), *(added(run) for run in runs)])
+            rows.append([title, str(pixels), str(batch), *(added(run) for run in runs)])
     if not rows:
         return ""
     words = (
-        f"Time that covariance pooling adds to average pooling, {FRONT_PIXELS} px, 1,000 classes, "
+        "Time that covariance pooling adds to average pooling, 1,000 classes, "
         f"{record['device'].upper()} ({record['machine']['cores']} cores); medians, quartiles in brackets:"
     )
-    titles = ["network", "batch", "training step", "inference"]
+    titles = ["network", "pixels", "batch", "training step", "inference"]
     return f"{words}\n\n{table(titles, rows)}"
 
 
@@ -213,7 +210,10 @@ def write_pages(
         front: front page with marks.
     """
     record = read_record(file or committed_file(NAME), NAME)
-    blocks = {docs / "benchmarks.md": summary(record), front: front_table(record)}
+    blocks = {
+        docs / "benchmarks.md": summary(record),
+        front: network_table(record, FRONT_SIZES, FRONT_BATCHES),
+    }
     for page, block in blocks.items():
         page.write_text(with_block(page.read_text(encoding="utf-8"), NAME, block), encoding="utf-8")
     return [*blocks]
