@@ -136,8 +136,9 @@ def summary(results: Results) -> str:
         "those 5 steps: time divided by the time of their matrix products alone (1 is the best possible)",
     ]
     words = (
-        "`isqrt_cov` with its default 3 fitted steps and its gradient, timed. Columns 2 to 5 show how many "
-        f"times faster it is than other code. {machine_words(results)}. {_origin(results)}"
+        "Columns 2 to 5 show how many times faster a forward and backward pass of `isqrt_cov` is than other "
+        "code. By default it has 3 steps with fitted coefficients; the paper has 5 steps. "
+        f"{machine_words(results)}. {_origin(results)}"
     )
     return f"{words}\n\n{table(titles, rows)}"
 

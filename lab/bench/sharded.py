@@ -242,7 +242,16 @@ def tables(results: dict[str, Any]) -> str:
         f"{first['features']} features, {first['images']} images per step, float32, SGD with momentum.",
         "",
     ]
-    lines += ["| classes | dense, seconds per step | sharded | dense / sharded |", "|---|---|---|---|"]
+    timed, largest = results["times"][0], results["largest"]
+    lines += [
+        f"Seconds per step of {timed['processes']} processes with one thread each, {timed['features']:,} "
+        f"features, {timed['images']} images per step, medians of {len(timed['seconds']['dense'])} rounds. "
+        "The last column is the median of the ratios of each round, with the smallest and the largest. It "
+        "can differ from the quotient of the times.",
+        "",
+        "| classes | dense | sharded | dense / sharded |",
+        "|---|---|---|---|",
+    ]
     for row in results["times"]:
         dense, sharded = (statistics.median(row["seconds"][kind]) for kind in KINDS)
         ratios = [a / b for a, b in zip(*(row["seconds"][kind] for kind in KINDS), strict=True)]
@@ -250,15 +259,9 @@ def tables(results: dict[str, Any]) -> str:
             f"| {row['classes']:,} | {dense:.3f} | {sharded:.3f} | {statistics.median(ratios):.2f} "
             f"({min(ratios):.2f} to {max(ratios):.2f}) |"
         )
-    timed, largest = results["times"][0], results["largest"]
     copies = largest["processes"] * 12 * largest["classes"] * (largest["features"] + 1)
     first, *_, last = largest["losses"]
     lines += [
-        "",
-        f"{timed['processes']} processes of one thread, {timed['features']:,} features, {timed['images']} "
-        f"images per step, medians of {len(timed['seconds']['dense'])} rounds in turns. Each ratio is "
-        "computed within one round; its smallest and largest value are in brackets. The load "
-        f"average of the machine was {results['load']:.0f}, of which these processes are 2.",
         "",
         f"A classifier of {largest['classes']:,} classes × {largest['features']:,} features trains on "
         f"{largest['processes']} processes of this machine. Each holds {largest['held'] / 1e9:.2f} GB of it "

@@ -307,7 +307,7 @@ def test_mistakes_are_found_before_anything_is_traced(
     [
         ({"formats": ()}, "formats must name at least one of onnx, onnx-float16, onnx-int8, torch"),
         ({"formats": ("coreml",)}, "formats must be one of"),
-        ({"preprocessing": "outside"}, "preprocessing must be one of"),
+        ({"preprocessing": "beside"}, "preprocessing must be one of"),
         ({"rounds": 0}, "rounds must be"),
         ({"limit": 0}, "limit must be"),
     ],

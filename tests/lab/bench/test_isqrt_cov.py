@@ -234,7 +234,7 @@ def test_summary_goes_between_the_marks_and_nowhere_else(results_file: Path, tmp
     page = tmp_path / "page.md"
     page.write_text("above\n<!-- benchmark:begin -->\nold\n<!-- benchmark:end -->\nbelow\n", encoding="utf-8")
     text = summary_into(page, results_file).read_text(encoding="utf-8")
-    assert text.startswith("above\n<!-- benchmark:begin -->\n`isqrt_cov` with its default 3 fitted steps")
+    assert text.startswith("above\n<!-- benchmark:begin -->\nColumns 2 to 5 show")
     assert text.endswith("<!-- benchmark:end -->\nbelow\n")
     assert "old" not in text
     assert "| tiny (16×9, batch 2) |" in text
