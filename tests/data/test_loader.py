@@ -253,7 +253,10 @@ def test_it_gives_up_with_a_sentence(workers: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_shard_that_cannot_be_had_stops_with_a_sentence(tmp_path: Path, workers: int) -> None:
+def test_a_shard_that_cannot_be_had_stops_with_a_sentence(
+    tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("covpool.storage.remote.pauses_before", lambda retries: ())
     write_shards(memory_images(COUNT), tmp_path / "shards", shard_bytes=6_000)
     images = open_shards(tmp_path / "shards")
     for path in (tmp_path / "shards").glob("*.tar.json"):

@@ -286,7 +286,7 @@ def test_a_server_that_sends_headers_without_end_is_left(
 ) -> None:
     monkeypatch.setattr("covpool.storage.remote.TABLE_TIMEOUTS", 1)
     monkeypatch.setattr("covpool.storage.remote.pauses_before", lambda retries: ())
-    with limited(Requests(timeout=0.5, retries=0)):
+    with limited(Requests(timeout=0.2, retries=0)):
         where = Address.of(f"{server.url}/drip-headers")
         for ask in (where.is_folder, where.exists, where.files_below, where.read):
             started = time.monotonic()
