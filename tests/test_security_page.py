@@ -52,7 +52,7 @@ def test_the_numbers_are_those_of_the_source() -> None:
     mib = 1 << 20
     expected = {
         "A JPEG with many scans": (f"{decode.MAX_SCANS} scans", f"{scans} in the example"),
-        "A header in many": (f"{decode.MAX_HEADER_READS:,} reads", f"{decode.PIECE_BYTES:,} bytes"),
+        "A file that Pillow": (f"{decode.MAX_HEADER_READS:,} reads", f"{decode.PIECE_BYTES:,} bytes"),
         "A decoder that hangs is stopped in bulk": (f"{waits['timeout'].default:g} seconds",),
         "A decoder that hangs is stopped in the example": (f"{float(small):g} s", f"{float(large):g} s"),
         "A URL in a row": (f"{waits['timeout'].default:g} seconds",),

@@ -199,19 +199,20 @@ def summary(record: dict[str, Any]) -> str:
             "",
             table(["d", "images", "CPU ms per image", "largest memory of the process"], cells),
             "",
-            f"Two processes add vectors {speeds} as fast as one, with the reduction of their sums.",
+            f"Two processes add vectors {speeds} as fast as one, including the time to add up their sums.",
             "",
-            "On paper, from these figures: 100 million images of a million classes on 64 such machines. The "
-            "hours are those of the sums alone, without the backbone.",
+            "The next table estimates 100 million images of a million classes on 64 such machines. The hours "
+            "are those of the sums alone, without the backbone. covpool keeps two matrices Σxxᵀ: one of the "
+            "images to solve with, and one of the held-out images.",
             "",
             table(
                 [
                     "d",
                     "hours",
-                    "Σxxᵀ in two parts",
+                    "both Σxxᵀ",
                     "class sums",
                     "class sums per machine",
-                    "vectors on its disk",
+                    "vectors per machine, on disk",
                 ],
                 paper,
             ),

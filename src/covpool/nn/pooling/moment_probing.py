@@ -65,7 +65,9 @@ class MomentProbing(Method):
     A matrix of two different heads has no eigenvalues to speak of; directions without variance stay zero.
     """
 
-    summary: ClassVar[str] = "convolved cross-covariances of heads of projected features (Moment Probing)"
+    summary: ClassVar[str] = (
+        "covariances between groups of projected channels, then two convolutions (Moment Probing)"
+    )
     reduces: ClassVar[bool] = True
     Options: ClassVar[type[MomentProbingOptions]] = MomentProbingOptions
     options: MomentProbingOptions
