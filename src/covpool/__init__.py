@@ -114,8 +114,16 @@ def __getattr__(name: str) -> Any:
     module = _MODULES.get(name, name)
     package = module.partition(".")[0]
     if package not in _EXTRAS:
-        raise AttributeError(f"module 'covpool' has no attribute {name!r}")
+        raise AttributeError(f"module 'covpool' has no attribute {name!r}{_elsewhere(name)}")
     return _load("covpool", name, f"covpool.{module}", _EXTRAS[package])
+
+
+def _elsewhere(name: str) -> str:
+    """Return where a public function of another package is, as the end of a sentence."""
+    for package in () if name.startswith("_") else ("functional", "nn", "models"):
+        if name in importlib.import_module(f"covpool.{package}").__all__:
+            return f": use covpool.{package}.{name}"
+    return ""
 
 
 def __dir__() -> list[str]:

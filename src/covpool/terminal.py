@@ -197,7 +197,7 @@ class NamedProgress:
         """Show the state of the job ``what``."""
         if what != self._progress.what or done < self._done:
             self._progress.what = what
-            self._progress.begin()
+            self._progress.begin(done)
         self._done = done
         self._progress(done, total)
 
@@ -238,26 +238,26 @@ def _bar(stream: TextIO) -> Bar | None:
 
 # Names in other programs.
 OTHER_NAMES = {
-    "arch": "model",
-    "backbone": "model",
-    "classify": "predict",
-    "finetune": "fit",
-    "gpu": "device",
-    "pool": "heads",
-    "pooling": "heads",
-    "test": "eval",
+    "arch": ("model",),
+    "backbone": ("model",),
+    "classify": ("predict",),
+    "finetune": ("fit",),
+    "gpu": ("device", "cuda"),
+    "pool": ("heads",),
+    "pooling": ("heads",),
+    "test": ("eval",),
 }
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """Return the choice most similar to ``word`` as the end of a sentence, or nothing.
 
-    It is for verbs, options and paths. :mod:`covpool.arguments` has one for values.
+    It is for the words of a command line. :mod:`covpool.arguments` has one for values in Python.
     """
     bare = {choice.lstrip("-").casefold(): choice for choice in choices}  # hyphens make any two options alike
     word = word.lstrip("-").casefold()
-    near = [name for name in bare if name.startswith(word)]
+    near = sorted((name for name in bare if name.startswith(word)), key=len)
     near += [name for name in bare if len(name) > 2 and word.startswith(name)]
-    near += [name for name in bare if name == OTHER_NAMES.get(word)]
+    near += [name for name in bare if name in OTHER_NAMES.get(word, ())]
     near += difflib.get_close_matches(word, bare, cutoff=0.7)
     return f": did you mean {bare[near[0]]}?" if near else ""

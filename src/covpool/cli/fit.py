@@ -144,11 +144,11 @@ def run_forget(arguments: ForgetArguments) -> "Changed":
 
 
 def _with_progress(
-    change: "Callable[..., Changed]", arguments: UpdateArguments | ForgetArguments
+    change: "Callable[..., Changed]", arguments: UpdateArguments | ForgetArguments | MergeArguments
 ) -> "Changed":
-    from covpool.terminal import Progress
+    from covpool.terminal import NamedProgress
 
-    with Progress("images") as progress:
+    with NamedProgress() as progress:
         return change(**vars(arguments), progress=progress)
 
 
@@ -156,7 +156,7 @@ def run_merge(arguments: MergeArguments) -> "Changed":
     """Merge."""
     from covpool.closed_form.kept import merge
 
-    return merge(arguments.first, arguments.second, arguments.out)
+    return _with_progress(merge, arguments)
 
 
 def text(result: "Changed") -> str:

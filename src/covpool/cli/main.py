@@ -18,11 +18,11 @@ import shlex
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple, cast
 from unittest import mock
 
 from covpool import __version__
+from covpool.cli.paths import named_alike
 from covpool.errors import WORKER_DIED, CovpoolError, Interrupted, ReportedByFirstError
 from covpool.storage.files import package_text
 from covpool.storage.remote import trust_rows
@@ -296,6 +296,7 @@ REMEDIES = {
     errno.EPERM: "change its permissions, or use another folder",
     errno.ENOTDIR: "a file is where a folder should be; use another folder",
     errno.EEXIST: "a file is where a folder should be; use another folder",
+    errno.EISDIR: "a folder is where a file should be; give a file",
     errno.EMFILE: "raise the limit of open files (ulimit -n), or use fewer --workers",
 }
 # Words of the RuntimeError with which torch reports that the CPU's memory is full.
@@ -344,17 +345,9 @@ def _is_memory(error: Exception) -> bool:
 def _of_the_disk(error: OSError) -> str:
     text = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)
     if error.errno == errno.ENOENT and isinstance(error.filename, str | os.PathLike):
-        return text + _named_alike(Path(error.filename))
+        return text + named_alike(os.fsdecode(error.filename))
     remedy = REMEDIES.get(error.errno or 0)
     return f"{text}: {remedy}" if remedy else text
-
-
-def _named_alike(path: Path) -> str:
-    """Return a neighbor with a similar name, for a file that does not exist."""
-    try:
-        return did_you_mean(path.name, [neighbor.name for neighbor in path.parent.iterdir()])
-    except OSError:  # its folder does not exist either
-        return ""
 
 
 # Settings of malloc.h.

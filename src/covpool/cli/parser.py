@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import glob
 import inspect
-import os
+import itertools
 import re
 from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
@@ -17,8 +16,9 @@ import docstring_parser
 from jsonargparse import DefaultHelpFormatter
 
 from covpool.arguments import check_whole
+from covpool.cli.paths import check_paths
 from covpool.terminal import announce_loading, did_you_mean
-from covpool.training.parser import SentenceParser
+from covpool.training.parser import SentenceParser, in_words
 
 
 def parse_several(
@@ -43,9 +43,10 @@ def parse_several(
     """
     parser = make_parser(command, *kinds, skip=skip)
     parser.example = example
-    parsed = parser.parse_args(valued([*map(underscored, argv)], parser.hints)).as_dict()
+    parsed = parser.parse_words([*map(underscored, argv)]).as_dict()
     as_json = parsed.pop("json")
     check_values(parsed)
+    check_paths(command, parsed)
     announce_loading(command)
     for name in parser.lists:
         words = parsed[name].removeprefix("[").removesuffix("]").split(",")
@@ -60,25 +61,18 @@ def parse_several(
 
 # Numbers that may be 0.
 MAY_BE_ZERO = ("max_bad", "num_classes", "retries", "seed", "svm_seeds", "workers")
-# Options that name a local file or folder, or a URL.
-LOCATIONS = ("basis", "data", "weights")
 
 
 def check_values(parsed: Mapping[str, Any]) -> None:
-    """Check numbers and paths, before a command imports torch.
+    """Check numbers, before a command imports torch.
 
     Raises:
         UsageError: if a whole number is below the smallest one.
-        OSError: if a file or a folder does not exist.
     """
     for name, value in parsed.items():
         for number in value if isinstance(value, list | tuple) else [value]:
             if isinstance(number, int) and not isinstance(number, bool):
                 check_whole(_hyphenated(f"--{name}"), number, at_least=int(name not in MAY_BE_ZERO))
-    for name in LOCATIONS:
-        path = parsed.get(name)
-        if path is not None and "://" not in path and not glob.has_magic(path):
-            os.stat(path)
 
 
 def make_parser(command: str, *kinds: type[Any], skip: Collection[str] = ()) -> Parser:
@@ -132,10 +126,17 @@ class Parser(SentenceParser):
     Attributes:
         example: a command line that works, for the end of the help.
         lists: options whose values are separated by commas.
+        words: the words of the command line.
     """
 
     example: str = ""
-    lists: list[str]
+    lists: Collection[str] = ()
+    words: Sequence[str] = ()
+
+    def parse_words(self, words: Sequence[str], **kwargs: Any) -> Any:
+        """Parse a command line; its options are spelled as the fields are."""
+        self.words = valued(words, self.hints)
+        return self.parse_args(self.words, **kwargs)
 
     def format_help(self, *args: Any, **kwargs: Any) -> str:
         """Return the help, with hyphens and the example."""
@@ -145,16 +146,26 @@ class Parser(SentenceParser):
     def sentence(self, message: str) -> str:
         """Return the error message with hyphens, and what to type instead."""
         sentence = _hyphenated(super().sentence(message))
-        unknown = re.match(r"unrecognized arguments: (--[\w.-]+)?", sentence)
         if "arguments are required" in sentence and self.example:
             return f"{sentence}; example: {self.example}"
+        if bare := re.match(r"argument (--[\w.-]+): expected one argument", sentence):
+            key = bare[1].removeprefix("--").replace("-", "_")
+            kind = "values separated by commas" if key in self.lists else in_words(self.hints[key])
+            return f"{bare[1]} needs a value: {kind}"
+        unknown = re.match(r"unrecognized arguments: (--?[A-Za-z][\w.-]*)?", sentence)
         if unknown is None:
             return sentence
         hint = f"; {self.prog} --help lists the options"
+        takes = [action.dest for action in self._actions if not action.option_strings]
         if unknown[1] is None:
+            if joined := _joined(self.words, self.lists):
+                return f"{sentence}: join values by commas, as in {joined}"
             return (
-                f"{sentence}; quote spaces and patterns, as 'photos/*.jpg', and join values by commas{hint}"
+                f"{sentence}; {self.prog} accepts only {' and '.join(takes)}; "
+                "quote spaces and patterns, as 'photos/*.jpg'"
             )
+        if unknown[1].removeprefix("--") in takes:
+            return f"{unknown[1]} is not an option: leave out this word; example: {self.example}"
         return sentence + (did_you_mean(unknown[1], self.options()) or hint)
 
     def options(self) -> list[str]:
@@ -178,6 +189,19 @@ class Help(DefaultHelpFormatter):
         )
 
 
+def _joined(words: Sequence[str], lists: Collection[str]) -> str:
+    """Return ``--heads gap isqrt_cov`` with a comma; nothing if no list is written like this."""
+    for place, word in enumerate(words):
+        values = itertools.takewhile(lambda value: not value.startswith("-"), words[place + 1 :])
+        if word.removeprefix("--") in lists and len(joined := list(values)) > 1:
+            return f"{_hyphenated(word)} {','.join(joined)}"
+    return ""
+
+
+# Words that follow an option of true or false as its value; those but true and false are mistakes.
+TRUTHS = ("true", "false", "yes", "no", "on", "off", "1", "0")
+
+
 def underscored(word: str) -> str:
     """Return ``--batch-size=8`` as ``--batch_size=8``, since options are named as the fields are."""
     name, equals, value = word.partition("=")
@@ -185,10 +209,10 @@ def underscored(word: str) -> str:
 
 
 def valued(words: Sequence[str], hints: Mapping[str, Any]) -> list[str]:
-    """Return ``--index`` as ``--index=true`` where it takes true or false and neither follows."""
+    """Return ``--index`` as ``--index=true`` where it takes true or false and no such word follows."""
     flags = {f"--{name}" for name, hint in hints.items() if hint is bool}
     return [
-        f"{word}=true" if word in flags and following not in ("true", "false") else word
+        f"{word}=true" if word in flags and following.lower() not in TRUTHS else word
         for word, following in pairwise([*words, ""])
     ]
 

@@ -113,9 +113,9 @@ def run_doctor(arguments: DoctorArguments) -> "Examination":
     warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # of torch, where NumPy is missing
 
     from covpool.doctor import examine
-    from covpool.terminal import Progress
+    from covpool.terminal import NamedProgress
 
-    with Progress("tests") as progress:
+    with NamedProgress() as progress:
         return examine(progress)
 
 

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 from covpool.arguments import DEVICES
 from covpool.cli.main import Command
-from covpool.cli.parser import Help, Parser, add_shared, add_trust, underscored, valued
+from covpool.cli.parser import Help, Parser, add_shared, add_trust, underscored
+from covpool.cli.paths import check_paths
 from covpool.errors import Interrupted, UsageError
 from covpool.nn.pooling import METHODS
 from covpool.terminal import counted
@@ -182,7 +183,8 @@ def parse_words(words: Sequence[str], parser: Parser) -> dict[str, Any]:
     if words and not words[0].startswith("-"):
         words = ["--data", *words]
     spelled = [_by_key(underscored(word)) for word in words]
-    given = parser.parse_args(_nulled(valued(spelled, parser.hints), parser.hints), defaults=False)
+    given = parser.parse_words(_nulled(spelled, parser.hints), defaults=False)
+    check_paths(parser.prog, {"out": given.get("out")})
     return {key: value for key, value in given.items() if not isinstance(value, argparse.Namespace)}
 
 

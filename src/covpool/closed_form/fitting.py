@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +99,7 @@ def fit(
         >>> covpool.fit("birds").metrics["top1"]  # doctest: +SKIP
         0.696
     """
-    options = dataclasses.replace(options or FitOptions(), **fields)
+    options = (options or FitOptions()).changed(**fields)
     folder = Path(out) if out is not None else default_folder(data)
     with joined_processes(options.device, WAIT) as processes, ExitStack() as stack:
         processes.by_first(lambda: str(stack.enter_context(_held_for(folder, options, str(data)))))
@@ -157,7 +157,11 @@ class _Fitting(FrozenPass):
         )
 
     def _solutions(self, sums: Mapping[str, Sums]) -> dict[str, Solution]:
-        return {head: solve(of_head, balance=self.options.balance) for head, of_head in sums.items()}
+        return {head: self._solved(head, of_head) for head, of_head in sums.items()}
+
+    def _solved(self, head: str, sums: Sums) -> Solution:
+        progress = partial(self.progress, f"regularization strengths of {head}")
+        return solve(sums, balance=self.options.balance, progress=progress)
 
     def _finish(
         self,
@@ -322,8 +326,7 @@ class _Fitting(FrozenPass):
         aside = np.zeros(0, dtype=np.int64)
         if "val" not in self.sets:
             aside = split_off(self.train_images, VAL_FRACTION)[1].indices
-        sums = self.summed(aside.tolist())[head]
-        solution = solve(sums, balance=self.options.balance)
+        solution = self._solved(head, self.summed(aside.tolist())[head])
         columns, right, count = self.columns[head], 0, 0
         split = "val" if "val" in self.sets else "train"
         for part in self.pooled(split):

@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,11 @@ from covpool.models.saving import save_model
 from covpool.storage.files import MAX_TEXT_BYTES, Digest, read_file, write_file
 from covpool.storage.folders import held, read_folder, replace_folder, scratch_folder
 from covpool.storage.manifest import Manifest, part_of, read_part
+from covpool.terminal import counted
 
 BUNDLE, SUMS = "bundle", "sums"
 TENSORS, MANIFEST = "sums.safetensors", "manifest.json"
-Progress = Callable[[int, int], None]
+Progress = Callable[[str, int, int], None]
 
 
 def identity_of(model: PooledClassifier) -> str:
@@ -138,7 +140,7 @@ def update(
     *,
     workers: int = 2,
     device: Device = "auto",
-    progress: Progress = lambda done, total: None,
+    progress: Progress = lambda what, done, total: None,
 ) -> Changed:
     """Add labeled images to a fitted model, with or without new classes. The backbone runs on them alone.
 
@@ -147,10 +149,10 @@ def update(
         data: images by class, as for :func:`covpool.fit`. If it has splits, those of train are added.
         workers: processes that read images.
         device: ``"auto"`` uses a GPU if there is one.
-        progress: called with the number of images done and the total.
+        progress: called with the name of the counted items, the number done and the total.
     """
-    with _changing(model) as (root, sums, about):
-        images = open_images(data, "train")
+    images = open_images(data, "train")
+    with _changing(model, progress) as (root, sums, about):
         classes = (*sums.classes, *(name for name in images.classes if name not in sums.classes))
         changed, added, seen = sums.with_classes(classes), 0, 0
         place = torch.tensor([classes.index(name) for name in images.classes])
@@ -158,7 +160,7 @@ def update(
         for rows in _rows(root, images, running, progress):
             seen += len(rows)
             added += changed.add(Rows(rows.vectors, place[rows.labels], rows.images))
-        return _save(root, root, changed, about, sums, added, seen - added)
+        return _save(root, root, changed, about, sums, added, seen - added, progress)
 
 
 def forget(
@@ -167,7 +169,7 @@ def forget(
     *,
     workers: int = 2,
     device: Device = "auto",
-    progress: Progress = lambda done, total: None,
+    progress: Progress = lambda what, done, total: None,
 ) -> Changed:
     """Remove images from a fitted model, which is then that of a fit without them.
 
@@ -179,16 +181,16 @@ def forget(
             vectors, they must be labeled, as for :func:`covpool.fit`.
         workers: processes that read images.
         device: ``"auto"`` uses a GPU if there is one.
-        progress: called with the number of images done and the total.
+        progress: called with the name of the counted items, the number done and the total.
 
     Raises:
         UsageError: if an image was not among the training images.
     """
-    with _changing(model) as (root, sums, about):
+    photos = open_unlabeled(data)
+    with _changing(model, progress) as (root, sums, about):
         changed, removed = sums.with_classes(sums.classes), 0
         if sums.is_exact:
-            photos = open_unlabeled(data)
-            numbers = torch.tensor([content_number(photos.read(i)) for i in range(len(photos))])
+            numbers = _numbers_of(photos, sums, root, progress)
             changed.remove(changed.rows_of(numbers))
             removed = len(numbers.unique())
         else:
@@ -202,36 +204,66 @@ def forget(
                 removed += len(rows)
         counts = changed.counts().tolist()
         kept = [name for name, count in zip(changed.classes, counts, strict=True) if count]
-        return _save(root, root, changed.with_classes(kept), about, sums, -removed, 0)
+        return _save(root, root, changed.with_classes(kept), about, sums, -removed, 0, progress)
 
 
-def merge(first: str | Path, second: str | Path, out: str | Path) -> Changed:
+def _numbers_of(photos: ImageSet, sums: Sums, root: Path, progress: Progress) -> Tensor:
+    """Return the numbers of images to remove, which are in the sums of a fit."""
+    numbers, missing = [], []
+    for i in range(len(photos)):
+        progress("images", i, len(photos))
+        try:
+            numbers.append(content_number(photos.read(i)))
+        except FileNotFoundError as error:
+            missing.append(error)
+    if missing:
+        what = f"{missing[0].strerror} ({len(missing):,} of {counted(len(photos), 'image')} to remove)"
+        raise FileNotFoundError(missing[0].errno, what, missing[0].filename)
+    unknown = np.flatnonzero(~np.isin(numbers, sums.rows.images.numpy()))
+    if len(unknown):
+        raise UsageError(
+            f"{len(unknown):,} of {counted(len(photos), 'image')} to remove, first {photos.name(int(unknown[0]))}, "
+            f"are not training images of {root}: an image is recognized by its bytes, so pass the files that "
+            "were fitted, unchanged"
+        )
+    return torch.tensor(numbers)
+
+
+def merge(
+    first: str | Path,
+    second: str | Path,
+    out: str | Path,
+    *,
+    progress: Progress = lambda what, done, total: None,
+) -> Changed:
     """Merge two fitted models into one of all their images, without the images themselves.
 
     Args:
         first: folder of a fit with ``keep_sums``.
         second: folder of another one with the same backbone and basis (``basis``).
         out: a new folder.
+        progress: called with the name of the counted items, the number done and the total.
     """
     root = Path(out)
     if root.exists() and any(root.iterdir()):
         raise UsageError(f"{out} is not empty: use another --out")
-    with _changing(first) as (source, sums, about), _changing(second) as (_, more, _):
+    with _changing(first, progress) as (source, sums, about), _changing(second, progress) as (_, more, _):
         merged = sums + more
         root.mkdir(parents=True, exist_ok=True)
         with held(root):
             known = len(sums) + len(more) - len(merged)
-            return _save(source, root, merged, about, None, len(merged), known)
+            return _save(source, root, merged, about, None, len(merged), known, progress)
 
 
 @contextmanager
-def _changing(folder: str | Path) -> Iterator[tuple[Path, Sums, dict[str, Any]]]:
+def _changing(folder: str | Path, progress: Progress) -> Iterator[tuple[Path, Sums, dict[str, Any]]]:
     """Hold the folder of a fit, and yield it with its sums and facts about them.
 
     Raises:
         UsageError: if the sums are not of the vectors of its model, which may have been fine-tuned since.
     """
     root = _fit_folder(folder)
+    progress(f"saved sums, of {root}", 0, 1)
     with held(root):
         sums, about = load_sums(root / SUMS)
         if identity_of(load_model(root / BUNDLE)) != sums.identity:
@@ -247,7 +279,7 @@ def _rows(root: Path, images: ImageSet, running: Running, progress: Progress) ->
     labels = np.asarray(images.labels, dtype=np.int64)
     with scratch_folder() as scratch:
         for file in compute_vectors(
-            root / BUNDLE, images, scratch / "rows", ModelVectors(), running, progress
+            root / BUNDLE, images, scratch / "rows", ModelVectors(), running, partial(progress, "images")
         ):
             yield file.read().rows(labels)
 
@@ -255,18 +287,29 @@ def _rows(root: Path, images: ImageSet, running: Running, progress: Progress) ->
 def _fit_folder(folder: str | Path) -> Path:
     """Return the folder of a fit, from it or from its bundle."""
     path = Path(folder)
-    return path.parent if path.name == BUNDLE and (path.parent / SUMS).exists() else path
+    path = path.parent if path.name == BUNDLE and (path.parent / SUMS).exists() else path
+    if path.is_dir() and not (path / BUNDLE).exists():
+        raise UsageError(f"{path} is not a folder of covpool fit: it has no {BUNDLE} in it")
+    return path
 
 
 def _save(
-    source: Path, root: Path, sums: Sums, about: dict[str, Any], before: Sums | None, added: int, known: int
+    source: Path,
+    root: Path,
+    sums: Sums,
+    about: dict[str, Any],
+    before: Sums | None,
+    added: int,
+    known: int,
+    progress: Progress,
 ) -> Changed:
     """Solve changed sums, and replace bundle and sums of a folder.
 
     The bundle comes first: after a kill between the two, the same command gives the same result.
     """
     model, card = load_model(source / BUNDLE), read_card(source / BUNDLE)
-    solution = solve(sums, balance=about["balance"])
+    strengths = partial(progress, "regularization strengths")
+    solution = solve(sums, balance=about["balance"], progress=strengths)
     set_classifier(model, solution, sums.classes)
     metrics = {"held_out": solution.accuracy}
     save_model(model, root / BUNDLE, metrics=metrics, recipe=card.recipe)

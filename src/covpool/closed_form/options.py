@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from covpool.arguments import FROZEN_DIM, Device, KeyMap, check_choice, check_whole
-from covpool.errors import UsageError
+from covpool.arguments import FROZEN_DIM, Device, KeyMap, check_choice, check_whole, did_you_mean
+from covpool.errors import UsageError, UsageTypeError
 from covpool.evaluate.probe.options import AVERAGE, ProbeOptions
 from covpool.storage.files import read_json, replace_file
 
@@ -70,6 +71,15 @@ class FitOptions:
             check_whole(name, getattr(self, name))
         check_choice("engine", self.engine, ("local", "ray"))
         self.probe()  # checks the others
+
+    def changed(self, **fields: Any) -> FitOptions:
+        """Return the options with some fields replaced."""
+        names = [field.name for field in dataclasses.fields(self)]
+        for name in fields:
+            if name not in names:
+                near = did_you_mean(name, names) or ": covpool.closed_form.FitOptions lists them"
+                raise UsageTypeError(f"fit has no option {name!r}{near}")
+        return dataclasses.replace(self, **fields)
 
     def probe(self, heads: Sequence[str] | None = None) -> ProbeOptions:
         """Return the options of a comparison of heads that are trained."""

@@ -19,7 +19,6 @@ Letters as in :mod:`covpool.closed_form.sums`; N = B·V rows.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -27,14 +26,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from covpool.closed_form.strength import Progress, best_strength, silent
 from covpool.closed_form.sums import FOLDS, Part, Sums
 from covpool.errors import UsageError
 from covpool.processes import Processes
 
 Kind = Literal["ridge", "logistic"]
-# Strengths are powers of this.
-STEP = 10**0.5
-MOST_STEPS = 12
 # Rows × columns × classes above which logistic regression is not tried.
 MAX_LOGISTIC = 4e9
 LOGISTIC_ITERATIONS = 100
@@ -80,7 +77,9 @@ class Solution:
         )
 
 
-def solve(sums: Sums, *, kind: Kind | None = None, balance: bool = False) -> Solution:
+def solve(
+    sums: Sums, *, kind: Kind | None = None, balance: bool = False, progress: Progress = silent
+) -> Solution:
     """Return the classifier of some sums, with scores whose softmax are probabilities.
 
     Args:
@@ -89,20 +88,21 @@ def solve(sums: Sums, *, kind: Kind | None = None, balance: bool = False) -> Sol
             significantly more accurate on held-out images. It is tried only if all vectors are kept and it
             is quick.
         balance: count every class alike, for unbalanced training images.
+        progress: called with the number of strengths that were tried, and the largest number of trials.
 
     Raises:
-        UsageError: if fewer than two classes have images.
+        UsageError: if fewer than two classes have images, or all vectors are equal.
     """
     if int((sums.counts() > 0).sum()) < 2:
         raise UsageError("a classifier needs images of at least two classes")
     solutions: list[Solution] = []
     if kind != "logistic":
-        solutions.append(ridge(sums))
+        solutions.append(ridge(sums, progress))
     rows, columns = len(sums) * sums.views, min(sums.width, len(sums) * sums.views)
     if kind == "logistic" or (
         kind is None and sums.is_exact and rows * columns * len(sums.classes) <= MAX_LOGISTIC
     ):
-        solutions.append(logistic(sums))
+        solutions.append(logistic(sums, progress))
     if balance:
         counts = sums.counts().double().clamp(min=1)
         solutions = [
@@ -120,29 +120,13 @@ def _is_better(solution: Solution, rival: Solution) -> bool:
     return bool(difference.mean() > 2 * difference.std() / len(difference) ** 0.5)
 
 
-def ridge(sums: Sums) -> Solution:
+def ridge(sums: Sums, progress: Progress = silent) -> Solution:
     """Return the solution of ridge regression."""
     if not sums.is_exact:
-        return _ridge_of_parts(sums)
+        return _ridge_of_parts(sums, progress)
     if len(sums) * sums.views > sums.width:
-        return _ridge_of_many_rows(sums)
-    return _ridge_of_few_rows(sums)
-
-
-def _best_strength(error: Callable[[float], float]) -> float:
-    """Return the strength with the smallest error: from 1 downhill, in steps of half a decade."""
-    known = {0: error(1.0)}
-
-    def at(step: int) -> float:
-        if step not in known:
-            known[step] = error(STEP**step)
-        return known[step]
-
-    direction = -1 if at(-1) < at(0) else 1
-    step = 0
-    while abs(step) < MOST_STEPS and at(step + direction) < at(step):
-        step += direction
-    return STEP**step
+        return _ridge_of_many_rows(sums, progress)
+    return _ridge_of_few_rows(sums, progress)
 
 
 def _one_hot(labels: Tensor, classes: int, views: int = 1) -> Tensor:
@@ -152,7 +136,7 @@ def _one_hot(labels: Tensor, classes: int, views: int = 1) -> Tensor:
 # --- fewer rows than columns: the dual, with exact leave-one-out
 
 
-def _ridge_of_few_rows(sums: Sums) -> Solution:
+def _ridge_of_few_rows(sums: Sums, progress: Progress) -> Solution:
     rows, classes = sums.rows, len(sums.classes)
     x_Np = rows.vectors.flatten(0, 1).double()
     y_NK = _one_hot(rows.labels, classes, sums.views)
@@ -178,7 +162,7 @@ def _ridge_of_few_rows(sums: Sums) -> Solution:
             best = squares, inverse, targets
         return squares
 
-    strength = _best_strength(error)
+    strength = best_strength(error, progress)
     assert best is not None
     _, inverse, targets = best
     held_out = scores(inverse, targets, strength * scale, rows.folds)
@@ -215,7 +199,7 @@ def _left_out_errors(inverse_NN: Tensor, targets_NK: Tensor, penalty: float, gro
 # --- more rows than columns: the primal, from sums
 
 
-def _ridge_of_many_rows(sums: Sums) -> Solution:
+def _ridge_of_many_rows(sums: Sums, progress: Progress) -> Solution:
     """Solve from the sums of each fold, so that every image is held out once."""
     rows, classes = sums.rows, len(sums.classes)
     folds = []
@@ -224,7 +208,7 @@ def _ridge_of_many_rows(sums: Sums) -> Solution:
         folds[-1].add(rows[rows.folds == fold])
     total = sum(folds[1:], start=folds[0])
     rest = sum(folds[2:], start=folds[1])
-    strength = _best_strength(lambda s: _squared_error(_primal(rest, s), folds[0]))
+    strength = best_strength(lambda s: _squared_error(_primal(rest, s), folds[0]), progress)
     held_out = torch.empty(len(rows), classes, dtype=torch.float64)
     for fold, part in enumerate(folds):
         left_out = rows.folds == fold
@@ -234,9 +218,9 @@ def _ridge_of_many_rows(sums: Sums) -> Solution:
     return Solution("ridge", strength, weight_pK.T, bias, held_out, rows.labels, rows.images)
 
 
-def _ridge_of_parts(sums: Sums) -> Solution:
+def _ridge_of_parts(sums: Sums, progress: Progress) -> Solution:
     train, held_out = sums.parts
-    strength = _best_strength(lambda s: _squared_error(_primal(train, s), held_out))
+    strength = best_strength(lambda s: _squared_error(_primal(train, s), held_out), progress)
     rows = sums.rows
     weight_pK, bias = _primal(train, strength)
     scores = rows.vectors[:, 0].double() @ weight_pK + bias
@@ -310,7 +294,7 @@ def solve_divided(sums: Sums, processes: Processes) -> Solution:
         squares = _squared_error(_primal(train, strength, totals[0]), held_out, totals[1])
         return float(processes.sum_(torch.tensor(squares, dtype=torch.float64)))
 
-    strength = _best_strength(error)
+    strength = best_strength(error)
     weight_pK, bias = _primal(train + held_out, strength, totals[0].plus(totals[1]))
     none = torch.empty(0, dtype=torch.int64)
     return Solution("ridge", strength, weight_pK.T, bias, torch.empty(0, len(bias)), none, none)
@@ -319,7 +303,7 @@ def solve_divided(sums: Sums, processes: Processes) -> Solution:
 # --- logistic regression
 
 
-def logistic(sums: Sums) -> Solution:
+def logistic(sums: Sums, progress: Progress = silent) -> Solution:
     """Return the solution of logistic regression, from the kept vectors.
 
     The strength is chosen by the loss on the held-out fold.
@@ -350,7 +334,7 @@ def logistic(sums: Sums) -> Solution:
         some = rows.folds == fold
         return float(F.cross_entropy(scores[some], rows.labels[some]))
 
-    strength = _best_strength(lambda s: left_out(s / 100, 0)) / 100
+    strength = best_strength(lambda s: left_out(s / 100, 0), progress) / 100
     for fold in range(FOLDS):
         left_out(strength, fold)
     solved = _minimize(x_Np, labels, strength, start).double()

@@ -26,6 +26,7 @@ from covpool.data.check import REMEDIES, write_report
 from covpool.data.image_set import ImageSet, Subset
 from covpool.data.look import Problem
 from covpool.data.transforms import Preprocessing
+from covpool.errors import UsageError
 from covpool.inference import Files, Running
 from covpool.inference.bulk import infer_set
 from covpool.inference.forward import Forward
@@ -116,7 +117,13 @@ class Sample:
         """Yield the features as ``(B, C, n)``, batch by batch."""
         form = self.model.format
         for _, _, features in self.parts:
-            yield channels_first(form.positions(features), form.channels, form.layout).flatten(2)
+            x_BCn = channels_first(form.positions(features), form.channels, form.layout).flatten(2)
+            if x_BCn.shape[2] == 1:
+                raise UsageError(
+                    "an image has one spatial position after the backbone, and covariance pooling needs "
+                    "several: use a larger --image-size"
+                )
+            yield x_BCn
 
     def vectors(self, heads: PooledHeads) -> Vectors:
         """Return the vectors of all heads."""

@@ -15,7 +15,7 @@ from covpool.doctor.checks import Finding, NotHereError, missing_by_extra, versi
 from covpool.provenance import describe_machine
 from covpool.terminal import counted
 
-Progress = Callable[[int, int], None]
+Progress = Callable[[str, int, int], None]
 REINSTALL = "reinstall torch, for this CPU and driver: https://pytorch.org/get-started"
 
 
@@ -45,7 +45,7 @@ class Examination:
         return all(finding.state != "fail" for finding in self.findings)
 
 
-def examine(progress: Progress = lambda done, total: None) -> Examination:
+def examine(progress: Progress = lambda what, done, total: None) -> Examination:
     """Examine the installed packages, and test them without downloads.
 
     Example:
@@ -57,7 +57,7 @@ def examine(progress: Progress = lambda done, total: None) -> Examination:
     tests = _tests(device)
     findings = []
     for number, test in enumerate(tests):
-        progress(number, len(tests))
+        progress(f"tests: {test.name}", number, len(tests))
         findings.append(_finding(test))
     return Examination(
         versions=versions(),

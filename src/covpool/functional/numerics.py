@@ -23,7 +23,9 @@ COMPENSATIONS = ("matched", "none")
 def check_floating(name: str, x: object) -> None:
     """Raise unless ``x`` is a real floating-point tensor."""
     if not isinstance(x, Tensor):
-        raise UsageTypeError(f"{name} must be a torch.Tensor; got {type(x).__name__}")
+        maker = {"ndarray": "from_numpy", "list": "stack"}.get(type(x).__name__)
+        remedy = f": pass torch.{maker}({name})" if maker else ""
+        raise UsageTypeError(f"{name} must be a torch.Tensor; got {type(x).__name__}{remedy}")
     if not x.is_floating_point() or x.dtype.itemsize < 2:  # float8 stores numbers, it does not compute
         raise UsageTypeError(
             f"{name} must be a real floating-point tensor; got {x.dtype}: pass {name}.float()"

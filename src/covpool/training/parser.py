@@ -10,6 +10,7 @@ from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 from jsonargparse import ArgumentParser
 
 from covpool.errors import UsageError
+from covpool.terminal import did_you_mean
 
 IN_WORDS = {
     bool: "true or false",
@@ -18,7 +19,6 @@ IN_WORDS = {
     int: "a whole number",
     Path: "a path",
     str: "a word",
-    tuple: "a list, as [1,2]",
 }
 
 
@@ -40,9 +40,11 @@ class SentenceParser(ArgumentParser):
         key = re.search(r'key "([\w.]+)"', message)
         if key is None or key[1] not in self.hints:
             return message
+        hint = self.hints[key[1]]
         given = re.search(r"(?:Got|Given) value: (.*)", message)
-        got = f"; got {given[1]}" if given else ""
-        return f"{self.spelled(key[1])} takes {in_words(self.hints[key[1]])}{got}"
+        near = did_you_mean(given[1], _choices(hint)) if given and get_origin(hint) is not tuple else ""
+        got = f"; got {given[1]}{near}" if given else ""
+        return f"{self.spelled(key[1])} takes {in_words(hint)}{got}"
 
     def spelled(self, key: str) -> str:
         """Return an option as the caller writes it."""
@@ -55,9 +57,19 @@ def in_words(hint: Any) -> str:
     return f"{', '.join(others)} or {last}" if others else last
 
 
-def _kinds(hint: Any) -> list[str]:
+def _choices(hint: Any) -> list[str]:
+    """Return the words that an option accepts, if it accepts only some."""
     if get_origin(hint) is Literal:
         return [str(choice) for choice in get_args(hint)]
+    return [word for kind in get_args(hint) for word in _choices(kind)]
+
+
+def _kinds(hint: Any) -> list[str]:
+    if get_origin(hint) is Literal:
+        return _choices(hint)
+    if get_origin(hint) is tuple:
+        words = _choices(hint) or {str: ["a", "b"]}.get(get_args(hint)[0], ["1", "2"])
+        return [f"a list, as [{','.join(words[:2])}]"]
     if get_origin(hint) in (Union, UnionType):
         return [word for kind in get_args(hint) if kind is not NoneType for word in _kinds(kind)]
     return [IN_WORDS.get(get_origin(hint) or hint, "something else")]

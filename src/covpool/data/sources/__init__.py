@@ -186,6 +186,7 @@ def open_unlabeled(path: str | Path) -> ImageSet:
         UsageError: if there are no images.
         OSError: if the path does not exist.
     """
+    _check_archive(os.fspath(path))
     if os.fspath(path).startswith(HUB_DATA):
         images = _source("parquet").open_unlabeled(os.fspath(path))
     elif is_pattern(path):
@@ -194,8 +195,20 @@ def open_unlabeled(path: str | Path) -> ImageSet:
         address = Address.of(path)
         images = _source(_recognized(address)).open_unlabeled(address.url)
     if not len(images):
+        if is_pattern(path):
+            raise UsageError(f"no image matches {path}")
         raise UsageError(f"{path} has no images: their names end in {', '.join(FORMAT_OF)}")
     return images
+
+
+# Archives that are not read.
+ARCHIVES = (".zip", ".rar", ".7z", ".gz", ".tgz", ".bz2", ".xz", ".zst")
+
+
+def _check_archive(path: str) -> None:
+    if path.lower().endswith(ARCHIVES) and not os.path.isdir(path):
+        what = "download it, unpack it" if "://" in path else "unpack it"
+        raise UsageError(f"{path} is an archive: {what}, and pass the folder")
 
 
 def is_pattern(path: str | Path) -> bool:
@@ -240,6 +253,7 @@ def layout_of(path: str | Path) -> str:
         OSError: if the path does not exist.
     """
     path = os.fspath(path)
+    _check_archive(path)
     if "://" in path:  # no requests for a guess: labeled images in object storage are shards or Parquet
         return "parquet" if path.lower().endswith(".parquet") or path.startswith(HUB_DATA) else "shards"
     os.stat(path)

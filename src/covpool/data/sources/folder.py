@@ -11,6 +11,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from covpool.data.decode import BEGINNING, EXTENSIONS, format_of
 from covpool.data.image_set import ImageFiles, ImageSet
 from covpool.data.listing import (
     FileImages,
@@ -46,6 +47,8 @@ def open_unlabeled(path: str) -> ImageSet:
     """Open one image, or all images below a folder, or the tars or Parquet files below it."""
     address = Address.of(path)
     if not address.is_folder():
+        if address.is_local:
+            _check_image(path)
         return FileImages(address.parent.trusted(), [address.name])
     names = list_below(address)  # once: object storage needs a request for every thousand files
     if any(name.lower().endswith(shards.EXTENSION) for name in names):
@@ -53,6 +56,18 @@ def open_unlabeled(path: str) -> ImageSet:
     if any(name.lower().endswith(parquet.EXTENSION) for name in names):
         return parquet.open_files(address, names)
     return FileImages(address.trusted(), names)
+
+
+def _check_image(path: str) -> None:
+    """Raise if a file is not like an image, by its name and its first bytes."""
+    if not is_image(path):
+        with open(path, "rb") as file:
+            beginning = file.read(BEGINNING)
+        if beginning and format_of(beginning) not in EXTENSIONS:
+            raise UsageError(
+                f"{path} is not an image: pass an image, a folder of images, or a CSV whose first line is "
+                "path"
+            )
 
 
 def _read(path: Path) -> Listing:
