@@ -217,6 +217,8 @@ def test_a_name_that_does_not_exist() -> None:
     for module in (covpool, covpool.data, covpool.training):
         with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
             module.nothing  # noqa: B018
+    with pytest.raises(AttributeError, match=r"'isqrt_cov': use covpool\.functional\.isqrt_cov"):
+        covpool.isqrt_cov  # noqa: B018
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ and their error names it.
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -119,10 +120,11 @@ def __getattr__(name: str) -> Any:
 
 
 def _elsewhere(name: str) -> str:
-    """Return where a public function of another package is, as the end of a sentence."""
-    for package in () if name.startswith("_") else ("functional", "nn", "models"):
-        if name in importlib.import_module(f"covpool.{package}").__all__:
-            return f": use covpool.{package}.{name}"
+    """Return where a function on tensors is, as the end of a sentence; without tensors, import nothing."""
+    if "torch" in sys.modules:
+        functional = importlib.import_module("covpool.functional")
+        if name in getattr(functional, "__all__", ()):  # it may be half imported
+            return f": use covpool.functional.{name}"
     return ""
 
 

@@ -12,7 +12,7 @@ from typing import get_type_hints
 import pytest
 
 from covpool.cli.main import VERBS, command_of, long_help
-from covpool.cli.parser import MAY_BE_ZERO, parse_several
+from covpool.cli.parser import MAY_BE_ZERO, parse_several, valued
 from covpool.errors import UsageError
 from tests.cli.test_options import OPTIONS, POSITIONALS
 
@@ -47,7 +47,7 @@ def test_wrong_arguments_are_found_without_torch(tmp_path: Path) -> None:
         "--epochs must be at least 1; got -3": ["fit", "birds", "--epochs", "-3"],
         "nofile.pth: No such file or directory": ["fit", "birds", "--weights", "nofile.pth"],
         "brids: No such file or directory: did you mean birds?": ["eval", "bundle", "brids"],
-        "device takes auto, cpu, cuda, mps or xpu; got gpu": [
+        "device takes auto, cpu, cuda, mps or xpu; got gpu: did you mean cuda?": [
             "predict",
             "bundle",
             "birds",
@@ -59,7 +59,23 @@ def test_wrong_arguments_are_found_without_torch(tmp_path: Path) -> None:
         "unrecognized arguments: --output there: did you mean --out?": ["fit", "birds", "--output", "there"],
         "unrecognized arguments: --pool gap: did you mean --heads?": ["fit", "birds", "--pool", "gap"],
         "unrecognized arguments: --epoch 3: did you mean --epochs?": ["fit", "birds", "--epoch", "3"],
-        "unrecognized arguments: b.jpg; quote spaces and patterns": ["predict", "bundle", "birds", "b.jpg"],
+        "unrecognized arguments: -o there: did you mean --out?": ["fit", "birds", "-o", "there"],
+        "unrecognized arguments: b.jpg; covpool predict accepts only bundle and data; quote spaces": [
+            "predict",
+            "bundle",
+            "birds",
+            "b.jpg",
+        ],
+        "--data is not an option: leave out this word": ["fit", "--data", "birds"],
+        "join values by commas, as in --heads gap,isqrt_cov": ["fit", "birds", "--heads", "gap", "isqrt_cov"],
+        "--heads needs a value: values separated by commas": ["fit", "birds", "--heads"],
+        "--image-size needs a value: a whole number": ["fit", "birds", "--image-size"],
+        "parquet or folder; got cubs: did you mean cub?": [
+            "check",
+            "birds",
+            "--layout",
+            "cubs",
+        ],
     }
     needing = [verb for verb in POSITIONALS if POSITIONALS[verb]]
     log = log_of([*wrong.values(), *([verb] for verb in needing)], tmp_path)
@@ -80,6 +96,12 @@ def test_every_command_prints_a_line_before_it_imports_torch(tmp_path: Path) -> 
     quiet = log_of([[*words, "--quiet"] for words in commands], tmp_path)
     assert "torch" in quiet
     assert not [line for line in quiet if "loading" in line]
+
+
+def test_an_option_of_true_or_false_takes_other_words_for_these() -> None:
+    hints = {"finetune": bool, "out": str}
+    words = ["birds", "--finetune", "yes", "--out", "on", "--finetune", "birds"]
+    assert valued(words, hints) == [*words[:5], "--finetune=true", "birds"]
 
 
 @pytest.mark.parametrize("verb", OPTIONS)

@@ -227,16 +227,6 @@ def test_another_recipe_in_the_same_folder(
     )
 
 
-def test_a_file_where_a_folder_should_go(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    message = complaint(
-        f"diagnose {place}/runs/birds/bundle {place}/birds --out {place}/model.pt/out", capsys
-    )
-    assert (
-        message
-        == f"{place}/model.pt/out: Not a directory: a file is where a folder should be; use another folder"
-    )
-
-
 @pytest.fixture(params=["ro", "size=4k"])
 def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, Path]]:
     """A real file system that is read-only or has little space."""

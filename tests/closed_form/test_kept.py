@@ -52,7 +52,10 @@ def test_update_with_a_new_class_and_more_images(birds: Path, head: str) -> None
     fit(part_of(birds, "some", slice(0, 6), slice(0, 2)), "grown", **options)
     basis = {} if head == "gap" else {"basis": "grown"}
     shutil.copytree("grown", "first")
-    changed = update("grown", "birds")  # 8 images of two species and 10 of a new one; 12 are known
+    stages: dict[str, None] = {}
+    # 8 images of two species and 10 of a new one; 12 are known
+    changed = update("grown", "birds", progress=lambda what, done, total: stages.setdefault(what))
+    assert list(stages) == ["saved sums, of grown", "images", "regularization strengths"]
     assert (changed.images, changed.classes, changed.new_images, changed.known_images) == (30, 3, 18, 12)
     assert changed.new_classes == 1
     fit("birds", "scratch", **options, **{key: "first" for key in basis})
@@ -73,8 +76,14 @@ def test_forget_images_and_a_whole_class(birds: Path) -> None:
     sorted(species[0].iterdir())[0].unlink()
     fit("birds", "scratch", basis="first", **options)
     assert_same_model("all", "scratch")
-    with pytest.raises(UsageError, match="11 images to remove were never added"):
+    with pytest.raises(
+        UsageError, match=r"11 of 11 images to remove, first .*are not training images of all"
+    ):
         forget("all", "out")
+    Path("list.csv").write_text("path\nout/renamed.jpg\nout/none.jpg\n", "utf-8")
+    with pytest.raises(FileNotFoundError, match=r"1 of 2 images to remove") as missing:
+        forget("all", "list.csv")
+    assert str(missing.value.filename).endswith("out/none.jpg")
 
 
 def test_two_sites_merge(birds: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,8 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression, Ridge
 
-from covpool.closed_form.solve import STEP, Solution, logistic, ridge, solve, temperature
+from covpool.closed_form.solve import Solution, logistic, ridge, solve, temperature
+from covpool.closed_form.strength import STEP
 from covpool.closed_form.sums import Rows, Sums
 from covpool.errors import UsageError
 
@@ -150,3 +151,12 @@ def test_one_class_is_not_enough() -> None:
     sums.add(Rows(torch.randn(4, 1, 3), torch.zeros(4, dtype=torch.int64), torch.arange(4)))
     with pytest.raises(UsageError, match="at least two classes"):
         solve(sums)
+
+
+@pytest.mark.parametrize("images", [4, 40])
+def test_equal_vectors_have_no_classifier(images: int) -> None:
+    sums, tried = Sums("made", ("a", "b"), 3), []
+    sums.add(Rows(torch.zeros(images, 1, 3), torch.arange(images) % 2, torch.arange(images)))
+    with pytest.raises(UsageError, match="the vectors of all images are equal"):
+        solve(sums, progress=lambda done, total: tried.append(done))
+    assert tried == [0]

@@ -30,6 +30,9 @@ def test_this_machine_is_well(capsys: pytest.CaptureFixture[str]) -> None:
     assert {"python", "covpool", "torch"} <= report["versions"].keys()
     assert report["machine"]["threads"] == torch.get_num_threads()
     assert [finding["state"] for finding in report["findings"]] == ["pass"] * 8
+    stages: list[str] = []
+    examine(lambda what, done, total: stages.append(what))
+    assert stages == [f"tests: {finding['name']}" for finding in report["findings"]]
 
 
 @pytest.mark.usefixtures("_quick")
@@ -166,7 +169,7 @@ import sys
 sys.modules["numpy"] = None
 import covpool.terminal
 from covpool.cli.start import DoctorArguments, run_doctor
-covpool.terminal.Progress = lambda what: sys.exit(0)  # after the imports
+covpool.terminal.NamedProgress = lambda: sys.exit(0)  # after the imports
 run_doctor(DoctorArguments())
 """
 

@@ -81,7 +81,7 @@ def test_matrices_that_are_not_square(f: Operator, shape: tuple[int, ...]) -> No
 @of_matrices
 def test_matrices_of_another_type(f: Operator) -> None:
     name = "c" if f is triu_vec else "a"
-    with refuses(TypeError, f"{name} must be a torch.Tensor", "got list"):
+    with refuses(TypeError, f"{name} must be a torch.Tensor", "got list", f"pass torch.stack({name})"):
         f([[1.0]])
     with refuses(TypeError, f"{name} must be a real floating-point tensor", "torch.int64", f"{name}.float()"):
         f(torch.eye(3).long())

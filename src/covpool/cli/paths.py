@@ -1,4 +1,4 @@
-"""Check the paths of a command line before any work, and find names like that of a path that does not exist."""
+"""Check the paths of a command line before any work, and find the path that a wrong one may mean."""
 
 from __future__ import annotations
 

@@ -221,10 +221,10 @@ def _numbers_of(photos: ImageSet, sums: Sums, root: Path, progress: Progress) ->
         raise FileNotFoundError(missing[0].errno, what, missing[0].filename)
     unknown = np.flatnonzero(~np.isin(numbers, sums.rows.images.numpy()))
     if len(unknown):
+        images, first = counted(len(photos), "image"), photos.name(int(unknown[0]))
         raise UsageError(
-            f"{len(unknown):,} of {counted(len(photos), 'image')} to remove, first {photos.name(int(unknown[0]))}, "
-            f"are not training images of {root}: an image is recognized by its bytes, so pass the files that "
-            "were fitted, unchanged"
+            f"{len(unknown):,} of {images} to remove, first {first}, are not training images of {root}: an "
+            "image is recognized by its bytes, so pass the files that were fitted, unchanged"
         )
     return torch.tensor(numbers)
 

@@ -41,7 +41,8 @@ def best_strength(error: Callable[[float], float], progress: Progress = silent) 
                 ) from singular
         return known[step]
 
-    direction = -1 if at(-1) < at(0) else 1
+    first = at(0)
+    direction = -1 if at(-1) < first else 1
     step = 0
     while abs(step) < MOST_STEPS and at(step + direction) < at(step):
         step += direction

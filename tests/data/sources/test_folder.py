@@ -15,7 +15,7 @@ from torchvision.datasets import ImageFolder
 
 from covpool.data.check import strays
 from covpool.data.image_set import ImageFiles, ImageSet
-from covpool.data.sources import layout_of, open_images, open_splits, splits
+from covpool.data.sources import layout_of, open_images, open_splits, open_unlabeled, splits
 from tests.data.pictures import SPARROWS, TINY10, jpeg, needs_sparrows, needs_tiny10
 from tests.data.trees import plant, write
 
@@ -244,6 +244,10 @@ def test_no_such_folder(tmp_path: Path) -> None:
     plant(tmp_path, "notes.txt")
     with pytest.raises(ValueError, match=r"notes\.txt is neither a folder nor a CSV"):
         open_images(tmp_path / "notes.txt")
+    with pytest.raises(ValueError, match=r"notes\.txt is not an image"):
+        open_unlabeled(tmp_path / "notes.txt")
+    with pytest.raises(ValueError, match=r"^no image matches .*\*\.JPEG$"):
+        open_unlabeled(tmp_path / "*.JPEG")
     with pytest.raises(
         ValueError, match="layout must be one of csv, shards, cub, aircraft, cars, parquet, folder; got 'zip'"
     ):
