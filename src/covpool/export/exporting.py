@@ -88,8 +88,7 @@ def export_model(
         traced = trace_model(job)
     described = describe(job, traced)
     with replace_folder(resolved(out)) as folder:
-        with progress("files written") as bar:
-            write_files(job, traced, folder, described, bar)
+        write_files(job, traced, folder, described, progress)
         write_file(folder / METADATA, (json.dumps(described, indent=2, ensure_ascii=False) + "\n").encode())
         runners = {target.name: target.load(folder / target.file) for target in options.targets}
         with progress("images") as bar:
@@ -121,25 +120,22 @@ def trace_model(job: Job) -> Traced:
 
 
 def write_files(
-    job: Job, traced: Traced, folder: Path, described: Mapping[str, object], progress: Progress
+    job: Job, traced: Traced, folder: Path, described: Mapping[str, object], progress: Progresses
 ) -> None:
     """Write the file of every target, with its metadata as one JSON string per key."""
-    targets, written = job.options.targets, list[str]()
-
-    def show(images: int = 0, all_images: int = 0) -> None:
-        progress(len(written), len(targets))
+    targets = job.options.targets
 
     def calibration() -> list[Array]:
         assert job.calibration is not None
-        return [images for _, images in job.batches(job.calibration, show)]
+        return [images for _, images in job.batches(job.calibration, lambda done, total: None)]
 
     model = Exportable(traced, calibration)
-    for target in targets:
-        show()
-        metadata = {**described, "precision": target.precision}
-        strings = {name: json.dumps(value, ensure_ascii=False) for name, value in metadata.items()}
-        target.write(model, folder / target.file, strings)
-        written.append(target.file)
+    for done, target in enumerate(targets):
+        with progress(f"files: {target.file}") as bar:
+            bar(done, len(targets))
+            metadata = {**described, "precision": target.precision}
+            strings = {name: json.dumps(value, ensure_ascii=False) for name, value in metadata.items()}
+            target.write(model, folder / target.file, strings)
 
 
 def compare_files(
