@@ -158,7 +158,7 @@ def test_a_flag_needs_no_value(
             ["greet", "Li", "--loud_vice=3"],
             "covpool greet: unrecognized arguments: --loud-vice=3: did you mean --loud-voice?",
         ),
-        (["greet", "Li", "--loud-voice"], "covpool greet: argument --loud-voice: expected one argument"),
+        (["greet", "Li", "--loud-voice"], "covpool greet: --loud-voice needs a value: a whole number"),
         (["greet", "Li", "--loud-voice", "x"], "covpool greet: --loud-voice takes a whole number; got x"),
         (
             ["greet", "Li", "--mood", "sad"],

@@ -121,11 +121,11 @@ def test_json_has_the_predictions_of_more_images_than_are_printed(capsys: pytest
 @pytest.mark.usefixtures("_here")
 @pytest.mark.parametrize("verb", ["predict", "embed"])
 def test_one_unreadable_image_is_an_error(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("notes.txt").write_text("no image")
+    Path("notes.jpg").write_text("no image")
     for _ in range(2):  # also when its row is there already
-        assert main([verb, "bundle", "notes.txt", "--workers", "0"]) == 2
+        assert main([verb, "bundle", "notes.jpg", "--workers", "0"]) == 2
         captured = capsys.readouterr()
-        assert captured.err.startswith(f"covpool {verb}: notes.txt cannot be used: ")
+        assert captured.err.startswith(f"covpool {verb}: notes.jpg cannot be used: ")
         assert not captured.out
 
 
@@ -135,4 +135,4 @@ def test_a_quoted_pattern(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["predict", "bundle", "photos/0000[12]*", "--workers", "0", "--json"]) == 0
     assert [row["id"] for row in json.loads(capsys.readouterr().out)["rows"]] == ["00001.jpg", "00002.jpg"]
     assert main(["predict", "bundle", "pho*/**/*.png"]) == 2
-    assert "pho*/**/*.png has no images" in capsys.readouterr().err
+    assert "no image matches pho*/**/*.png" in capsys.readouterr().err

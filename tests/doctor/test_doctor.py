@@ -26,7 +26,9 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_quick")
 def test_this_machine_is_well(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
+    captured = capsys.readouterr()
+    assert "testing this machine for half a minute at most" in captured.err
+    report = json.loads(captured.out)
     assert {"python", "covpool", "torch"} <= report["versions"].keys()
     assert report["machine"]["threads"] == torch.get_num_threads()
     assert [finding["state"] for finding in report["findings"]] == ["pass"] * 8

@@ -156,7 +156,7 @@ class Parser(SentenceParser):
         if unknown is None:
             return sentence
         hint = f"; {self.prog} --help lists the options"
-        takes = [action.dest for action in self._actions if not action.option_strings]
+        takes = [action.dest for action in self._actions if not action.option_strings] or ["data"]
         if unknown[1] is None:
             if joined := _joined(self.words, self.lists):
                 return f"{sentence}: join values by commas, as in {joined}"

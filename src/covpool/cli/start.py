@@ -116,6 +116,7 @@ def run_doctor(arguments: DoctorArguments) -> "Examination":
     from covpool.terminal import NamedProgress
 
     with NamedProgress() as progress:
+        progress.log("testing this machine for half a minute at most, longest with torch.compile")
         return examine(progress)
 
 
