@@ -43,7 +43,7 @@ def test_the_numbers_are_those_of_the_source() -> None:
     from covpool.data.shards import index, scan
     from covpool.data.sources import parquet_file
     from covpool.export import targets
-    from covpool.storage import http, remote
+    from covpool.storage import remote
 
     serve = (ROOT / "examples" / "serve.py").read_text("utf-8")
     small, large = re.search(r"SMALL_SECONDS, LARGE_SECONDS = ([\d.]+), ([\d.]+)", serve).groups()  # type: ignore[union-attr]
@@ -57,7 +57,7 @@ def test_the_numbers_are_those_of_the_source() -> None:
         "A decoder that hangs is stopped in the example": (f"{float(small):g} s", f"{float(large):g} s"),
         "A URL in a row": (f"{waits['timeout'].default:g} seconds",),
         "A table, an index": (f"{remote.TABLE_TIMEOUTS} times",),
-        "The download": (f"{http.SLOWEST:,} bytes per second", f"{remote.TABLE_TIMEOUTS} times"),
+        "The download": (f"{remote.SLOWEST:,} bytes per second", f"{remote.TABLE_TIMEOUTS} times"),
         "A server cannot ask": (f"{remote.MAX_WAIT_SECONDS:g} seconds",),
         "A table on a server": (f"{remote.RETRIES} retries",),
         "A response": (f"{remote.MAX_BODY_BYTES // mib} MiB",),

@@ -14,7 +14,7 @@ import pytest
 from covpool.data.check import check
 from covpool.data.shards.reader import open_shards
 from covpool.data.sources import open_images, open_splits, open_unlabeled
-from covpool.storage.files import open_regular
+from covpool.storage.files import append_file, open_regular
 from tests.data.pictures import jpeg
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no pipes in folders")
@@ -69,6 +69,23 @@ def test_regular_files_alone_are_opened(tmp_path: Path, kind: str) -> None:
         assert file.read() == b"good"
     with pytest.raises(IsADirectoryError):
         open_regular(tmp_path)
+
+
+def test_a_pipe_that_replaces_a_file_after_the_check_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "file").touch()
+    status = os.stat(tmp_path / "file")
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="not a regular file"):
+        patched.setattr(os, "stat", lambda path: status)
+        open_regular(tmp_path / "pipe")
+
+
+def test_a_pipe_without_a_reader_is_not_written_to(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "log")
+    with pytest.raises(OSError, match="No such device or address"):
+        append_file(tmp_path / "log", b"x")
 
 
 def test_among_images(tmp_path: Path, kind: str) -> None:

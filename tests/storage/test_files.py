@@ -24,7 +24,7 @@ from covpool.storage.files import (
     write_file,
 )
 from covpool.storage.folders import LOCK, held, make_folder, rename_folder
-from covpool.storage.manifest import Manifest, check_part, part_of, read_part
+from covpool.storage.manifest import Manifest, Part, check_part, part_of, read_part
 
 READERS = (lambda path: read_file(path, 100), lambda path: check_regular(path, 100), digest_file)
 
@@ -60,8 +60,12 @@ def test_files_of_unknown_size_have_a_limit_too() -> None:
         read_file("/proc/self/maps", 100)
 
 
+@pytest.mark.parametrize("flag", [os.O_NOFOLLOW, 0])  # Windows has no such flag
 @pytest.mark.parametrize("target", ["precious", "missing"])
-def test_links_are_refused_where_a_file_is_changed_in_place(target: str, tmp_path: Path) -> None:
+def test_links_are_refused_where_a_file_is_changed_in_place(
+    target: str, flag: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("covpool.storage.files._NOFOLLOW", flag)
     (tmp_path / "precious").write_text("years of work")
     (tmp_path / LOCK).symlink_to(tmp_path / target)
     (tmp_path / "link").symlink_to(tmp_path / target)
@@ -138,6 +142,12 @@ def test_a_manifest_finds_every_changed_byte(tmp_path: Path) -> None:
 def test_a_manifest_names_plain_files_only(name: str) -> None:
     with pytest.raises(StorageError, match="not a plain file name"):
         Manifest.read(Manifest({name: part_of(b"")}).written())
+
+
+@pytest.mark.parametrize("size", [-1, 1 << 62, 1.5, "7", True, None])
+def test_a_manifest_has_the_sizes_of_its_files(size: int) -> None:
+    with pytest.raises(StorageError, match="the manifest is damaged"):
+        Manifest.read(Manifest({"rows": Part(size, "")}).written())
 
 
 def test_a_file_of_the_kernel_that_would_block_is_refused(

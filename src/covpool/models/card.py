@@ -61,13 +61,21 @@ def parse(data: bytes, name: str, max_bytes: int) -> dict[str, Any]:
     if len(data) > max_bytes:
         raise BundleError(f"{name} is larger than {max_bytes // 2**20} MiB")
     try:
-        fields = json.loads(data.decode("utf-8"))
+        fields = json.loads(data.decode("utf-8"), object_pairs_hook=_unique)
         # Python's reader accepts NaN, infinities and half surrogate pairs; this writer does not.
         json.dumps(fields, ensure_ascii=False, allow_nan=False).encode("utf-8")
     except (ValueError, RecursionError) as error:
         raise DamagedBundleError(f"{name} is truncated or not JSON: {reason(error)}") from error
     if not isinstance(fields, dict):
         raise BundleError(f"{name} is not a JSON object but {shown(fields)}")
+    return fields
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the fields of an object; Python's reader drops all but the last of equal names."""
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        raise ValueError("an object has two fields of the same name")
     return fields
 
 

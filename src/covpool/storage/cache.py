@@ -18,7 +18,7 @@ import fsspec
 from covpool.errors import BadImageError, ShardError
 from covpool.storage.address import HTTP, open_store
 from covpool.storage.files import digest, open_own
-from covpool.storage.remote import MAX_BODY_BYTES, patiently
+from covpool.storage.remote import MAX_BODY_BYTES, SLOWEST, current, patiently
 
 if sys.platform != "win32":
     import fcntl
@@ -147,6 +147,9 @@ class _Limit(fsspec.Callback):  # type: ignore[misc]  # fsspec has no types
 def _download(url: str, path: Path, size: int | None) -> None:
     """Download to a file; retry if the size is wrong, because a connection can end early."""
     limit = MAX_BODY_BYTES if size is None else size
+    # With all retries; a file of unknown size has the time of a table.
+    seconds = max(current().table_timeout, (size or 0) / SLOWEST) if url.startswith(HTTP) else float("inf")
+    until = time.monotonic() + seconds
 
     def attempt() -> None:
         # Created for each download: a file system inherited through a fork can hang.
@@ -155,9 +158,7 @@ def _download(url: str, path: Path, size: int | None) -> None:
             if url.startswith(HTTP):
                 from covpool.storage.http import download
 
-                download(
-                    store, url, path, size or 0, _Limit(limit)
-                )  # of unknown size: in the time of a table
+                download(store, url, path, until, _Limit(limit))
             else:
                 store.get_file(remote, str(path), callback=_Limit(limit))
         except BadImageError as error:
@@ -166,4 +167,4 @@ def _download(url: str, path: Path, size: int | None) -> None:
         if size is not None and length != size:
             raise ShardError(f"it has {length:,} bytes, but the index lists {size:,}")
 
-    patiently(url, attempt)
+    patiently(url, attempt, until=until)

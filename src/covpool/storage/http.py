@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import ipaddress
 import socket
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,8 +24,6 @@ from yarl import URL
 from covpool.errors import BadImageError, UnreachableError
 from covpool.storage.remote import ANY, MAX_BODY_BYTES, Requests, current
 
-# Bytes per second of the slowest server that a large file is downloaded from.
-SLOWEST = 1 << 16
 NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
@@ -128,11 +127,10 @@ def limits(requests: Requests, seconds: float) -> aiohttp.ClientTimeout:
     )
 
 
-def download(store: Any, url: str, path: Path, size: int, callback: Any) -> None:
-    """Download a large file, which may take longer than other requests."""
-    requests = current()
-    seconds = max(requests.table_timeout, size / SLOWEST)
-    fetch = functools.partial(store._get_file, timeout=limits(requests, seconds))
+def download(store: Any, url: str, path: Path, until: float, callback: Any) -> None:
+    """Download a large file, which may take longer than other requests; give up at a time."""
+    seconds = max(until - time.monotonic(), 0.1)
+    fetch = functools.partial(store._get_file, timeout=limits(current(), seconds))
     sync(store.loop, fetch, url, str(path), callback=callback)
 
 

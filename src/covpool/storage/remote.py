@@ -22,6 +22,8 @@ T = TypeVar("T")
 RETRIES = 3
 # A table, an index or a list may take this many times the seconds of one image.
 TABLE_TIMEOUTS = 10
+# Bytes per second of the slowest server that a large file is downloaded from.
+SLOWEST = 1 << 16
 # The longest wait before a retry, whatever a server asks for.
 MAX_WAIT_SECONDS = 60.0
 # Any host may be private, and any local file may be named.

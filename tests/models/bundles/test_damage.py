@@ -106,6 +106,7 @@ def test_weights_of_another_bundle_are_refused(bundle: Path, other: PooledClassi
         (b'{"format": "covpool", "metrics": NaN}', "not JSON: Out of range"),
         (b'{"format": "covpool", "metrics": -Infinity}', "not JSON: Out of range"),
         (b'{"format": "covpool", "metrics": 1e999}', "not JSON: Out of range"),
+        (b'{"format": "x", "format": "covpool"}', "not JSON: an object has two fields of the same name"),
         (b'{"format": "\\ud800"}', "not JSON: 'utf-8' codec"),
         (b'{"format": ' + b"[" * 100_000, "not JSON: maximum recursion"),
         (b'{"format": "covpool", "format_version": ' + b"9" * 5000 + b"}", "not JSON"),
