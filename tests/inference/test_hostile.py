@@ -6,6 +6,7 @@ import contextlib
 import json
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -67,8 +68,16 @@ def test_a_small_parquet_file_cannot_fill_the_memory(tmp_path: Path, monkeypatch
     pq.write_table(
         pa.table({"image": column}), tmp_path / "bomb.parquet", compression="zstd", store_schema=False
     )
+    read, rows = pq.ParquetFile.iter_batches, list[int]()
+
+    def iter_batches(self: pq.ParquetFile, size: int, *arguments: Any, **options: Any) -> Any:
+        rows.append(size)
+        return read(self, size, *arguments, **options)
+
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", iter_batches)
     with pytest.raises(ShardError, match="decodes to more than"):
         open_unlabeled(tmp_path / "bomb.parquet").read(0)
+    assert rows == [1]  # a batch is decoded at once
 
 
 def test_a_parquet_file_cannot_state_its_own_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -165,6 +165,28 @@ def test_bodies_have_a_limit(server: Server, monkeypatch: pytest.MonkeyPatch) ->
             folder.read_listed(name)
         assert server.asked[f"/{name}"] == 1
     assert server.sent < 64 << 20
+    monkeypatch.setattr("covpool.storage.http.MAX_BODY_BYTES", 999)
+    with pytest.raises(BadImageError, match="sends more than 999 bytes"):
+        folder.read_listed("short")  # it states 1000 bytes
+
+
+def test_objects_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends: list[int | None] = []
+
+    def cat(self: object, path: str, start: int | None = None, end: int | None = None) -> bytes:
+        ends.append(end)
+        return bytes(end or 2000)
+
+    monkeypatch.setattr("fsspec.implementations.memory.MemoryFileSystem.cat_file", cat)
+    monkeypatch.setattr(address_module, "MAX_BODY_BYTES", 1000)
+    with pytest.raises(BadImageError, match="the store sends more than 1,000 bytes"):
+        Address.of("memory://set").read_listed("large.jpg")
+    assert ends == [1001]
+
+
+def test_a_shard_is_not_downloaded_beyond_its_size(server: Server, tmp_path: Path) -> None:
+    with limited(QUICK), pytest.raises(ShardError, match="more than the 1,000 bytes that are expected"):
+        FileCache(tmp_path, 1 << 20).opened(f"{server.url}/endless", "1", 1000)
 
 
 BAD = {
@@ -254,13 +276,14 @@ def test_a_server_cannot_ask_for_an_endless_wait(asked: str, monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
-    "name", ["%2e%2e/secret.jpg", "a/%2E%2e/%2e./x.jpg", "%252e%252e/x.jpg", "..%2fx.jpg", f"%{'25' * 5}2e/x.jpg"]
+    "name",
+    ["%2e%2e/secret.jpg", "a/%2E%2e/%2e./x.jpg", "%252e%252e/x.jpg", "..%2fx.jpg", f"%{'25' * 5}2e/x.jpg"],
 )
 def test_an_encoded_path_does_not_leave_the_folder_of_a_table(server: Server, name: str) -> None:
     server.files["/set/list.csv"] = f"path\n{name}\n".encode()
     images = open_unlabeled(f"{server.url}/set/list.csv")
     before = server.asked.total()
-    with pytest.raises(UnreachableError, match="may not (lead out of the folder|encode a path so often)"):
+    with pytest.raises(UnreachableError, match=r"may not (lead out of the folder|encode a path so often)"):
         images.read(0)
     assert server.asked.total() == before
 

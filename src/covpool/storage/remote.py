@@ -193,7 +193,7 @@ def _status(error: Exception) -> int | None:
 def _wait_asked(error: Exception) -> float:
     """Return the seconds that a server asks to wait, up to a limit; 0 if it does not."""
     asked = str((getattr(error, "headers", None) or {}).get("Retry-After", ""))
-    return min(float(asked[:9]), MAX_WAIT_SECONDS) if asked.isascii() and asked.isdecimal() else 0.0
+    return min(float(asked), MAX_WAIT_SECONDS) if asked.isdecimal() else 0.0
 
 
 def _reason(error: Exception) -> str:

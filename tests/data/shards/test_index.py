@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from covpool.data.shards.index import checksum, digest, read_contents, read_index, write_contents, write_index
 from covpool.data.shards.reader import open_shards
 from covpool.data.shards.write import index_shards, write_shards
-from covpool.errors import ShardError
+from covpool.errors import ShardError, TooLargeError
 from tests.data.memory_images import memory_images
 
 
@@ -121,6 +121,16 @@ def test_contents_that_are_not_ours(folder: Path, change: Callable[[Any], object
     (folder / "index.json").write_bytes(known)
     with pytest.raises(ShardError, match=rf"^00000\.tar\.json {sentence}"):
         open_shards(folder).read(0)
+
+
+def test_indexes_have_a_limit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr("covpool.data.shards.reader.MAX_CONTENTS_BYTES", 100)
+        with pytest.raises(ShardError, match=r"^00000\.tar\.json has more than 100 bytes"):
+            open_shards(folder).read(0)
+    monkeypatch.setattr("covpool.data.shards.index.MAX_INDEX_BYTES", 100)
+    with pytest.raises(TooLargeError, match=r"index\.json has more than 100 bytes"):
+        open_shards(folder)
 
 
 def test_a_tar_that_changed_its_size(folder: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from covpool.data.shards.reader import open_shards
-from covpool.data.shards.scan import scan_tar
+from covpool.data.shards.scan import find_images, scan_tar
 from covpool.data.shards.write import index_shards
 from covpool.errors import BadImageError, ShardError
 from tests.data.memory_images import encoded
@@ -131,7 +131,7 @@ def header(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
     return member.tobuf(tarfile.GNU_FORMAT)
 
 
-@pytest.mark.parametrize("size", [10**6, 2**40, 2**80, -512, -(2**40)])
+@pytest.mark.parametrize("size", [10**6, 2**40, 2**80, -1, -512, -(2**40)])
 @pytest.mark.parametrize("kind", [tarfile.REGTYPE, tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME])
 def test_a_size_that_is_a_lie(tmp_path: Path, size: int, kind: bytes) -> None:
     start = good(tmp_path / "x.tar").close().read_bytes()[:2560]
@@ -180,6 +180,31 @@ def test_headers_without_end(tmp_path: Path) -> None:
     chain = (header("././@LongLink", 2, tarfile.GNUTYPE_LONGNAME) + b"a\0".ljust(512, b"\0")) * 3000
     (tmp_path / "x.tar").write_bytes(chain + bytes(1024))
     with pytest.raises(ShardError, match=r"^x\.tar is truncated, damaged or not a tar"):
+        scan_tar(tmp_path / "x.tar")
+
+
+def test_a_label_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    path = good(tmp_path / "x.tar").add("b.png", encoded(2)).add("b.cls", b"1" + b" " * (1 << 16)).close()
+    assert scan_tar(path).left_out == 1
+
+
+def test_headers_are_not_kept(tmp_path: Path) -> None:
+    (tmp_path / "x.tar").write_bytes(header("notes", 0) * 3000 + bytes(1024))
+    tracemalloc.start()
+    try:
+        assert find_images(tmp_path / "x.tar") == []
+        assert tracemalloc.get_traced_memory()[1] < 1e6
+    finally:
+        tracemalloc.stop()
+
+
+def test_an_extended_header_without_end(tmp_path: Path) -> None:
+    sparse = bytearray(header("b.png", 0, tarfile.GNUTYPE_SPARSE))
+    sparse[482] = 1  # it is extended
+    sparse[148:156] = b" " * 8
+    sparse[148:156] = b"%06o\0 " % sum(sparse)
+    (tmp_path / "x.tar").write_bytes(sparse + (bytes(504) + b"\1" + bytes(7)) * 4000 + bytes(1024))
+    with pytest.raises(ShardError, match=r"^a tar header of 512 bytes is too large$"):
         scan_tar(tmp_path / "x.tar")
 
 

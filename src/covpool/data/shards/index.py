@@ -104,7 +104,7 @@ def read_index(data: bytes) -> ShardIndex:
         ShardError: if the index is damaged or was not written by covpool.
     """
     kinds = {"classes": list, "shards": list, "left_out": int}
-    fields = _read(INDEX, data, kinds, MAX_INDEX_BYTES, {"left_out": 0})
+    fields = _read(INDEX, data, kinds, {"left_out": 0})
     if not all(isinstance(name, str) for name in fields["classes"]):
         raise ShardError(f"{INDEX} has a class whose name is not a string")
     return ShardIndex(tuple(fields["classes"]), tuple(map(_shard, fields["shards"])), fields["left_out"])
@@ -125,7 +125,7 @@ def read_contents(data: bytes, shard: Shard, classes: int) -> Contents:
     where = f"{shard.name}.json"
     if digest(data) != shard.contents:
         raise ShardError(f"{where} is not the file that {INDEX} was made with; {remedy()}")
-    fields = _read(where, data, dict.fromkeys((*COLUMNS, "names"), list), MAX_CONTENTS_BYTES)
+    fields = _read(where, data, dict.fromkeys((*COLUMNS, "names"), list))
     if {len(column) for column in fields.values()} != {shard.samples}:
         raise ShardError(f"{where} does not list {shard.samples} samples, as {INDEX} does; {remedy()}")
     if not all(isinstance(name, str) for name in fields["names"]):
@@ -164,11 +164,9 @@ def _write(**fields: Any) -> bytes:
 
 
 def _read(
-    where: str, data: bytes, kinds: Mapping[str, type], limit: int, defaults: Mapping[str, Any] | None = None
+    where: str, data: bytes, kinds: Mapping[str, type], defaults: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """Parse the JSON and check the type of each field; older files may lack the fields with defaults."""
-    if len(data) > limit:
-        raise ShardError(f"{where} has {len(data):,} bytes, too many for an index of shards")
     try:
         fields = json.loads(data)
     except (ValueError, RecursionError) as error:
