@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import io
 import re
 import warnings
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,11 @@ from torch import Tensor, nn
 
 from covpool.arguments import KeyMap
 from covpool.errors import CheckpointError, UsageError
-from covpool.storage.files import MAX_WEIGHTS_BYTES, check_regular, digest_file
+from covpool.storage.files import MAX_WEIGHTS_BYTES, check_regular, digest_file, open_regular
+from covpool.terminal import printable
+
+# A text and the name of a class of Python in a file of torch.save. torch searches long names slowly.
+MAX_TEXT_BYTES, MAX_NAME_BYTES = 1 << 24, 1 << 12
 
 
 @dataclass(frozen=True)
@@ -160,12 +165,26 @@ def read_checkpoint(path: str | Path) -> Mapping[Any, Any]:
         with warnings.catch_warnings(action="ignore"):  # about contents that are refused below
             if path.suffix == ".safetensors":
                 return load_file(path)
-            content = torch.load(path, map_location="cpu", weights_only=True)
+            with _Pickles(open_regular(path)) as file:
+                is_zip = file.peek(2).startswith(b"PK")
+                content = torch.load(path if is_zip else file, map_location="cpu", weights_only=True)
     except Exception as error:  # invalid pickles raise many kinds, even KeyError
         raise CheckpointError(_why_unreadable(path, error)) from None
     if not isinstance(content, Mapping):
         raise CheckpointError(f"{path} holds a {type(content).__name__}, not tensors by name")
     return content
+
+
+class _Pickles(io.BufferedReader):
+    """A reader of the pickles before the tensors of an older file, whose texts could claim gigabytes."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is None or not 0 <= size <= MAX_TEXT_BYTES:
+            raise ValueError(f"a text of {size} bytes is too long")
+        return super().read(size)
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        return super().readline(MAX_NAME_BYTES)
 
 
 def tensors_in(content: Mapping[Any, Any], path: str | Path) -> dict[str, Tensor]:
@@ -236,8 +255,8 @@ def load_strictly(
 def _why_unreadable(path: Path, error: Exception) -> str:
     if refused := re.search(r"GLOBAL (\S+)", str(error)):
         return (
-            f"{path} holds more than tensors ({refused[1]}), and reading that can run any code, so it is not "
-            "read: if you trust where it comes from, torch.load it with weights_only=False and torch.save "
+            f"{path} holds more than tensors ({printable(refused[1], 80)}), and reading that can run any code, "
+            "so it is not read: if you trust where it comes from, torch.load it with weights_only=False and torch.save "
             "its state_dict alone"
         )
     return (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import tracemalloc
 import warnings
 import zipfile
 from collections.abc import Callable
@@ -144,6 +145,21 @@ def test_foreign_zip(tmp_path: Path) -> None:
         archive.writestr("readme.txt", "nothing")
     with pytest.raises(CheckpointError, match="is not a checkpoint"):
         read_state_dict(path)
+
+
+@pytest.mark.parametrize("start", [b"c", b"X" + (1 << 29).to_bytes(4, "little")], ids=["line", "text"])
+def test_texts_of_a_pickle_have_a_limit(tmp_path: Path, start: bytes) -> None:
+    """Zeros at the end of a file take no space on a disk, but would in memory."""
+    with (tmp_path / "weights.pth").open("wb") as file:
+        file.write(b"\x80\x02" + start)
+        file.truncate(1 << 29)
+    tracemalloc.start()
+    try:
+        with pytest.raises(CheckpointError, match=r"neither safetensors|holds more than tensors \(\?"):
+            read_state_dict(tmp_path / "weights.pth")
+        assert tracemalloc.get_traced_memory()[1] < 1 << 27
+    finally:
+        tracemalloc.stop()
 
 
 def test_no_such_file(tmp_path: Path) -> None:
