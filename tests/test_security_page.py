@@ -43,6 +43,7 @@ def test_the_numbers_are_those_of_the_source() -> None:
     from covpool.data.shards import index, scan
     from covpool.data.sources import parquet_file
     from covpool.export import targets
+    from covpool.models import weights
     from covpool.storage import remote
 
     serve = (ROOT / "examples" / "serve.py").read_text("utf-8")
@@ -68,6 +69,7 @@ def test_the_numbers_are_those_of_the_source() -> None:
         ),
         "The footer": (f"{parquet_file.MAX_FOOTER_BYTES // mib} MiB",),
         "The metadata": (f"{targets.MAX_METADATA_BYTES // mib} MiB", f"{targets.MAX_FIELDS:,} fields"),
+        "A text in": (f"{weights.MAX_TEXT_BYTES // mib} MiB", f"{weights.MAX_NAME_BYTES:,} bytes"),
         "The header fields": (
             f"{scan.MAX_GLOBAL_FIELDS:,} global",
             f"{scan.MAX_HEADER_BYTES // mib} MiB",

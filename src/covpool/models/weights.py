@@ -255,9 +255,9 @@ def load_strictly(
 def _why_unreadable(path: Path, error: Exception) -> str:
     if refused := re.search(r"GLOBAL (\S+)", str(error)):
         return (
-            f"{path} holds more than tensors ({printable(refused[1], 80)}), and reading that can run any code, "
-            "so it is not read: if you trust where it comes from, torch.load it with weights_only=False and torch.save "
-            "its state_dict alone"
+            f"{path} holds more than tensors ({printable(refused[1], 80)}), and reading that can run any "
+            "code, so it is not read: if you trust where it comes from, torch.load it with "
+            "weights_only=False and torch.save its state_dict alone"
         )
     return (
         f"{path} is not a checkpoint, or not all of one: it is neither safetensors nor a file of torch.save"
