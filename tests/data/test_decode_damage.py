@@ -158,6 +158,7 @@ def test_pillows_limit_is_as_it_was() -> None:
             "format",
             "its pixels are F, which has no defined black",
         ),
+        (encode(Image.new("L", (404, 4)), "PNG"), "too large", "it is 404 by 4, a line"),
         (encode(Image.new("I", (4, 4), 1 << 20), "TIFF"), "format", "its pixels have 32 bits, which have no"),
     ],
 )

@@ -47,6 +47,12 @@ def jpeg_of_scans(scans: int, side: int = 1400) -> bytes:
     )
 
 
+def jpeg_of_comments(count: int) -> bytes:
+    """Return a JPEG of two scans, with empty comments after them and one that looks like many scans."""
+    odd = b"\xff\xfe" + struct.pack(">H", 2 + 2 * (MAX_SCANS + 1)) + b"\xff\xda" * (MAX_SCANS + 1)
+    return jpeg_of_scans(2)[:-2] + b"\xff\xfe\0\2" * count + odd + b"\xff\xd9"
+
+
 def png_of_chunks(count: int, kind: bytes) -> bytes:
     """Return a PNG of 8 by 8 pixels with empty chunks before its pixels."""
     data = encode(Image.new("RGB", (8, 8)), "PNG")
@@ -98,9 +104,10 @@ def tiff_of_overlapping_strips(rows: int = 4000, width: int = 64) -> bytes:
             lambda: b"\xff\xd8" + b"\xff\xfe\0\2" * (2 << 20) + encode(Image.new("L", (8, 8)), "JPEG")[2:],
             "pieces",
         ),
+        (lambda: jpeg_of_comments(2 << 20), "pieces"),
         (tiff_of_overlapping_strips, "its strips or tiles have more bytes than the file"),
     ],
-    ids=["scans", "comment", "spaces", "texts", "chunks", "blocks", "segments", "strips"],
+    ids=["scans", "comment", "spaces", "texts", "chunks", "blocks", "segments", "comments", "strips"],
 )
 def test_a_slow_file_is_refused_at_once(make: Callable[[], bytes], message: str) -> None:
     data = make()
@@ -113,6 +120,7 @@ def test_a_slow_file_is_refused_at_once(make: Callable[[], bytes], message: str)
 
 def test_honest_files_below_the_limits_are_read() -> None:
     assert decode(jpeg_of_scans(MAX_SCANS)).size == (1400, 1400)
+    assert decode(jpeg_of_comments(1000)).size == (1400, 1400)
     assert decode(png_of_chunks(1000, b"tEXt")).size == (8, 8)
     assert decode(gif_of_blocks(1000)).size == (8, 8)
 
