@@ -76,9 +76,10 @@ def test_the_metadata_of_an_onnx_file_has_a_limit(tmp_path: Path) -> None:
     path.write_bytes(b"\x72\0" * 200_000)
     with pytest.raises(ValueError, match="its metadata is too large"):
         read_metadata(path)
-    path.write_bytes(model.SerializeToString()[:1000])
-    with pytest.raises(ValueError, match="is not an ONNX file"):
-        read_metadata(path)
+    for damaged in (model.SerializeToString()[:1000], b"\x72" + b"\x80" * 20 + b"\0"):  # a long number
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match="is not an ONNX file"):
+            read_metadata(path)
 
 
 def test_the_metadata_of_a_torch_export_file_has_a_limit(tmp_path: Path) -> None:
