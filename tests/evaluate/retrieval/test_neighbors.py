@@ -11,7 +11,9 @@ from PIL import Image
 
 import covpool
 from covpool.cli.main import main
-from tests.data.pictures import SPARROWS, needs_sparrows
+from covpool.evaluate.neighbors import _opened
+from covpool.storage.address import Address
+from tests.data.pictures import SPARROWS, jpeg, needs_sparrows
 
 pytestmark = needs_sparrows
 
@@ -88,3 +90,11 @@ def test_a_gallery_does_not_choose_which_images_are_opened(
     assert not [path for path in opened if "copies" in path]
     assert main([*search, "--images", "copies"]) == 0
     assert len([path for path in opened if "copies" in path]) == 8
+
+
+def test_an_image_of_a_gallery_is_in_the_folder_of_the_images(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    for name in ("secret.jpg", "photos/1.jpg"):
+        (tmp_path / name).write_bytes(jpeg((200, 100, 50)))
+    assert _opened(Address.of(tmp_path / "photos"), "1.jpg") is not None
+    assert _opened(Address.of(tmp_path / "photos"), "../secret.jpg") is None
