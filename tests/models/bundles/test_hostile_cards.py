@@ -54,6 +54,7 @@ def set_preprocessing(**values: Any) -> Callable[[dict[str, Any]], object]:
         (lambda f: f["preprocessing"].update(input_size=[3, 10**9, 10**9]), "preprocessing has 1000000000"),
         (lambda f: f["preprocessing"].pop("std"), "preprocessing has no field 'std'"),
         (set_preprocessing(input_size=[3, 60_000, 60_000]), "but crop_pct must be in"),
+        (set_preprocessing(input_size=[5000, 8, 8]), "is not channels, height and width"),
         (set_preprocessing(input_size=[3, 224]), "is not channels, height and width"),
         (set_preprocessing(input_size=[3, 224, 0]), "is not channels, height and width"),
         (set_preprocessing(input_size=[3, 224.0, True]), "is not channels, height and width"),
