@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from covpool.cli.main import main
-from covpool.cli.paths import WRITE_A_FILE, named_alike
+from covpool.cli.main import main, named_alike
+from covpool.cli.parser import WRITE_A_FILE
 from tests.cli.test_arguments import RECIPES, log_of
 from tests.cli.test_options import OPTIONS, POSITIONALS
 from tests.data.trees import plant

@@ -14,15 +14,16 @@ import importlib
 import io
 import json
 import os
+import re
 import shlex
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 from unittest import mock
 
 from covpool import __version__
-from covpool.cli.paths import named_alike
 from covpool.errors import WORKER_DIED, CovpoolError, Interrupted, ReportedByFirstError
 from covpool.storage.files import package_text
 from covpool.storage.remote import trust_rows
@@ -348,6 +349,22 @@ def _of_the_disk(error: OSError) -> str:
         return text + named_alike(os.fsdecode(error.filename))
     remedy = REMEDIES.get(error.errno or 0)
     return f"{text}: {remedy}" if remedy else text
+
+
+def named_alike(path: str) -> str:
+    """Return what a path that does not exist may mean, as the end of a sentence; nothing if that is unclear.
+
+    It is a URL with one slash, or a neighbor of the first part of the path that does not exist.
+    """
+    if url := re.fullmatch(r"(\w{2,}):/([^/].*)", path):
+        return f": did you mean {url[1]}://{url[2]}?"
+    missing = Path(path)
+    try:
+        while not missing.parent.exists():
+            missing = missing.parent
+        return did_you_mean(missing.name, [neighbor.name for neighbor in missing.parent.iterdir()])
+    except OSError:
+        return ""
 
 
 # Settings of malloc.h.

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import errno
+import glob
 import inspect
 import itertools
+import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
@@ -16,7 +19,7 @@ import docstring_parser
 from jsonargparse import DefaultHelpFormatter
 
 from covpool.arguments import check_whole
-from covpool.cli.paths import check_paths
+from covpool.errors import UsageError
 from covpool.terminal import announce_loading, did_you_mean
 from covpool.training.parser import SentenceParser, in_words
 
@@ -73,6 +76,50 @@ def check_values(parsed: Mapping[str, Any]) -> None:
         for number in value if isinstance(value, list | tuple) else [value]:
             if isinstance(number, int) and not isinstance(number, bool):
                 check_whole(_hyphenated(f"--{name}"), number, at_least=int(name not in MAY_BE_ZERO))
+
+
+# Options that name a local file or folder, or a URL.
+LOCATIONS = ("basis", "data", "first", "second", "weights")
+# The commands whose --out is a file.
+WRITE_A_FILE = ("covpool check",)
+# One of these files is in the folder of a bundle or of a fit.
+MODEL_FILES = ("covpool.json", "bundle/covpool.json")
+
+
+def check_paths(command: str, parsed: Mapping[str, Any]) -> None:
+    """Check the paths among the arguments of a command.
+
+    Raises:
+        UsageError: if --out is a file, or the model is not the first path.
+        OSError: if a file or a folder does not exist.
+    """
+    if parsed.get("out") is not None and command not in WRITE_A_FILE:
+        _check_folder(str(parsed["out"]))
+    is_model_first = "bundle" in parsed or isinstance(parsed.get("model"), Path)
+    if is_model_first and "data" in parsed:
+        first = parsed.get("bundle") or parsed["model"]
+        if _is_model(parsed["data"]) and not _is_model(first):
+            raise UsageError(
+                f"{parsed['data']} is a model: pass the model first, as in {command} {parsed['data']} {first}"
+            )
+    paths = {name: str(parsed[name]) for name in LOCATIONS if parsed.get(name) is not None}
+    if isinstance(parsed.get("model"), Path):
+        paths["model"] = str(parsed["model"])
+    for name, path in paths.items():
+        if "://" not in path and not glob.has_magic(path):
+            os.stat(path)
+        if name == "weights" and os.path.isdir(path):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+
+
+def _check_folder(out: str) -> None:
+    for path in () if "://" in out else (Path(out), *Path(out).parents):
+        if path.is_file():
+            raise UsageError(f"--out must be a folder, and {path} is a file: use another --out")
+
+
+def _is_model(path: str | Path) -> bool:
+    return any(Path(path, name).is_file() for name in MODEL_FILES)
 
 
 def make_parser(command: str, *kinds: type[Any], skip: Collection[str] = ()) -> Parser:

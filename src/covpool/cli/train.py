@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 from covpool.arguments import DEVICES
 from covpool.cli.main import Command
-from covpool.cli.parser import Help, Parser, add_shared, add_trust, underscored
-from covpool.cli.paths import check_paths
+from covpool.cli.parser import Help, Parser, add_shared, add_trust, check_paths, underscored
 from covpool.errors import Interrupted, UsageError
 from covpool.nn.pooling import METHODS
 from covpool.terminal import counted
