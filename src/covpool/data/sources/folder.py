@@ -25,6 +25,7 @@ from covpool.data.listing import (
 from covpool.data.sources import SPLIT_OF, Listing, Marks, Row, Split, make_listing, parquet, shards
 from covpool.errors import UsageError
 from covpool.storage.address import Address
+from covpool.storage.files import open_regular
 
 LOGGER = logging.getLogger("covpool")
 MARKS = Marks()  # of what no other source recognizes
@@ -61,7 +62,7 @@ def open_unlabeled(path: str) -> ImageSet:
 def _check_image(path: str) -> None:
     """Raise if a file is not like an image, by its name and its first bytes."""
     if not is_image(path):
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             beginning = file.read(BEGINNING)
         if beginning and format_of(beginning) not in EXTENSIONS:
             raise UsageError(
