@@ -13,6 +13,8 @@ import httpx
 import numpy as np
 from PIL import Image
 
+from tests.data.pictures import encode
+
 
 def jpeg(side: int = 300, seed: int = 0) -> bytes:
     noise = np.random.default_rng(seed).integers(0, 255, (side // 10, side // 10, 3), dtype=np.uint8)
@@ -34,7 +36,7 @@ MALFORMED = {
     "half a JPEG": jpeg()[:2000],
     "noise that begins as a PNG": b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 20,
     "a PDF": b"%PDF-1.7\n" + b"0" * 1000,
-    "a GIF, which is not taken": b"GIF89a\x01\x00\x01\x00\x00\x00\x00;",
+    "a GIF, which is not taken": encode(Image.new("P", (64, 64)), "GIF"),
 }
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
+import io
+import json
 import re
 import socket
 import statistics
@@ -149,6 +151,59 @@ def test_oversize(server: Server) -> None:
     answer = httpx.post(f"{server.url}/predict", content=bomb())
     assert answer.status_code == 413
     assert "pixels" in answer.json()["detail"]
+
+
+def test_lines_are_refused() -> None:
+    serve = example()
+    with pytest.raises(serve.HTTPException, match="20 times as long as wide"):
+        serve.opened(encode(Image.new("L", (2100, 100)), "PNG"))
+
+
+def test_large_images_are_left_to_the_other_decoder() -> None:
+    """Each scan of a JPEG counts as all of its pixels."""
+    serve = example()
+    wanted = {"resize": 64, "size": 64, "interpolation": "bicubic"}
+    answers: list[Any] = []
+    bodies = [jpeg(200), jpeg(300), encode(Image.open(io.BytesIO(jpeg(200))), "JPEG", progressive=True)]
+
+    class Pipe:
+        def recv_bytes(self) -> bytes:
+            if not bodies:
+                raise EOFError
+            return bodies.pop(0)
+
+        send = staticmethod(answers.append)
+
+    serve.work(Pipe(), wanted, 200 * 200, 0)
+    assert answers[0] == "ready"
+    assert answers[1].shape == (64, 64, 3)
+    assert answers[2:] == [None, None]
+
+
+def test_few_large_images_wait() -> None:
+    serve = example()
+    batches = serve.Batches(None, {})
+    batches.large_waiting = serve.MAX_LARGE
+    batches.large.pixels = None  # it is not asked
+    with pytest.raises(serve.HTTPException, match="busy with large images"):
+        asyncio.run(batches.large_pixels(b""))
+
+
+def test_an_answer_takes_limited_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    serve = example()
+    about = {"preprocessing": {"in_graph": True, "crop_mode": "center"}, "classes": ["wren"]}
+    (tmp_path / "model.json").write_text(json.dumps(about))
+    monkeypatch.setattr(serve.onnxruntime, "InferenceSession", lambda path: None)
+    monkeypatch.setattr(serve.Batches, "logits", lambda self, body: asyncio.sleep(5, np.zeros(1)))
+    monkeypatch.setattr(serve, "ANSWER_SECONDS", 0.1)
+
+    async def ask() -> Any:
+        transport = httpx.ASGITransport(serve.make_app(tmp_path))
+        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+            return await client.post("/predict", content=b"image")
+
+    answer = asyncio.run(ask())
+    assert (answer.status_code, answer.json()["detail"]) == (503, "the server is busy")
 
 
 def test_a_jpeg_that_decodes_slowly_is_refused_at_once(server: Server) -> None:

@@ -14,7 +14,7 @@ import fsspec
 import pytest
 
 from covpool.inference import Files, Predict, Running, infer
-from covpool.inference.place import MANIFEST
+from covpool.inference.place import MANIFEST, TAIL, Disk, OutputManifest, table_part
 from tests.inference.small import pictures, rows_of, write_folder
 
 RUNNING = Running(batch_size=16, workers=0)
@@ -84,6 +84,14 @@ def test_every_byte_is_compared_on_request(tmp_path: Path, bundle: Path, done: P
         (out / file.name).write_bytes(data)
 
     assert check(bundle, done, tmp_path / "out", spoil, VERIFY) == 1
+
+
+def test_last_bytes_are_compared_without_the_request(tmp_path: Path) -> None:
+    data, manifest = bytes(2 * TAIL), OutputManifest(Disk(tmp_path))
+    manifest.add({"rows.csv": table_part(data, 0)})
+    (tmp_path / "rows.csv").write_bytes(b"1" + data[1:])
+    assert manifest.is_valid("rows.csv", len(data), thoroughly=False)
+    assert not manifest.is_valid("rows.csv", len(data), thoroughly=True)
 
 
 def test_valid_files_without_an_entry_are_kept(tmp_path: Path, bundle: Path, done: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -218,6 +221,33 @@ def test_a_bad_url_is_an_error_of_its_row_in_bounded_time(
         folder.read_listed("absent.jpg")
 
 
+def test_a_server_that_sends_no_data_is_asked_again(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("covpool.storage.address.pauses_before", lambda retries: (0.01,) * retries)
+    with limited(Requests(timeout=10, read_timeout=0.2, retries=1)):
+        folder = Address.of(f"{server.url}/list.csv").parent
+    with pytest.raises(UnreachableError, match="cannot be read"):
+        folder.read_listed("hang")
+    assert server.asked["/hang"] == 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse connections that Linux ignores")
+def test_a_server_that_accepts_no_connection_is_left() -> None:
+    with contextlib.ExitStack() as stack:
+        listening = stack.enter_context(socket.socket())
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(0)
+        for _ in range(4):  # fill its queue
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(listening.getsockname())
+        with limited(Requests(timeout=10, connect_timeout=0.2, retries=0)):
+            folder = Address.of(f"http://127.0.0.1:{listening.getsockname()[1]}/list.csv").parent
+        started = time.monotonic()
+        with pytest.raises(UnreachableError, match="cannot be read"):
+            folder.read_listed("a.jpg")
+        assert time.monotonic() - started < 5
+
+
 def test_an_unknown_host_is_an_error_of_its_row(tmp_path: Path) -> None:
     with limited(QUICK):
         images = rows(tmp_path, "csv", "http://no-such-host.invalid/a.jpg")
@@ -332,8 +362,10 @@ def test_a_server_that_sends_headers_without_end_is_left(
             with pytest.raises(ShardError, match="cannot be read"):
                 FileCache(tmp_path, 1 << 20).opened(f"{server.url}/{name}", "1", size)
             assert time.monotonic() - started < 10
+        started = time.monotonic()
         with pytest.raises(ShardError, match="cannot be read: no complete answer in time"):
             read_parquet(where.parent, "drip-headers", lambda opened: None)
+        assert time.monotonic() - started < 10
 
 
 def test_parquet_on_a_server_that_fails_is_asked_for_again(

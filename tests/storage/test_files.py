@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import threading
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,22 @@ def test_a_pipe_is_not_written_to(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / LOCK)
     with pytest.raises(OSError, match="not a regular file"), held(tmp_path):
         pass
+
+
+def test_appending_to_a_pipe_does_not_wait_for_a_reader(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "log")
+    errors: list[int | None] = []
+
+    def append() -> None:
+        try:
+            append_file(tmp_path / "log", b"a\n")
+        except OSError as error:
+            errors.append(error.errno)
+
+    thread = threading.Thread(target=append, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert errors == [errno.ENXIO]
 
 
 def test_folders_inside_an_output_folder_are_no_links(tmp_path: Path) -> None:

@@ -4,12 +4,14 @@ import logging
 import os
 import pickle
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from covpool.errors import DamagedCheckpointError
+from covpool.processes import ALONE
 from covpool.storage.manifest import Manifest, part_of
 from covpool.training.checkpoint import (
     Checkpoint,
@@ -18,6 +20,7 @@ from covpool.training.checkpoint import (
     read_checkpoint,
     remove_old_checkpoints,
     set_aside_newer,
+    shared_checkpoint,
     write_checkpoint,
 )
 
@@ -88,6 +91,21 @@ def test_a_damaged_checkpoint_is_never_loaded_but_the_one_before(
         assert "the checkpoint before it" in caplog.text
         (path / name).write_bytes(whole)
     assert_equal(newest_checkpoint(tmp_path), checkpoint(2))
+
+
+def test_damaged_rows_of_a_divided_classifier_are_never_loaded(tmp_path: Path) -> None:
+    rows = range(4)
+    for step in (1, 2):
+        whole = replace(checkpoint(step), rows={"model/head": torch.full((4, 2), float(step))})
+        path = write_checkpoint(tmp_path, whole, rows=rows)
+    (file,) = path.glob("rows-*")
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    found = shared_checkpoint(tmp_path, ALONE, rows)
+    assert found is not None
+    assert found.step == 1
+    assert torch.equal(found.rows["model/head"], torch.ones(4, 2))
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "model.safetensors", "state.json"])

@@ -215,6 +215,17 @@ def test_computed_buffers_have_a_limit(tmp_path: Path, monkeypatch: pytest.Monke
     assert_not_loaded(folder, "GiB in addition to its weights")
 
 
+def test_a_huge_hollow_card_is_not_read(bundle: Path) -> None:
+    with (bundle / "covpool.json").open("r+b") as file:
+        file.truncate(2**40)
+    assert_refused(bundle, "covpool.json is larger than 16 MiB")
+
+
+def test_long_values_are_shortened_in_messages(bundle: Path) -> None:
+    edit_card(bundle, lambda fields: fields["config"].update(backbone="/" + "x" * 100_000))
+    assert_refused(bundle, r"its backbone '/x+\.\.\.x+' is not the plain name of a timm network")
+
+
 def test_huge_hollow_weights_are_not_read(bundle: Path) -> None:
     with (bundle / "model.safetensors").open("r+b") as file:
         file.truncate(2**38)
