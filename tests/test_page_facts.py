@@ -22,6 +22,7 @@ RESULTS = ROOT / "results" / "0.1.0"
 QUOTING = {
     "why_second_order.md": ["why_second_order", "one_pass", "methods", "spectra", "tiny10"],
     "benchmarks.md": [
+        "contest",
         "one_pass",
         "fine_grained",
         "fine_tuning",
