@@ -199,11 +199,11 @@ def summary(record: dict[str, Any]) -> str:
             "",
             table(["d", "images", "CPU ms per image", "largest memory of the process"], cells),
             "",
-            f"Two processes add vectors {speeds} as fast as one, including the time to add up their sums.",
+            f"Two processes are {speeds} as fast as one. This includes adding up their sums.",
             "",
-            "The next table estimates 100 million images of a million classes on 64 such machines. The hours "
-            "are those of the sums alone, without the backbone. covpool keeps two matrices Σxxᵀ: one of the "
-            "images to solve with, and one of the held-out images.",
+            "The next table is an estimate for 100 million images of a million classes, on 64 machines with "
+            "two processes each. The hours are those of the sums alone, without the backbone. covpool keeps "
+            "two matrices Σxxᵀ: one of the images to solve with, and one of the held-out images.",
             "",
             table(
                 [
