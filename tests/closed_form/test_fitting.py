@@ -155,7 +155,7 @@ def test_fine_tuning_starts_from_the_solved_head(capsys: pytest.CaptureFixture[s
 def test_a_killed_fit_resumes(birds: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
     process = command("fit", birds, *SMALL, "--out", "killed", log=log)
-    send_when(process, lambda: list(Path("killed/work").glob("*/train")), log)
+    send_when(process, lambda: list(Path("killed/work").glob("*/test")), log)  # all of train is in the sample
     for folder in ("killed", "undisturbed"):
         finish(command("fit", birds, *SMALL, "--out", folder, log=log), log)
     killed, undisturbed = (
