@@ -120,6 +120,41 @@ def test_the_times_of_networks_are_those_of_the_record() -> None:
     assert network_table({**record, "networks": {}}) == ""
 
 
+def test_sentences_on_added_time_are_those_of_the_record() -> None:
+    from lab.bench.layer import FRONT_BATCHES, FRONT_SIZES, NETWORKS
+    from lab.record import read_record
+
+    (file,) = RESULTS.glob("layer--*.json")
+    added = {
+        name: round(100 * (runs["isqrt_cov"]["ratio"]["median"] - 1))
+        for name, runs in read_record(file)["networks"].items()
+    }
+    front = [
+        added[f"inference, {network}, {pixels} pixels, batch {batch}"]
+        for network in NETWORKS
+        for pixels in FRONT_SIZES
+        for batch in FRONT_BATCHES
+    ]
+    assert f"Batched inference takes {min(front)} to {max(front)} %" in read(README)
+    single, batched = (
+        max(percent for name, percent in added.items() if name.endswith(", batch 1") is alone)
+        for alone in (True, False)
+    )
+    assert f"adds up to {batched} % to the time of a network" in read(DOCS / "why_second_order.md")
+    assert f"up to {single} % at batch size 1" in read(DOCS / "choose_a_head.md")
+
+
+def test_the_cost_of_an_old_basis_is_that_of_the_record() -> None:
+    (file,) = RESULTS.glob("few_images--*.json")
+    record = json.loads(read(file))
+    assert max(abs(step["isqrt_cov"] - step["own_basis"]) for step in record["steps"]) < 0.02
+    assert "changes the accuracy by less than two percentage points" in read(DOCS / "closed_form.md")
+    assert record["bases"]["Flowers-102"] <= record["bases"]["random directions"]
+    assert "basis of flowers is no better for sparrows than random directions" in read(
+        DOCS / "closed_form.md"
+    )
+
+
 def test_the_accuracies_of_the_benchmarks_are_measured() -> None:
     (file,) = RESULTS.glob("fine_grained--*.md")
     number = r"([\d.]+(?: ± [\d.]+)?)"
