@@ -265,12 +265,22 @@ def test_options_that_the_training_page_names() -> None:
             parse_training(option.split())
 
 
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", read(page), flags=re.S), flags=re.M)
+    words = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).strip().lower() for heading in headings]
+    return {re.sub(r"[^\w\s-]", "", heading).replace(" ", "-") for heading in words}
+
+
 def test_links_between_pages() -> None:
-    """Every linked file and every named test exists."""
+    """Every linked file, every linked heading and every named test exists."""
     for page in PAGES:
         text = read(page)
-        for link in re.findall(r"\]\(([^)#:]+)(?:#[\w-]*)?\)", text):
-            assert (page.parent / link).exists(), f"{page.name} links to {link}"
+        for link, anchor in re.findall(r"\]\(([^)#:]*)(?:#([\w-]*))?\)", text):
+            linked = page.parent / link if link else page
+            assert linked.exists(), f"{page.name} links to {link}"
+            if anchor and linked.suffix == ".md":
+                assert anchor in anchors(linked), f"{page.name} links to {link}#{anchor}"
         for file in re.findall(r"`(tests/[\w/]+\.py)`", text):
             assert (ROOT / file).exists(), f"{page.name} names {file}"
     named = set(re.findall(r"`(test_\w+)`", "".join(map(read, PAGES))))

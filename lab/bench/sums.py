@@ -195,11 +195,13 @@ def summary(record: dict[str, Any]) -> str:
         )
     return "\n".join(
         [
-            "The cost of adding vectors to the sums:",
+            f"The cost of adding random vectors of {CLASSES:,} classes to the sums, on "
+            f"{record['machine']['cores']} cores of a CPU:",
             "",
             table(["d", "images", "CPU ms per image", "largest memory of the process"], cells),
             "",
-            f"Two processes are {speeds} as fast as one. This includes adding up their sums.",
+            f"Two processes of one thread each are {speeds} as fast as one. This includes adding up their "
+            "sums.",
             "",
             "The next table is an estimate for 100 million images of a million classes, on 64 machines with "
             "two processes each. The hours are those of the sums alone, without the backbone. covpool keeps "

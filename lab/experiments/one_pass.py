@@ -152,9 +152,10 @@ def table(summaries: Mapping[str, Any]) -> str:
     """Return the results as Markdown."""
     lines = [
         "Top-1 accuracy in percent of heads on a frozen backbone, on the test images without flips. "
-        "Held-out training images choose ridge or logistic regression for each head, and d for `isqrt_cov` "
-        "(in bold). Trained heads are those of `python -m lab arena`: d = 128, "
-        "trained with flips, mean over their seeds. Differences are paired by image, with 95 % intervals.",
+        "Held-out training images decide between ridge and logistic regression for each head, and between "
+        "values of d for `isqrt_cov` (the bold one). Trained heads are those of `python -m lab arena`: "
+        "d = 128, trained with flips, mean over their seeds. Differences are paired by image, with 95 % "
+        "intervals.",
         "",
         f"| images and backbone | `gap` | {' | '.join(f'd = {dim}' for dim in DIMS)} | chosen d "
         "| over `gap` | trained `gap` | trained `isqrt_cov` | over trained `isqrt_cov` |",

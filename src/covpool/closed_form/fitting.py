@@ -97,7 +97,7 @@ def fit(
 
     Example:
         >>> covpool.fit("birds").metrics["top1"]  # doctest: +SKIP
-        0.696
+        0.699
     """
     options = (options or FitOptions()).changed(**fields)
     folder = Path(out) if out is not None else default_folder(data)

@@ -171,7 +171,7 @@ def forget(
     device: Device = "auto",
     progress: Progress = lambda what, done, total: None,
 ) -> Changed:
-    """Remove images from a fitted model, which is then that of a fit without them.
+    """Remove images from a fitted model. The result equals a fit without them.
 
     While the vectors of all images are kept, the backbone does not run: the bytes of an image identify it.
 

@@ -43,8 +43,9 @@ class Solution:
 
     Attributes:
         kind: how it was solved.
-        strength: of the regularization; see the module. For logistic regression, the inverse of
-            scikit-learn's ``C`` for vectors of mean squared norm 1.
+        strength: strength of the regularization. Ridge regression uses its product with the mean squared
+            norm of the centered vectors. For logistic regression, it is the inverse of scikit-learn's ``C``
+            for vectors of mean squared norm 1.
         weight: ``(K, p)`` in float64.
         bias: ``(K,)`` in float64.
         held_out: scores ``(B, K)`` of images that the solution of their fold has not seen: of all kept rows,
@@ -277,8 +278,8 @@ def solve_divided(sums: Sums, processes: Processes) -> Solution:
     stay in one process, so memory for them is divided by the number of processes.
 
     Args:
-        sums: of the images of this process's classes. Every class is in one process. Its rows become sums,
-            and its Σxxᵀ that of all processes.
+        sums: sums over the images of this process's classes. Every class is in one process. The function
+            replaces their rows by sums, and their Σxxᵀ by that of all processes.
         processes: all processes; each calls this function.
 
     Returns:

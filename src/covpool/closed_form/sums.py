@@ -274,9 +274,10 @@ class Sums:
         self._flush()
 
     def reduced(self, processes: Processes) -> Sums:
-        """Return the sums over all processes: in the first one if rows are kept, in all of them if not.
+        """Add up the sums of all processes.
 
-        Rows are kept if those of all processes fit, as in one process.
+        If the rows of all processes fit into memory, the first process returns them. If not, all processes
+        return the sums.
         """
         if processes.world_size == 1:
             return self

@@ -68,7 +68,7 @@ def isqrt_cov(
 ) -> Tensor:
     r"""Square root of the covariance of features by Newton-Schulz iteration (iSQRT-COV).
 
-    This is the paper's meta-layer, :math:`C = \sqrt t \, Y_K(\Sigma/t)` with
+    This is the meta-layer of the paper (iSQRT-COV, CVPR 2018), :math:`C = \sqrt t \, Y_K(\Sigma/t)` with
     :math:`\Sigma = X \bar I X^T`: :func:`matrix_sqrt` of :func:`covariance`, with the same arguments and
     defaults. It runs on the smaller of the C×C covariance and the n×n Gram matrix, to the same result.
 

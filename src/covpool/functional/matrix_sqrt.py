@@ -98,7 +98,7 @@ def inverse_matrix_sqrt(
     r"""Return the inverse square root of positive definite matrices: :math:`Z_K/\sqrt t` of the iteration.
 
     See :func:`matrix_sqrt` for the equations and arguments. On the null space of a singular matrix the result
-    grows as 1.5^K (the product of all a) instead of being infinite. The zero matrix gives zero.
+    grows with K (as 1.5^K with the paper's steps), and is never infinite. The zero matrix gives zero.
 
     Example:
         >>> a = torch.diag(torch.tensor([4.0, 1.0]))
@@ -170,9 +170,9 @@ class RootReport(NamedTuple):
     Attributes:
         asymmetry: largest difference of a and its transpose, relative to the largest entry.
         smallest: smallest eigenvalue, relative to the trace; at least 0 for a covariance, up to rounding.
-        most_steps: the largest number of the paper's steps, at most that of the dtype, after which negative
-            eigenvalues change the result by at most 1 %; 0 if there is none. The fitted steps are as
-            sensitive as 5 of the paper's.
+        most_steps: the most steps of the paper's iteration after which negative eigenvalues change the
+            result by at most 1 %; 0 if one step is too many. It is at most the limit of the dtype. The
+            fitted steps are as sensitive as 5 of the paper's.
     """
 
     asymmetry: float

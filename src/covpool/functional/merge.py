@@ -52,7 +52,7 @@ def moments(x: Tensor, *, weights: Tensor | None = None) -> Moments:
 
     Args:
         x: features ``(..., C, n)``: channels, then positions.
-        weights: ``(..., n)``, boolean or non-negative. They are not divided by their sum: parts count by it.
+        weights: ``(..., n)``, boolean or non-negative. Their sum is the weight of this part in a merge.
             Positions of weight zero may contain anything, including NaN.
 
     Example:

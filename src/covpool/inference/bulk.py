@@ -188,14 +188,15 @@ def infer(
 ) -> Done:
     """Compute rows for every image, into a folder of Parquet or CSV files.
 
-    Call it again after an interruption to resume: each file is complete or absent. An unreadable image, or a
-    URL that gives no answer, becomes a row with an error. A file that was changed since is computed again.
+    Call it again after an interruption to resume: each file is complete or absent. An output file that
+    someone changed is computed again. An unreadable image, or a URL that gives no answer, becomes a row with
+    an error.
 
     Args:
         bundle: the folder of a model, or its address on the Hub.
         data: as for :func:`covpool.data.sources.open_unlabeled`.
         out: a folder or a remote URL; new, empty, or of this same job.
-        task: a ``Predict`` or an ``Embed`` of :mod:`covpool.inference.tasks`.
+        task: a ``Predict`` or an ``Embed`` of :mod:`covpool.inference`.
         files: how rows are divided into files.
         running: how it is run.
         progress: called with the number of images done and the total.
