@@ -302,16 +302,61 @@ def mutate_checkpoint(files: Files, chance: random.Random) -> Files:
         inner["state.json"] = json.dumps(mutate_json(json.loads(inner["state.json"]), chance)).encode()
     else:
         inner = one_file(mutate_bytes)(inner, chance)
-    hashes: Any = {name: hashlib.sha256(data).hexdigest() for name, data in inner.items()}
+    return with_manifest(inner, json.loads(files["manifest.json"])["about"], chance)
+
+
+def with_manifest(files: Files, about: Any, chance: random.Random) -> Files:
+    """Add a manifest that fits the files, and sometimes change it too."""
+    from covpool.storage.manifest import Manifest, part_of
+
+    manifest = Manifest({name: part_of(data) for name, data in files.items()}, about).written()
     if chance.random() < 0.3:
-        hashes = mutate_json(hashes, chance)
-    return {**inner, "manifest.json": json.dumps(hashes, indent=1, sort_keys=True).encode()}
+        fields = mutate_json(json.loads(manifest), chance)
+        manifest = json.dumps(fields, sort_keys=True).encode() + b"\n"
+    return {**files, "manifest.json": manifest}
 
 
 def read_run_checkpoint(folder: Path) -> None:
     from covpool.training.checkpoint import read_checkpoint
 
     _ = read_checkpoint(folder).progress
+
+
+@functools.cache
+def sums() -> tuple[Files, ...]:
+    import torch
+
+    from covpool.closed_form.kept import save_sums
+    from covpool.closed_form.sums import Rows, Sums
+
+    about = {"head": "gap", "balance": False, "batch_size": 32, "compile": False}
+    torch.manual_seed(0)
+    found = []
+    for most in (1 << 20, 0):
+        made = Sums("x", ("jay", "wren"), 3, max_rows_bytes=most)
+        made.add(Rows(torch.randn(12, 3), torch.arange(12) % 2, torch.arange(12)))
+        with tempfile.TemporaryDirectory() as folder:
+            save_sums(Path(folder, "sums"), made, about)
+            found.append({file.name: file.read_bytes() for file in Path(folder, "sums").iterdir()})
+    return tuple(found)
+
+
+def mutate_sums(files: Files, chance: random.Random) -> Files:
+    """Damage the sums, or tamper with them and recompute the hashes."""
+    if chance.random() < 0.3:
+        return one_file(mutate_bytes)(files, chance)
+    about, name = json.loads(files["manifest.json"])["about"], "sums.safetensors"
+    inner = {name: mutate_bytes(files[name], chance) if chance.random() < 0.7 else files[name]}
+    return with_manifest(inner, mutate_json(about, chance) if chance.random() < 0.5 else about, chance)
+
+
+def read_sums(folder: Path) -> None:
+    from covpool.closed_form.kept import load_sums
+    from covpool.closed_form.solve import solve
+
+    read, about = load_sums(folder)
+    more = read + read
+    solve(more.with_classes((*more.classes, "robin")), balance=about["balance"])
 
 
 def weights() -> list[Files]:
@@ -406,6 +451,7 @@ ENTRANCES: dict[str, Entrance] = {
     ),
     "bundles": Entrance(lambda: [bundle()], mutate_bundle, read_bundle),
     "checkpoints": Entrance(checkpoints, mutate_checkpoint, read_run_checkpoint),
+    "sums": Entrance(lambda: list(sums()), mutate_sums, read_sums),
     "weights": Entrance(weights, one_file(mutate_bytes), read_weights),
     "recipes": Entrance(recipes, one_file(mutate_text), read_recipe_file),
     "exported": Entrance(exported, one_file(mutate_bytes), read_exported),

@@ -56,7 +56,7 @@ def width_of(dim: int) -> int:
 def batches(images: int, width: int, seed: int = 0) -> Iterator[Rows]:
     """Yield random vectors. The same values come again, with other labels and numbers."""
     generator = torch.Generator().manual_seed(seed)
-    vectors = torch.randn(BATCH, 1, width, generator=generator)
+    vectors = torch.randn(BATCH, width, generator=generator)
     for start in range(0, images, BATCH):
         count = min(BATCH, images - start)
         labels = torch.randint(CLASSES, (count,), generator=generator)

@@ -98,7 +98,7 @@ class CachedSet:
     def solved(self, vectors: Tensor, ids: Ids) -> Solution:
         """Solve a classifier of all classes from some training images."""
         sums = Sums("", self.classes, vectors.shape[1])
-        sums.add(Rows(vectors[:, None], self.labels["train"][ids], torch.from_numpy(ids)))
+        sums.add(Rows(vectors, self.labels["train"][ids], torch.from_numpy(ids)))
         return solve(sums)
 
     def right(self, solution: Solution, split: str, ids: Ids, vectors: Tensor) -> NDArray[np.bool_]:

@@ -114,7 +114,7 @@ def steps(sparrows: Sparrows) -> list[dict[str, float]]:
     rows, start = [], 0
     for end in ends:
         new, seen = np.flatnonzero((labels >= start) & (labels < end)), np.flatnonzero(labels < end)
-        grown.add(Rows(train["first"][new][:, None], torch.from_numpy(labels[new]), torch.from_numpy(new)))
+        grown.add(Rows(train["first"][new], torch.from_numpy(labels[new]), torch.from_numpy(new)))
         solution, at_once = solve(grown), sparrows.solved(train["first"][seen], seen)
         own = sparrows.solved(train["own"][seen], seen)
         gap = sparrows.solved(averages[seen], seen)

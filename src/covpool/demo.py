@@ -140,7 +140,7 @@ def accuracies(network: Network, train: Textures, test: Textures, counts: Sequen
     for count in counts:
         chosen = per_class < count
         sums = Sums("demo", CLASSES, vectors.shape[1])
-        sums.add(Rows(vectors[chosen, None], train.labels[chosen], chosen.nonzero().flatten()))
+        sums.add(Rows(vectors[chosen], train.labels[chosen], chosen.nonzero().flatten()))
         solution = solve(sums, kind="ridge")
         network.classifier.weight.copy_(solution.weight)
         network.classifier.bias.copy_(solution.bias)

@@ -298,6 +298,7 @@ print(main(["plan", "resnet18"]))
 """
     result = process("-c", script)
     assert result.stderr.splitlines() == [
+        "covpool plan: loading torch",
         "covpool plan: timm is missing: pip install 'covpool[models]'",
         "covpool plan: jsonargparse is missing: pip install 'covpool[models]'",
     ]

@@ -162,7 +162,7 @@ def test_what_is_left_out_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[
         (["{}", "--out", "x", "--val-fraction", "1"], "--val-fraction must be from 0 to below 1; got 1.0"),
         (["{}", "--index", "--val-fraction", "0.1"], "--val-fraction is not for --index: existing tars"),
         (["{}/train", "--out", "x", "--val-fraction", "0.01"], "no image can be set aside: 0.01 of"),
-        (["{}", "--out", "{}"], "{} exists: use a new folder for the shards"),
+        (["{}", "--out", "{}"], "{} exists: use a new folder"),
         (["{}", "--out", "s3://bucket/x"], "s3://bucket/x is not a local folder: use one"),
         (["s3://bucket/x", "--index"], "s3://bucket/x is not a local folder: use one"),
         (["{}/none", "--out", "x"], "{}/none: No such file or directory"),

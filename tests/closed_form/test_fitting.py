@@ -13,8 +13,10 @@ import timm
 import torch
 
 from covpool.cli.main import main
-from covpool.closed_form.fitting import default_folder, fit
+from covpool.closed_form.fitting import fit
 from covpool.closed_form.heads import is_fixed, principal_directions
+from covpool.closed_form.options import default_folder
+from covpool.closed_form.sums import Sums
 from covpool.errors import UsageError
 from covpool.models.bundle import load_model
 from tests.data.pictures import SPARROWS, needs_sparrows
@@ -302,3 +304,75 @@ def test_flipped_labels_are_found_and_can_be_corrected(
     )
     assert after["images"] == before["images"]
     assert after["top1"] > before["top1"]
+
+
+@needs_sparrows
+def test_exchanged_weights_and_images_are_seen_when_a_fit_resumes(
+    birds: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = small(heads=("gap",))
+    for exchange in ("weights", "image"):
+        with monkeypatch.context() as patch:
+            patch.setattr("covpool.closed_form.fitting.solve", lambda *args, **options: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                fit("birds", exchange, **options)
+        if exchange == "weights":
+            torch.manual_seed(1)
+            model = timm.create_model("test_efficientnet", num_classes=0)
+            torch.save(model.state_dict(), "weights.pth")
+        else:  # another picture of the same name
+            photos = sorted((birds / "train").glob("*/*.jpg"))
+            shutil.copy(photos[1], photos[0])
+        resumed, again = (
+            fit("birds", name, **options).model.state_dict() for name in (exchange, f"{exchange} again")
+        )
+        assert all(torch.equal(resumed[name], again[name]) for name in again)
+
+
+@needs_sparrows
+def test_a_slash_at_the_end_is_the_same_data(birds: Path) -> None:
+    fit("birds/", heads=("gap",), **small())
+    assert fit("./birds", heads=("gap",), **small()).folder == Path("runs/birds")
+
+
+@needs_sparrows
+@pytest.mark.usefixtures("birds")
+def test_a_basis_of_another_backbone_is_refused() -> None:
+    fit("birds", "first", heads=("isqrt_cov",), **small())
+    torch.save(timm.create_model("test_vit", num_classes=0).state_dict(), "other.pth")
+    with pytest.raises(UsageError, match=r"is of test_efficientnet, not of test_vit: use --model"):
+        fit("birds", basis="first", **small(model="test_vit", weights="other.pth", image_size=None))
+
+
+@needs_sparrows
+def test_fine_tuning_is_refused_before_the_pass(birds: Path) -> None:
+    fit("birds", "run", heads=("gap",), **small())
+    Path("run/finetune").mkdir(exist_ok=True)
+    Path("run/finetune/recipe.yaml").write_text("schedule: {epochs: 3}\n", "utf-8")
+    with pytest.raises(UsageError, match="was begun with --epochs 3: use the same number"):
+        fit("birds", "run", heads=("gap",), finetune=True, epochs=2, **small())
+    assert main(["shard", "birds/train", "--out", "shards"]) == 0
+    with pytest.raises(UsageError, match="--finetune needs validation images, and shards"):
+        fit("shards", finetune=True, **small())
+
+
+@needs_sparrows
+def test_a_printed_command_works_in_a_folder_with_spaces(
+    birds: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    birds.rename("My Birds")
+    assert main(["fit", "My Birds", *SMALL, "--heads", "gap"]) == 0
+    assert "covpool predict 'runs/My Birds/bundle' PHOTO.jpg" in capsys.readouterr().out
+
+
+@needs_sparrows
+@pytest.mark.usefixtures("birds")
+def test_too_many_vectors_for_cross_validation(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("covpool.closed_form.passing.MAX_ROWS_BYTES", 0)
+    monkeypatch.setattr(Sums.__init__, "__defaults__", (1, 0))
+    assert main(["fit", "birds/train", *SMALL, "--heads", "gap"]) == 0
+    err = capsys.readouterr().err
+    assert "too many vectors for cross-validation: some images are held out" in err
+    assert "accuracy is measured on 6 images" in err

@@ -138,3 +138,70 @@ def test_sums_of_another_model_are_refused(birds: Path) -> None:
     for change in (lambda: update("run", "birds"), lambda: merge("run", "run", "both")):
         with pytest.raises(UsageError, match="is not the model whose sums are kept"):
             change()
+
+
+def small_sums(birds: Path, out: str, **fields: object) -> None:
+    fit("birds", out, **small(heads=("gap",), keep_sums=True, **fields))
+
+
+def test_forget_leaves_no_trace_of_an_image(birds: Path) -> None:
+    small_sums(birds, "run")
+    photo = sorted((birds / "train").glob("*/*.jpg"))[0]
+    assert any(photo.name.encode() in file.read_bytes() for file in Path("run").rglob("*") if file.is_file())
+    old = Path("run", f".{SUMS}.covpool-previous")  # as after a kill in the middle of a change
+    shutil.copytree(Path("run", SUMS), old)
+    shutil.copy(photo, "photo.jpg")
+    assert forget("run", "photo.jpg").new_images == -1
+    for file in Path("run").rglob("*"):
+        assert file.is_dir() or photo.name.encode() not in file.read_bytes(), file
+    assert not old.exists()
+    assert not Path("run", "report.html").exists()
+
+
+def test_a_fit_without_sums_removes_those_of_the_fit_before(birds: Path) -> None:
+    small_sums(birds, "run")
+    fit("birds", "run", **small(heads=("gap",)))
+    assert not Path("run", SUMS).exists()
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_unreadable_images_are_told(birds: Path, exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not exact:
+        monkeypatch.setattr(Sums.__init__, "__defaults__", (1, 0))
+    small_sums(birds, "run")
+    folder = next((birds / "train").iterdir())
+    part = Path("more") / folder.name
+    part.mkdir(parents=True)
+    shutil.copy(sorted(folder.iterdir())[0], part / "a.jpg")
+    (part / "broken.jpg").write_bytes(b"no image")
+    changed = update("run", "more")
+    assert changed.unreadable == (f"{folder.name}/broken.jpg",)
+    assert changed.new_images == int(not exact)  # the other image is known
+    before = load_sums(Path("run", SUMS))[0].counts()
+    with pytest.raises(UsageError, match="broken.jpg" if exact else "cannot be read, so nothing is removed"):
+        forget("run", "more")
+    assert torch.equal(load_sums(Path("run", SUMS))[0].counts(), before)
+
+
+def test_an_interrupted_merge_can_be_repeated(birds: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_sums(birds, "a")
+    with monkeypatch.context() as patch:
+        patch.setattr("covpool.closed_form.kept.save_sums", lambda *arguments: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            merge("a", "a", "both")
+    assert sorted(path.name for path in Path().iterdir()) == ["a", "birds", "weights.pth"]
+    assert merge("a", "a", "both").known_images == 30
+
+
+def test_sums_of_two_heads_do_not_merge(birds: Path) -> None:
+    small_sums(birds, "a")
+    fit("birds", "b", **small(heads=("isqrt_cov",), keep_sums=True))
+    with pytest.raises(UsageError, match=r"of the head gap, and those of b of isqrt_cov: .* --heads gap"):
+        merge("a", "b", "both")
+    assert not Path("both").exists()
+
+
+def test_a_missing_fit_is_not_created(birds: Path) -> None:
+    with pytest.raises(UsageError, match="typo is not a folder of covpool fit"):
+        update("typo", birds)
+    assert not Path("typo").exists()

@@ -51,7 +51,7 @@ def in_three(act: Callable[..., None], folder: Path, *arguments: object) -> None
 def reduce_in(rank: int, world_size: int, port: int, max_rows_bytes: int, out: str) -> None:
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size)
     rows = made_rows(3000)
-    sums = Sums("vectors", new_sums(exact=True).classes, rows.vectors.shape[2], max_rows_bytes=max_rows_bytes)
+    sums = Sums("vectors", new_sums(exact=True).classes, rows.vectors.shape[1], max_rows_bytes=max_rows_bytes)
     sums.add(rows[rank::world_size])
     reduced = sums.reduced(Processes(rank, world_size, torch.device("cpu")))
     if rank == 0:
@@ -83,7 +83,7 @@ def solve_in(rank: int, world_size: int, port: int, out: str) -> None:
     chosen = rows[torch.isin(rows.labels, ours)]
     place = torch.zeros(len(classes), dtype=torch.int64)
     place[ours] = torch.arange(len(ours))
-    sums = Sums("vectors", [classes[k] for k in ours], rows.vectors.shape[2])
+    sums = Sums("vectors", [classes[k] for k in ours], rows.vectors.shape[1])
     sums.add(Rows(chosen.vectors, place[chosen.labels], chosen.images))
     solution = solve_divided(sums, Processes(rank, world_size, torch.device("cpu")))
     torch.save((ours, solution.weight, solution.bias, solution.strength), f"{out}-{rank}")

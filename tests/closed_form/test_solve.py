@@ -7,31 +7,28 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression, Ridge
 
-from covpool.closed_form.solve import Solution, logistic, ridge, solve, temperature
+from covpool.closed_form.solve import Kind, Solution, logistic, ridge, solve, temperature
 from covpool.closed_form.strength import STEP
 from covpool.closed_form.sums import Rows, Sums
 from covpool.errors import UsageError
 
 
-def made_sums(images: int, width: int, *, views: int = 1, exact: bool = True, noise: float = 1.0) -> Sums:
-    """Return vectors of four classes whose means differ; the second view is like the first."""
+def made_sums(images: int, width: int, *, exact: bool = True, noise: float = 1.0) -> Sums:
+    """Return vectors of four classes whose means differ."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(4, (images,), generator=generator)
     means = torch.randn(4, width, generator=generator)
-    first = means[labels] + noise * torch.randn(images, width, generator=generator)
-    others = [first + 0.1 * torch.randn(images, width, generator=generator) for _ in range(views - 1)]
+    vectors = 5 + means[labels] + noise * torch.randn(images, width, generator=generator)
     numbers = torch.randint(2**62, (images,), generator=generator)
-    sums = Sums("made", "wxyz", width, views, max_rows_bytes=1 << 30 if exact else 0)
-    sums.add(Rows(5 + torch.stack([first, *others], dim=1), labels, numbers))
+    sums = Sums("made", "wxyz", width, max_rows_bytes=1 << 30 if exact else 0)
+    sums.add(Rows(vectors, labels, numbers))
     return sums
 
 
-def arrays(sums: Sums) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return vectors of all views, one-hot labels, and the image of each row."""
-    rows, views = sums.rows, sums.views
-    x = rows.vectors.flatten(0, 1).double().numpy()
-    y = torch.nn.functional.one_hot(rows.labels, 4).double().repeat_interleave(views, 0).numpy()
-    return x, y, np.arange(len(rows)).repeat(views)
+def arrays(sums: Sums) -> tuple[np.ndarray, np.ndarray]:
+    """Return vectors and one-hot labels."""
+    x, y = sums.rows.vectors.double(), torch.nn.functional.one_hot(sums.rows.labels, 4).double()
+    return x.numpy(), y.numpy()
 
 
 def oracle(x: np.ndarray, y: np.ndarray, strength: float) -> Ridge:
@@ -43,20 +40,19 @@ def oracle(x: np.ndarray, y: np.ndarray, strength: float) -> Ridge:
 SIZES = [(60, 200), (300, 30)]
 
 
-@pytest.mark.parametrize("views", [1, 2])
 @pytest.mark.parametrize(("images", "width"), SIZES)
-def test_ridge_is_scikit_learns(images: int, width: int, views: int) -> None:
-    sums = made_sums(images, width, views=views)
+def test_ridge_is_scikit_learns(images: int, width: int) -> None:
+    sums = made_sums(images, width)
     found = ridge(sums)
-    x, y, _ = arrays(sums)
+    x, y = arrays(sums)
     expected = oracle(x, y, found.strength)
     np.testing.assert_allclose(found.weight.numpy(), expected.coef_, atol=1e-9)
     np.testing.assert_allclose(found.bias.numpy(), expected.intercept_, atol=1e-9)
 
 
-def left_out_scores(sums: Sums, strength: float, group: np.ndarray, penalty: float) -> np.ndarray:
+def left_out_scores(sums: Sums, group: np.ndarray, penalty: float) -> np.ndarray:
     """Fit once per group, without it. The penalty is that of all images."""
-    x, y, _ = arrays(sums)
+    x, y = arrays(sums)
     scores = np.empty_like(y)
     for one in np.unique(group):
         kept = group != one
@@ -64,29 +60,26 @@ def left_out_scores(sums: Sums, strength: float, group: np.ndarray, penalty: flo
     return scores
 
 
-@pytest.mark.parametrize("views", [1, 2])
-def test_the_strength_has_the_smallest_leave_one_out_error(views: int) -> None:
-    sums = made_sums(60, 200, views=views, noise=3.0)
+def test_the_strength_has_the_smallest_leave_one_out_error() -> None:
+    sums = made_sums(60, 200, noise=3.0)
     found = ridge(sums)
-    x, y, image = arrays(sums)
+    x, y = arrays(sums)
     scale = float(((x - x.mean(0)) ** 2).sum(1).mean())
 
     def error(strength: float) -> float:
-        scores = left_out_scores(sums, strength, image, strength * scale)
-        return float(((scores - y)[::views] ** 2).sum())
+        scores = left_out_scores(sums, np.arange(60), strength * scale)
+        return float(((scores - y) ** 2).sum())
 
     errors = [error(found.strength * factor) for factor in (1 / STEP, 1, STEP)]
     assert errors[1] == min(errors)
 
 
-@pytest.mark.parametrize("views", [1, 2])
-def test_held_out_scores_are_those_of_fits_without_the_fold(views: int) -> None:
-    sums = made_sums(60, 200, views=views)
+def test_held_out_scores_are_those_of_fits_without_the_fold() -> None:
+    sums = made_sums(60, 200)
     found = ridge(sums)
-    x, _, _ = arrays(sums)
+    x, _ = arrays(sums)
     penalty = found.strength * float(((x - x.mean(0)) ** 2).sum(1).mean())
-    fold = sums.rows.folds.numpy().repeat(views)
-    expected = left_out_scores(sums, found.strength, fold, penalty)[::views]
+    expected = left_out_scores(sums, sums.rows.folds.numpy(), penalty)
     np.testing.assert_allclose(found.held_out.numpy(), expected, atol=1e-9)
 
 
@@ -105,7 +98,7 @@ def test_sums_alone_give_the_solution_of_the_rows() -> None:
 def test_logistic_regression_is_scikit_learns(images: int, width: int) -> None:
     sums = made_sums(images, width, noise=3.0)
     found = logistic(sums)
-    x, y, _ = arrays(sums)
+    x, y = arrays(sums)
     centered = x - x.mean(0)
     scale = float((centered**2).sum(1).mean()) ** 0.5
     expected = LogisticRegression(C=1 / found.strength, tol=1e-8, max_iter=5000).fit(
@@ -132,23 +125,24 @@ def test_solve_returns_probabilities_and_prefers_ridge() -> None:
     assert solve(sums, kind="logistic").kind == "logistic"
 
 
-def test_balance_raises_the_recall_of_a_rare_class() -> None:
+@pytest.mark.parametrize("kind", ["ridge", "logistic"])
+def test_balance_raises_the_recall_of_a_rare_class(kind: Kind) -> None:
     generator = torch.Generator().manual_seed(1)
     labels = (torch.rand(400, generator=generator) < 0.06).long()
-    vectors = torch.randn(400, 1, 10, generator=generator) + 1.2 * labels[:, None, None]
+    vectors = torch.randn(400, 10, generator=generator) + 0.8 * labels[:, None]
     sums = Sums("made", ("common", "rare"), 10)
     sums.add(Rows(vectors, labels, torch.arange(400)))
 
     def recall(found: Solution) -> float:
-        scores = vectors[:, 0].double() @ found.weight.T + found.bias
+        scores = vectors.double() @ found.weight.T + found.bias
         return float((scores.argmax(1) == 1)[labels == 1].double().mean())
 
-    assert recall(solve(sums, kind="ridge", balance=True)) > recall(solve(sums, kind="ridge")) + 0.2
+    assert recall(solve(sums, kind=kind, balance=True)) > recall(solve(sums, kind=kind)) + 0.2
 
 
 def test_one_class_is_not_enough() -> None:
     sums = Sums("made", ("a", "b"), 3)
-    sums.add(Rows(torch.randn(4, 1, 3), torch.zeros(4, dtype=torch.int64), torch.arange(4)))
+    sums.add(Rows(torch.randn(4, 3), torch.zeros(4, dtype=torch.int64), torch.arange(4)))
     with pytest.raises(UsageError, match="at least two classes"):
         solve(sums)
 
@@ -156,7 +150,7 @@ def test_one_class_is_not_enough() -> None:
 @pytest.mark.parametrize("images", [4, 40])
 def test_equal_vectors_have_no_classifier(images: int) -> None:
     sums, tried = Sums("made", ("a", "b"), 3), []
-    sums.add(Rows(torch.zeros(images, 1, 3), torch.arange(images) % 2, torch.arange(images)))
+    sums.add(Rows(torch.zeros(images, 3), torch.arange(images) % 2, torch.arange(images)))
     with pytest.raises(UsageError, match="the vectors of all images are equal"):
         solve(sums, progress=lambda done, total: tried.append(done))
     assert tried == [0]

@@ -11,34 +11,32 @@ from covpool.errors import UsageError
 WIDTH, CLASSES = 12, ("a", "b", "c")
 
 
-def made_rows(count: int, seed: int = 0, views: int = 1) -> Rows:
+def made_rows(count: int, seed: int = 0) -> Rows:
     generator = torch.Generator().manual_seed(seed)
     return Rows(
-        torch.randn(count, views, WIDTH, generator=generator),
+        torch.randn(count, WIDTH, generator=generator),
         torch.randint(3, (count,), generator=generator),
         torch.randint(2**62, (count,), generator=generator),
     )
 
 
-def new_sums(*, exact: bool, views: int = 1) -> Sums:
-    return Sums("vectors", CLASSES, WIDTH, views, max_rows_bytes=1 << 30 if exact else 0)
+def new_sums(*, exact: bool) -> Sums:
+    return Sums("vectors", CLASSES, WIDTH, max_rows_bytes=1 << 30 if exact else 0)
 
 
 def assert_parts_equal(sums: Sums, rows: Rows) -> None:
     """Compare with sums that are computed in one go, by other operations."""
     for part, chosen in zip(sums.parts, (rows.images % 5 != 0, rows.images % 5 == 0), strict=True):
-        x = rows[chosen].vectors.flatten(0, 1).double()
-        labels = rows[chosen].labels.repeat_interleave(rows.vectors.shape[1])
+        x, labels = rows[chosen].vectors.double(), rows[chosen].labels
         torch.testing.assert_close(part.full_gram(), x.T @ x)
         for k in range(3):
             torch.testing.assert_close(part.class_sums[k], x[labels == k].sum(dim=0))
             assert part.counts[k] == (labels == k).sum()
 
 
-@pytest.mark.parametrize("views", [1, 2])
-def test_sums_are_those_of_the_rows(views: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sums_are_those_of_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("covpool.closed_form.sums.BLOCK_COLUMNS", 5)  # 12 columns are three blocks
-    rows, sums = made_rows(3000, views=views), new_sums(exact=False, views=views)
+    rows, sums = made_rows(3000), new_sums(exact=False)
     for start in range(0, 3000, 77):
         sums.add(rows[start : start + 77])
     assert not sums.is_exact
@@ -117,8 +115,8 @@ def test_mistakes_are_refused() -> None:
         _ = sums + Sums("other vectors", CLASSES, WIDTH)
     with pytest.raises(UsageError, match="2 images to remove were never added"):
         sums.remove(rows[3:7])
-    with pytest.raises(UsageError, match=r"must be \(B, 1, 12\)"):
-        sums.add(made_rows(3, views=2))
+    with pytest.raises(UsageError, match=r"must be \(B, 12\)"):
+        sums.add(Rows(torch.zeros(3, 11), rows.labels[:3], rows.images[:3]))
     rows.vectors[7] = torch.nan
     with pytest.raises(UsageError, match="not finite"):
         sums.add(rows[5:])

@@ -161,7 +161,7 @@ def run_merge(arguments: MergeArguments) -> "Changed":
 
 def text(result: "Changed") -> str:
     """Return what changed, and the accuracy on held-out images."""
-    from covpool.terminal import counted
+    from covpool.terminal import counted, printable
 
     lines = [f"{counted(result.images, 'image')} of {counted(result.classes, 'class')}"]
     if result.held_out_before is not None:
@@ -169,8 +169,13 @@ def text(result: "Changed") -> str:
         changes = [counted(abs(result.new_images), "image")]
         changes += [counted(abs(result.new_classes), "class")] if result.new_classes else []
         lines.append(f"{verb}: {', '.join(changes)}")
+        if result.new_images < 0:
+            lines.append("also removed: the report and other files that may show or name these images")
     if result.known_images:
         lines.append(f"already counted: {counted(result.known_images, 'image')}")
+    if result.unreadable:
+        images = counted(len(result.unreadable), "image")
+        lines.append(f"unreadable, not added: {images}, first {printable(result.unreadable[0])}")
     before = "" if result.held_out_before is None else f" (before: {result.held_out_before:.1%})"
     lines.append(f"top-1 on held-out training images: {result.held_out:.1%}{before}")
     lines.append(f"model: {result.folder / 'bundle'}")

@@ -5,19 +5,18 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from covpool.closed_form.kept import identity_of, save_sums
-from covpool.closed_form.options import FitOptions
-from covpool.closed_form.passing import FOLDED, WORK, FrozenPass, Progress, predictions_from
+from covpool.closed_form.kept import SUMS, identity_of, save_sums
+from covpool.closed_form.options import PROTOCOL, FitOptions, default_folder
+from covpool.closed_form.passing import FOLDED, WORK, FrozenPass, Progress
 from covpool.closed_form.report import Suspects, write_page
 from covpool.closed_form.solve import Solution, solve
 from covpool.closed_form.sums import Sums
@@ -25,25 +24,24 @@ from covpool.errors import UsageError
 from covpool.evaluate.probe.options import AVERAGE
 from covpool.evaluate.probe.probing import Probing
 from covpool.evaluate.probe.record import PACKAGES, copy_bundle, paired_difference
-from covpool.evaluate.results import mark_folder, prepare_folder, write_results
+from covpool.evaluate.results import write_results
 from covpool.models.bundle import load_model, read_card
 from covpool.models.card import CARD
 from covpool.models.model import PooledClassifier
 from covpool.models.saving import save_model
 from covpool.processes import joined_processes
 from covpool.provenance import new_results
-from covpool.storage.folders import held, make_folder, remove_folder
+from covpool.storage.folders import make_folder, remove_folder
 from covpool.terminal import counted, duration, human
 from covpool.training.metrics import Predictions
 from covpool.training.recipe_files import read_recipe
 from covpool.training.report import PAGE
 from covpool.training.report.record import read_predictions
 from covpool.training.run import train_recipe
-from covpool.training.run_folder import write_predictions
+from covpool.training.run_folder import RunFolder, write_predictions
 from covpool.training.splits import split_off
 
 LOGGER = logging.getLogger("covpool")
-PROTOCOL = "fit"
 VAL_FRACTION = 0.2
 # A training step computes the network once forward, and about twice as much backward.
 STEP_OVER_FORWARD = 3
@@ -100,10 +98,11 @@ def fit(
         0.699
     """
     options = (options or FitOptions()).changed(**fields)
+    data = str(data) if "://" in str(data) else os.path.normpath(data)
     folder = Path(out) if out is not None else default_folder(data)
     with joined_processes(options.device, WAIT) as processes, ExitStack() as stack:
-        processes.by_first(lambda: str(stack.enter_context(_held_for(folder, options, str(data)))))
-        fitting = processes.together(lambda: _Fitting(str(data), options, folder, log, progress, processes))
+        processes.by_first(lambda: str(stack.enter_context(options.hold(folder, data))))
+        fitting = processes.together(lambda: _Fitting(data, options, folder, log, progress, processes))
         return fitting.run()
 
 
@@ -111,41 +110,23 @@ def fit(
 WAIT = 240.0
 
 
-@contextmanager
-def _held_for(folder: Path, options: FitOptions, data: str) -> Iterator[Path]:
-    """Hold the folder of the results, which is new or of a fit with these options."""
-    prepare_folder(folder, PROTOCOL, data)
-    with held(folder):
-        options.check_folder(folder, data)
-        mark_folder(folder, PROTOCOL)
-        yield folder
-
-
-def default_folder(data: str | Path) -> Path:
-    """Return ``runs/`` and the name of the data."""
-    path = Path(os.path.abspath(data))  # not resolved: a link keeps its own name
-    return Path("runs") / ((path.stem if path.is_file() else path.name) or "fit")
-
-
 class _Fitting(FrozenPass):
     """A call of :func:`fit`."""
 
     def run(self) -> Fitted:
-        if self.processes.world_size > 1 and (self.learned or self.options.finetune):
-            what = "--finetune" if self.options.finetune else f"the head {self.learned[0]}, which is trained,"
-            raise UsageError(f"{what} needs one process: leave out torchrun, or use covpool train")
+        self._check()
         splits = ", ".join(f"{split} {len(images):,}" for split, images in self.sets.items())
         total = counted(sum(map(len, self.sets.values())), "image")
         self._stage(1, f"pool {total} of {counted(len(self.classes), 'class')} ({splits})")
-        self.announce_test()
         self.started = time.monotonic()
         if self.fixed:
             self.prepare_frozen()
+        self.announce_test()
         self.processes.by_first(lambda: self.options.note(self.folder, self.data))
         if not self.fixed:
             return Fitted(self.folder, self._finish({}, {}, {}))
         sums = self.summed()
-        self.pass_seconds = time.monotonic() - self.started
+        self.pass_seconds = None if self.is_resumed else time.monotonic() - self.started
         self._stage(2, f"solve {' and '.join(self.fixed)}")
         solutions = self.processes.by_first(lambda: self._solutions(sums))
         predictions: dict[str, Mapping[str, Predictions]] = {
@@ -155,6 +136,28 @@ class _Fitting(FrozenPass):
         return Fitted(
             self.folder, self.processes.by_first(lambda: self._finish(sums, solutions, predictions))
         )
+
+    def _check(self) -> None:
+        """Raise if the options do not suit the images or the processes."""
+        options = self.options
+        if self.processes.world_size > 1:
+            if options.engine == "ray":
+                raise UsageError("--engine ray needs one process: leave out torchrun")
+            if self.learned or options.finetune:
+                what = "--finetune" if options.finetune else f"the head {self.learned[0]}, which is trained,"
+                raise UsageError(f"{what} needs one process: leave out torchrun, or use covpool train")
+        if not options.finetune:
+            return
+        if "val" not in self.sets and self.train_images.group_sizes() is not None:
+            raise UsageError(
+                "--finetune needs validation images, and shards and Parquet files cannot be divided: write "
+                "them with a split val"
+            )
+        begun = RunFolder(self.folder / "finetune")
+        if begun.recipe.exists() and (epochs := read_recipe(begun.recipe).schedule.epochs) != options.epochs:
+            raise UsageError(
+                f"{begun.path} was begun with --epochs {epochs}: use the same number, or another --out"
+            )
 
     def _solutions(self, sums: Mapping[str, Sums]) -> dict[str, Solution]:
         return {head: self._solved(head, of_head) for head, of_head in sums.items()}
@@ -181,6 +184,10 @@ class _Fitting(FrozenPass):
             self._save_best(best["head"], solutions[best["head"]], sums[best["head"]], best)
         else:
             copy_bundle(self.folder / "probe" / "heads" / best["head"], self.folder / "bundle")
+        if not (self.options.keep_sums and best["head"] in self.fixed):
+            remove_folder(self.folder / SUMS)  # of an earlier fit in this folder
+            if self.options.keep_sums:
+                self.log(f"    no sums are saved: the best head, {best['head']}, is trained")
         return self._report(rows, best, self._suspects(rows, solutions))
 
     def _suspects(
@@ -270,14 +277,14 @@ class _Fitting(FrozenPass):
         """Save the model of a solved head, and its sums if asked."""
         model = self.solved(head, solution)
         recipe = {"protocol": PROTOCOL, **asdict(self.options)}
-        metrics = {"held_out": row["held_out"], "top1": row["top1"]}
+        metrics = {"held_out": solution.accuracy, "top1": row["top1"]}
         save_model(model, self.folder / "bundle", metrics=metrics, recipe=recipe)
         if self.options.keep_sums:
             sums.identity = identity_of(model)
             names = ("balance", "batch_size", "compile")
             kept = {"head": head} | {name: getattr(self.options, name) for name in names}
-            size = save_sums(self.folder / "sums", sums, kept)
-            self.log(f"    sums of the training images: {human(size, 'B')} in {self.folder / 'sums'}")
+            size = save_sums(self.folder / SUMS, sums, kept)
+            self.log(f"    sums of the training images: {human(size, 'B')} in {self.folder / SUMS}")
 
     def _finetuned(self, head: str) -> dict[str, Any]:
         """Train the whole network from a head, and return whether it became better."""
@@ -285,7 +292,8 @@ class _Fitting(FrozenPass):
         options = self.options
         epochs = counted(options.epochs, "epoch")
         self._stage(3, f"fine-tune {self.probe_options.model} from {head}, {epochs}")
-        self.log(f"    about {duration(self._estimate())}")
+        if (seconds := self._estimate()) is not None:
+            self.log(f"    about {duration(seconds)}")
         if not (start / CARD).exists():
             self._save_start(head, start)
         before = read_card(start).metrics["val"]["top1"]
@@ -327,20 +335,19 @@ class _Fitting(FrozenPass):
         if "val" not in self.sets:
             aside = split_off(self.train_images, VAL_FRACTION)[1].indices
         solution = self._solved(head, self.summed(aside.tolist())[head])
-        columns, right, count = self.columns[head], 0, 0
         split = "val" if "val" in self.sets else "train"
-        for part in self.pooled(split):
-            chosen = np.isin(part.ids, aside) | ("val" in self.sets)
-            scores = part.values[:, columns][torch.from_numpy(chosen)].double() @ solution.weight.T
-            predictions = predictions_from(part.ids[chosen], self.labels[split], scores + solution.bias)
-            right += int((predictions.labels == predictions.predicted).sum())
-            count += len(predictions.ids)
+        found = self.predicted({head: solution}, split)[head]
+        chosen = np.isin(found.ids, aside) | (split == "val")
+        if not chosen.any():
+            raise UsageError("no validation image is readable: run 'covpool check'")
         recipe = {"protocol": PROTOCOL, **asdict(self.options)}
-        metrics = {"val": {"top1": right / max(count, 1)}}
+        metrics = {"val": {"top1": float((found.labels == found.predicted)[chosen].mean())}}
         save_model(self.solved(head, solution), folder, metrics=metrics, recipe=recipe)
 
-    def _estimate(self) -> float:
-        """Return about how long fine-tuning takes, from the time of the pass over the training images."""
+    def _estimate(self) -> float | None:
+        """Return about how long fine-tuning takes, by the pass over the training images if it ran at once."""
+        if self.pass_seconds is None:
+            return None
         return float(round(self.options.epochs * self.pass_seconds * STEP_OVER_FORWARD))
 
     def _report(

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from covpool.arguments import CLASS_TOKEN
 from covpool.closed_form.solve import Solution
+from covpool.device import has_float64
 from covpool.errors import UsageError
 from covpool.evaluate.probe.options import ProbeOptions
 from covpool.inference import Embed
@@ -90,6 +91,7 @@ def principal_directions(features: Iterable[Tensor], dim: int) -> Tensor:
     """Return the directions of largest variance, ``(dim, C)`` in float32, the largest first."""
     count, total, products = 0, None, None
     for batch in features:
+        batch = batch if has_float64(batch.device) else batch.cpu()
         x_CN = batch.transpose(0, 1).flatten(1).double()
         count += x_CN.shape[1]
         total = x_CN.sum(1) if total is None else total + x_CN.sum(1)
@@ -170,10 +172,10 @@ class PooledHeads:
                 self.pools[head] = config.pool
                 self.widths[head] = model.num_features if is_token else model.expanded_channels
                 continue
-            pool = make_pool(config, model.format)
+            pool = make_pool(config, model.format).to(next(model.parameters()))
             assert isinstance(pool, CovPool)
             assert pool.reduction is not None
-            weight = pool.reduction.to(next(model.parameters())).projection.weight
+            weight = pool.reduction.projection.weight
             with torch.no_grad():
                 weight.copy_(basis_of(model)[: len(weight)])
             self.pools[head], self.widths[head] = pool.eval(), pool.out_features

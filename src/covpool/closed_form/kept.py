@@ -6,8 +6,9 @@ that of a fit to the same images with the same basis.
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -22,8 +23,8 @@ from torch import Tensor
 from covpool.arguments import Device
 from covpool.closed_form.heads import ModelVectors, basis_of, set_classifier
 from covpool.closed_form.solve import solve
-from covpool.closed_form.sums import Rows, Sums
-from covpool.closed_form.vectors import compute_vectors
+from covpool.closed_form.sums import Sums
+from covpool.closed_form.vectors import Vectors, compute_vectors
 from covpool.data.image_set import ImageSet
 from covpool.data.look import content_number
 from covpool.data.sources import open_images, open_unlabeled
@@ -34,11 +35,36 @@ from covpool.models.card import backbone_digest
 from covpool.models.model import PooledClassifier
 from covpool.models.saving import save_model
 from covpool.storage.files import MAX_TEXT_BYTES, Digest, read_file, write_file
-from covpool.storage.folders import held, read_folder, replace_folder, scratch_folder
+from covpool.storage.folders import (
+    clean_up,
+    held,
+    new_folder,
+    read_folder,
+    remove,
+    replace_folder,
+    resolved,
+    scratch_folder,
+)
 from covpool.storage.manifest import Manifest, part_of, read_part
 from covpool.terminal import counted
 
 BUNDLE, SUMS = "bundle", "sums"
+# What covpool fit writes about single images: names, pictures, predictions, vectors, and networks that were
+# trained on them.
+TRACES = (
+    "report.html",
+    "labels.csv",
+    "problems.csv",
+    "per_class.csv",
+    "confusion.png",
+    "worst.png",
+    "predictions",
+    "probe",
+    "features",
+    "start",
+    "finetune",
+    "work",
+)
 TENSORS, MANIFEST = "sums.safetensors", "manifest.json"
 Progress = Callable[[str, int, int], None]
 
@@ -55,11 +81,16 @@ def identity_of(model: PooledClassifier) -> str:
     return identity.hexdigest()
 
 
-def basis_of_fit(folder: Path, dim: int) -> Tensor:
+def basis_of_fit(folder: Path, dim: int, backbone: str | None = None) -> Tensor:
     """Return the basis of an earlier fit, ``(dim, C)``.
 
+    Args:
+        folder: folder of the fit.
+        dim: number of channels.
+        backbone: the backbone that the fit must have, if given.
+
     Raises:
-        UsageError: if its model has no basis, or a smaller one.
+        UsageError: if its model has no basis, a smaller one, or another backbone.
     """
     model = load_model(_fit_folder(folder) / BUNDLE)
     if (
@@ -67,6 +98,11 @@ def basis_of_fit(folder: Path, dim: int) -> Tensor:
         or model.config.pool_options.get("reduction") != "linear"
     ):
         raise UsageError(f"{folder} has no PCA basis: its head is {model.config.pool}. Leave out --basis")
+    if backbone not in (None, model.config.backbone):
+        raise UsageError(
+            f"the basis of {folder} is of {model.config.backbone}, not of {backbone}: "
+            f"use --model {model.config.backbone}"
+        )
     basis = basis_of(model).detach()
     if len(basis) < dim:
         raise UsageError(f"the basis of {folder} has {len(basis)} channels: use --dim {len(basis)} or less")
@@ -92,7 +128,7 @@ def load_sums(folder: Path) -> tuple[Sums, dict[str, Any]]:
 
     def read(path: Path) -> tuple[Sums, dict[str, Any]]:
         manifest = Manifest.read(read_file(path / MANIFEST, MAX_TEXT_BYTES))
-        about = dict(manifest.about)
+        about = _checked(manifest.about)
         tensors = safetensors.torch.load(read_part(path, TENSORS, manifest.parts[TENSORS]))
         return Sums.from_tensors(about["identity"], about["classes"], tensors), about
 
@@ -102,6 +138,19 @@ def load_sums(folder: Path) -> tuple[Sums, dict[str, Any]]:
         raise UsageError(f"{folder} does not exist: run covpool fit with --keep-sums") from error
     except (StorageError, KeyError, safetensors.SafetensorError) as error:
         raise UsageError(f"the sums in {folder} are damaged: {error}. Run covpool fit again") from error
+
+
+def _checked(about: Any) -> dict[str, Any]:
+    """Return facts about sums, which may come from others, or raise unless they are those of a fit."""
+    kinds = {"identity": str, "classes": list, "head": str, "balance": bool, "compile": bool}
+    fits = isinstance(about, dict) and all(type(about.get(name)) is kind for name, kind in kinds.items())
+    if fits:
+        classes, batch_size = about["classes"], about.get("batch_size")
+        fits = all(isinstance(name, str) for name in classes) and len(set(classes)) == len(classes)
+        fits = fits and type(batch_size) is int and 0 < batch_size < 1 << 16
+    if not fits:
+        raise StorageError("its facts are not those of a fit")
+    return dict(about)
 
 
 @dataclass(frozen=True)
@@ -115,6 +164,7 @@ class Changed:
         new_images: images added; negative if some were removed.
         new_classes: classes added; negative if some were removed.
         known_images: images that were already counted.
+        unreadable: names of images that cannot be read, and were not added.
         held_out: accuracy on held-out training images.
         held_out_before: the same before the change; ``None`` for a merge.
     """
@@ -125,6 +175,7 @@ class Changed:
     new_images: int
     new_classes: int
     known_images: int
+    unreadable: tuple[str, ...]
     held_out: float
     held_out_before: float | None
 
@@ -154,13 +205,18 @@ def update(
     images = open_images(data, "train")
     with _changing(model, progress) as (root, sums, about):
         classes = (*sums.classes, *(name for name in images.classes if name not in sums.classes))
-        changed, added, seen = sums.with_classes(classes), 0, 0
+        changed, added, seen, unreadable = sums.with_classes(classes), 0, 0, []
         place = torch.tensor([classes.index(name) for name in images.classes])
         running = Running(about["batch_size"], workers, device, compile=about["compile"])
-        for rows in _rows(root, images, running, progress):
+        for part in _vectors(root, images, running, progress):
+            unreadable += [name for name, _ in part.errors]
+            rows = part.rows(np.asarray(images.labels, dtype=np.int64))
             seen += len(rows)
-            added += changed.add(Rows(rows.vectors, place[rows.labels], rows.images))
-        return _save(root, root, changed, about, sums, added, seen - added, progress)
+            added += changed.add(dataclasses.replace(rows, labels=place[rows.labels]))
+        result = _save(root, root, changed, about, sums, progress)
+        return dataclasses.replace(
+            result, new_images=added, known_images=seen - added, unreadable=tuple(unreadable)
+        )
 
 
 def forget(
@@ -171,9 +227,10 @@ def forget(
     device: Device = "auto",
     progress: Progress = lambda what, done, total: None,
 ) -> Changed:
-    """Remove images from a fitted model. The result equals a fit without them.
+    """Remove images from a fitted model. The result equals a fit without them, with the same basis.
 
     While the vectors of all images are kept, the backbone does not run: the bytes of an image identify it.
+    The report and other files that may show or name the images are removed too.
 
     Args:
         model: folder of a fit with ``keep_sums``; its bundle and sums are replaced.
@@ -184,7 +241,7 @@ def forget(
         progress: called with the name of the counted items, the number done and the total.
 
     Raises:
-        UsageError: if an image was not among the training images.
+        UsageError: if an image was not among the training images, or cannot be read.
     """
     photos = open_unlabeled(data)
     with _changing(model, progress) as (root, sums, about):
@@ -199,12 +256,17 @@ def forget(
                 raise UsageError(f"{data} has the class {unknown[0]!r}, which the model does not have")
             place = torch.tensor([sums.classes.index(name) for name in images.classes])
             running = Running(about["batch_size"], workers, device, compile=about["compile"])
-            for rows in _rows(root, images, running, progress):
-                changed.remove(Rows(rows.vectors, place[rows.labels], rows.images))
+            for part in _vectors(root, images, running, progress):
+                if part.errors:
+                    name, error = part.errors[0]
+                    raise UsageError(f"{name} cannot be read, so nothing is removed: {error}")
+                rows = part.rows(np.asarray(images.labels, dtype=np.int64))
+                changed.remove(dataclasses.replace(rows, labels=place[rows.labels]))
                 removed += len(rows)
         counts = changed.counts().tolist()
         kept = [name for name, count in zip(changed.classes, counts, strict=True) if count]
-        return _save(root, root, changed.with_classes(kept), about, sums, -removed, 0, progress)
+        result = _save(root, root, changed.with_classes(kept), about, sums, progress, TRACES)
+        return dataclasses.replace(result, new_images=-removed)
 
 
 def _numbers_of(photos: ImageSet, sums: Sums, root: Path, progress: Progress) -> Tensor:
@@ -244,15 +306,21 @@ def merge(
         out: a new folder.
         progress: called with the name of the counted items, the number done and the total.
     """
-    root = Path(out)
-    if root.exists() and any(root.iterdir()):
-        raise UsageError(f"{out} is not empty: use another --out")
-    with _changing(first, progress) as (source, sums, about), _changing(second, progress) as (_, more, _):
+    root = resolved(out)
+    with (
+        new_folder(root) as new,
+        _changing(first, progress) as (source, sums, about),
+        _changing(second, progress) as (_, more, others),
+    ):
+        if about["head"] != others["head"]:
+            raise UsageError(
+                f"the sums of {first} are of the head {about['head']}, and those of {second} of "
+                f"{others['head']}: fit both with --heads {about['head']}"
+            )
         merged = sums + more
-        root.mkdir(parents=True, exist_ok=True)
-        with held(root):
-            known = len(sums) + len(more) - len(merged)
-            return _save(source, root, merged, about, None, len(merged), known, progress)
+        result = _save(source, new, merged, about, None, progress)
+    known = len(sums) + len(more) - len(merged)
+    return dataclasses.replace(result, folder=Path(out), new_images=len(merged), known_images=known)
 
 
 @contextmanager
@@ -265,6 +333,7 @@ def _changing(folder: str | Path, progress: Progress) -> Iterator[tuple[Path, Su
     root = _fit_folder(folder)
     progress(f"saved sums, of {root}", 0, 1)
     with held(root):
+        clean_up(root / SUMS)  # a killed change may have left the old vectors
         sums, about = load_sums(root / SUMS)
         if identity_of(load_model(root / BUNDLE)) != sums.identity:
             raise UsageError(
@@ -274,21 +343,20 @@ def _changing(folder: str | Path, progress: Progress) -> Iterator[tuple[Path, Su
         yield root, sums, about
 
 
-def _rows(root: Path, images: ImageSet, running: Running, progress: Progress) -> Iterator[Rows]:
-    """Yield the rows of images by the model of a fit, in batches of the size of the fit."""
-    labels = np.asarray(images.labels, dtype=np.int64)
+def _vectors(root: Path, images: ImageSet, running: Running, progress: Progress) -> Iterator[Vectors]:
+    """Yield the vectors of images by the model of a fit, in batches of the size of the fit."""
     with scratch_folder() as scratch:
         for file in compute_vectors(
             root / BUNDLE, images, scratch / "rows", ModelVectors(), running, partial(progress, "images")
         ):
-            yield file.read().rows(labels)
+            yield file.read()
 
 
 def _fit_folder(folder: str | Path) -> Path:
     """Return the folder of a fit, from it or from its bundle."""
     path = Path(folder)
     path = path.parent if path.name == BUNDLE and (path.parent / SUMS).exists() else path
-    if path.is_dir() and not (path / BUNDLE).exists():
+    if not (path / BUNDLE).exists():
         raise UsageError(f"{path} is not a folder of covpool fit: it has no {BUNDLE} in it")
     return path
 
@@ -299,28 +367,30 @@ def _save(
     sums: Sums,
     about: dict[str, Any],
     before: Sums | None,
-    added: int,
-    known: int,
     progress: Progress,
+    traces: Sequence[str] = (),
 ) -> Changed:
-    """Solve changed sums, and replace bundle and sums of a folder.
+    """Solve changed sums, replace bundle and sums of a folder, and remove what is named in ``traces``.
 
-    The bundle comes first: after a kill between the two, the same command gives the same result.
+    The sums come last: after a kill before them, the same command gives the same result.
     """
     model, card = load_model(source / BUNDLE), read_card(source / BUNDLE)
     strengths = partial(progress, "regularization strengths")
     solution = solve(sums, balance=about["balance"], progress=strengths)
     set_classifier(model, solution, sums.classes)
     metrics = {"held_out": solution.accuracy}
+    for name in traces:
+        remove(root / name)
     save_model(model, root / BUNDLE, metrics=metrics, recipe=card.recipe)
     save_sums(root / SUMS, sums, about)
     return Changed(
         root,
         len(sums),
         len(sums.classes),
-        added,
+        0,
         len(sums.classes) - (0 if before is None else len(before.classes)),
-        known,
+        0,
+        (),
         solution.accuracy,
         None if before is None else card.metrics.get("held_out"),
     )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,8 +14,11 @@ from typing import Any, Literal
 from covpool.arguments import FROZEN_DIM, Device, KeyMap, check_choice, check_whole, did_you_mean
 from covpool.errors import UsageError, UsageTypeError
 from covpool.evaluate.probe.options import AVERAGE, ProbeOptions
+from covpool.evaluate.results import mark_folder, prepare_folder
 from covpool.storage.files import read_json, replace_file
+from covpool.storage.folders import held
 
+PROTOCOL = "fit"
 # Options that may differ when a fit is resumed or repeated in its folder.
 FREE = ("finetune", "epochs", "workers", "device", "keep_sums", "engine", "actors", "ray_address")
 FILE = "options.json"
@@ -98,15 +103,19 @@ class FitOptions:
             device=self.device,
         )
 
-    def check_folder(self, folder: Path, data: str) -> None:
-        """Raise if a folder has results of a fit with other options."""
-        if (folder / FILE).exists():
-            before = read_json(folder / FILE)
+    @contextmanager
+    def hold(self, folder: Path, data: str) -> Iterator[Path]:
+        """Hold the folder of the results, which is new or of a fit with these options."""
+        prepare_folder(folder, PROTOCOL, data)
+        with held(folder):
+            before = read_json(folder / FILE) if (folder / FILE).exists() else self._fixed(data)
             for name, value in self._fixed(data).items():
                 if before.get(name) != value:
                     raise UsageError(
                         f"{folder} has results with {name} {before.get(name)!r}: use another --out"
                     )
+            mark_folder(folder, PROTOCOL)
+            yield folder
 
     def note(self, folder: Path, data: str) -> None:
         """Write the options into the folder, once the network is built: wrong options leave no file."""
@@ -116,3 +125,9 @@ class FitOptions:
         values = {name: value for name, value in asdict(self).items() if name not in FREE} | {"data": data}
         fixed: dict[str, Any] = json.loads(json.dumps(values))
         return fixed
+
+
+def default_folder(data: str | Path) -> Path:
+    """Return ``runs/`` and the name of the data."""
+    path = Path(os.path.abspath(data))  # not resolved: a link keeps its own name
+    return Path("runs") / ((path.stem if path.is_file() else path.name) or "fit")

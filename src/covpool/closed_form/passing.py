@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,7 @@ from covpool.closed_form.heads import (
 from covpool.closed_form.kept import basis_of_fit
 from covpool.closed_form.options import FitOptions
 from covpool.closed_form.solve import Solution
-from covpool.closed_form.sums import Sums
+from covpool.closed_form.sums import FOLDS, MAX_ROWS_BYTES, RESERVOIR, Sums
 from covpool.closed_form.vectors import (
     Adding,
     PassProblems,
@@ -45,10 +46,10 @@ from covpool.models.config import ModelConfig
 from covpool.models.model import PooledClassifier
 from covpool.models.saving import save_model
 from covpool.processes import Processes
-from covpool.storage.files import Digest
+from covpool.storage.files import digest, digest_file
 from covpool.terminal import counted
 from covpool.training.metrics import Predictions, join_predictions, predictions_of, widest_interval
-from covpool.training.splits import check_classes
+from covpool.training.splits import check_classes, contents
 
 FOLDED = "cross-validation"
 # Folder of what is removed after a fit: the frozen model, and the vectors of the images.
@@ -97,35 +98,50 @@ class FrozenPass:
         self.backbone = ModelConfig(
             self.probe_options.model, num_classes=len(self.classes), image_size=options.image_size
         )
-        # Named by the images: after a change of the images, a resumed fit starts again.
-        names = "".join(images.fingerprint() for images in self.sets.values())
-        self.work = folder / WORK / Digest(names.encode()).hexdigest()[:16]
         self.labels = {
             split: np.asarray(images.labels, dtype=np.int64) for split, images in self.sets.items()
         }
         self.problems = PassProblems()
         self.noted: set[str] = set()
+        self.is_resumed = False
         self.task = HeadVectors(self.fixed, options.dim)
+
+    @cached_property
+    def work(self) -> Path:
+        """The folder of what is removed after a fit.
+
+        Its name depends on the images and the network: if one of them changes, a resumed fit starts again.
+        """
+        names = [name for images in self.sets.values() for name in (images.fingerprint(), contents(images))]
+        weights = self.options.weights
+        names += [self.probe_options.model, "" if weights is None else digest_file(weights)]
+        return self.folder / WORK / digest("\n".join(names))[:16]
 
     def announce_test(self) -> None:
         """Print which images measure the accuracy, and how precise it will be."""
-        if self.split == FOLDED:
+        count = len(self.measured)
+        widest = max(self.heads.widths.values()) if self.fixed else 0
+        if self.split == FOLDED and 4 * widest * count > MAX_ROWS_BYTES:
+            count = min(count // FOLDS, RESERVOIR)
+            self.log(
+                "    no test images, and too many vectors for cross-validation: some images are held out"
+            )
+        elif self.split == FOLDED:
             self.log(
                 "    no test images: 5-fold cross-validation; each image is predicted by a classifier that "
                 "was solved without it"
             )
         self.log(
-            f"    accuracy is measured on {counted(len(self.measured), 'image')}: "
-            f"its 95 % interval is up to ±{widest_interval(len(self.measured)):.0f} points"
+            f"    accuracy is measured on {counted(count, 'image')}: "
+            f"its 95 % interval is up to ±{widest_interval(count):.0f} points"
         )
 
     def prepare_frozen(self) -> None:
         """Save a frozen model with a basis, from a sample of the training images or from an earlier fit."""
-        frozen = self.work / "frozen"
         self.sample: Sample | None = None
-        self.processes.by_first(lambda: self._make_frozen(frozen))
+        self.processes.by_first(self._make_frozen)
         if not self.processes.is_first:
-            self.model = prepare(load_model(frozen), self.device)
+            self.model = prepare(load_model(self.work / "frozen"), self.device)
         self.heads = PooledHeads(self.task, self.model)
         ends = np.cumsum(list(self.heads.widths.values()))
         self.columns = {
@@ -133,14 +149,15 @@ class FrozenPass:
             for (head, width), end in zip(self.heads.widths.items(), ends, strict=True)
         }
 
-    def _make_frozen(self, folder: Path) -> None:
-        is_there = (folder / CARD).exists()
-        model = (
-            load_model(folder) if is_there else frozen_model(self.backbone, self.fixed, self.probe_options)
-        )
-        self.model = prepare(model, self.device)
+    def _make_frozen(self) -> None:
+        model = frozen_model(self.backbone, self.fixed, self.probe_options)
+        folder = self.work / "frozen"  # after the network: wrong options raise before an image is read
+        is_there = self.is_resumed = (folder / CARD).exists()
+        self.model = prepare(load_model(folder) if is_there else model, self.device)
         if self.options.basis is not None:
-            set_basis(self.model, basis_of_fit(Path(self.options.basis), len(basis_of(self.model))))
+            if not is_there:
+                dim, backbone = len(basis_of(self.model)), self.model.config.backbone
+                set_basis(self.model, basis_of_fit(Path(self.options.basis), dim, backbone))
         elif self.task.needs_basis(self.backbone):
             self.sample = Sample(
                 self.model,
@@ -186,12 +203,13 @@ class FrozenPass:
             from covpool.closed_form.ray_sums import summed_by_ray  # here: Ray is optional
 
             sums, problems = summed_by_ray(adding, self.files("train"), self.running)
-            self.noted.add("train")
-            self.problems.add(problems)
             if self.sample is not None:
                 part = self.sample.vectors(self.heads)
-                self.problems.note("train", part)
-                sums = merged_sums(sums, adding.sums([part]))
+                problems.note("train", part)
+                sums = merged_sums(adding.sums([part]), sums)
+            if "train" not in self.noted:
+                self.problems.add(problems)
+            self.noted.add("train")
             return sums
         return {
             head: sums.reduced(self.processes) for head, sums in adding.sums(self.pooled("train")).items()

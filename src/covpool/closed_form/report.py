@@ -87,7 +87,9 @@ def commands(data: str, folder: Path, record: dict[str, Any]) -> list[tuple[str,
     """Return the commands to type next, each with its purpose."""
     lines = next_commands(folder, data)
     if record["finetuned"] is None:
-        purpose = f"fine-tune the whole network, about {duration(record['finetune_seconds'])} on this machine"
+        purpose, seconds = "fine-tune the whole network", record["finetune_seconds"]
+        if seconds is not None:
+            purpose += f", about {duration(seconds)} on this machine"
         words = ["covpool", "fit", data, "--out", str(folder), *_given(record["arguments"]), "--finetune"]
         lines.append((purpose, shlex.join(words)))
     return lines

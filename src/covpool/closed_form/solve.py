@@ -8,12 +8,12 @@ With centered vectors X and centered one-hot labels Y, ridge regression is
 The bias restores the means. :math:`\lambda` is a multiple, the strength, of the mean squared norm of the
 centered vectors. It is the one with the smallest squared error on images that the solution has not seen:
 
-- With fewer rows than columns, each image is left out in turn, together with its flip. With
-  :math:`A = (X X^T + \lambda I)^{-1}` and N rows, the errors of an image's rows g are exactly
-  :math:`(\lambda A_{gg} - \tfrac1N 1 1^T)^{-1} (\lambda A Y)_g`.
+- With fewer images than columns, each image is left out in turn. With
+  :math:`A = (X X^T + \lambda I)^{-1}` and B images, the errors of the images g that are left out together
+  are exactly :math:`(\lambda A_{gg} - \tfrac1B 1 1^T)^{-1} (\lambda A Y)_g`.
 - Otherwise a solution from the sums of four fifths of the images is measured on the sums of the last fifth.
 
-Letters as in :mod:`covpool.closed_form.sums`; N = B·V rows.
+Letters as in :mod:`covpool.closed_form.sums`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from covpool.errors import UsageError
 from covpool.processes import Processes
 
 Kind = Literal["ridge", "logistic"]
-# Rows × columns × classes above which logistic regression is not tried.
+# Images × columns × classes above which logistic regression is not tried.
 MAX_LOGISTIC = 4e9
 LOGISTIC_ITERATIONS = 100
 
@@ -88,7 +88,7 @@ def solve(
         kind: ``"ridge"`` or ``"logistic"``; ``None`` for ridge regression, unless logistic regression is
             significantly more accurate on held-out images. It is tried only if all vectors are kept and it
             is quick.
-        balance: count every class alike, for unbalanced training images.
+        balance: count every class alike, for unbalanced training images. The better solver is chosen before.
         progress: called with the number of strengths that were tried, and the largest number of trials.
 
     Raises:
@@ -96,22 +96,39 @@ def solve(
     """
     if int((sums.counts() > 0).sum()) < 2:
         raise UsageError("a classifier needs images of at least two classes")
+    try:
+        return _solved(sums, kind, balance, progress)
+    except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]  # not in its stubs
+        raise UsageError(
+            "no classifier can be solved: the vectors of all images are equal, so use larger images, or "
+            "sums from a file are damaged"
+        ) from error
+
+
+def _solved(sums: Sums, kind: Kind | None, balance: bool, progress: Progress) -> Solution:
     solutions: list[Solution] = []
     if kind != "logistic":
         solutions.append(ridge(sums, progress))
-    rows, columns = len(sums) * sums.views, min(sums.width, len(sums) * sums.views)
-    if kind == "logistic" or (
-        kind is None and sums.is_exact and rows * columns * len(sums.classes) <= MAX_LOGISTIC
-    ):
+    work = len(sums) * min(sums.width, len(sums)) * len(sums.classes)
+    if kind == "logistic" or (kind is None and sums.is_exact and work <= MAX_LOGISTIC):
         solutions.append(logistic(sums, progress))
-    if balance:
-        counts = sums.counts().double().clamp(min=1)
-        solutions = [
-            solution.scaled(counts.mean() / counts if solution.kind == "ridge" else 1.0)
-            for solution in solutions
-        ]
     best = solutions[-1] if len(solutions) == 1 or _is_better(*reversed(solutions)) else solutions[0]
+    if balance:
+        best = _balanced(best, sums.counts().double().clamp(min=1))
     return best.scaled(temperature(best.held_out, best.labels))
+
+
+def _balanced(solution: Solution, counts: Tensor) -> Solution:
+    """Return a classifier whose scores do not depend on how many images each class has.
+
+    The scores of ridge regression are probabilities, which are divided by the share of the class. Those of
+    logistic regression are logarithms of probabilities, from which its logarithm is subtracted.
+    """
+    factors = counts.mean() / counts
+    if solution.kind == "ridge":
+        return solution.scaled(factors)
+    shift = factors.log()
+    return dataclasses.replace(solution, bias=solution.bias + shift, held_out=solution.held_out + shift)
 
 
 def _is_better(solution: Solution, rival: Solution) -> bool:
@@ -125,40 +142,28 @@ def ridge(sums: Sums, progress: Progress = silent) -> Solution:
     """Return the solution of ridge regression."""
     if not sums.is_exact:
         return _ridge_of_parts(sums, progress)
-    if len(sums) * sums.views > sums.width:
+    if len(sums) > sums.width:
         return _ridge_of_many_rows(sums, progress)
     return _ridge_of_few_rows(sums, progress)
 
 
-def _one_hot(labels: Tensor, classes: int, views: int = 1) -> Tensor:
-    return F.one_hot(labels, classes).double().repeat_interleave(views, dim=0)
-
-
-# --- fewer rows than columns: the dual, with exact leave-one-out
+# --- fewer images than columns: the dual, with exact leave-one-out
 
 
 def _ridge_of_few_rows(sums: Sums, progress: Progress) -> Solution:
-    rows, classes = sums.rows, len(sums.classes)
-    x_Np = rows.vectors.flatten(0, 1).double()
-    y_NK = _one_hot(rows.labels, classes, sums.views)
-    mean_p, mean_K = x_Np.mean(dim=0), y_NK.mean(dim=0)
-    x_Np -= mean_p
-    gram_NN = x_Np @ x_Np.T
-    scale = float(gram_NN.diagonal().mean())
-    one_hot_BK, images = _one_hot(rows.labels, classes), torch.arange(len(rows))
+    rows = sums.rows
+    x_Bp, y_BK = rows.vectors.double(), F.one_hot(rows.labels, len(sums.classes)).double()
+    mean_p, mean_K = x_Bp.mean(dim=0), y_BK.mean(dim=0)
+    x_Bp -= mean_p
+    gram_BB = x_Bp @ x_Bp.T
+    scale = float(gram_BB.diagonal().mean())
+    images = torch.arange(len(rows))
     best: tuple[float, Tensor, Tensor] | None = None  # error, inverse and targets of the best strength so far
-
-    def scores(inverse: Tensor, targets: Tensor, penalty: float, groups: Tensor) -> Tensor:
-        """Return scores of every image, each from the images of the other groups, ``(B, K)``."""
-        errors = _left_out_errors(inverse, targets, penalty, groups.repeat_interleave(sums.views))
-        first_view: Tensor = (y_NK - errors).unflatten(0, (-1, sums.views))[:, 0]
-        return first_view
 
     def error(strength: float) -> float:
         nonlocal best
-        inverse, targets = _dual(gram_NN, y_NK - mean_K, strength * scale)
-        left_out = scores(inverse, targets, strength * scale, images)
-        squares = float((left_out - one_hot_BK).square().sum())
+        inverse, targets = _dual(gram_BB, y_BK - mean_K, strength * scale)
+        squares = float(_left_out_errors(inverse, targets, strength * scale, images).square().sum())
         if best is None or squares < best[0]:
             best = squares, inverse, targets
         return squares
@@ -166,38 +171,34 @@ def _ridge_of_few_rows(sums: Sums, progress: Progress) -> Solution:
     strength = best_strength(error, progress)
     assert best is not None
     _, inverse, targets = best
-    held_out = scores(inverse, targets, strength * scale, rows.folds)
-    weight_pK = x_Np.T @ targets
+    held_out = y_BK - _left_out_errors(inverse, targets, strength * scale, rows.folds)
+    weight_pK = x_Bp.T @ targets
     bias = mean_K - mean_p @ weight_pK
     return Solution("ridge", strength, weight_pK.T, bias, held_out, rows.labels, rows.images)
 
 
-def _dual(gram_NN: Tensor, y_NK: Tensor, penalty: float) -> tuple[Tensor, Tensor]:
+def _dual(gram_BB: Tensor, y_BK: Tensor, penalty: float) -> tuple[Tensor, Tensor]:
     """Return ``(gram + penalty I)⁻¹``, and its product with y."""
-    regularized = gram_NN.clone()
+    regularized = gram_BB.clone()
     regularized.diagonal().add_(penalty)
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(regularized))
-    return inverse, inverse @ y_NK
+    return inverse, inverse @ y_BK
 
 
-def _left_out_errors(inverse_NN: Tensor, targets_NK: Tensor, penalty: float, group_of_row: Tensor) -> Tensor:
-    """Return labels minus scores of every row, by solutions without its group; see the module."""
-    errors = torch.empty_like(targets_NK)
-    order = group_of_row.argsort(stable=True)
-    sizes = torch.unique_consecutive(group_of_row[order], return_counts=True)[1]
-    share = 1 / len(inverse_NN)
-    if len(sizes.unique()) == 1:  # an image and its flip: all groups at once
-        rows = order.view(-1, int(sizes[0]))
-        blocks = penalty * inverse_NN[rows[:, :, None], rows[:, None, :]] - share
-        errors[rows] = torch.linalg.solve(blocks, penalty * targets_NK[rows])
-        return errors
-    for rows in order.split(sizes.tolist()):
-        block = penalty * inverse_NN[rows[:, None], rows] - share
-        errors[rows] = torch.linalg.solve(block, penalty * targets_NK[rows])
+def _left_out_errors(inverse_BB: Tensor, targets_BK: Tensor, penalty: float, groups_B: Tensor) -> Tensor:
+    """Return labels minus scores of every image, by solutions without its group; see the module."""
+    share = 1 / len(inverse_BB)
+    if len(groups_B.unique()) == len(groups_B):
+        return penalty * targets_BK / (penalty * inverse_BB.diagonal() - share)[:, None]
+    errors = torch.empty_like(targets_BK)
+    for group in groups_B.unique():
+        images = (groups_B == group).nonzero()[:, 0]
+        block = penalty * inverse_BB[images[:, None], images] - share
+        errors[images] = torch.linalg.solve(block, penalty * targets_BK[images])
     return errors
 
 
-# --- more rows than columns: the primal, from sums
+# --- more images than columns: the primal, from sums
 
 
 def _ridge_of_many_rows(sums: Sums, progress: Progress) -> Solution:
@@ -214,7 +215,7 @@ def _ridge_of_many_rows(sums: Sums, progress: Progress) -> Solution:
     for fold, part in enumerate(folds):
         left_out = rows.folds == fold
         weight_pK, bias = _primal(_difference(total, part), strength)
-        held_out[left_out] = rows.vectors[left_out, 0].double() @ weight_pK + bias
+        held_out[left_out] = rows.vectors[left_out].double() @ weight_pK + bias
     weight_pK, bias = _primal(total, strength)
     return Solution("ridge", strength, weight_pK.T, bias, held_out, rows.labels, rows.images)
 
@@ -224,7 +225,7 @@ def _ridge_of_parts(sums: Sums, progress: Progress) -> Solution:
     strength = best_strength(lambda s: _squared_error(_primal(train, s), held_out), progress)
     rows = sums.rows
     weight_pK, bias = _primal(train, strength)
-    scores = rows.vectors[:, 0].double() @ weight_pK + bias
+    scores = rows.vectors.double() @ weight_pK + bias
     weight_pK, bias = _primal(train + held_out, strength)
     return Solution("ridge", strength, weight_pK.T, bias, scores, rows.labels, rows.images)
 
@@ -312,40 +313,38 @@ def logistic(sums: Sums, progress: Progress = silent) -> Solution:
     if not sums.is_exact:
         raise UsageError("logistic regression needs the vectors of all images; there are only their sums")
     rows, classes = sums.rows, len(sums.classes)
-    x_Np = rows.vectors.flatten(0, 1).double()
-    mean_p = x_Np.mean(dim=0)
-    x_Np -= mean_p
-    scale = float(x_Np.square().sum(dim=1).mean()) ** 0.5
-    x_Np /= scale
+    x_Bp = rows.vectors.double()
+    mean_p = x_Bp.mean(dim=0)
+    x_Bp -= mean_p
+    scale = float(x_Bp.square().sum(dim=1).mean()) ** 0.5
+    x_Bp /= scale
     basis_pr = None
-    if len(x_Np) < sums.width:  # as many coordinates as rows are enough
-        basis_pr = torch.linalg.qr(x_Np.T)[0]
-        x_Np = x_Np @ basis_pr
-    x_Np, labels = x_Np.float(), rows.labels.repeat_interleave(sums.views)
-    fold_of_row, first_views = rows.folds.repeat_interleave(sums.views), slice(None, None, sums.views)
+    if len(x_Bp) < sums.width:  # as many coordinates as images are enough
+        basis_pr = torch.linalg.qr(x_Bp.T)[0]
+        x_Bp = x_Bp @ basis_pr
+    x_Bp = x_Bp.float()
     held_out = torch.zeros(len(rows), classes, dtype=torch.float64)
-    start = x_Np.new_zeros(x_Np.shape[1] + 1, classes)
+    start = x_Bp.new_zeros(x_Bp.shape[1] + 1, classes)
 
     def left_out(strength: float, fold: int) -> float:
         nonlocal start
-        kept = fold_of_row != fold
-        start = _minimize(x_Np[kept], labels[kept], strength, start)
-        scores = (x_Np @ start[:-1] + start[-1])[first_views]
-        held_out[rows.folds == fold] = scores[rows.folds == fold].double()
         some = rows.folds == fold
-        return float(F.cross_entropy(scores[some], rows.labels[some]))
+        start = _minimize(x_Bp[~some], rows.labels[~some], strength, start)
+        scores = x_Bp[some] @ start[:-1] + start[-1]
+        held_out[some] = scores.double()
+        return float(F.cross_entropy(scores, rows.labels[some]))
 
     strength = best_strength(lambda s: left_out(s / 100, 0), progress) / 100
     for fold in range(FOLDS):
         left_out(strength, fold)
-    solved = _minimize(x_Np, labels, strength, start).double()
+    solved = _minimize(x_Bp, rows.labels, strength, start).double()
     weight_pK = solved[:-1] if basis_pr is None else basis_pr @ solved[:-1]
     weight_pK = weight_pK / scale
     bias = solved[-1] - mean_p @ weight_pK
     return Solution("logistic", strength, weight_pK.T, bias, held_out, rows.labels, rows.images)
 
 
-def _minimize(x_Np: Tensor, labels: Tensor, strength: float, start: Tensor) -> Tensor:
+def _minimize(x_Bp: Tensor, labels: Tensor, strength: float, start: Tensor) -> Tensor:
     """Return weight and bias, ``(p + 1, K)``, by L-BFGS from ``start``."""
     solution = start.clone().requires_grad_()
     optimizer = torch.optim.LBFGS(
@@ -359,9 +358,9 @@ def _minimize(x_Np: Tensor, labels: Tensor, strength: float, start: Tensor) -> T
 
     def loss() -> Tensor:
         optimizer.zero_grad()
-        logits = torch.addmm(solution[-1], x_Np, solution[:-1])
+        logits = torch.addmm(solution[-1], x_Bp, solution[:-1])
         value = F.cross_entropy(logits, labels)
-        value = value + strength / (2 * len(x_Np)) * solution[:-1].square().sum()
+        value = value + strength / (2 * len(x_Bp)) * solution[:-1].square().sum()
         value.backward()
         return value
 
@@ -370,7 +369,7 @@ def _minimize(x_Np: Tensor, labels: Tensor, strength: float, start: Tensor) -> T
 
 
 def temperature(scores: Tensor, labels: Tensor) -> float:
-    """Return the factor of the scores with the smallest cross-entropy: a search over powers of √2."""
+    """Return the factor of the scores with the smallest cross-entropy: a search over powers of 2^¼."""
     if not len(labels):
         return 1.0
     factors = 2.0 ** torch.arange(-8, 16.5, 0.25)

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
-
-from covpool.errors import UsageError
-
 Progress = Callable[[int, int], None]
 # Strengths are powers of this.
 STEP = 10**0.5
@@ -24,21 +20,13 @@ def best_strength(error: Callable[[float], float], progress: Progress = silent) 
     Args:
         error: solve with a strength, and return the error.
         progress: called with the number of strengths that were tried, and the largest number of trials.
-
-    Raises:
-        UsageError: if there is no solution because all vectors are equal.
     """
     known: dict[int, float] = {}
 
     def at(step: int) -> float:
         if step not in known:
             progress(len(known), MOST_STEPS + 2)
-            try:
-                known[step] = error(STEP**step)
-            except torch.linalg.LinAlgError as singular:  # type: ignore[attr-defined]  # not in its stubs
-                raise UsageError(
-                    "the vectors of all images are equal, so no classifier can be solved: use larger images"
-                ) from singular
+            known[step] = error(STEP**step)
         return known[step]
 
     first = at(0)

@@ -10,7 +10,7 @@ rows, which hold the same sums exactly and allow leave-one-out. Beyond that, onl
 so memory does not grow with the number of images. They are kept in two parts, because the strength of the
 regularization is chosen on images that a solution has not seen. See :mod:`covpool.closed_form.solve`.
 
-Letters: B images, V views per image (the image, and its flip), p the length of a vector, K classes.
+Letters: B images, p the length of a vector, K classes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from covpool.errors import UsageError
+from covpool.errors import StorageError, UsageError
 from covpool.processes import Processes
 from covpool.terminal import counted
 
@@ -42,7 +42,7 @@ class Rows:
     """Vectors of images.
 
     Attributes:
-        vectors: ``(B, V, p)`` in float32.
+        vectors: ``(B, p)`` in float32.
         labels: ``(B,)``, the class of each image.
         images: ``(B,)``, a number of 63 bits that identifies the content of each image.
     """
@@ -75,7 +75,7 @@ class Part:
     """The sums of some images, in float64.
 
     Attributes:
-        counts: ``(K,)``, rows per class: images times views.
+        counts: ``(K,)``, images per class.
         class_sums: ``(K, p)``.
         gram: ``(p, p)``; only the blocks on and above the diagonal are valid, see :meth:`full_gram`.
     """
@@ -95,13 +95,11 @@ class Part:
 
     def add(self, rows: Rows, sign: int = 1) -> None:
         """Add rows, or subtract them with ``sign=-1``."""
-        views = rows.vectors.shape[1]
-        x_Np = rows.vectors.flatten(0, 1).double()
-        labels_N = rows.labels.repeat_interleave(views)
-        self.counts.index_add_(0, labels_N, torch.full((len(x_Np),), sign, dtype=torch.float64))
-        self.class_sums.index_add_(0, labels_N, x_Np, alpha=sign)
-        for top, left in _upper_blocks(x_Np.shape[1]):
-            self.gram[top, left].addmm_(x_Np[:, top].T, x_Np[:, left], alpha=sign)
+        x_Bp = rows.vectors.double()
+        self.counts.index_add_(0, rows.labels, torch.full((len(x_Bp),), sign, dtype=torch.float64))
+        self.class_sums.index_add_(0, rows.labels, x_Bp, alpha=sign)
+        for top, left in _upper_blocks(x_Bp.shape[1]):
+            self.gram[top, left].addmm_(x_Bp[:, top].T, x_Bp[:, left], alpha=sign)
 
     def full_gram(self) -> Tensor:
         """Return G with both triangles, ``(p, p)``, as a copy."""
@@ -126,12 +124,11 @@ class Sums:
             different identity cannot be merged.
         classes: names of the classes.
         width: p, the length of a vector.
-        views: V, vectors per image.
         max_rows_bytes: bytes of rows to keep before they become sums.
 
     Example:
         >>> sums = Sums("example", ("a", "b"), width=3)
-        >>> sums.add(Rows(torch.randn(4, 1, 3), torch.tensor([0, 1, 0, 1]), torch.arange(4)))
+        >>> sums.add(Rows(torch.randn(4, 3), torch.tensor([0, 1, 0, 1]), torch.arange(4)))
         4
         >>> len(sums), sums.is_exact
         (4, True)
@@ -142,11 +139,10 @@ class Sums:
         identity: str,
         classes: Sequence[str],
         width: int,
-        views: int = 1,
         max_rows_bytes: int = MAX_ROWS_BYTES,
     ) -> None:
         self.identity, self.classes = identity, tuple(classes)
-        self.width, self.views, self.max_rows_bytes = width, views, max_rows_bytes
+        self.width, self.max_rows_bytes = width, max_rows_bytes
         self._waiting: list[Rows] = []
         self._parts: tuple[Part, Part] | None = None
         self._reservoir = self._no_rows()
@@ -180,7 +176,8 @@ class Sums:
         """Return the number of images per class, ``(K,)``."""
         if self._parts is None:
             return torch.bincount(self.rows.labels, minlength=len(self.classes))
-        return (sum(part.counts for part in self.parts) / self.views).round().long()  # type: ignore[union-attr]
+        train, held_out = self.parts
+        return (train.counts + held_out.counts).round().long()
 
     def add(self, rows: Rows) -> int:
         """Add images. While all rows are kept, an image that was added before is not counted again.
@@ -251,7 +248,7 @@ class Sums:
         ]:
             raise UsageError(f"class {gone[0]!r} has images and cannot be left out")
         number = torch.tensor([place.get(name, 0) for name in self.classes], dtype=torch.int64)
-        changed = Sums(self.identity, classes, self.width, self.views, self.max_rows_bytes)
+        changed = Sums(self.identity, classes, self.width, self.max_rows_bytes)
         changed._reservoir = dataclasses.replace(self._reservoir, labels=number[self._reservoir.labels])
         if self._parts is None:
             changed._waiting = [dataclasses.replace(self.rows, labels=number[self.rows.labels])]
@@ -282,9 +279,11 @@ class Sums:
         if processes.world_size == 1:
             return self
         sizes = processes.gather((self.is_exact, len(self)))
-        row_bytes = self.views * self.width * 4
-        if all(exact for exact, _ in sizes) and sum(n for _, n in sizes) * row_bytes <= self.max_rows_bytes:
-            total = Sums(self.identity, self.classes, self.width, self.views, self.max_rows_bytes)
+        if (
+            all(exact for exact, _ in sizes)
+            and sum(n for _, n in sizes) * self.width * 4 <= self.max_rows_bytes
+        ):
+            total = Sums(self.identity, self.classes, self.width, self.max_rows_bytes)
             for rows in processes.gather_to_first(self.rows):
                 total.add(rows)
             return total
@@ -308,9 +307,14 @@ class Sums:
 
     @classmethod
     def from_tensors(cls, identity: str, classes: Sequence[str], tensors: dict[str, Tensor]) -> Sums:
-        """Undo :meth:`to_tensors`."""
+        """Undo :meth:`to_tensors`.
+
+        Raises:
+            StorageError: if the tensors do not belong together.
+        """
         rows = Rows(tensors["vectors"], tensors["labels"], tensors["images"])
-        sums = cls(identity, classes, rows.vectors.shape[2], rows.vectors.shape[1])
+        _check_tensors(tensors, len(classes))
+        sums = cls(identity, classes, rows.vectors.shape[1])
         if "train.gram" not in tensors:
             sums._waiting = [rows]
             return sums
@@ -323,10 +327,8 @@ class Sums:
         return sums
 
     def _check(self, rows: Rows) -> None:
-        if rows.vectors.shape[1:] != (self.views, self.width):
-            raise UsageError(
-                f"vectors must be (B, {self.views}, {self.width}); got shape {tuple(rows.vectors.shape)}"
-            )
+        if rows.vectors.shape[1:] != (self.width,):
+            raise UsageError(f"vectors must be (B, {self.width}); got shape {tuple(rows.vectors.shape)}")
         if not bool(rows.vectors.isfinite().all()):
             raise UsageError("a vector is not finite: check the weights of the backbone")
 
@@ -334,9 +336,9 @@ class Sums:
         """Turn rows into sums if they take too much memory."""
         waiting = sum(len(rows) for rows in self._waiting)
         if self._parts is None:
-            if waiting * self.views * self.width * 4 > self.max_rows_bytes:
+            if waiting * self.width * 4 > self.max_rows_bytes:
                 self.drop_rows()
-        elif waiting * self.views >= BLOCK_ROWS:
+        elif waiting >= BLOCK_ROWS:
             self._flush()
 
     def _flush(self) -> None:
@@ -344,9 +346,8 @@ class Sums:
         if not self._waiting:
             return
         waiting, self._waiting = join_rows(self._waiting), []
-        step = max(1, BLOCK_ROWS // self.views)
-        for start in range(0, len(waiting), step):
-            train, held_out = _split(waiting[start : start + step])
+        for start in range(0, len(waiting), BLOCK_ROWS):
+            train, held_out = _split(waiting[start : start + BLOCK_ROWS])
             self._parts[0].add(train)
             self._parts[1].add(held_out)
             # The images with the smallest numbers are a random sample that does not depend on the order.
@@ -354,7 +355,26 @@ class Sums:
 
     def _no_rows(self) -> Rows:
         none = torch.empty(0, dtype=torch.int64)
-        return Rows(torch.empty(0, self.views, self.width), none, none)
+        return Rows(torch.empty(0, self.width), none, none)
+
+
+def _check_tensors(tensors: dict[str, Tensor], classes: int) -> None:
+    """Raise unless tensors from a file have the shapes, dtypes and values of sums."""
+    vectors, labels, images = (tensors[name] for name in ("vectors", "labels", "images"))
+    fit = vectors.ndim == 2 and vectors.dtype == torch.float32 and bool(vectors.isfinite().all())
+    fit &= all(
+        some.shape == vectors.shape[:1] and some.dtype == torch.int64 and bool((some >= 0).all())
+        for some in (labels, images)
+    )
+    fit = fit and bool((labels < classes).all())
+    width = vectors.shape[-1] if vectors.ndim else 0
+    shapes = {"counts": (classes,), "class_sums": (classes, width), "gram": (width, width)}
+    for name in ("train", "held_out") if "train.gram" in tensors else ():
+        for field, shape in shapes.items():
+            some = tensors[f"{name}.{field}"]
+            fit = fit and some.shape == shape and some.dtype == torch.float64 and bool(some.isfinite().all())
+    if not fit:
+        raise StorageError("its tensors do not belong together")
 
 
 def _split(rows: Rows) -> tuple[Rows, Rows]:

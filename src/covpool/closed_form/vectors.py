@@ -61,7 +61,7 @@ class Vectors(NamedTuple):
     def rows(self, labels: NDArray[np.int64], columns: slice = slice(None)) -> Rows:
         """Return some columns as rows of :class:`covpool.closed_form.sums.Sums`, given all labels."""
         of_rows = torch.from_numpy(labels[self.ids])
-        return Rows(self.values[:, None, columns], of_rows, torch.from_numpy(self.content))
+        return Rows(self.values[:, columns], of_rows, torch.from_numpy(self.content))
 
 
 def join_vectors(parts: Sequence[Vectors]) -> Vectors:

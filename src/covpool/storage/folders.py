@@ -89,7 +89,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
 def check_new(folder: Path) -> None:
     """Raise if an output folder exists and is not empty."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"{folder} exists: use a new folder for the shards")
+        raise UsageError(f"{folder} exists: use a new folder")
 
 
 def read_folder(folder: str | Path, read: Callable[[Path], T]) -> T:
@@ -125,6 +125,14 @@ def rename_folder(folder: Path, new: Path) -> None:
     """Rename a folder; it replaces a folder or link of that name."""
     remove_folder(new)
     os.rename(folder, new)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder; of a link, the link alone."""
+    if path.is_dir() and not path.is_symlink():
+        remove_folder(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def remove_folder(folder: Path) -> None:
@@ -179,8 +187,13 @@ def _put_back(folder: Path) -> None:
         os.rename(previous, folder)
 
 
+def clean_up(folder: Path) -> None:
+    """Remove what killed processes left beside a folder, such as its old version."""
+    with lock_folder(folder.parent):
+        _clean_up(folder)
+
+
 def _clean_up(folder: Path) -> None:
-    """Remove the leftovers of killed processes."""
     _put_back(folder)
     prefix = f".{folder.name}.covpool-saving-"
     for path in folder.parent.iterdir():

@@ -55,7 +55,7 @@ class Splits:
     @functools.cached_property
     def contents(self) -> dict[str, str]:
         """Hash of the contents of each split that is not covered by the fingerprint."""
-        return {name: _contents(images) for name, images in self.sets().items()}
+        return {name: contents(images) for name, images in self.sets().items()}
 
     def reported(self) -> tuple[str | None, ImageSet | None]:
         """Return the split for the final metrics: test if it exists, which is used only here, else val."""
@@ -89,7 +89,7 @@ def open_data(options: DataOptions, seed: int) -> Splits:
     return Splits(train, val, test)
 
 
-def _contents(images: ImageSet) -> str:
+def contents(images: ImageSet) -> str:
     """Return a hash of the sizes of all files, and of the bytes of a few; equal for copies of the data.
 
     It shows that images were exchanged under the same names. Dates would differ between copies. Shards and

@@ -55,7 +55,7 @@ def test_several_layers_are_cached_once(birds: Path, tmp_path: Path) -> None:
             logits = torch.stack([model(batch.images), model(batch.images.flip(-1))])
             grid = model.forward_features(batch.images).shape[1:]
         folder = cache / one.record["features"]["test"]
-        key = json.loads((folder / "manifest.json").read_text())["key"]
+        key = json.loads((folder / "manifest.json").read_text())["about"]["key"]
         shapes = {"average": (256,), "last4": tuple(grid)}
         kept = FeatureStore(folder, key, len(images), shapes).opened(batch.labels.numpy())
         (found,) = (part for _, part in head_outputs(model, kept, kept.usable))

@@ -16,7 +16,7 @@ COLUMNS, CLASSES, AT_ONCE = 2048, 20, 500
 
 def solve(folder: Path, rows: int) -> float:
     random = np.random.default_rng(0)
-    file = RowFile.create(folder / "rows.npy", rows, COLUMNS)
+    file = RowFile.create(folder / f"rows-{rows}.npy", rows, COLUMNS)
     for first in range(0, rows, AT_ONCE):
         file.write(range(first, first + AT_ONCE), random.standard_normal((AT_ONCE, COLUMNS), np.float32) / 64)
     problem = Problem(file, np.arange(rows), np.arange(rows) % CLASSES, CLASSES)

@@ -174,7 +174,7 @@ def write_comparison(folder: Path, runs: Mapping[str, Path], images: ImageSet | 
 
 def next_commands(folder: Path, data: str = "IMAGES") -> list[tuple[str, str]]:
     """Return the commands to type after a run, each with its purpose."""
-    bundle = folder / "bundle"
+    bundle = shlex.quote(str(folder / "bundle"))
     return [
         ("classify photographs", f"covpool predict {bundle} PHOTO.jpg"),
         ("see the evidence for a class", f"covpool explain {bundle} PHOTO.jpg"),
