@@ -29,10 +29,8 @@ from PIL import Image, ImageOps
 
 MAX_BYTES, MAX_PIXELS, MAX_RATIO, FORMATS = 10 << 20, 40_000_000, 20, ("JPEG", "PNG", "WEBP")
 MAX_BATCH, MAX_DELAY, MAX_REQUESTS, MAX_DECODING = 16, 0.004, 64, 4
-MAX_SCANS, START_OF_SCAN = (
-    200,
-    b"\xff\xda",
-)  # a progressive JPEG of thousands of empty scans takes minutes to decode
+# A progressive JPEG of thousands of empty scans takes minutes to decode.
+MAX_SCANS, START_OF_SCAN = 200, b"\xff\xda"
 # Decoding more takes up to a second and half a gigabyte. Each scan of a JPEG is a pass over all pixels.
 LARGE_PIXELS, MAX_LARGE = 4_000_000, 8
 BODY_SECONDS, ANSWER_SECONDS = 10.0, 20.0

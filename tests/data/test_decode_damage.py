@@ -59,6 +59,13 @@ def test_no_part_of_a_picture(name: str, loads_truncated: bool) -> None:
     assert len(reasons) > (0.3 if name == "two pictures" else 0.7) * len(lengths)
 
 
+def test_a_png_without_its_last_chunk_is_truncated() -> None:
+    """All its pixels are there, but the file was cut."""
+    part = attempt(encode(corners(), "PNG")[:-12])
+    assert isinstance(part, BadImageError)
+    assert part.reason == "truncated"
+
+
 def test_damage_is_not_truncation() -> None:
     data = FILES["progressive"]
     table = data.rindex(b"\xff\xc4")  # the Huffman table of the last scan

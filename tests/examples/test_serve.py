@@ -8,6 +8,7 @@ import importlib.util
 import io
 import json
 import re
+import select
 import socket
 import statistics
 import subprocess
@@ -204,6 +205,26 @@ def test_an_answer_takes_limited_time(tmp_path: Path, monkeypatch: pytest.Monkey
 
     answer = asyncio.run(ask())
     assert (answer.status_code, answer.json()["detail"]) == (503, "the server is busy")
+
+
+def test_further_requests_are_refused_at_once(server: Server) -> None:
+    """Clients send the head of a request, and no body: as many as allowed wait, and the others get a 503."""
+    most = example().MAX_REQUESTS
+    address = (httpx.URL(server.url).host, httpx.URL(server.url).port)
+    head = b"POST /predict HTTP/1.1\r\nHost: server\r\nContent-Length: 9\r\n\r\n"
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(socket.create_connection(address)) for _ in range(most + 30)]
+        for client in clients:
+            client.sendall(head)
+        answered = select.select(clients, [], [], 20)[0]
+        assert answered[0].recv(100).startswith(b"HTTP/1.1 503")
+        until = time.monotonic() + 8  # shorter than the server waits for a body
+        while len(select.select(clients, [], [], 0)[0]) < 30:
+            assert time.monotonic() < until
+            time.sleep(0.1)
+    until = time.monotonic() + 20
+    while httpx.post(f"{server.url}/predict", content=jpeg()).status_code != 200:
+        assert time.monotonic() < until
 
 
 def test_a_jpeg_that_decodes_slowly_is_refused_at_once(server: Server) -> None:

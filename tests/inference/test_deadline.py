@@ -16,6 +16,7 @@ from covpool.data.transforms import Preprocessing
 from covpool.errors import WORKER_DIED, DataError
 from covpool.inference import Files, Predict, Running, infer
 from covpool.inference.work import Decoder, Unit, decoded_batches
+from covpool.inference.workers import Deadline
 from covpool.storage.remote import Requests
 from tests.data.pictures import encode
 from tests.data.test_decode_time import jpeg_of_scans
@@ -44,16 +45,32 @@ def test_decoders_that_hang_are_ended_and_the_other_rows_are_there(
     running = Running(batch_size=4, workers=2)
     # A signal of the caller must not disable the deadline.
     before = signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
     try:
         done = infer(
             bundle, data, out, Predict(), Files("parquet", 8), running, requests=Requests(timeout=SECONDS)
         )
     finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
         signal.signal(signal.SIGALRM, before)
     assert time.monotonic() - started < 60
     assert done.bad_images == 3
     found = {row["id"]: row["error"] for row in rows_of(out)}
     assert found == {name: SLOW if name in slow else None for name in files}
+
+
+def test_the_time_between_images_does_not_count() -> None:
+    def wait() -> None:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        deadline = Deadline(0.2)
+        with deadline(0):
+            pass
+        time.sleep(0.6)
+
+    process = multiprocessing.get_context("fork").Process(target=wait)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
 
 
 def test_workers_end_when_the_main_process_is_killed(tmp_path: Path) -> None:

@@ -97,8 +97,8 @@ def read_rows(opened: Open, number: int, column: str) -> Any:
 
 
 def _check_footer(file: Any, size: int, where: str) -> None:
-    """Raise if the footer claims to be longer than the file, or very long: it is read at once."""
-    if _footer_bytes(file, size) > min(size, MAX_FOOTER_BYTES):
+    """Raise if the footer claims to be very long: it is read at once."""
+    if _footer_bytes(file, size) > MAX_FOOTER_BYTES:
         raise ShardError(
             f"{where} is not a Parquet file, is truncated, or has a footer of over {MAX_FOOTER_BYTES:,} bytes"
         )
