@@ -94,7 +94,7 @@ class UnsupportedBackboneError(UsageError):
 
 
 class KeepResolutionError(UsageError):
-    """The architecture has no last stage whose stride can be removed; the message says why."""
+    """``keep_resolution=True`` is impossible: the last stage cannot run at stride 1; the message says why."""
 
 
 class TrainingError(UsageError):

@@ -197,7 +197,7 @@ def update(
 
     Args:
         model: folder of a fit with ``keep_sums``; its bundle and sums are replaced.
-        data: images by class, as for :func:`covpool.fit`. If it has splits, those of train are added.
+        data: images by class, as for :func:`covpool.fit`. If it has splits, only train images are added.
         workers: processes that read images.
         device: ``"auto"`` uses a GPU if there is one.
         progress: called with the name of the counted items, the number done and the total.
@@ -227,15 +227,16 @@ def forget(
     device: Device = "auto",
     progress: Progress = lambda what, done, total: None,
 ) -> Changed:
-    """Remove images from a fitted model. The result equals a fit without them, with the same basis.
+    """Remove images from a fitted model. The result equals a fit without them, with the same PCA.
 
-    While the vectors of all images are kept, the backbone does not run: the bytes of an image identify it.
-    The report and other files that may show or name the images are removed too.
+    If the vectors of all images take at most 1 GiB, they are saved with the sums. Then the backbone does not
+    run, and the bytes of an image identify it. The report and other files that may show or name the images
+    are removed too.
 
     Args:
         model: folder of a fit with ``keep_sums``; its bundle and sums are replaced.
-        data: the images to remove: a photograph, a folder, or a CSV of paths. If the fit keeps sums without
-            vectors, they must be labeled, as for :func:`covpool.fit`.
+        data: the images to remove: a photograph, a folder, or a CSV of paths. If the vectors were
+            not saved, the images must be labeled, as for :func:`covpool.fit`.
         workers: processes that read images.
         device: ``"auto"`` uses a GPU if there is one.
         progress: called with the name of the counted items, the number done and the total.

@@ -114,8 +114,8 @@ def open_images(path: str | Path | Any, split: str = "train", layout: str = "aut
             ``Dataset`` or ``DatasetDict`` of ``datasets``.
         split: ``"train"``, ``"val"`` or ``"test"``, or several joined by ``+``, as in ``"train+val"``. Images
             without a split are in ``"train"``.
-        layout: the name of a source, such as ``"csv"``; ``"auto"`` recognizes it and logs its name
-            (``logging``, level INFO, logger ``covpool``).
+        layout: the format of the data set, such as ``"csv"``; ``"auto"`` recognizes the format and logs its
+            name (``logging``, level INFO, logger ``covpool``).
 
     Raises:
         UsageError: if there is no such split, a class has no training image, or files are missing.
@@ -247,7 +247,7 @@ def split_names(split: str) -> tuple[str, ...]:
 
 
 def layout_of(path: str | Path) -> str:
-    """Return the name of the source that recognizes a path, by the names of files.
+    """Return the format of a data set, such as ``"folder"`` or ``"csv"``, recognized by the names of files.
 
     Raises:
         OSError: if the path does not exist.
