@@ -34,6 +34,7 @@ COMMANDS = {
     "few_images": ("experiments.few_images:main", "few images per class, classes in steps, other bases"),
     "fine_grained": ("experiments.fine_grained:main", "frozen backbones on fine-grained sets (Table 7)"),
     "fine_tuning": ("experiments.fine_tuning:main", "fine-tuning with both poolings (Table 7)"),
+    "cub_epochs": ("experiments.cub_epochs:main", "whole networks on CUB-200-2011, by epoch (Figure 4)"),
     "tiny10": ("experiments.tiny10:main", "training from scratch on ten classes of Tiny-ImageNet"),
     "classifier_rate": ("experiments.classifier_rate:main", "learning rate of the classifier, from scratch"),
     "sparrows": ("experiments.sparrows:main", "training from pretrained weights on 21 sparrow species"),
