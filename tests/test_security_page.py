@@ -48,7 +48,7 @@ def test_the_numbers_are_those_of_the_source() -> None:
 
     serve = (ROOT / "examples" / "serve.py").read_text("utf-8")
     small, large = re.search(r"SMALL_SECONDS, LARGE_SECONDS = ([\d.]+), ([\d.]+)", serve).groups()  # type: ignore[union-attr]
-    (scans,) = re.search(r"MAX_SCANS, START_OF_SCAN = \(\s*(\d+)", serve).groups()  # type: ignore[union-attr]
+    (scans,) = re.search(r"MAX_SCANS, START_OF_SCAN = (\d+)", serve).groups()  # type: ignore[union-attr]
     waits = inspect.signature(remote.Requests).parameters
     mib = 1 << 20
     expected = {

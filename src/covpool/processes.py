@@ -174,7 +174,7 @@ def joined_processes(device: str = "auto", timeout: float = TIMEOUT) -> Iterator
         store = _join(chosen.type, timedelta(minutes=timeout)) if ours else None
     except dist.DistError as error:
         raise LostProcessError(
-            f"not all processes could join within {timeout:g} min (--loop.timeout): {error}"
+            f"not all processes could join within {timeout:g} min: {error}"
         ) from error
     level, rank = LOGGER.level, dist.get_rank() if dist.is_initialized() else 0
     if rank:
@@ -190,8 +190,8 @@ def joined_processes(device: str = "auto", timeout: float = TIMEOUT) -> Iterator
         if store is None or not is_lost:
             raise
         raise LostProcessError(
-            f"{_lost(store)} (limit: {timeout:g} min, --loop.timeout): the run stops. Rerun the command to "
-            "resume from the last checkpoint"
+            f"{_lost(store)} (limit: {timeout:g} min; of covpool train: --loop.timeout): the command stops. "
+            "Rerun it to resume"
         ) from error
     finally:
         LOGGER.setLevel(level)
