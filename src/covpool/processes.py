@@ -173,9 +173,7 @@ def joined_processes(device: str = "auto", timeout: float = TIMEOUT) -> Iterator
     try:
         store = _join(chosen.type, timedelta(minutes=timeout)) if ours else None
     except dist.DistError as error:
-        raise LostProcessError(
-            f"not all processes could join within {timeout:g} min: {error}"
-        ) from error
+        raise LostProcessError(f"not all processes could join within {timeout:g} min: {error}") from error
     level, rank = LOGGER.level, dist.get_rank() if dist.is_initialized() else 0
     if rank:
         LOGGER.setLevel(logging.ERROR)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shutil
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -354,6 +356,18 @@ def test_fine_tuning_is_refused_before_the_pass(birds: Path) -> None:
     assert main(["shard", "birds/train", "--out", "shards"]) == 0
     with pytest.raises(UsageError, match="--finetune needs validation images, and shards"):
         fit("shards", finetune=True, **small())
+
+
+@needs_sparrows
+@pytest.mark.skipif(sys.platform != "linux", reason="names there are text")
+def test_names_may_hold_bytes_that_are_no_text(birds: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    photo = sorted((birds / "test").glob("*/*.jpg"))[0]
+    photo.rename(os.fsdecode(os.fsencode(photo.parent) + b"/\xfe.jpg"))
+    data = os.fsdecode(b"birds\xff")
+    birds.rename(data)
+    assert main(["fit", data, "--out", "run", *SMALL]) == 0
+    assert main(["retrieve", "run/bundle", data, "--out", "found", "--workers", "0"]) == 0
+    assert "covpool export run/bundle 'birds?'" in capsys.readouterr().out
 
 
 @needs_sparrows

@@ -89,6 +89,14 @@ def test_a_class_is_found_without_its_number_and_its_capitals() -> None:
         _number(names, "ostrich")
 
 
+@needs_sparrows
+def test_hidden_files_are_no_images(tmp_path: Path) -> None:
+    photo = next(SPARROWS.rglob("*.jpg")).read_bytes()
+    for name in ("wren.jpg", "._wren.jpg"):
+        (tmp_path / name).write_bytes(photo)
+    assert [image.name for image in some_images(tmp_path, 9)] == ["wren.jpg"]
+
+
 def test_bad_images_are_counted(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """This also works in a folder without classes."""
     images = tmp_path / "images"

@@ -102,7 +102,9 @@ def test_a_cut_for_good_ends_both_and_names_the_lost_one(machines: list[str], tm
             process.join()
     messages = [(tmp_path / f"stderr-{rank}.txt").read_text() for rank in range(2)]
     assert "rank 1 on " in messages[0]
-    assert "does not answer (limit: 0.2 min; of covpool train: --loop.timeout): the command stops" in messages[0]
+    assert (
+        "does not answer (limit: 0.2 min; of covpool train: --loop.timeout): the command stops" in messages[0]
+    )
     assert "the machine with the store of torchrun does not answer" in messages[1]
     assert list((tmp_path / "run" / "checkpoints").iterdir())
 

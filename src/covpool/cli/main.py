@@ -234,6 +234,8 @@ def _output(verb: str, arguments: list[str]) -> tuple[str, int]:
 
 def _print(command: str, text: str) -> int:
     """Write to standard output, and return the exit code: not 0 if the output did not accept the text."""
+    # Names of files and classes may hold control characters, and bytes that are no text.
+    text = "\n".join(printable(line, most=None) for line in text.split("\n"))
     try:
         print(text, flush=True)
     except BrokenPipeError:  # head or less has read enough; without this Python would flush again at exit

@@ -15,7 +15,7 @@ from covpool.arguments import FROZEN_DIM, Device, KeyMap, check_choice, check_wh
 from covpool.errors import UsageError, UsageTypeError
 from covpool.evaluate.probe.options import AVERAGE, ProbeOptions
 from covpool.evaluate.results import mark_folder, prepare_folder
-from covpool.storage.files import read_json, replace_file
+from covpool.storage.files import json_bytes, read_json, replace_file
 from covpool.storage.folders import held
 
 PROTOCOL = "fit"
@@ -119,7 +119,7 @@ class FitOptions:
 
     def note(self, folder: Path, data: str) -> None:
         """Write the options into the folder, once the network is built: wrong options leave no file."""
-        replace_file(folder / FILE, (json.dumps(self._fixed(data), indent=2) + "\n").encode())
+        replace_file(folder / FILE, json_bytes(self._fixed(data)))
 
     def _fixed(self, data: str) -> dict[str, Any]:
         values = {name: value for name, value in asdict(self).items() if name not in FREE} | {"data": data}

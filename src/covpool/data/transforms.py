@@ -260,10 +260,10 @@ def opened(image: Any) -> Image.Image | Tensor:
         raise UsageTypeError(
             f"an image must be a path, an image of Pillow, an array or a tensor; got {type(image).__name__}"
         )
-    values = (
-        image.detach().cpu().float() if isinstance(image, Tensor) and image.is_floating_point() else image
-    )
-    pixels = np.asarray(values)
+    if isinstance(image, Tensor):
+        image = image.detach().cpu()
+        image = image.float() if image.is_floating_point() else image  # NumPy has no bfloat16
+    pixels = np.asarray(image)
     if pixels.dtype.kind == "f":
         if pixels.min(initial=0) < 0:
             _say("the values are normalized already, since some are negative: the image is used as it is")

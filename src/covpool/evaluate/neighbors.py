@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
+import pyarrow.compute as pc
 import torch
 from numpy.typing import NDArray
 from PIL import Image
 
 from covpool.data.decode import decode
+from covpool.data.sources.parquet_file import Open, read_parquet, read_rows
 from covpool.data.transforms import Preprocessing, evaluation_transform
 from covpool.drawing import LIGHT, png
-from covpool.errors import BadImageError, UsageError
+from covpool.errors import BadImageError, ShardError, UsageError
 from covpool.evaluate.figures import Shown, draw_neighbours
 from covpool.explain.explaining import some_images
 from covpool.inference import Embed
@@ -27,8 +27,8 @@ from covpool.inference.bulk import JOB
 from covpool.inference.tasks import Vectors
 from covpool.models.bundle import load_model, read_card
 from covpool.models.card import bundle_digest
-from covpool.storage.address import MAX_FILE_BYTES, Address
-from covpool.storage.files import read_file, read_json, replace_file
+from covpool.storage.address import Address
+from covpool.storage.files import json_bytes, read_json, replace_file
 
 # Photographs to search for in one call.
 MOST = 24
@@ -80,11 +80,9 @@ def find_neighbors(
         UsageError: if the gallery is of another bundle, or has no Parquet files.
     """
     gallery, out = Path(gallery), Path(out)
-    job = read_json(gallery / JOB)
-    if job["task"] != "embed" or job["bundle"] != bundle_digest(read_card(bundle)):
-        raise UsageError(f"{gallery} has no embeddings of {bundle}: run covpool embed with this bundle")
+    task = _task(gallery, bundle)
     queries = {image.name: image.content for image in some_images(query, MOST)}
-    vectors = _embedded(bundle, Embed(**job["options"]), queries, device)
+    vectors = _embedded(bundle, task, queries, device)
     ids, similarities = _nearest(vectors, gallery, most)
     neighbors = {
         name: [Neighbor(str(ids[row, k]), float(similarities[row, k])) for k in range(ids.shape[1])]
@@ -92,9 +90,20 @@ def find_neighbors(
     }
     out.mkdir(parents=True, exist_ok=True)
     plain = {name: [neighbor._asdict() for neighbor in nearest] for name, nearest in neighbors.items()}
-    replace_file(out / "neighbors.json", json.dumps(plain, indent=2, ensure_ascii=False).encode())
+    replace_file(out / "neighbors.json", json_bytes(plain))
     replace_file(out / "neighbors.png", _picture(queries, neighbors, images))
     return Neighbors(out, neighbors)
+
+
+def _task(gallery: Path, bundle: str | Path) -> Embed:
+    """Return how the embeddings of a gallery were computed."""
+    job = read_json(gallery / JOB)
+    try:
+        if job["task"] == "embed" and job["bundle"] == bundle_digest(read_card(bundle)):
+            return Embed(**job["options"])
+    except (KeyError, TypeError) as error:
+        raise UsageError(f"{gallery / JOB} is damaged: run covpool embed again, with a new --out") from error
+    raise UsageError(f"{gallery} has no embeddings of {bundle}: run covpool embed with this bundle")
 
 
 def _embedded(bundle: str | Path, task: Embed, queries: dict[str, bytes], device: str) -> NDArray[np.float32]:
@@ -119,7 +128,7 @@ def _nearest(vectors_QD: NDArray[np.float32], gallery: Path, most: int) -> tuple
     """Return ids and similarities of the nearest images, one file of the gallery at a time."""
     ids = np.empty((len(vectors_QD), 0), dtype=object)
     similarities = np.empty((len(vectors_QD), 0), dtype=np.float32)
-    for names, rows_ND in _files(gallery):
+    for names, rows_ND in _row_groups(gallery, vectors_QD.shape[1]):
         ids = np.concatenate([ids, np.broadcast_to(names, (len(vectors_QD), len(names)))], axis=1)
         similarities = np.concatenate([similarities, vectors_QD @ _unit(rows_ND).T], axis=1)
         order = np.argsort(-similarities, axis=1, kind="stable")[:, :most]
@@ -130,13 +139,27 @@ def _nearest(vectors_QD: NDArray[np.float32], gallery: Path, most: int) -> tuple
     return ids, similarities
 
 
-def _files(gallery: Path) -> Iterator[tuple[NDArray[Any], NDArray[np.float32]]]:
-    for file in sorted(gallery.rglob("*.parquet")):
-        table = pq.read_table(pa.BufferReader(read_file(file, MAX_FILE_BYTES)), columns=["id", "vector"])
-        table = table.filter(table.column("vector").is_valid())  # an unreadable image has no vector
-        if len(table):
-            values = np.stack(table.column("vector").to_numpy(zero_copy_only=False)).astype(np.float32)
-            yield table.column("id").to_numpy(zero_copy_only=False), values
+def _row_groups(gallery: Path, width: int) -> Iterator[tuple[NDArray[Any], NDArray[np.float32]]]:
+    """Yield ids and vectors of the readable images, one row group at a time."""
+    root = Address.of(gallery)
+    for file in sorted(path.relative_to(gallery).as_posix() for path in gallery.rglob("*.parquet")):
+        for number in range(read_parquet(root, file, lambda opened: opened.parquet.num_row_groups)):
+            ids, rows_ND = read_parquet(root, file, partial(_row_group, number, width))
+            if len(ids):
+                yield ids, rows_ND
+
+
+def _row_group(number: int, width: int, opened: Open) -> tuple[NDArray[Any], NDArray[np.float32]]:
+    schema = opened.parquet.schema_arrow
+    if not {"id", "vector"} <= {*schema.names} or not hasattr(schema.field("vector").type, "value_type"):
+        raise ShardError(f"{opened.where} has no columns 'id' and 'vector': it is not of covpool embed")
+    ids, vectors = (read_rows(opened, number, column) for column in ("id", "vector"))
+    is_readable = vectors.is_valid()  # an unreadable image has no vector
+    vectors = vectors.filter(is_readable)
+    if set(pc.unique(pc.list_value_length(vectors)).to_pylist()) - {width}:
+        raise ShardError(f"{opened.where} has vectors that are not of length {width}")
+    values = pc.list_flatten(vectors).cast("float32").to_numpy().reshape(-1, width)
+    return ids.filter(is_readable).to_numpy(), values
 
 
 def _unit(rows_ND: NDArray[np.float32]) -> NDArray[np.float32]:

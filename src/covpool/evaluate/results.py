@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from covpool.errors import UsageError
 from covpool.models.bundle import read_card
 from covpool.models.card import plain_json, versions
 from covpool.processes import Processes
-from covpool.storage.files import mark_file, read_json, replace_file, sync_folder
+from covpool.storage.files import json_bytes, mark_file, read_json, replace_file, sync_folder
 from covpool.storage.folders import LOCK, check_outside
 
 Results = provenance.Results
@@ -87,7 +86,7 @@ def write_results(folder: Path, results: Results) -> None:
     """Check results against their schema and replace the earlier file."""
     plain = plain_json("results", results)
     provenance.check_schema(plain, PACKAGE, plain["protocol"])
-    replace_file(folder / FILE, (json.dumps(plain, indent=2, ensure_ascii=False) + "\n").encode())
+    replace_file(folder / FILE, json_bytes(plain))
     _unfinished(folder, plain["protocol"]).unlink(missing_ok=True)
 
 

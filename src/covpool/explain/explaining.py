@@ -15,7 +15,7 @@ from torch import Tensor
 
 from covpool.arguments import check_whole, did_you_mean
 from covpool.data.decode import decode
-from covpool.data.listing import is_image
+from covpool.data.listing import is_image, is_visible
 from covpool.data.sources import is_pattern, open_splits, open_unlabeled
 from covpool.data.sources.folder import folders_with_images
 from covpool.data.transforms import Preprocessing, evaluation_transform
@@ -154,7 +154,8 @@ def some_images(data: str | Path, limit: int) -> Iterator[SomeImage]:
     if path.is_file() and is_image(path.name):
         yield SomeImage(path.name, None, read_image(str(path)))
         return
-    loose = sorted(file for file in path.iterdir() if is_image(file.name)) if path.is_dir() else []
+    files = path.iterdir() if path.is_dir() else ()
+    loose = sorted(file for file in files if is_image(file.name) and is_visible(file.name))
     # Images next to folders of classes are no part of the data set.
     if loose and not any(True for _ in folders_with_images(path)):
         yield from (SomeImage(file.name, None, read_image(str(file))) for file in loose[:limit])

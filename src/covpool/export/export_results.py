@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -20,7 +19,7 @@ from covpool.export.parity import Latency, Parity
 from covpool.export.targets import TARGETS
 from covpool.models.card import plain_json, versions
 from covpool.provenance import check_schema, new_results
-from covpool.storage.files import write_file
+from covpool.storage.files import json_bytes, write_file
 from covpool.terminal import counted
 
 # The metadata of the files, in JSON.
@@ -97,7 +96,7 @@ def write_export_results(
     }
     plain = plain_json("results", results)
     check_schema(plain, PACKAGE, PROTOCOL)
-    write_file(folder / FILE, (json.dumps(plain, indent=2, ensure_ascii=False) + "\n").encode())
+    write_file(folder / FILE, json_bytes(plain))
     return results
 
 

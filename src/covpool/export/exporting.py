@@ -28,7 +28,7 @@ from covpool.export.job import CPU, Job, Progress, open_job
 from covpool.export.parity import Latency, Parity, compare, measure_latency
 from covpool.export.targets import TARGETS, Exportable
 from covpool.inference.forward import Forward
-from covpool.storage.files import write_file
+from covpool.storage.files import json_bytes, write_file
 from covpool.storage.folders import replace_folder, resolved
 
 EAGER, COMPILED = "torch eager", "torch.compile"
@@ -89,7 +89,7 @@ def export_model(
     described = describe(job, traced)
     with replace_folder(resolved(out)) as folder:
         write_files(job, traced, folder, described, progress)
-        write_file(folder / METADATA, (json.dumps(described, indent=2, ensure_ascii=False) + "\n").encode())
+        write_file(folder / METADATA, json_bytes(described))
         runners = {target.name: target.load(folder / target.file) for target in options.targets}
         with progress("images") as bar:
             parity, first = compare_files(job, runners, bar)

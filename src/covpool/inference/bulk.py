@@ -32,6 +32,7 @@ from covpool.inference.work import (
 from covpool.models.bundle import pinned, read_card
 from covpool.models.card import Card, bundle_digest
 from covpool.storage.address import Address
+from covpool.storage.files import json_bytes
 from covpool.storage.folders import check_outside
 from covpool.storage.manifest import Part
 from covpool.storage.remote import Requests, limited
@@ -101,7 +102,7 @@ def begin_or_continue(place: Place, job: Mapping[str, Any], out: str) -> dict[st
     else:
         if names:
             _read(place, out)  # raises if the file is not of covpool
-        place.write(JOB, (json.dumps(job, indent=2) + "\n").encode())
+        place.write(JOB, json_bytes(job))
     return there
 
 

@@ -15,7 +15,7 @@ import timm
 import torch
 
 from covpool import __version__
-from covpool.errors import BundleError, DamagedBundleError, UsageError, UsageTypeError
+from covpool.errors import BundleError, DamagedBundleError, UsageTypeError
 from covpool.models.config import ModelConfig
 from covpool.models.model import PooledClassifier
 from covpool.nn.pooling import is_method, module_of
@@ -26,15 +26,13 @@ from covpool.terminal import printable
 def plain_json(name: str, value: object) -> Any:
     """Return ``value`` as JSON has it: lists for tuples, names for dtypes, ``None`` for NaN and infinities.
 
-    A wrong type is a mistake of the caller and raises. A NaN may appear at the end of a long training run,
-    and must not cost the model.
+    A wrong type is a mistake of the caller and raises. A NaN, or a file name that is not UTF-8, may appear at
+    the end of a long training run, and must not cost the model.
     """
     if isinstance(value, bool | int | None):
         return value
     if isinstance(value, str):
-        if re.search("[\ud800-\udfff]", value):  # Python's mark for a file name in another encoding
-            raise UsageError(f"{name} is {value!r}, which is not valid text")
-        return value
+        return value.encode("utf-8", "backslashreplace").decode()  # a file name in another encoding
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     if isinstance(value, torch.dtype):

@@ -112,6 +112,11 @@ def read_json(path: str | Path, limit: int = MAX_TEXT_BYTES) -> Any:
         raise ValueError(f"{path} is nested too deeply") from error
 
 
+def json_bytes(value: Any) -> bytes:
+    """Return the content of a JSON file, for :func:`replace_file`. A name may hold bytes that are no text."""
+    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
+
+
 def package_text(package: str, *names: str) -> str:
     """Return a text file that is part of covpool; nothing if it is not there."""
     file = resources.files(package).joinpath(*names)

@@ -20,7 +20,15 @@ from covpool.models.card import parse, plain_json
 from covpool.models.create import pretrained_config
 from covpool.processes import Processes
 from covpool.storage.address import MAX_FILE_BYTES
-from covpool.storage.files import MAX_TEXT_BYTES, append_file, csv_text, from_cell, read_file, replace_file
+from covpool.storage.files import (
+    MAX_TEXT_BYTES,
+    append_file,
+    csv_text,
+    from_cell,
+    json_bytes,
+    read_file,
+    replace_file,
+)
 from covpool.training.metrics import Predictions
 from covpool.training.recipe import Recipe
 from covpool.training.recipe_files import SHORT, flat, make_recipe, read_recipe
@@ -89,9 +97,7 @@ class RunFolder:
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write or replace the summary."""
-        replace_file(
-            self.path / "summary.json", json.dumps(plain_json("summary", summary), indent=2).encode()
-        )
+        replace_file(self.path / "summary.json", json_bytes(plain_json("summary", summary)))
 
     def write_metrics(self, history: Sequence[Mapping[str, Any]]) -> None:
         """Write a line per epoch."""

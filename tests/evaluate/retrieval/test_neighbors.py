@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
@@ -65,6 +68,35 @@ def test_embeddings_of_another_bundle_are_refused(bundle: str, capsys: pytest.Ca
     photo = sorted(Path("photos").iterdir())[0]
     assert main(["retrieve", "other", str(photo), "--gallery", "runs/embeddings"]) == 2
     assert "has no embeddings of other: run covpool embed with this bundle" in capsys.readouterr().err
+
+
+def test_a_gallery_from_others_is_checked(
+    bundle: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["embed", bundle, "photos", "--workers", "0", "--device", "cpu"]) == 0
+    query = str(sorted(Path("photos").iterdir())[0])
+    search = ["retrieve", bundle, query, "--gallery", "runs/embeddings", "--device", "cpu"]
+    (file,) = Path("runs/embeddings").rglob("*.parquet")
+    table, width = pq.read_table(file), 36
+
+    def refusal(columns: dict[str, Any]) -> str:
+        pq.write_table(pa.table(columns), file, compression="zstd")
+        capsys.readouterr()
+        assert main(search) == 2
+        return capsys.readouterr().err
+
+    assert len(table["vector"][0]) == width
+    assert f"vectors that are not of length {width}" in refusal({"id": ["a"], "vector": [[1.0, 2.0]]})
+    assert "has no columns 'id' and 'vector'" in refusal({"id": ["a"], "vector": ["text"]})
+    assert "has no columns 'id' and 'vector'" in refusal({"name": ["a"]})
+    monkeypatch.setattr("covpool.data.sources.parquet_file.MAX_DECODED_BYTES", 1 << 20)
+    assert "decodes to more than" in refusal({"id": ["a"] * 60_000, "vector": [[0.0] * width] * 60_000})
+    pq.write_table(pa.table({"id": ["\x1b[2Jwren"], "vector": table["vector"][:1]}), file)
+    assert main(search) == 0
+    assert "?[2Jwren" in capsys.readouterr().out
+    Path("runs/embeddings/_job.json").write_text('{"task": "embed"}')
+    assert main(search) == 2
+    assert "_job.json is damaged: run covpool embed again" in capsys.readouterr().err
 
 
 def test_a_gallery_does_not_choose_which_images_are_opened(
