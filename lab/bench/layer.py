@@ -28,8 +28,8 @@ from covpool.models.create import create_model
 from covpool.nn import CovPool
 from lab.bench.bare_engine import recorded_products, replay, replayable
 from lab.bench.contenders import plain_isqrt_cov, value_and_gradient
-from lab.bench.layers import Problem, chosen_sizes
-from lab.bench.table import table
+from lab.bench.layers import SIZES, Problem, chosen_sizes
+from lab.bench.table import machine_words, table
 from lab.bench.timing import Schedule, time_interleaved, timing_figures
 from lab.record import (
     RESULTS,
@@ -162,10 +162,21 @@ def summary(record: Mapping[str, Any]) -> str:
     cells = []
     for name, runs in record["layer"].items():
         size, _, threads = name.partition(", ")
+        shape = SIZES[size]
         layer, paper = (runs[run]["ratio"]["median"] for run in ("layer", "paper"))
-        cells.append([size, threads.split()[0], f"{layer:.2f}", f"{paper / layer:.1f}"])
-    titles = ["features", "threads", "layer over its products", "the paper's equations over the layer"]
-    lines = [table(titles, cells)]
+        features = f"{size} ({shape.channels}×{shape.positions}, batch {shape.batch})"
+        cells.append([features, threads.split()[0], f"{layer:.2f}", f"{paper / layer:.1f}"])
+    titles = [
+        "features (channels × positions)",
+        "threads",
+        "time of the layer / time of its matrix products",
+        "time of the paper's equations / time of the layer",
+    ]
+    words = (
+        "Forward and backward pass of the layer `CovPool` without channel reduction, float32, "
+        f"{machine_words(record)}; medians:"
+    )
+    lines = [words, "", table(titles, cells)]
     networks = network_table(record)
     return "\n".join([*lines, "", networks] if networks else lines)
 
@@ -183,11 +194,19 @@ def network_table(
     if not rows:
         return ""
     words = (
-        "Time that covariance pooling adds to average pooling, 1,000 classes, "
-        f"{record['device'].upper()} ({record['machine']['cores']} cores); medians, quartiles in brackets:"
+        "Time that covariance pooling (d = 256 channels) adds to a network with average pooling: "
+        f"{CLASSES:,} classes, float32, {record['machine']['cores']} cores of a {record['device'].upper()}. "
+        "The stride of the last stage is unchanged (`keep_resolution=False`). Values are medians, with "
+        "quartiles in brackets. If the brackets include zero, the added time is within the noise.\n\n"
     )
-    titles = ["network", "pixels", "batch", "training step", "inference"]
-    return f"{words}\n\n{table(titles, rows)}"
+    titles = [
+        "network",
+        "image size, px",
+        "batch size",
+        "time added to a training step",
+        "time added to inference",
+    ]
+    return f"{words}{table(titles, rows)}"
 
 
 def added(runs: Mapping[str, Any] | None) -> str:

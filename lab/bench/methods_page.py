@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from covpool.nn.pooling import METHODS
 from covpool.provenance import Results
 from lab.bench.layers import REFERENCE
 from lab.bench.methods import SUITE
@@ -24,15 +25,15 @@ from lab.bench.table import (
 from lab.record import committed_file, read_record
 
 WHY_A_GPU_DIFFERS = (
-    "An iteration of Newton-Schulz is a few products of matrices. A GPU runs the products of a whole "
-    "batch at its full rate. A symmetric eigensolver or an SVD is a long sequence of small steps, each "
-    "waiting for the one before: half the work of reducing a matrix to tridiagonal form is limited by "
-    "memory and not by arithmetic, and the QR or divide-and-conquer iterations after it are serial. There "
-    "a GPU idles, and the paper's table shows Matlab's function for CPUs ahead of both for GPUs. On a "
-    "CPU, LAPACK works on a matrix of 256×256 at a good fraction of the speed of products, so that a "
-    "method by eigendecomposition is close, and may win. In favour of `isqrt_cov` here is the side it "
-    "works on: where there are fewer positions than channels, as the 169 of 13x13 and the 196 of 14x14 are "
-    "fewer than 256, it iterates on the smaller matrix of positions, which the paper's does not."
+    "A Newton-Schulz step is a few matrix products. A GPU computes the products of a complete batch at its "
+    "full rate. A symmetric eigensolver or an SVD is a long sequence of small steps, and each depends on the "
+    "one before. Half of the reduction to tridiagonal form is limited by memory, not by arithmetic. The QR "
+    "or divide-and-conquer iterations after it are serial. A GPU is mostly idle in these steps: in the "
+    "paper's table, Matlab's CPU function is faster than both GPU functions.\n\n"
+    "On a CPU, LAPACK decomposes a 256×256 matrix at a good fraction of the speed of matrix products. A "
+    "method with an eigendecomposition can therefore be nearly as fast as `isqrt_cov`, or faster. One thing "
+    "makes `isqrt_cov` faster here: with fewer positions than channels (169 in 13x13 and 196 in 14x14, with "
+    "256 channels), it iterates on the smaller positions × positions matrix. The paper's code does not."
 )
 
 
@@ -41,7 +42,7 @@ def markdown(results: Results, plot: str) -> str:
     title, origin, how_to_read, *tables = sections(results)
     figure = f"![Time and memory of every method over isqrt_cov, and speed of training]({plot})"
     parts = [title, origin, how_to_read, figure]
-    parts += ["## What follows", "\n".join(f"- {sentence}" for sentence in verdicts(results))]
+    parts += ["## In sentences", "\n".join(f"- {sentence}" for sentence in verdicts(results))]
     if results["device"] == "cpu":
         parts += ["## Why a GPU differs", WHY_A_GPU_DIFFERS]
     return "\n\n".join([*parts, *tables, "## Methods", _methods(results)]) + "\n"
@@ -50,6 +51,7 @@ def markdown(results: Results, plot: str) -> str:
 def _methods(results: Results) -> str:
     entries = results["arguments"]["entries"].values()
     summaries = {entry["method"]: entry["summary"] for entry in entries}
+    summaries |= {name: METHODS[name].summary for name in summaries if name in METHODS}
     return "\n".join(f"- `{name}`: {summary}" for name, summary in summaries.items())
 
 
@@ -70,7 +72,7 @@ def verdicts(results: Results) -> list[str]:
 
 
 def _standing(name: str, size: dict[str, Any]) -> list[str]:
-    """List faster, level and slower methods; a method is level if its quartiles are on both sides of 1."""
+    """List faster, equal and slower methods; a method is equal if its quartiles are on both sides of 1."""
     ratios = {
         label: figures["value_and_gradient"]["ratio"]
         for label, figures in size["entries"].items()
@@ -85,9 +87,9 @@ def _standing(name: str, size: dict[str, Any]) -> list[str]:
         return ", ".join(f"`{label}` ({number(ratios[label]['median'])})" for label in labels) or "none"
 
     return [
-        f"At {name}, with gradient, `isqrt_cov` is slower than: {listed(quicker)}. In brackets, their time "
-        "over its own.",
-        f"At {name} it is level with: {listed(level)}; and faster than: {listed(slower)}.",
+        f"At {name}, forward and backward, `isqrt_cov` is slower than: {listed(quicker)}. In brackets: time "
+        "of the method / time of `isqrt_cov`.",
+        f"At {name}, `isqrt_cov` is as fast as: {listed(level)}; and faster than: {listed(slower)}.",
     ]
 
 
@@ -99,12 +101,12 @@ def _beside_the_paper(size: dict[str, Any]) -> list[str]:
             continue
         ratio = figures["value_and_gradient"]["ratio"]
         sentence = (
-            f"`{label}` takes {with_quartiles(**ratio)} times the time of `isqrt_cov`; the paper's ratio is "
+            f"`{label}` takes {with_quartiles(**ratio)} times as long as `isqrt_cov`; the paper's ratio is "
             f"{number(theirs)}"
         )
         if (ratio["median"] < 1) != (theirs < 1):
-            who = "`isqrt_cov` loses here and wins" if theirs > 1 else "`isqrt_cov` wins here and loses"
-            sentence += f": {who} there"
+            who = "slower here and faster" if theirs > 1 else "faster here and slower"
+            sentence += f": `isqrt_cov` is {who} there"
         said.append(f"{sentence}.")
     return said
 
@@ -117,19 +119,19 @@ def _decompositions(size: dict[str, Any]) -> list[str]:
             for column, milliseconds in DECOMPOSITIONS[name].items()
         )
         said.append(
-            f"`{name}` alone takes {with_quartiles(**figures['value']['ratio'])} times as long as the value "
-            f"of `isqrt_cov`; in the paper: {theirs}."
+            f"`{name}` alone takes {with_quartiles(**figures['value']['ratio'])} times as long as the "
+            f"forward pass of `isqrt_cov`; in the paper: {theirs}."
         )
     return said
 
 
 def _training(steps: list[dict[str, Any]]) -> list[str]:
     said = []
-    for count, words in (("one", "On one process"), ("two", "On two processes")):
-        said.append(f"{words} {_growth(steps, count)}")
+    for count, words in (("one", "With one process"), ("two", "With two processes")):
+        said.append(f"{words}, {_growth(steps, count)}")
         if RIVAL in steps[0][count]:
-            said.append(f"{words} {_gap(steps, count)}")
-    said.append(f"Two processes over one, images per second: {_scaling(steps)}.")
+            said.append(f"{words}, {_gap(steps, count)}")
+    said.append(f"Images/s of two processes divided by images/s of one: {_scaling(steps)}.")
     return said
 
 
@@ -140,17 +142,17 @@ def _growth(steps: list[dict[str, Any]], count: str) -> str:
         for later, speed, before in zip(steps[1:], speeds[1:], speeds[:-1], strict=True)
         if speed <= before
     ]
-    grows = f"does not grow at a batch of {', '.join(falls)}" if falls else "grows with every batch size"
-    return f"the speed of `isqrt_cov` {grows}: {_from_to(steps, speeds, 'images per second')}."
+    grows = f"does not grow at batch size {', '.join(falls)}" if falls else "grows with every batch size"
+    return f"the speed of `isqrt_cov` {grows}: {_from_to(steps, speeds, 'images/s')}."
 
 
 def _gap(steps: list[dict[str, Any]], count: str) -> str:
     ratios = [step[count][RIVAL]["ratio"]["median"] for step in steps]
     gaps = [_speed(step, count, REFERENCE) - _speed(step, count, RIVAL) for step in steps]
     return (
-        f"a step with `{RIVAL}` takes {_range(ratios)} times that with `isqrt_cov`; the gap between their "
-        f"speeds (positive where `isqrt_cov` leads) is {_from_to(steps, gaps, 'images per second')}; in the "
-        f"paper it {'is nearly the same at every batch size' if count == 'one' else 'grows with the batch'}."
+        f"a training step with `{RIVAL}` takes {_range(ratios)} times as long as with `isqrt_cov`. The speed "
+        f"of `isqrt_cov` minus that of `{RIVAL}` is {_from_to(steps, gaps, 'images/s')}. In the paper, it "
+        f"{'is nearly the same at every batch size' if count == 'one' else 'grows with the batch size'}."
     )
 
 
@@ -169,8 +171,8 @@ def _speed(step: dict[str, Any], count: str, pool: str) -> float:
 def _from_to(steps: list[dict[str, Any]], values: list[float], unit: str) -> str:
     first, last = steps[0]["batch"], steps[-1]["batch"]
     if first == last:
-        return f"{values[0]:.1f} {unit} at a batch of {first}"
-    return f"{values[0]:.1f} {unit} at a batch of {first}, {values[-1]:.1f} at {last}"
+        return f"{values[0]:z.1f} {unit} at batch size {first}"
+    return f"{values[0]:z.1f} {unit} at batch size {first} and {values[-1]:z.1f} at {last}"
 
 
 def _range(values: list[float]) -> str:

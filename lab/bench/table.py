@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from covpool.provenance import Results
@@ -39,9 +40,9 @@ DECOMPOSITIONS = {
 
 # Figure 3 shows no values. The text describes it as follows:
 FIGURE_3 = (
-    "with one GPU, the gap between the speeds of iSQRT-COV and MPN-COV is nearly the same at every batch "
-    "size; with two, it grows with the batch: iSQRT-COV's speed grows all the way, while MPN-COV's tends to "
-    "saturate above 512 images"
+    "with one GPU, the difference in speed of iSQRT-COV and MPN-COV is nearly the same at every batch size. "
+    "With two GPUs, it grows with the batch size: the speed of iSQRT-COV keeps growing, while that of "
+    "MPN-COV tends to saturate above 512 images"
 )
 
 
@@ -52,26 +53,26 @@ def times_isqrt_cov(label: str) -> float | None:
 
 
 HOW_TO_READ = (
-    "The times are those of a machine that others may share: what to read are the ratios. They are taken "
-    "within rounds, in which everything runs once in shuffled order, and are given as medians, with "
-    "quartiles in brackets. `isqrt_cov` is that with 5 steps. The paper's times are of a Titan Xp, with "
+    "Compare the ratios, not the times: other programs may have used the machine. A round runs every method "
+    "once, in shuffled order, and ratios are taken within a round. Values are medians over rounds, with "
+    "quartiles in brackets. `isqrt_cov` has 5 steps here. The paper's times are from a Titan Xp GPU, with "
     "CUDA 8 and Matlab 2015b."
 )
 ONE_DECOMPOSITION = (
-    "All decompositions within methods are by `eigh`, that of a symmetric matrix, where the paper's rows of "
-    "improved B-CNN and G²DeNet are by SVD. Of improved B-CNN the two rows with a forward pass by SVD are "
-    "one computation here: the eigenvalues of the value serve either gradient."
+    "All methods here decompose matrices by `eigh`, for symmetric matrices. The paper uses SVD for improved "
+    "B-CNN and G²DeNet. The two rows of improved B-CNN with a forward pass by SVD are the same computation "
+    "here, because both gradients use the eigenvalues of the forward pass."
 )
 DECOMPOSITIONS_ALONE = (
-    "With gradient, the decomposition is differentiated by torch; of covariances with as many zero "
-    "eigenvalues as these its numbers are meaningless, its time is not."
+    "The gradient of the decomposition is that of torch. These covariances have many zero eigenvalues, so "
+    "the values of this gradient are meaningless, but its time is valid."
 )
 FIGURE_3_SETUP = (
-    "Forward, loss, backward and SGD with momentum, on random images. One process takes the whole batch "
-    "while the other waits; two take half each, joined by gloo and DistributedDataParallel. Every process "
-    "has one thread, so that two columns differ in the number of processes alone. `gap` is the network "
-    "without second-order pooling: its hidden layer reads 256 numbers and not 32,896, and it is much "
-    "smaller for it."
+    "A training step has a forward pass, the loss, a backward pass and SGD with momentum, on random images. "
+    "With one process, it computes the complete batch. With two, each computes half of it, with "
+    "DistributedDataParallel and gloo. Every process has one thread, so the columns differ only in the "
+    "number of processes. `gap` is the network with average pooling. Its hidden layer has 256 inputs "
+    "instead of 32,896, so the network is much smaller."
 )
 
 
@@ -104,11 +105,11 @@ def _layers(name: str, size: dict[str, Any]) -> str:
     batch, with_paper = size["batch"], name == PAPER_SIZE
     titles = [
         "method",
-        "ms per image, with gradient (value alone)",
-        "times `isqrt_cov`",
-        "MiB kept per image",
+        "ms per image, forward and backward (forward alone)",
+        "time / time of `isqrt_cov`",
+        "MiB per image saved for backward",
     ]
-    paper_titles = ["paper: ms (forward)", "paper: times iSQRT-COV", "paper: MB"]
+    paper_titles = ["paper: ms (forward alone)", "paper: time / time of iSQRT-COV", "paper: MB"]
     rows = []
     for label, figures in sorted(size["entries"].items(), key=lambda item: _seconds(item[1])):
         row = [
@@ -118,7 +119,7 @@ def _layers(name: str, size: dict[str, Any]) -> str:
             f"{figures['bytes_kept_per_image'] / MIB:.2f}",
         ]
         rows.append(row + _paper_cells(label) if with_paper else row)
-    kept = "Kept: what autograd holds for the gradient, besides the features and a layer's own parameters."
+    kept = "Memory saved for backward excludes the features and the parameters of the layer."
     return f"{kept}\n\n{table(titles + paper_titles if with_paper else titles, rows)}"
 
 
@@ -133,12 +134,12 @@ def _paper_cells(label: str) -> list[str]:
 def _decompositions(sizes: dict[str, Any]) -> str:
     columns = list(DECOMPOSITIONS["eigh"])
     titles = [
-        "of the covariances at",
+        "covariances of features",
         "algorithm",
-        "ms per matrix, with gradient (value alone)",
-        "times the layer `isqrt_cov`, with gradient",
-        "value alone",
-        "MiB kept per matrix",
+        "ms per matrix, forward and backward (forward alone)",
+        "time / time of the layer `isqrt_cov`, forward and backward",
+        "the same, forward alone",
+        "MiB per matrix saved for backward",
         *(f"paper: {column}, ms" for column in columns),
     ]
     rows = []
@@ -164,8 +165,8 @@ def _decompositions(sizes: dict[str, Any]) -> str:
 def _training(training: dict[str, Any]) -> str:
     titles = ["batch", "pooling"]
     for words in ("one process", "two processes"):
-        titles += [f"{words}: images/s", "step over that of `isqrt_cov`"]
-    titles.append("speed of two over one")
+        titles += [f"{words}: images/s", f"{words}: time of a step / time with `isqrt_cov`"]
+    titles.append("images/s of two processes / images/s of one")
     rows = []
     for steps in training["steps"]:
         for pool, two_over_one in steps["two_over_one"].items():
@@ -175,10 +176,10 @@ def _training(training: dict[str, Any]) -> str:
                 cells += [_images_per_second(steps["batch"], timing), with_quartiles(**timing["ratio"])]
             rows.append([*cells, with_quartiles(**two_over_one)])
     network = (
-        f"{training['network']} at {training['image_size']} pixels with {training['classes']} classes. "
+        f"{training['network']} at {training['image_size']} px with {training['classes']:,} classes. "
         f"{FIGURE_3_SETUP}"
     )
-    said = f"The paper's figure is a picture without numbers; its text says: {FIGURE_3}."
+    said = f"The paper's figure shows no numbers. Its text says: {FIGURE_3}."
     return f"{network}\n\n{said}\n\n{table(titles, rows)}"
 
 
@@ -209,7 +210,7 @@ def _fine(value: float) -> str:
     return f"{value:.3f}" if value < 0.1 else number(value)
 
 
-def machine_words(results: Results) -> str:
+def machine_words(results: Mapping[str, Any]) -> str:
     """Return a short description of the machine."""
     machine = results["machine"]
     if machine["gpu"] is not None:

@@ -317,38 +317,50 @@ def summary(case: Case, cells: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
+def label(head: str) -> str:
+    """Return the name of a head in a table, with its classifier: trained, or in closed form."""
+    return f"`{CLOSED[head]}`, closed form" if head in CLOSED else f"`{head}`, trained"
+
+
+def over_columns(rows: list[dict[str, Any]]) -> list[list[str]]:
+    """Return the titles and cells of the gains of a case, without columns that are empty in every row."""
+    titles = {"over_gap": "trained `gap`", "over_rival": "the best attentive head"}
+    shown = [key for key in titles if any(row[key] for row in rows)]
+    head = [f"gain over {titles[key]}, percentage points (95 % interval)" for key in shown]
+    return [head, *([difference(row[key]) for key in shown] for row in rows)]
+
+
 def page(record: Mapping[str, Any]) -> str:
     """Return the results as Markdown."""
     lines = [
-        "Top-1 accuracy in percent on the test images, without flips, mean of three seeds: lab/contest.md."
+        "Top-1 accuracy in percent, without flips. Trained heads: mean of three seeds. Held-out images are "
+        "training images, which choose the setting. lab/contest.md has the protocol. "
+        "Setting of a trained head: learning rate, dropout, input and features; in closed form: d."
     ]
     for case in CASES:
         rows = summary(case, record["cells"].get(case.name, {}))
         if rows:
-            lines += ["", f"## {case.title}", ""]
-            lines += [
-                "| head | held out | test | over `gap` | over the best attentive head | setting |",
-                "|---" * 6 + "|",
-            ]
-        for row in rows:
-            setting = ", ".join(f"{value}" for value in row["setting"].values())
-            cells = [f"`{row['head']}`", f"{100 * row['held_out']:.1f}", f"{100 * row['top1']:.1f}"]
-            cells += [difference(row["over_gap"]), difference(row["over_rival"]), setting]
-            lines.append(f"| {' | '.join(cells)} |")
+            titles, *gains = over_columns(rows)
+            titles = ["head", "held-out images, %", "test images, %", *titles, "setting"]
+            lines += ["", f"## {case.title}", "", f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+            for row, over in zip(rows, gains, strict=True):
+                setting = ", ".join(f"{value}" for value in row["setting"].values())
+                cells = [label(row["head"]), f"{100 * row['held_out']:.1f}", f"{100 * row['top1']:.1f}"]
+                lines.append(f"| {' | '.join([*cells, *over, setting])} |")
     missing = not_run(record)
     lines += [
         "",
-        f"## Not run: {len(missing)} of {len(CASES) * len(HEADS)} cells",
+        f"## Not run: {len(missing)} of {len(CASES) * len(HEADS)} combinations of a head with a set",
         "",
-        "Core-hours of the cells that are left: those of the same head on another set, by the size of its "
-        "features. A question mark stands for a head that is finished on no set.",
+        "Estimated core-hours: those of the same head on another set, scaled by the size of the features. "
+        "A question mark stands for a head that has not finished on any set.",
         "",
         f"| head | {' | '.join(case.name for case in CASES)} |",
         "|---" * (1 + len(CASES)) + "|",
     ]
     for head in HEADS:
         cells = [_hours(record, case, head) if f"{case.name}:{head}" in missing else "done" for case in CASES]
-        lines.append(f"| `{head}` | {' | '.join(cells)} |")
+        lines.append(f"| {label(head)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -38,6 +38,7 @@ SEED, IMAGES = 0, 205
 SHARES = tuple(i / 10 for i in range(11))
 BLUR = 0.08
 EXACT, GRAD_CAM, CENTRE, RANDOM = "exact map", "Grad-CAM", "centre first", "random places"
+SHOWN = {CENTRE: "center first", RANDOM: "random order"}  # their names in tables
 
 
 def run(bundle: Path, data: Path, count: int) -> dict[str, Any]:
@@ -144,18 +145,19 @@ def table(results: dict[str, Any]) -> str:
     """Return the results as Markdown."""
     about = results["arguments"]
     lines = [
-        f"{about['images']} test images, {about['model']} with {about['pool']}: the area under the "
-        "probability of the class against the share of the image that is blurred away (deletion, less is "
-        "better) or brought in (insertion, more is better), mean ± standard error; in how many images of a "
-        "hundred the exact map is the better one.",
+        f"Evidence maps of {about['images']} test images, by a {about['model']} with {about['pool']}, "
+        f"d = {about['dim']}. Each method orders the positions by importance. In this order, deletion blurs "
+        "them, and insertion reveals them in a blurred image. Values are areas under the curve of the class "
+        "probability against the blurred or revealed share of the image, mean ± standard error.",
         "",
-        "| order of positions | deletion | insertion | exact is better: deletion | insertion |",
+        "| method | deletion (lower is better) | insertion (higher is better) | images where the exact map "
+        "wins, deletion | images where the exact map wins, insertion |",
         "|---|---|---|---|---|",
     ]
     for name in results["rows"][0]:
         cells = [_mean([row[name][part] for row in results["rows"]]) for part in (0, 1)]
         wins = ["", ""] if name == EXACT else [_wins(results["rows"], name, part) for part in (0, 1)]
-        lines.append(f"| {' | '.join([name, *cells, *wins])} |")
+        lines.append(f"| {' | '.join([SHOWN.get(name, name), *cells, *wins])} |")
     return "\n".join(lines)
 
 
@@ -166,7 +168,7 @@ def _mean(values: list[float]) -> str:
 def _wins(rows: list[dict[str, list[float]]], name: str, part: int) -> str:
     sign = -1 if part == 0 else 1
     won = [sign * (row[EXACT][part] - row[name][part]) > 0 for row in rows]
-    return f"{100 * statistics.mean(won):.0f}"
+    return f"{100 * statistics.mean(won):.0f} %"
 
 
 def main(bundle: Path, data: Path, images: int = IMAGES, file: Path | None = None) -> None:

@@ -263,12 +263,13 @@ def table(results: dict[str, Any]) -> str:
     a, b = results["channels"]
     counts = " and ".join(str(len(bird["images"])) for bird in results["species"])
     lines = [
-        f"{first} and {second}, the two of {results['classes']} species whose mean features are nearest; "
-        f"channels {a} and {b} of {results['arguments']['channels']}. Chosen on training images, measured on "
-        f"{counts} test images. Right: of all pairs of an image of each species, how many the value orders "
-        "correctly; chance is 50.",
+        f"{first} and {second} are the two of {results['classes']} species with the most similar mean "
+        f"features. Channels {a} and {b} of {results['arguments']['channels']} and the two species were "
+        f"chosen on training images. Values are mean ± standard deviation over {counts} test images. The "
+        "last column takes every pair of one image of each species: the pair is ordered correctly if its "
+        "values have the same order as the averages of the two species on training images. Chance is 50 %.",
         "",
-        f"| value computed from an image | {first} | {second} | right, % |",
+        f"| value computed from an image | {first} | {second} | pairs ordered correctly, % |",
         "|---|---|---|---|",
     ]
     for row in results["numbers"]:

@@ -34,7 +34,8 @@ COLORS = ("#b6bec7", "#0b6bb8")
 def table(summaries: Mapping[str, Any]) -> str:
     """Return the accuracy of both poolings on every set, and the sets that were not run."""
     lines = [
-        "| test images | frozen backbone | average pooling | covariance pooling | gain (95 % interval) |",
+        "| data set | frozen backbone | average pooling | covariance pooling "
+        "| gain in percentage points (95 % interval) |",
         "|---|---|---|---|---|",
     ]
     for row in measured(summaries):
@@ -83,26 +84,24 @@ def value(one: Mapping[str, Any] | None, key: str) -> str:
 
 
 def contest_tables(record: Mapping[str, Any] | None) -> str:
-    """Return a table of heads per set, and how many cells of the contest are left."""
+    """Return a table of heads per set, and how much of the contest is left."""
     lines = []
     for case in contest.CASES:
         rows = contest.summary(case, record["cells"].get(case.name, {})) if record else []
         if rows:
-            lines += [
-                f"**{case.title}**",
-                "",
-                "| head | top-1 accuracy, % | over `gap` | over the best attentive head |",
-            ]
-            lines += ["|---|---|---|---|"]
-        for row in rows:
-            cells = [f"`{row['head']}`", f"{100 * row['top1']:.1f}"]
-            lines.append(
-                f"| {' | '.join([*cells, difference(row['over_gap']), difference(row['over_rival'])])} |"
-            )
-        lines += [""] if rows else []
+            titles, *cells = contest.over_columns(rows)
+            lines += [f"**{case.title}**", ""]
+            lines += [f"| {' | '.join(['head', 'top-1 accuracy, %', *titles])} |"]
+            lines += ["|---" * (2 + len(titles)) + "|"]
+            for row, over in zip(rows, cells, strict=True):
+                named = [contest.label(row["head"]), f"{100 * row['top1']:.1f}"]
+                lines.append(f"| {' | '.join([*named, *over])} |")
+            lines += [""]
     total = len(contest.CASES) * len(contest.HEADS)
     left = len(contest.not_run(record)) if record else total
-    return "\n".join([*lines, f"Not run yet: {left} of {total} cells (a head on a set with a backbone)."])
+    return "\n".join(
+        [*lines, f"Not run yet: {left} of {total} combinations of a head, a data set and a backbone."]
+    )
 
 
 def draw_bars(summaries: Mapping[str, Any]) -> bytes:

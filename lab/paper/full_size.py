@@ -88,8 +88,8 @@ ROWS = (
     FullSize("Table 3, G2DeNet", "alexnet-imagenet", "38.71 / 17.66", {"pool": "g2denet"}),
     FullSize("Table 3, iSQRT-COV (Frobenius)", "alexnet-imagenet-frobenius", "38.78 / 17.67"),
     FullSize("Figure 2, N=5; Table 3, iSQRT-COV (trace)", "alexnet-imagenet", "38.45 / 17.52"),
-    FullSize("Table 4, without", "resnet50-imagenet-uncompensated", "does not converge"),
-    FullSize("Table 4, BatchNorm", "resnet50-imagenet-batchnorm", "23.12 / 6.60"),
+    FullSize("Table 4, without compensation", "resnet50-imagenet-uncompensated", "does not converge"),
+    FullSize("Table 4, BatchNorm instead of compensation", "resnet50-imagenet-batchnorm", "23.12 / 6.60"),
     FullSize("Tables 4, 5, 6, ResNet-50, d=256", "resnet50-imagenet", "22.14 / 6.22"),
     FullSize("Figure 4, 90 epochs", "resnet50-imagenet-90", "top-5 6.12"),
     FullSize("Figure 4 and Table 5, MPN-COV", "resnet50-imagenet-90", "22.73 / 6.54", {"pool": "mpn_cov"}),
@@ -107,11 +107,12 @@ ROWS = (
 def full_size_lines() -> list[str]:
     """Return the section of the page as lines of Markdown."""
     lines = [
-        f"This table estimates the training time of every row of the paper on {GPUS} A100 GPUs. "
-        "The estimate was not checked on a GPU.",
+        f"This table estimates the time to train every network of the paper on ImageNet with {GPUS} A100 "
+        "GPUs. The estimate was not checked on a GPU. The errors are those that the paper reports.",
         "",
         f"- Hours = {IMAGES:,} images × epochs / (images/s) / 3600.",
-        "- images/s is the smaller of two rates: what the GPUs compute, and what the CPU cores decode.",
+        "- images/s is the smaller of two rates: that of the GPUs, and that at which the CPU cores decode "
+        "images.",
         f"- The GPUs compute {GPUS} × {PEAK / 1e12:.0f} TFLOP/s × {SHARE:.0%} / FLOP per image. The "
         f"bfloat16 peak of an A100 is {PEAK / 1e12:.0f} TFLOP/s, and {SHARE:.0%} is typical of convolutional "
         "networks.",
@@ -119,13 +120,21 @@ def full_size_lines() -> list[str]:
         "- `covpool plan` counts the FLOP of forward and backward passes. Eigendecompositions take longer "
         "on a GPU than their FLOP suggest.",
         "",
-        "| row | epochs | GFLOP per image | images/s | hours | expected top-1 / top-5 error |",
+        "| in the paper | epochs | GFLOP per image | images/s | hours | the paper's top-1 / top-5 error, % |",
         "|---|---|---|---|---|---|",
     ]
     for row in ROWS:
         cells = [row.row, str(row.epochs()), f"{row.gigaflops:.1f}", f"{row.images_per_second():,.0f}"]
         lines.append(f"| {' | '.join([*cells, f'{row.hours():.1f}', row.expected])} |")
-    return [*lines, "", "```sh", *(f"{row.command()}  # {row.row}" for row in ROWS), "```"]
+    return [
+        *lines,
+        "",
+        "The commands of these rows, in the same order:",
+        "",
+        "```sh",
+        *(f"{row.command()}  # {row.row}" for row in ROWS),
+        "```",
+    ]
 
 
 def _as_keys(changes: dict[str, Any]) -> dict[str, Any]:

@@ -45,16 +45,91 @@ SETS = {"cub": "CUB", "cars": "Cars"}
 
 HEAD = """# The paper's claims, and our measurements
 
-This page compares {claims} claims of the iSQRT-COV paper with our measurements. {hold} of them hold here:
-{agrees} with the size that the paper reports, and {sign} with the same sign but another size. {equal_here}
-differences are too small to matter here, and {disagree} claims do not hold. {unresolved} are not resolved by
-our measurements, {not_run} were not run, and {beyond} go beyond the paper. Our networks are small and see
-{classes} classes of Tiny-ImageNet, so they can show the sign of a difference, but not its size on ImageNet.
+This page compares {claims} claims of the [iSQRT-COV paper](https://arxiv.org/abs/1712.01034) (CVPR 2018)
+with our measurements. A claim is, for example, that one pooling method is more accurate or faster than
+another.
+
+{hold} claims hold here: {agrees} with the size that the paper reports, and {sign} with the same sign but
+another size. {disagree} claims do not hold. For {equal_here} claims, the difference here is too small to
+matter. Our measurements do not resolve {unresolved} claims. {not_run} claims were not tested. {beyond}
+comparisons are not in the paper.
+
+The paper trains on ImageNet with GPUs. The networks here have the same form with fewer channels, and train
+in minutes on a CPU, on {classes} classes of Tiny-ImageNet ({train:,} training images of 64 px, {val:,} test
+images). They can show the sign of a difference, but not its size on ImageNet.
+{by_frozen}
+
+## How to read the verdicts
+
+- *Agrees*: the difference is resolved ([larger than the noise](#how-the-claims-are-tested)) and has the
+  paper's sign. If the paper states how large the difference is, our value does not differ significantly
+  from it.
+- *Agrees in sign*: the difference is resolved and has the paper's sign, but another size. With a frozen
+  backbone, this is the best possible verdict.
+- *Equal here*: the methods are equal for practical purposes. With a frozen backbone, the 95 % interval lies
+  within {equal:g} percentage points of zero. For a ratio of times, it lies within {same:.0f} % of 1.
+- *Does not agree*: the difference is resolved and has the opposite sign. For a claim without a sign, the
+  value differs.
+- *Not resolved here*: the difference is within seed noise, there is only one seed, or a seed failed.
+- *Not run here*: the claim was not tested. The table gives the reason.
+- *Beyond the paper*: the paper does not report this number.
+
+## Number of claims by verdict
+
+Each row is a table or figure of the paper. The last column is an example: the first claim that our
+measurements resolve.
 
 {summary}
 
-{by_frozen}The paper trains on ImageNet with GPUs. The networks here have the same form with fewer channels,
-and train in minutes on a CPU ({train:,} training images of 64 pixels, {val:,} test images).
+## How to read the tables
+
+Terms:
+
+- *Second order* is covariance pooling, and *first order* is average pooling. The paper's AlexNet and
+  ResNet, without another name, have average pooling. *Plain-COV* is the covariance without a square root.
+- *MPN-COV*, *B-CNN*, *improved B-CNN*, *DeepO2P* and *G2DeNet* are earlier second-order methods: `mpn_cov`,
+  `bcnn`, `improved_bcnn`, `deep_o2p` and `g2denet` in [Methods](methods.md#all-methods). *EIG* is an
+  eigendecomposition.
+- *N* is the number of steps of the Newton-Schulz iteration, and *d* the number of channels after the
+  reduction.
+
+Units:
+
+- *Points* are percentage points. "1.3 ± 0.5 points lower" compares top-1 errors: the error of the method
+  that the claim names first is lower by 1.3 points, with a standard error of 0.5. "One seed" has no
+  standard error.
+- "Lower", without a number: the paper gives only the sign.
+- *Frozen backbone* compares top-1 accuracies: "CUB +1.3 (+0.8 to +1.8)" means that on CUB-200-2011 the
+  method that the claim names first is more accurate by 1.3 points, with a 95 % interval.
+- *Times* are ratios: "1.8 times [1.7, 1.9]" means that the slower of the two methods takes 1.8 times as
+  long, with a 95 % interval. A training step is a forward and a backward pass.
+- If a claim has two verdicts, the bold one counts.
+
+## How the claims are tested
+
+**Networks trained from scratch.** Errors are top-1 errors of the last epoch. The standard error (±) of a
+difference comes from the spread over seeds. It is pooled over all settings of the experiment, except those
+in which the network did not learn. A difference is resolved if it exceeds its standard error times the
+one-sided {confidence:.0f} % quantile of Student's t. A run fails if its loss becomes infinite or NaN. Its
+error is then that of random guessing.
+
+The ± does not include the choice of test images. That would add a standard error of about one point to the
+difference of two runs. A verdict therefore holds for these test images. With this many claims at
+{confidence:.0f} % each, a few are resolved by chance.
+
+Runs use bfloat16 if the CPU has instructions for it, and float32 otherwise. The linked tables give the
+number of runs in each precision.
+{precision}
+{frozen}
+**Times and memory.** Ratios of times are medians over rounds that time all methods in turn. The brackets
+give the 95 % interval of the median. It is about median ± 1.81 (q3 - q1) / √rounds for quartiles q1 and q3.
+A ratio is resolved if this interval excludes 1. Memory within 10 % of the paper's counts as equal; we read
+the paper's MB as MiB.
+
+**Table 7.** The differences are of top-1 accuracies, not of errors. They are compared by Welch's test over
+seeds. The sparrows are 21 species of CUB-200-2011.
+
+## Repeat it
 
 ```sh
 pip install -e '.[dev]'   # in a checkout
@@ -65,49 +140,18 @@ python -m lab reproduce figure2 --data tiny-imagenet-200 --seeds 5   # add seeds
 
 With `--budget`, as many seeds are trained as the time allows. [lab](../lab/README.md) lists all commands,
 also those of Table 7. `python -m lab paper` writes this page from the files in [results](../results).
-
-## How to read the verdicts
-
-- *Agrees*: the difference is resolved (see below) and has the paper's sign. If the paper states how large the
-  difference is, our value does not differ significantly from it.
-- *Agrees in sign*: the difference is resolved and has the paper's sign, but another size.
-- *Equal here*: the 95 % interval lies within {equal:g} points of zero, on frozen features; or within
-  {same:.0%} of 1, for a ratio of times.
-- *Does not agree*: the difference is resolved and has the opposite sign. For a claim without a sign, the
-  value differs.
-- *Not resolved here*: the difference is within seed noise, there is only one seed, or a seed failed.
-- *Beyond the paper*: the paper does not report this number.
-
-Errors are top-1 errors of the last epoch. The standard error (±) of a difference comes from the spread over
-seeds. It is pooled over all settings of the experiment, except those in which the network did not learn. A
-difference is resolved if it exceeds its standard error times the one-sided {confidence:.0%} quantile of
-Student's t. The error of a failed run is that of random guessing.
-
-Ratios of times are medians over rounds that time all methods in turn. The brackets give the 95 % interval of
-the median. It is about median ± 1.81 (q3 - q1) / √rounds for quartiles q1 and q3. A ratio is resolved if this
-interval excludes 1. Memory within 10 % counts as equal. Accuracies of Table 7 are compared by Welch's test
-over their seeds.
-
-The ± does not include the choice of test images. That would add a standard error of about one point to the
-difference of two runs. A verdict
-therefore holds for these test images. With this many claims at {confidence:.0%} each, a few are resolved
-by chance.
-
-Runs use bfloat16 if the CPU has instructions for it, and float32 otherwise. The linked
-tables give the number of runs in each precision.
-{precision}
-{frozen}
 """
 FROZEN = """
-Some claims have a second test. Heads are trained on a frozen EfficientNet-Lite0 with 224 pixels, on data sets
-with thousands of test images, and compared image by image. The difference is that of accuracy in percentage
-points, with a 95 % interval over test images; each image counts with its mean over seeds. This second
-test decides if its interval excludes zero, or lies so close to zero that the heads are equal. The verdict
-that counts is in bold. If the two data sets disagree, the claim is not resolved.
-Heads with another number of steps or another normalization use the learning rate and dropout that were tuned
-for 5 steps. Differences on frozen features say nothing about their size on ImageNet, so the best verdict is
-*agrees in sign*.
-The [heads that were run]({link}/{stem}.md) are in the results of `python -m lab arena`.
+**Frozen backbone.** Some claims have this second test. A head is a pooling method with its classifier.
+Heads are trained on a frozen EfficientNet-Lite0 at 224 px with ImageNet weights, on data sets with
+thousands of test images, and compared image by image. The 95 % interval is over test images; each image
+counts with its mean over seeds. This second test decides if its interval excludes zero, or if the heads are
+equal (see above). If two data sets disagree, the claim is not resolved.
+
+Heads with another number of steps or another normalization use the learning rate and dropout that were
+tuned for 5 steps. Differences on frozen features say nothing about their size on ImageNet, so the best
+verdict is *agrees in sign*. The results of `python -m lab arena` list the [heads that were
+run]({link}/{stem}.md).
 """
 VERDICTS: tuple[Verdict, ...] = (
     "agrees",
@@ -128,7 +172,9 @@ def page(folder: Path, link: str) -> str:
         folder: folder with the results of one version.
         link: path from the page to that folder.
     """
-    return "\n".join([claims_page(folder, link), "## At full size", "", *full_size_lines()]) + "\n"
+    return (
+        "\n".join([claims_page(folder, link), "## Training time at full size", "", *full_size_lines()]) + "\n"
+    )
 
 
 @dataclass(frozen=True)
@@ -168,9 +214,16 @@ def claims_page(folder: Path, link: str) -> str:
         ]
         described = source.experiment if isinstance(source, Comparison) else source
         sections.append((described.title, judged))
-        parts += [f"## {described.title}", "", f"The paper: {described.paper}.", "", *claim_lines(judged), ""]
+        parts += [
+            f"## {described.title}",
+            "",
+            f"In the paper: {described.paper}.",
+            "",
+            *claim_lines(judged),
+            "",
+        ]
         parts += _files(described.title, paths, link)
-        parts += [f"At full size: {source.at_full_size}", ""]
+        parts += [f"Differences from the paper's experiment: {source.at_full_size}", ""]
     frozen = "" if arena is None else FROZEN.format(link=link, stem=arena.stem)
     head = _head(sections, frozen, folder.parent)
     return "\n".join([*head, *parts])
@@ -194,13 +247,14 @@ def _frozen(source: Comparison | Measurement, claim: Claim, cases: list[dict[str
 def summary_lines(sections: Sequence[tuple[str, Sequence[Judged]]]) -> list[str]:
     """Return a table with the verdicts and the first resolved claim of every section."""
     lines = [
-        f"| experiment | {' | '.join(VERDICTS)} | first resolved claim |",
+        f"| in the paper | {' | '.join(VERDICTS)} | example: claim, our measurement, verdict |",
         "|---" * (len(VERDICTS) + 2) + "|",
     ]
     for title, judged in sections:
         counts = Counter(each.counted.verdict for each in judged)
         resolved = (
-            f"{each.claim.text}: {each.counted.ours} ({each.counted.verdict})"
+            f"{each.claim.text}: {each.counted.ours}{' points' if each.by_frozen else ''}; "
+            f"{each.counted.verdict}"
             for each in judged
             if each.counted.verdict in RESOLVED
         )
@@ -229,9 +283,9 @@ def _results(source: Comparison | Measurement, folder: Path) -> tuple[Results, l
 def claim_lines(judged: Sequence[Judged]) -> list[str]:
     """Return a table of the claims and their verdicts, with the test on frozen features if there is one."""
     frozen = any(each.frozen is not None and each.frozen.ours for each in judged)
-    titles = ["claim", "the paper", "here", "verdict"]
+    titles = ["claim", "in the paper", "our measurement", "verdict"]
     if frozen:
-        titles = [*titles[:2], "error from scratch", "verdict", "accuracy on frozen features", "verdict"]
+        titles[2:] = ["trained from scratch", "its verdict", "frozen backbone, points", "its verdict"]
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     for each in judged:
         cells = [each.claim.text, each.claim.paper, each.by_paper.ours]
@@ -254,7 +308,8 @@ def _files(title: str, paths: Sequence[Path], link: str) -> list[str]:
     for path in paths:
         if path.with_suffix(".png").exists():
             lines += [f"![{title}]({link}/{path.stem}.png)", ""]
-        lines += [f"[Table]({link}/{path.stem}.md), [data]({link}/{path.name}).", ""]
+        name = path.stem.partition("--")[0]
+        lines += [f"All results of `{name}`: [table]({link}/{path.stem}.md), [data]({link}/{path.name}).", ""]
     return lines
 
 
@@ -264,8 +319,13 @@ def _head(sections: Sequence[tuple[str, Sequence[Judged]]], frozen: str, out: Pa
     every = [each for _, judged in sections for each in judged]
     verdicts = Counter(each.counted.verdict for each in every)
     by_frozen = sum(each.by_frozen for each in every)
-    numbers = {"classes": classes, "train": 500 * classes, "val": 50 * classes, "confidence": CONFIDENCE}
-    numbers["equal"], numbers["same"] = 100 * EQUAL, SAME
+    numbers = {
+        "classes": classes,
+        "train": 500 * classes,
+        "val": 50 * classes,
+        "confidence": 100 * CONFIDENCE,
+    }
+    numbers["equal"], numbers["same"] = 100 * EQUAL, 100 * SAME
     words = {
         "claims": len(every),
         "hold": verdicts["agrees"] + verdicts["agrees in sign"],
@@ -276,7 +336,7 @@ def _head(sections: Sequence[tuple[str, Sequence[Judged]]], frozen: str, out: Pa
         "unresolved": verdicts["not resolved here"],
         "not_run": verdicts["not run here"],
         "beyond": verdicts["beyond the paper"],
-        "by_frozen": f"The verdicts on {by_frozen} claims come from heads on frozen features. "
+        "by_frozen": f"For {by_frozen} claims, the verdict comes from a larger test with a frozen backbone."
         if by_frozen
         else "",
         "frozen": frozen,
@@ -284,7 +344,7 @@ def _head(sections: Sequence[tuple[str, Sequence[Judged]]], frozen: str, out: Pa
         "precision": precision,
     }
     text = HEAD.format(**words, **numbers)
-    return [*text.rstrip().splitlines(), ""]
+    return [*(line.rstrip() for line in text.rstrip().splitlines()), ""]
 
 
 def precision_differences(experiments: Iterable[Experiment], out: Path, scale: Scale) -> list[float]:
@@ -317,7 +377,8 @@ def render(comparison: Comparison, path: Path) -> list[Path]:
     """Write the table with the claims (``.md``) and the figure (``.png``) of a results JSON."""
     results = read_record(path)
     judged = [Judged(claim, claim.judge(results)) for claim in comparison.claims]
-    lines = [table(comparison.experiment, results), "", *claim_lines(judged), ""]
+    lines = [table(comparison.experiment, results), ""]
+    lines += ["docs/results.md explains the verdicts and the units.", "", *claim_lines(judged), ""]
     files = {
         path.with_suffix(".md"): "\n".join(lines).encode(),
         path.with_suffix(".png"): _picture(comparison, results),

@@ -32,8 +32,9 @@ def small_gradients(results: Results) -> Judgment:
         return Judgment("", "not run here")
     without, matched = ([epoch["gradient_rms"] for epoch in observed[label]] for label in (NONE, MATCHED))
     ours = (
-        f"from {without[0]:.1e} to {without[-1]:.1e} without, from {matched[0]:.1e} to {matched[-1]:.1e} "
-        "with it, rms at the pooling"
+        "root mean square of the gradient at the pooling, before training and after it: "
+        f"{without[0]:.1e} and {without[-1]:.1e} without compensation, "
+        f"{matched[0]:.1e} and {matched[-1]:.1e} with it"
     )
     ratios = [more / less for more, less in zip(matched, without, strict=True)]
     if min(ratios) > FAR:
@@ -50,7 +51,7 @@ def _tuning(lr: float) -> tuple[Claim, Claim]:
         row,
     )
     return (
-        replace(helps, paper="tuning helps little"),
+        replace(helps, paper="another learning rate helps little"),
         lower_error(f"Compensation is better than a learning rate {lr:g} times as high", MATCHED, row),
     )
 
@@ -66,13 +67,13 @@ def draw_table4(results: Results, figure: Figure) -> None:
 TABLE4 = Comparison(
     experiment=experiments.TABLE4,
     at_full_size=(
-        "A ResNet-50 is five times as deep, and the reduced gradient has to pass through all its layers. The "
-        "ten layers here learn without compensation too, but slowly."
+        "The paper's ResNet-50 is five times as deep, and the small gradient has to pass through all its "
+        "layers. The ten layers here learn without compensation too, but slowly."
     ),
     claims=(
         fails_to_learn("Without compensation the network does not learn", NONE, "fails to converge"),
         lower_error("With compensation the error is lower", MATCHED, NONE),
-        Claim("Without compensation gradients are very small", "in the order of 1e-5", small_gradients),
+        Claim("Without compensation gradients are very small", "about 1e-5", small_gradients),
         *(claim for lr in TUNED for claim in _tuning(lr)),
         lower_error("Compensation is better than BatchNorm", MATCHED, BATCHNORM, 0.98),
     ),
@@ -99,8 +100,8 @@ def draw_figure4(results: Results, figure: Figure) -> None:
 FIGURE4 = Comparison(
     experiment=experiments.FIGURE4,
     at_full_size=(
-        "An epoch of ImageNet has 5,000 steps, one here a few hundred. How many epochs a lead lasts on "
-        "ImageNet cannot be seen here."
+        "An epoch of ImageNet has 5,000 steps, an epoch here a few hundred. These runs do not show how many "
+        "epochs a lead lasts on ImageNet."
     ),
     claims=(
         lower_error(
@@ -110,7 +111,7 @@ FIGURE4 = Comparison(
         lower_error("After half of the epochs, MPN-COV is better than the ResNet", MPN_COV, FIRST, at=0.5),
         not_run(
             "90 epochs are hardly better than 60",
-            "top-5 error of 6.12 against 6.22",
+            "top-5 error of 6.12 % and 6.22 %",
             "all runs here have the same length",
         ),
         lower_error("After the last epoch, iSQRT-COV is better than MPN-COV", OURS, MPN_COV, 0.59),
@@ -134,23 +135,25 @@ def draw_table5(results: Results, figure: Figure) -> None:
 TABLE5 = Comparison(
     experiment=experiments.TABLE5,
     at_full_size=(
-        "The networks have 50 and 101 layers in bottleneck blocks, 2048 channels before the reduction, and"
-        " 14×14 positions."
+        "The paper's second-order networks have 50 and 101 layers in bottleneck blocks, 2048 channels before "
+        "the reduction, and 14×14 positions."
     ),
     claims=(
         lower_error(
-            "Second order is better (10 layers here, 50 in the paper)",
+            "Second order is better than first order (10 layers here, 50 in the paper)",
             "resnet10, isqrt_cov",
             "resnet10, gap",
             2.56,
         ),
         lower_error(
-            "Second order is better (18 layers here, 101 in the paper)",
+            "Second order is better than first order (18 layers here, 101 in the paper)",
             "resnet18, isqrt_cov",
             "resnet18, gap",
             2.39,
         ),
-        lower_error("Second order is better (26 layers here)", "resnet26, isqrt_cov", "resnet26, gap"),
+        lower_error(
+            "Second order is better than first order (26 layers here)", "resnet26, isqrt_cov", "resnet26, gap"
+        ),
         lower_error(
             "The shallowest second-order network is better than the deepest first-order one",
             "resnet10, isqrt_cov",
@@ -170,7 +173,10 @@ TABLE5 = Comparison(
             1.46,
         ),
         lower_error(
-            "The deeper second-order network is better", "resnet18, isqrt_cov", "resnet10, isqrt_cov", 0.93
+            "The middle second-order network is better than the shallowest one",
+            "resnet18, isqrt_cov",
+            "resnet10, isqrt_cov",
+            0.93,
         ),
     ),
     draw=draw_table5,
@@ -198,19 +204,28 @@ def draw_table6(results: Results, figure: Figure) -> None:
 
 TABLE6 = Comparison(
     experiment=experiments.TABLE6,
-    at_full_size=("d is 64 to 256. The classifier has 1,000 classes, so the width d has more effect."),
+    at_full_size="The paper's d is 64 to 256. Its classifier has 1,000 classes, so d has more effect.",
     claims=(
         lower_error("d=128 is better than d=64 (256 and 128 in the paper)", "d=128", "d=64", 0.64),
         lower_error("d=64 is better than d=32 (128 and 64 in the paper)", "d=64", "d=32", 0.95),
         lower_error("d=32 is better than average pooling (64 in the paper)", "d=32", FIRST, 0.97),
         less_time(
-            "A step takes longer than the ResNet's, d=32 (64 in the paper)", FIRST, "d=32", 9.86 / 8.08
+            "A training step takes longer than the ResNet's, d=32 (64 in the paper)",
+            FIRST,
+            "d=32",
+            9.86 / 8.08,
         ),
         less_time(
-            "A step takes longer than the ResNet's, d=64 (128 in the paper)", FIRST, "d=64", 10.75 / 8.08
+            "A training step takes longer than the ResNet's, d=64 (128 in the paper)",
+            FIRST,
+            "d=64",
+            10.75 / 8.08,
         ),
         less_time(
-            "A step takes longer than the ResNet's, d=128 (256 in the paper)", FIRST, "d=128", 11.33 / 8.08
+            "A training step takes longer than the ResNet's, d=128 (256 in the paper)",
+            FIRST,
+            "d=128",
+            11.33 / 8.08,
         ),
     ),
     draw=draw_table6,

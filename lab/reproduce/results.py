@@ -69,7 +69,11 @@ def table(experiment: Experiment, results: Results) -> str:
     labels = [row.label for row in experiment.rows if row.label in trained]
     timed = [label for label in labels if label in results["times"]]
     head = ["", "top-1 error, %", "top-5 error, %", "seeds", "seconds per run"]
-    head += [f"ms per image (forward), times {experiment.reference}"] if timed else []
+    head += (
+        [f"training step: ms per image (forward pass alone), ratio to {experiment.reference}"]
+        if timed
+        else []
+    )
     lines = [f"# {experiment.title}", "", f"In the paper: {experiment.paper}.", "", *_setting(results), ""]
     lines += [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for label in labels:
@@ -87,10 +91,10 @@ def _setting(results: Results) -> list[str]:
     torch = sorted({run["versions"]["torch"] for run in learned})
     commits = sorted({(run["source"]["commit"] or "unknown")[:12] for run in results["runs"]})
     return [
-        f"Here: {scale['classes']} classes of Tiny-ImageNet, {epochs}last epoch, mean ± standard deviation; "
-        f"runs: {runs}; torch {', '.join(torch)}, commit {', '.join(commits)}. Seconds are those of "
-        f"training, whatever else the machine did. Written, and timed where times are given, by "
-        f"{machine['threads']} of {machine['cores']} cores of {machine['cpu']}."
+        f"Here: {scale['classes']} classes of Tiny-ImageNet, {epochs}errors of the last epoch, mean ± "
+        f"standard deviation over seeds. Runs: {runs}; torch {', '.join(torch)}, commit "
+        f"{', '.join(commits)}. Seconds per run include delays by other programs on the machine. Times of "
+        f"steps, if any, are from {machine['threads']} of {machine['cores']} cores of {machine['cpu']}."
     ]
 
 

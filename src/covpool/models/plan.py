@@ -28,9 +28,9 @@ from covpool.models.footprint import (
 from covpool.models.model import PooledClassifier
 from covpool.terminal import aligned, human
 
-Recommendation = Literal["dense", "low rank or narrow", "class-divided"]
-# The most classes for which a dense head, and for which a low-rank or narrow one, is recommended.
-DENSE_CLASSES, LOW_RANK_CLASSES = 10_000, 100_000
+Recommendation = Literal["linear", "low rank or narrow", "class-divided"]
+# The most classes for which a linear head, and for which a low-rank or narrow one, is recommended.
+LINEAR_CLASSES, LOW_RANK_CLASSES = 10_000, 100_000
 # The alternative heads in the plan. The narrow one is as wide as heads on a frozen backbone.
 RANK, NARROW_DIM, PARTS = 512, FROZEN_DIM, (8, 64)
 
@@ -40,7 +40,7 @@ class HeadChoice:
     """A head for the same classes, and its cost.
 
     Attributes:
-        name: ``"dense"``, ``"rank 512"``, ``"dim 128"``, ``"dense, 1 of 8 parts"``.
+        name: ``"linear"``, ``"rank 512"``, ``"dim 128"``, ``"linear, 1 of 8 parts"``.
         parameters: number of parameters per GPU.
         parameter_bytes: bytes of the parameters.
         state_bytes: bytes of parameters, gradients and optimizer state together.
@@ -104,7 +104,7 @@ def plan(
         >>> costs.total.parameters, costs.head.parameters
         (56929832, 32897000)
         >>> costs.recommendation
-        'dense'
+        'linear'
     """
     check_choice("precision", precision, PRECISIONS)
     check_choice("optimizer", optimizer, STATES)
@@ -132,7 +132,7 @@ def plan(
 def recommend(num_classes: int, heads: Sequence[HeadChoice] = ()) -> Recommendation | None:
     """Return the recommended kind of head.
 
-    A divided head computes the same as a dense one and takes less memory. So it is recommended if its
+    A divided head computes the same as a linear one and takes less memory. So it is recommended if its
     processes also send less, which is nearly always so if there are more classes than images in a batch.
     """
     if num_classes == 0:
@@ -140,8 +140,8 @@ def recommend(num_classes: int, heads: Sequence[HeadChoice] = ()) -> Recommendat
     divided = [head for head in heads[1:] if head.name.endswith("parts") and head.sent_bytes]
     if divided and divided[0].sent_bytes < heads[0].sent_bytes:
         return "class-divided"
-    if num_classes <= DENSE_CLASSES:
-        return "dense"
+    if num_classes <= LINEAR_CLASSES:
+        return "linear"
     return "low rank or narrow" if num_classes <= LOW_RANK_CLASSES else "class-divided"
 
 
@@ -180,7 +180,7 @@ def head_choices(
     batch_size: int = 1,
     itemsize: int = 4,
 ) -> tuple[HeadChoice, ...]:
-    """Return the model's head, the dense head, smaller heads, and parts of a head that is divided by class.
+    """Return the model's head, the linear head, smaller heads, and parts of a head that is divided by class.
 
     Parts are for several processes. For one process they are listed above LOW_RANK_CLASSES.
 
@@ -194,9 +194,9 @@ def head_choices(
     config = model.config
     if config.num_classes == 0:
         return ()
-    dense = dataclasses.replace(config, head="linear", rank=None)
-    asked, reference = (_head(model, _name(c), c, optimizer, processes) for c in (config, dense))
-    others = [_head(model, _name(c), c, optimizer, processes) for c in _alternatives(model, dense)]
+    linear = dataclasses.replace(config, head="linear", rank=None)
+    asked, reference = (_head(model, _name(c), c, optimizer, processes) for c in (config, linear))
+    others = [_head(model, _name(c), c, optimizer, processes) for c in _alternatives(model, linear)]
     smaller = [choice for choice in others if choice.parameters < reference.parameters]
     alone = PARTS if recommend(config.num_classes) == "class-divided" else ()
     counts: tuple[int, ...] = () if config.join else alone if processes == 1 else (processes,)
@@ -209,10 +209,10 @@ def head_choices(
     return tuple(dict.fromkeys((asked, reference, *smaller, *parts)))  # removes duplicates
 
 
-def _alternatives(model: PooledClassifier, dense: ModelConfig) -> list[ModelConfig]:
-    low_rank = dataclasses.replace(dense, rank=RANK)
-    narrow = dataclasses.replace(dense, dim=NARROW_DIM)
-    can_narrow = dense.is_second_order and (dense.dim or model.pool.in_channels) != NARROW_DIM
+def _alternatives(model: PooledClassifier, linear: ModelConfig) -> list[ModelConfig]:
+    low_rank = dataclasses.replace(linear, rank=RANK)
+    narrow = dataclasses.replace(linear, dim=NARROW_DIM)
+    can_narrow = linear.is_second_order and (linear.dim or model.pool.in_channels) != NARROW_DIM
     return [low_rank, narrow] if can_narrow else [low_rank]
 
 
@@ -221,7 +221,7 @@ def _name(config: ModelConfig) -> str:
         return f"hidden {'-'.join(map(str, config.hidden))}"
     if config.rank is not None:
         return f"rank {config.rank}"
-    return f"dim {config.dim}" if config.dim == NARROW_DIM else "dense"
+    return f"dim {config.dim}" if config.dim == NARROW_DIM else "linear"
 
 
 def _part(model: PooledClassifier, name: str, count: int, optimizer: Optimizer) -> HeadChoice:
@@ -261,13 +261,13 @@ def advice(plan: Plan) -> str:
     low_rank = f"a low-rank head, rank={RANK}"
     if plan.recommendation is None:
         return f"No classifier: the output is the vector of {plan.vector:,} values."
-    if plan.recommendation == "dense":
-        return f"Recommended up to {DENSE_CLASSES:,} classes: a dense head."
+    if plan.recommendation == "linear":
+        return f"Recommended up to {LINEAR_CLASSES:,} classes: a linear head (one layer, full rank)."
     if plan.recommendation == "low rank or narrow":
         can_narrow = any(head.name == f"dim {NARROW_DIM}" for head in plan.heads)
         narrow = f", or a narrower covariance, dim={NARROW_DIM}" if can_narrow else ""
         return (
-            f"Recommended past {DENSE_CLASSES:,} and up to {LOW_RANK_CLASSES:,} classes: {low_rank}{narrow}."
+            f"Recommended past {LINEAR_CLASSES:,} and up to {LOW_RANK_CLASSES:,} classes: {low_rank}{narrow}."
         )
     if plan.processes == 1:
         return (

@@ -27,21 +27,23 @@ def said_of(sentences: list[str], start: str) -> str:
 def test_where_isqrt_cov_loses_is_said(methods_results: Results) -> None:
     there = size({"bcnn": 0.3, "mpn_cov": 1.02, "deep_o2p": 4.0, "isqrt_cov steps=3": 0.7})
     first, second, *_ = verdicts(results_of(methods_results, {"14x14": there}))
-    assert first.startswith("At 14x14, with gradient, `isqrt_cov` is slower than: `bcnn` (0.30).")
-    assert second == "At 14x14 it is level with: `mpn_cov` (1.02); and faster than: `deep_o2p` (4.00)."
+    assert first.startswith("At 14x14, forward and backward, `isqrt_cov` is slower than: `bcnn` (0.30).")
+    assert (
+        second == "At 14x14, `isqrt_cov` is as fast as: `mpn_cov` (1.02); and faster than: `deep_o2p` (4.00)."
+    )
 
 
 def test_that_it_loses_to_none_is_said_too(methods_results: Results) -> None:
     first, second = verdicts(results_of(methods_results, {"14x14": size({"mpn_cov": 2.0})}))
     assert "is slower than: none." in first
-    assert second.endswith("level with: none; and faster than: `mpn_cov` (2.00).")
+    assert second.endswith("as fast as: none; and faster than: `mpn_cov` (2.00).")
 
 
 @pytest.mark.parametrize(
     ("ratio", "ending"),
     [
-        (1.3, "takes 1.30 [1.23, 1.37] times the time of `isqrt_cov`; the paper's ratio is 1.83."),
-        (0.8, "the paper's ratio is 1.83: `isqrt_cov` loses here and wins there."),
+        (1.3, "takes 1.30 [1.23, 1.37] times as long as `isqrt_cov`; the paper's ratio is 1.83."),
+        (0.8, "the paper's ratio is 1.83: `isqrt_cov` is slower here and faster there."),
     ],
 )
 def test_the_paper_is_agreed_with_or_contradicted(
@@ -54,8 +56,8 @@ def test_the_paper_is_agreed_with_or_contradicted(
 def test_decompositions_are_compared_by_their_value(methods_results: Results) -> None:
     sentences = verdicts(results_of(methods_results, {"13x13": size({}, eigh=2.0)}))
     assert said_of(sentences, "`eigh` alone") == (
-        "`eigh` alone takes 2.00 [1.90, 2.10] times as long as the value of `isqrt_cov`; in the paper: "
-        "52.0 by cuSOLVER, 4.39 by Matlab on the CPU, 23.9 by Matlab on the GPU."
+        "`eigh` alone takes 2.00 [1.90, 2.10] times as long as the forward pass of `isqrt_cov`; in the "
+        "paper: 52.0 by cuSOLVER, 4.39 by Matlab on the CPU, 23.9 by Matlab on the GPU."
     )
 
 
@@ -66,17 +68,17 @@ def test_the_paper_is_compared_with_at_its_size_alone(methods_results: Results) 
 
 def test_speed_that_grows_and_speed_that_does_not(methods_results: Results) -> None:
     grown = verdicts(results_of(methods_results, trained=GROWING))
-    assert said_of(grown, "On one process the speed").endswith(
-        "grows with every batch size: 4.0 images per second at a batch of 8, 8.0 at 32."
+    assert said_of(grown, "With one process, the speed").endswith(
+        "grows with every batch size: 4.0 images/s at batch size 8 and 8.0 at 32."
     )
-    gap = said_of(grown, "On one process a step with `mpn_cov`")
-    assert "takes 1.10 to 1.20 times that with `isqrt_cov`" in gap
-    assert "is 0.4 images per second at a batch of 8, 1.3 at 32" in gap
+    gap = said_of(grown, "With one process, a training step with `mpn_cov`")
+    assert "takes 1.10 to 1.20 times as long as with `isqrt_cov`" in gap
+    assert "is 0.4 images/s at batch size 8 and 1.3 at 32" in gap
     assert "`isqrt_cov` 1.50, `mpn_cov` 1.50." in grown[-1]
 
     stuck = verdicts(results_of(methods_results, trained=[steps(8, 2.0, 1.8), steps(32, 9.0, 8.0)]))
-    assert "does not grow at a batch of 32" in said_of(stuck, "On two processes the speed")
-    assert "is -0.4 images per second" in said_of(stuck, "On one process a step")
+    assert "does not grow at batch size 32" in said_of(stuck, "With two processes, the speed")
+    assert "is -0.4 images/s" in said_of(stuck, "With one process, a training step")
 
 
 @pytest.mark.slow

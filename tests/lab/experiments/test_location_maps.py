@@ -26,13 +26,13 @@ def test_every_order_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert [list(row) for row in results["rows"]] == [orders] * 3
     assert all(0 < area < 1 for row in results["rows"] for pair in row.values() for area in pair)
     table = location_maps.table(results)
-    assert all(f"| {name} | 0." in table for name in orders)
+    assert all(f"| {location_maps.SHOWN.get(name, name)} | 0." in table for name in orders)
 
 
 def test_wins_are_counted() -> None:
     rows = [{"exact map": [0.1, 0.9], "x": [0.2, 0.95]}, {"exact map": [0.3, 0.9], "x": [0.2, 0.8]}]
-    assert location_maps._wins(rows, "x", 0) == "50"
-    assert location_maps._wins(rows, "x", 1) == "50"
+    assert location_maps._wins(rows, "x", 0) == "50 %"
+    assert location_maps._wins(rows, "x", 1) == "50 %"
 
 
 def classify(images: Tensor) -> Tensor:

@@ -108,5 +108,5 @@ def test_arithmetic() -> None:
 def test_the_page_of_no_results_says_so(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     (file,) = write(tmp_path / "results", tmp_path / "docs" / "results.md")
-    assert "0 of them hold here" in " ".join(file.read_text().split())
+    assert "0 claims hold here" in " ".join(file.read_text().split())
     assert "| agrees |\n" not in file.read_text()

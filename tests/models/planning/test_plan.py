@@ -280,8 +280,8 @@ def test_total_is_the_sum_and_what_must_fit_is_all_of_it(resnet: Plan) -> None:
     ("classes", "expected"),
     [
         (0, None),
-        (1, "dense"),
-        (10_000, "dense"),
+        (1, "linear"),
+        (10_000, "linear"),
         (10_001, "low rank or narrow"),
         (100_000, "low rank or narrow"),
         (100_001, "class-divided"),
@@ -315,11 +315,11 @@ def test_heads_for_ten_million_classes() -> None:
     classes, vector, narrow = 10_000_000, 256 * 257 // 2, 128 * 129 // 2
     heads = choices(dataclasses.replace(RESNET, num_classes=classes, dim=256))
     assert {head.name: head.parameters for head in heads} == {
-        "dense": classes * (vector + 1),
+        "linear": classes * (vector + 1),
         "rank 512": 512 * vector + 513 * classes,
         "dim 128": classes * (narrow + 1),
-        "dense, 1 of 8 parts": classes // 8 * (vector + 1),
-        "dense, 1 of 64 parts": classes // 64 * (vector + 1),
+        "linear, 1 of 8 parts": classes // 8 * (vector + 1),
+        "linear, 1 of 64 parts": classes // 64 * (vector + 1),
     }
     assert not any(head.sent_bytes for head in heads)
     assert all(head.parameter_bytes == 4 * head.parameters for head in heads)
@@ -329,14 +329,14 @@ def test_heads_for_ten_million_classes() -> None:
 @pytest.mark.parametrize(
     ("changes", "names"),
     [
-        ({"num_classes": 1000, "dim": 256}, ["dense", "rank 512", "dim 128"]),
+        ({"num_classes": 1000, "dim": 256}, ["linear", "rank 512", "dim 128"]),
         ({"num_classes": 1000, "dim": 128}, ["dim 128", "rank 512"]),
-        ({"num_classes": 1000, "dim": 256, "rank": 64}, ["rank 64", "dense", "rank 512", "dim 128"]),
-        ({"num_classes": 1000, "dim": 256, "rank": 512}, ["rank 512", "dense", "dim 128"]),
-        ({"num_classes": 10, "dim": 256}, ["dense", "dim 128"]),  # a rank of 512 would be larger than dense
-        ({"num_classes": 10, "dim": 64}, ["dense"]),
-        ({"num_classes": 10, "head": "mlp", "hidden": (8,), "dim": 64}, ["hidden 8", "dense"]),
-        ({"num_classes": 100, "pool": "gap", "dim": None}, ["dense"]),
+        ({"num_classes": 1000, "dim": 256, "rank": 64}, ["rank 64", "linear", "rank 512", "dim 128"]),
+        ({"num_classes": 1000, "dim": 256, "rank": 512}, ["rank 512", "linear", "dim 128"]),
+        ({"num_classes": 10, "dim": 256}, ["linear", "dim 128"]),  # a rank of 512 would be larger than linear
+        ({"num_classes": 10, "dim": 64}, ["linear"]),
+        ({"num_classes": 10, "head": "mlp", "hidden": (8,), "dim": 64}, ["hidden 8", "linear"]),
+        ({"num_classes": 100, "pool": "gap", "dim": None}, ["linear"]),
         ({"num_classes": 0}, []),
     ],
 )
@@ -350,11 +350,11 @@ def test_parts_are_recommended_where_they_send_less(classes: int, is_divided: bo
     config = dataclasses.replace(RESNET, num_classes=classes, dim=256)
     costs = plan(config, batch_size=16, precision="float32", processes=4)
     assert (costs.recommendation == "class-divided") is is_divided
-    dense, *others = costs.heads
-    assert dense.sent_bytes == 2 * 3 / 4 * 4 * dense.parameters
-    assert (others[-1].name == "dense, 1 of 4 parts") is (classes > 3)
+    linear, *others = costs.heads
+    assert linear.sent_bytes == 2 * 3 / 4 * 4 * linear.parameters
+    assert (others[-1].name == "linear, 1 of 4 parts") is (classes > 3)
     if is_divided:
-        assert others[-1].sent_bytes < dense.sent_bytes
+        assert others[-1].sent_bytes < linear.sent_bytes
         assert "each GPU sends" in advice(costs)
         assert "sent per step" in plan_text(costs)
         assert max(map(len, plan_text(costs).splitlines())) <= COLUMNS
@@ -373,7 +373,7 @@ def test_text_of_a_plan(resnet: Plan) -> None:
     assert lines[0] == "resnet18, isqrt_cov of 256 channels (32,896 values), 1,000 classes"
     assert lines[1] == "training on images 3×224×224, batch 256, bfloat16, sgd"
     assert lines[4].split() == ["parameters", "11.2", "M", "132", "k", "32.9", "M", "44.2", "M"]
-    assert lines[-1] == "Recommended up to 10,000 classes: a dense head."
+    assert lines[-1] == "Recommended up to 10,000 classes: a linear head (one layer, full rank)."
     for word in (
         "bfloat16 copies",
         "activations",
@@ -388,7 +388,7 @@ def test_text_has_no_row_without_a_meaning() -> None:
     assert "copies" not in plan_text(planned("low rank"))
     without = plan_text(planned("no classifier"))
     assert without.endswith("No classifier: the output is the vector of 300 values.")
-    assert "dense" not in without
+    assert "linear" not in without
 
 
 def test_advice_leaves_out_what_cannot_be(resnet: Plan) -> None:

@@ -190,7 +190,9 @@ def difference(over: dict[str, float] | None) -> str:
     """
     if over is None:
         return ""
-    middle, low, high = (f"{100 * over[name]:+.1f}" for name in ("mean", "low", "high"))
+    # z and the replacement avoid "-0.0" and "+0.0".
+    points = (f"{100 * over[name]:+z.1f}" for name in ("mean", "low", "high"))
+    middle, low, high = ("0.0" if text == "+0.0" else text for text in points)
     return f"{middle} ({low} to {high})"
 
 
