@@ -264,10 +264,11 @@ def tables(results: dict[str, Any]) -> str:
     lines += [
         "",
         f"A classifier of {largest['classes']:,} classes × {largest['features']:,} features trains on "
-        f"{largest['processes']} processes of this machine. Each holds {largest['held'] / 1e9:.2f} GB of it "
-        f"and uses at most {largest['peak'] / 1e9:.2f} GB. In {len(largest['losses'])} steps the loss falls "
-        f"from {first:.2f} to {last:.2f}. Dense copies would take {copies / 1e9:.1f} GB, and the machine has "
-        f"{results['memory'] / 1e9:.1f} GB.",
+        f"{largest['processes']} processes of this machine. Each holds {largest['held'] / 1e9:.2f} GB of its "
+        f"weights, gradient and momentum, and uses at most {largest['peak'] / 1e9:.2f} GB in total. "
+        f"In {len(largest['losses'])} steps the loss falls from {first:.2f} to {last:.2f}. "
+        f"Dense copies would take {copies / 1e9:.1f} GB, and the machine "
+        f"has {results['memory'] / 1e9:.1f} GB.",
     ]
     return "\n".join(lines)
 
