@@ -33,7 +33,6 @@ EXCEPTIONS = {
         "data/sources/parquet_file.py",
         "pq.ParquetFile",
     ): "reads from a file of Address.opened",
-    ("evaluate/neighbors.py", "pq.read_table"): "reads from memory",
     ("export/onnx_precision.py", "onnx.load"): "a file in a scratch folder of this process",
     ("export/onnx_precision.py", "onnx.save"): "a file in a scratch folder of this process",
     ("export/targets.py", "torch.export.load"): "the file that this process has just written",

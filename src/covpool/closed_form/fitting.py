@@ -336,12 +336,12 @@ class _Fitting(FrozenPass):
             aside = split_off(self.train_images, VAL_FRACTION)[1].indices
         solution = self._solved(head, self.summed(aside.tolist())[head])
         split = "val" if "val" in self.sets else "train"
-        found = self.predicted({head: solution}, split)[head]
-        chosen = np.isin(found.ids, aside) | (split == "val")
+        predictions = self.predicted({head: solution}, split)[head]
+        chosen = np.isin(predictions.ids, aside) | (split == "val")
         if not chosen.any():
             raise UsageError("no validation image is readable: run 'covpool check'")
         recipe = {"protocol": PROTOCOL, **asdict(self.options)}
-        metrics = {"val": {"top1": float((found.labels == found.predicted)[chosen].mean())}}
+        metrics = {"val": {"top1": float((predictions.labels == predictions.predicted)[chosen].mean())}}
         save_model(self.solved(head, solution), folder, metrics=metrics, recipe=recipe)
 
     def _estimate(self) -> float | None:

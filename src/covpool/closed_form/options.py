@@ -14,7 +14,6 @@ from typing import Any, Literal
 from covpool.arguments import FROZEN_DIM, Device, KeyMap, check_choice, check_whole, did_you_mean
 from covpool.errors import UsageError, UsageTypeError
 from covpool.evaluate.probe.options import AVERAGE, ProbeOptions
-from covpool.evaluate.results import mark_folder, prepare_folder
 from covpool.storage.files import json_bytes, read_json, replace_file
 from covpool.storage.folders import held
 
@@ -106,6 +105,8 @@ class FitOptions:
     @contextmanager
     def hold(self, folder: Path, data: str) -> Iterator[Path]:
         """Hold the folder of the results, which is new or of a fit with these options."""
+        from covpool.evaluate.results import mark_folder, prepare_folder  # here: it imports torch
+
         prepare_folder(folder, PROTOCOL, data)
         with held(folder):
             before = read_json(folder / FILE) if (folder / FILE).exists() else self._fixed(data)

@@ -177,7 +177,7 @@ class Evaluation:
         folder: folder of the output files, including ``results.json``.
         results: contents of ``results.json``; ``metrics`` and ``intervals`` are fractions from 0 to 1.
         predictions: predictions of every readable image.
-        images: the set.
+        images: the evaluated images.
     """
 
     folder: Path
@@ -211,11 +211,11 @@ def measure_accuracy(
         data: images of the bundle's classes; see :func:`covpool.data.sources.open_images`.
         out: a new folder, or that of an earlier evaluation.
         split: split of the data (default: test, else val, else all images).
-        layout: layout of the data.
+        layout: format of the data, as for :func:`covpool.data.sources.open_images`.
         views: ``"one"``, ``"flip"`` for an image and its horizontal flip, or ``"ten-crop"``; logits are
             averaged.
         batch_size: batch size per process.
-        workers: number of image-reading processes per process.
+        workers: number of processes that read images, for each process of torchrun.
         device: one of :data:`covpool.device.DEVICES`; ``"auto"`` is a GPU if there is one.
         precision: autocast precision.
         seed: seed of the bootstrap.

@@ -98,12 +98,12 @@ def retrieve(
         split: split of the queries (default: test, else val, else all images).
         gallery: split to search (default: that of the queries). A query that is in the gallery is excluded
             from its own ranking.
-        layout: layout of the data.
+        layout: format of the data, as for :func:`covpool.data.sources.open_images`.
         at: values of k for recall at k.
         engine: ``"exact"`` or ``"faiss"``. faiss is exact too, but ranks only the images that recall and mAP
-            at R need, so it does not report mAP.
+            at R (mAP over the first R ranks, for a query with R matches) need. It does not report mAP.
         batch_size: batch size per process.
-        workers: number of image-reading processes per process.
+        workers: number of processes that read images, for each process of torchrun.
         device: device of the network; ``"auto"`` uses a GPU if there is one. The search runs on the CPU.
         precision: autocast precision.
         progress: called with the number of images done and the total, for each split.

@@ -70,7 +70,7 @@ def covariance(x: Tensor, *, weights: Tensor | None = None) -> Tensor:
     r"""Return the covariance of n features of C channels.
 
     .. math::
-        \Sigma = X \bar I X^T, \qquad \bar I = \tfrac1n (I - \tfrac1n \mathbf 1)
+        \Sigma = X \bar I X^T, \qquad \bar I = \tfrac1n (I - \tfrac1n \mathbf 1 \mathbf 1^T)
 
     It divides by n, as the paper does, and never forms the n×n matrix :math:`\bar I`. With weights
     w (divided by their sum), :math:`\Sigma = \sum_p w_p (x_p - \mu)(x_p - \mu)^T` with

@@ -60,15 +60,14 @@ def matrix_sqrt(
     its gradient is symmetric.
 
     Args:
-        a: ``(..., m, m)``, positive semi-definite. A zero matrix gives zero, with zero gradient. The result
-            is NaN where its norm shows that it is not a root, because a is not positive semi-definite or has
-            too large rounding errors for the number of steps; :func:`root_report` explains it.
+        a: ``(..., m, m)``, positive semi-definite. A zero matrix gives zero, with zero gradient. A result
+            whose norm is too large for a root becomes NaN. Then a is not positive semi-definite, or its
+            rounding errors are too large for the number of steps; :func:`root_report` tells which.
         iteration: ``"fitted"``, with almost the result of the paper's 5 steps, or ``"paper"``.
-        steps: K, the number of steps (the paper's N): 3 or 4 of the fitted iteration, 3 by default; any
-            number of the paper's, 5 by default. More steps come closer to the root, but each multiplies
-            rounding errors on the null space, by 1.5 in the value and by 2.25 in the gradient. So K is at
-            most 15 in float32, where the gradient of a singular matrix is off by up to 0.1 %, and 40 in
-            float64.
+        steps: K, the number of steps (N in the paper). ``"fitted"`` has 3 (default) or 4, ``"paper"`` 5 by
+            default. More steps come closer to the root, but each multiplies rounding errors on the null
+            space, by 1.5 in the value and by 2.25 in the gradient. So the paper's iteration has at most 15
+            in float32, where the gradient of a singular matrix is off by up to 0.1 %, and 40 in float64.
         normalization: ``"trace"`` or ``"frobenius"``.
         compensation: ``"matched"`` multiplies by √t; ``"none"`` returns the root of a/t.
         backward: ``"saved"`` saves the iterates for backward; ``"recompute"`` saves only ``a`` and runs the
@@ -197,7 +196,9 @@ class RootReport(NamedTuple):
 
 
 def root_report(a: Tensor) -> RootReport:
-    """Report whether matrices are fit for :func:`matrix_sqrt`, by their eigenvalues. The worst one counts.
+    """Report whether matrices are fit for :func:`matrix_sqrt`, by their eigenvalues.
+
+    The report is that of the worst matrix.
 
     A covariance that was rounded, to bfloat16 for example, has negative eigenvalues, which grow by 1.5 or
     more at every step.

@@ -81,7 +81,7 @@ def moments(x: Tensor, *, weights: Tensor | None = None) -> Moments:
 
 
 def covariance_merge(parts: Iterable[tuple[Tensor, Tensor, Tensor]]) -> Moments:
-    """Combine weight, mean and scatter of several parts into those of all their positions.
+    """Combine the :class:`Moments` of several parts, such as tiles of an image, into those of the whole.
 
     The result equals :func:`moments` of the concatenated positions up to rounding, in any order of the
     parts. It is differentiable. Pool with one root at the end:
@@ -116,8 +116,9 @@ def covariance_merge(parts: Iterable[tuple[Tensor, Tensor, Tensor]]) -> Moments:
 class StreamingCovariance:
     """The covariance of features that arrive part by part, so that they need not fit in memory.
 
-    Memory does not grow with the number of parts: it holds one ``(..., C, C)`` matrix. Gradients are kept if
-    the features require them; update under ``torch.no_grad()`` otherwise.
+    Memory does not grow with the number of parts: it holds one ``(..., C, C)`` matrix. But if the
+    features require gradients, torch keeps every part for backward. If you need no gradients, call
+    :meth:`update` under ``torch.no_grad()``.
 
     Example:
         >>> x = torch.randn(2, 3, 100)  # two images, 3 channels, 100 positions

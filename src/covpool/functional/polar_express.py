@@ -70,7 +70,7 @@ def polar_express_sqrt(a: Tensor, *, steps: int = STEPS, lower: float = LOWER) -
         a: ``(..., m, m)``. It is divided by its Frobenius norm t, and the root multiplied by √t.
         steps: K, at most 8 in float32 and 20 in float64: more steps amplify rounding errors.
         lower: l. The polynomials are optimal for eigenvalues from :math:`l^2 t` to t. The largest relative
-            error of their roots after 5 steps is 1e-6 for l = 1e-2, and a tenth for l = 1e-3.
+            error of their roots after 5 steps is 1e-6 for l = 1e-2, and 0.1 for l = 1e-3.
 
     Returns:
         ``(..., m, m)``, in float32 for half-precision input; zero for zero.

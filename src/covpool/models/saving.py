@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import timm.data
 import torch
 from torch import Tensor
 
-from covpool.errors import BundleError, UsageTypeError
+from covpool.errors import BundleError, UsageError, UsageTypeError
 from covpool.hub import HUB
 from covpool.models.card import CARD, INDEX, WEIGHTS, Card, backbone_digest, versions, write_card
 from covpool.models.divided import (
@@ -99,6 +100,9 @@ def _save(
         tensors = tensors_of(model)
         weights = safetensors.torch.save(tensors, metadata={"format": "pt"})
         classes = model.classes if classes is None else classes
+        for k, label in enumerate(classes or ()):
+            if re.search("[\ud800-\udfff]", label):  # Python's mark for bytes that are not UTF-8
+                raise UsageError(f"classes[{k}] is {label!r}, which is not valid UTF-8")
         card = card_of(model, weights, classes=classes, metrics=metrics, recipe=recipe)
         text = write_card(card)
         check_finite(tensors)

@@ -34,8 +34,9 @@ class ProbeOptions:
 
     Attributes:
         model: a backbone of timm.
-        heads: pooling methods, ``cls`` for the class token, and either joined by ``+gap`` or ``+cls``; with
-            options as in ``isqrt_cov@dim=64@steps=4``.
+        heads: names of pooling methods, or ``cls`` for the class token. ``+gap`` or ``+cls`` after a name
+            adds the logits of average pooling or of the class token. Options of the method stand before it,
+            as in ``isqrt_cov@dim=64@steps=4+gap``.
         dim: channels after the learned reduction of second-order heads.
         layers: layers of the backbone that second-order heads pool: ``last``, ``last4`` or ``all-stages``.
         fusion: how several layers are pooled: ``each`` by itself with ``dim`` channels, or ``concat``: all

@@ -90,12 +90,12 @@ def probe(
         out: results folder.
         cache: folder of cached features, shared with other calls.
         max_cache: maximum size of the features in gigabytes.
-        layout: layout of the data.
+        layout: format of the data, as for :func:`covpool.data.sources.open_images`.
         log: called with the size of the features before they are computed.
         progress: called with the name of the counted items, the number done and the total.
 
     Raises:
-        ValueError: if there are no training or test images, or the features exceed ``max_cache``.
+        ValueError: if there are no training images, or the features exceed ``max_cache``.
     """
     with joined_processes(options.device) as processes:
         if processes.world_size > 1:

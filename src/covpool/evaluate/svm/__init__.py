@@ -66,12 +66,14 @@ class SVMReport:
         bundle: the new bundle.
         features: folder of the cached features, for another fit; you can delete it.
         solver: ``"LinearSVC"`` or ``"streaming"``.
-        samples: number of training rows, two per image.
+        samples: number of training rows, two per image: the image and its horizontal flip.
         columns: length of a row.
         classes: number of classes.
         left_out: number of unreadable training images.
         seconds: duration of the fit alone.
-        accuracy: accuracy on the test images; ``None`` if there are none.
+        accuracy: top-1 accuracy on the test images, as fractions: ``own`` and ``own_flip`` of the network's
+            own classifier, ``svm`` and ``svm_flip`` of the SVMs. With ``_flip``, scores are averaged over an
+            image and its flip. ``None`` if there are no test images.
     """
 
     bundle: str
@@ -103,7 +105,8 @@ def fit_svm(
     """Fit one linear SVM per class on a bundle's features, and save them as a new bundle's classifier.
 
     The features are the input of the network's classifier, scaled to unit length: the pooled vector for a
-    linear head, the last hidden layer for a head with ``rank`` or hidden layers. The SVMs are trained on all
+    linear head, else the output of the last layer before the classifier (with ``rank`` or hidden layers of
+    :func:`covpool.create_model`). The SVMs are trained on all
     training images and their horizontal flips. Their weights become the classifier of the new bundle.
 
     Args:
@@ -111,15 +114,16 @@ def fit_svm(
         data: the images, as for :func:`covpool.data.sources.open_images`.
         out: the new bundle.
         split: training split, ``"train"`` or ``"train+val"``.
-        layout: layout of the data.
+        layout: format of the data, as for :func:`covpool.data.sources.open_images`.
         features: folder for cached features, which later fits reuse (default: next to ``out``).
         c: C of the SVMs.
-        calibrate: scale every class's scores to medians of +1 and -1; see
-            :mod:`covpool.evaluate.svm.classifier`.
+        calibrate: scale and shift the scores of each SVM. On the training images, their median is then +1 for
+            images of its class and -1 for all others. An SVM that does not separate its class stays as it is.
         max_memory: in GB; if LinearSVC needs more, the features are streamed from disk.
         passing: batch size, workers, precision and device of the network.
         log: called with messages.
-        progress: returns a context manager with a progress callback, given the name of the counted items.
+        progress: called with the name of what is counted, such as ``"test images"``; returns a context
+            manager that gives a function of the number done and the total.
 
     Raises:
         ValueError: if bundle, data and options do not match.
