@@ -37,8 +37,8 @@ FIGURE2 = Comparison(
         "eigenvalues."
     ),
     claims=(
-        lower_error("One step is better than no normalization", "N=1", PLAIN, 1.3),
-        lower_error("Five steps are better than no normalization", "N=5", PLAIN),
+        lower_error("One step is better than no square root (Plain-COV)", "N=1", PLAIN, 1.3),
+        lower_error("Five steps are better than no square root (Plain-COV)", "N=5", PLAIN),
         lower_error("Five steps are better than one step", "N=5", "N=1"),
         lower_error("The exact root is slightly better than three steps", EXACT, "N=3", 0.3),
         lower_error("Five steps are slightly better than the exact root", "N=5", EXACT),
@@ -63,11 +63,11 @@ TABLE3 = Comparison(
         "See those of Figure 2. The paper's AlexNet also has two hidden layers that are left out here; "
         "they give average pooling more capacity. B-CNN, improved B-CNN, compact bilinear pooling and "
         "DeepO2P use separate learning rates here, each the best of a few tried with the first seed. "
-        "Improved B-CNN also uses a root that is less steep near zero. With the common settings they learn "
+        "Improved B-CNN also uses a root that is less steep near zero. With the usual settings they learn "
         "little in so few epochs, as their second rows in the linked table show. All other methods use the "
-        "paper's learning rate. This may explain the error of Cholesky in the linked table. That table "
-        "also has the method Pow-TMLR. Its output is twice that of MPN-COV plus a constant, so it has the "
-        "same information. Its error is lower because the larger output changes how training proceeds."
+        "paper's learning rate, which may be why `cholesky` has a large error in that table. `power_tmlr` "
+        "has a lower error than MPN-COV there. Its output is twice that of MPN-COV plus a constant, so it "
+        "has the same information, but the larger output changes how training proceeds."
     ),
     claims=(
         lower_error("iSQRT-COV is better than average pooling", TRACE, "gap", 41.8 - 38.45),

@@ -107,8 +107,9 @@ ROWS = (
 def full_size_lines() -> list[str]:
     """Return the section of the page as lines of Markdown."""
     lines = [
-        f"This table estimates the time to train every network of the paper on ImageNet with {GPUS} A100 "
-        "GPUs. The estimate was not checked on a GPU. The errors are those that the paper reports.",
+        f"This table estimates the time to train networks of the paper on ImageNet with {GPUS} A100 "
+        "GPUs. The estimate was not checked on a GPU. The errors are those of the paper, "
+        "if the row names no other source.",
         "",
         f"- Hours = {IMAGES:,} images × epochs / (images/s) / 3600.",
         "- images/s is the smaller of two rates: that of the GPUs, and that at which the CPU cores decode "

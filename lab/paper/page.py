@@ -49,14 +49,14 @@ This page compares {claims} claims of the [iSQRT-COV paper](https://arxiv.org/ab
 with our measurements. A claim is, for example, that one pooling method is more accurate or faster than
 another.
 
-{hold} claims hold here: {agrees} with the size that the paper reports, and {sign} with the same sign but
-another size. {disagree} claims do not hold. For {equal_here} claims, the difference here is too small to
-matter. Our measurements do not resolve {unresolved} claims. {not_run} claims were not tested. {beyond}
-comparisons are not in the paper.
+{hold} claims hold here: {agrees} as the paper reports them, and {sign} with the same sign but another
+size, or without a test of the size. {disagree} claims do not hold. For {equal_here} claims, the difference
+here is too small to matter. Our measurements do not resolve {unresolved} claims. {not_run} claims were not
+tested. {beyond} further comparisons have no number in the paper.
 
-The paper trains on ImageNet with GPUs. The networks here have the same form with fewer channels, and train
-in minutes on a CPU, on {classes} classes of Tiny-ImageNet ({train:,} training images of 64 px, {val:,} test
-images). They can show the sign of a difference, but not its size on ImageNet.
+The paper trains on ImageNet with GPUs. The networks here have the same form with fewer channels and layers,
+and train in minutes on a CPU, on {classes} classes of Tiny-ImageNet ({train:,} training images of 64 px,
+{val:,} test images). They can show the sign of a difference, but not its size on ImageNet.
 {by_frozen}
 
 ## How to read the verdicts
@@ -67,29 +67,26 @@ images). They can show the sign of a difference, but not its size on ImageNet.
 - *Agrees in sign*: the difference is resolved and has the paper's sign, but another size. With a frozen
   backbone, this is the best possible verdict.
 - *Equal here*: the methods are equal for practical purposes. With a frozen backbone, the 95 % interval lies
-  within {equal:g} percentage points of zero. For a ratio of times, it lies within {same:.0f} % of 1.
+  within {equal:g} percentage points of zero, before rounding. For a ratio of times, it lies within
+  {same:.0f} % of 1.
 - *Does not agree*: the difference is resolved and has the opposite sign. For a claim without a sign, the
   value differs.
 - *Not resolved here*: the difference is within seed noise, there is only one seed, or a seed failed.
 - *Not run here*: the claim was not tested. The table gives the reason.
 - *Beyond the paper*: the paper does not report this number.
 
-## Number of claims by verdict
-
-Each row is a table or figure of the paper. The last column is an example: the first claim that our
-measurements resolve.
-
-{summary}
-
 ## How to read the tables
 
 Terms:
 
-- *Second order* is covariance pooling, and *first order* is average pooling. The paper's AlexNet and
-  ResNet, without another name, have average pooling. *Plain-COV* is the covariance without a square root.
-- *MPN-COV*, *B-CNN*, *improved B-CNN*, *DeepO2P* and *G2DeNet* are earlier second-order methods: `mpn_cov`,
-  `bcnn`, `improved_bcnn`, `deep_o2p` and `g2denet` in [Methods](methods.md#all-methods). *EIG* is an
-  eigendecomposition.
+- *Second order* is covariance pooling, and *first order* is average pooling. AlexNet and ResNet alone, as
+  in "better than the ResNet", have average pooling. *Plain-COV* is the covariance without a square root.
+- *iSQRT-COV* is the method of the paper: Newton-Schulz steps approximate the square root. The covariance is
+  first divided by its *norm*: its trace, or its Frobenius norm. *Compensation* multiplies the result by the
+  square root of that norm.
+- *MPN-COV* (with the exact root), *B-CNN*, *improved B-CNN*, *DeepO2P* and *G2DeNet* are earlier
+  second-order methods: `mpn_cov`, `bcnn`, `improved_bcnn`, `deep_o2p` and `g2denet` in
+  [Methods](methods.md#all-methods). *EIG* is an eigendecomposition.
 - *N* is the number of steps of the Newton-Schulz iteration, and *d* the number of channels after the
   reduction.
 
@@ -104,6 +101,13 @@ Units:
 - *Times* are ratios: "1.8 times [1.7, 1.9]" means that the slower of the two methods takes 1.8 times as
   long, with a 95 % interval. A training step is a forward and a backward pass.
 - If a claim has two verdicts, the bold one counts.
+
+## Number of claims by verdict
+
+Each row is a table, figure or section of the paper. The last column is an example: the first claim that our
+measurements resolve.
+
+{summary}
 
 ## How the claims are tested
 
@@ -148,7 +152,7 @@ thousands of test images, and compared image by image. The 95 % interval is over
 counts with its mean over seeds. This second test decides if its interval excludes zero, or if the heads are
 equal (see above). If two data sets disagree, the claim is not resolved.
 
-Heads with another number of steps or another normalization use the learning rate and dropout that were
+Heads with another number of steps or another norm use the learning rate and dropout that were
 tuned for 5 steps. Differences on frozen features say nothing about their size on ImageNet, so the best
 verdict is *agrees in sign*. The results of `python -m lab arena` list the [heads that were
 run]({link}/{stem}.md).
@@ -327,7 +331,7 @@ def _head(sections: Sequence[tuple[str, Sequence[Judged]]], frozen: str, out: Pa
     }
     numbers["equal"], numbers["same"] = 100 * EQUAL, 100 * SAME
     words = {
-        "claims": len(every),
+        "claims": len(every) - verdicts["beyond the paper"],
         "hold": verdicts["agrees"] + verdicts["agrees in sign"],
         "agrees": verdicts["agrees"],
         "sign": verdicts["agrees in sign"],

@@ -46,7 +46,7 @@ def _tuning(lr: float) -> tuple[Claim, Claim]:
     """Return the claims that another learning rate does not replace compensation."""
     row = f"none, rate ×{lr:g}"
     helps = lower_error(
-        f"Without compensation, the usual learning rate is as good as one {lr:g} times as high",
+        f"Without compensation, the usual learning rate is at least as good as one {lr:g} times as high",
         NONE,
         row,
     )
@@ -204,7 +204,7 @@ def draw_table6(results: Results, figure: Figure) -> None:
 
 TABLE6 = Comparison(
     experiment=experiments.TABLE6,
-    at_full_size="The paper's d is 64 to 256. Its classifier has 1,000 classes, so d has more effect.",
+    at_full_size="The paper's d is 64 to 256, and its classifier has 1,000 classes.",
     claims=(
         lower_error("d=128 is better than d=64 (256 and 128 in the paper)", "d=128", "d=64", 0.64),
         lower_error("d=64 is better than d=32 (128 and 64 in the paper)", "d=64", "d=32", 0.95),

@@ -47,7 +47,7 @@ MANY_CONSTANT, FEW_DIRECTIONS, FAR_FROM_A_ROOT, HARDLY_ANY = 0.1, 2.0, 0.5, 1e-7
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Properties of the covariances, as medians over images.
+    """Properties of the covariances. Those of single images are medians over the images.
 
     Attributes:
         images: number of images.
@@ -56,13 +56,14 @@ class Diagnosis:
         positions: number of spatial positions n.
         constant: fraction of channels that are constant in every image.
         condition: condition number of the covariance, over its nonzero eigenvalues.
-        effective_rank: effective rank of the covariance.
+        effective_rank: effective rank of the covariance, the exponential of the entropy of its eigenvalues.
         rank: number of nonzero eigenvalues of the covariance.
         condition_after: condition number of the pooled matrix; ``None`` if it is not a matrix power.
         effective_rank_after: effective rank of the pooled matrix, or ``None`` in the same case.
         spectrum: eigenvalues of the covariance divided by their sum, largest first.
         spectrum_after: eigenvalues of the pooled matrix divided by their sum.
-        residuals: ‖Y² - A‖ / ‖A‖ after each step of ``isqrt_cov``; empty for other methods.
+        residuals: relative error ‖Y² - A‖ / ‖A‖ of the root Y of the covariance A, divided by its norm, after
+            each step of ``isqrt_cov``; empty for other methods.
         gradient_rms: root mean square of the loss gradient at the input of the pooling, for the network's own
             predictions as labels.
     """

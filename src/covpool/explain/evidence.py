@@ -125,17 +125,19 @@ Kind = Literal["exact", "gradient"]
 class Evidence:
     """The evidence for a class, by spatial position.
 
-    ``positions.sum() + first_order.sum() + rest`` is the logit, up to rounding if ``kind`` is exact.
+    The logit is ``positions.sum() + rest``, plus ``first_order.sum()`` if that is not ``None``. An exact map
+    reaches it up to rounding. Of a gradient map, ``rest`` is what remains.
 
     Attributes:
         label: index of the class.
         logit: logit of the class.
         kind: ``"exact"``, or ``"gradient"``: gradient times features, for methods and heads whose logit is
-            not a sum over positions; ``rest`` is then the remainder of the logit.
+            not a sum over positions.
         positions: ``(h, w)``, contribution of each position through the pooling.
-        first_order: ``(h, w)``, contribution of each position through a joined average; ``None`` if nothing
-            or the class token is joined.
-        rest: contribution of no position: the bias, and a joined class token.
+        first_order: ``(h, w)``, contribution of each position through the average pooling that
+            ``join="gap"`` adds; ``None`` without it.
+        rest: the part of the logit that belongs to no position: the bias, and the logit of a class token
+            (``join="cls"``).
         pairs: ``(n, n)``, contribution of each pair of positions, if requested and the map is exact.
         layers: ``(layers, h, w)``, contribution of each layer and position, if each layer is pooled by itself
             and the map is exact; they sum to ``positions``.
@@ -165,7 +167,8 @@ def evidence_maps(
         model: a model with a classifier.
         image: ``(3, H, W)``, preprocessed.
         classes: indices of the classes.
-        side: side of the features to compute on; the results agree up to rounding.
+        side: ``"positions"`` computes with n×n matrices of n positions, ``"channels"`` with C×C matrices,
+            ``"auto"`` with the smaller ones. The maps agree up to rounding. ``pairs`` needs positions.
         pairs: also return the contribution of each pair of positions, n² values per class.
 
     Example:

@@ -9,14 +9,16 @@ from covpool.arguments import DEVICES, Device, check_choice, check_whole
 
 if TYPE_CHECKING:
     from covpool.inference.bulk import Done, infer
+    from covpool.storage.remote import Requests
 
-__all__ = ["Done", "Embed", "Files", "Predict", "Running", "infer"]
+__all__ = ["Done", "Embed", "Files", "Predict", "Requests", "Running", "infer"]
 
 __getattr__ = lazily(
     __name__,
     "eval",
     {
         "covpool.inference.bulk": "Done infer",
+        "covpool.storage.remote": "Requests",
     },
 )
 
@@ -100,9 +102,9 @@ class Running:
         engine: ``local`` for this machine, ``ray`` for a cluster (pip install 'covpool[scale]').
         actors: number of Ray processes, each with a network.
         ray_address: address of a Ray cluster; Ray starts on this machine if not given.
-        retry: compute rows again whose URL gave no answer.
+        retry: compute the rows again whose URL gave no answer.
         compile: compile the network with torch.compile: faster, after up to a minute.
-        verify: compare all bytes of the finished files with the manifest, not only sizes and last bytes.
+        verify: compare the hashes of finished files with the recorded ones, not only sizes and last bytes.
     """
 
     batch_size: int = 64

@@ -150,10 +150,10 @@ def _change(name: str, before: object, now: object) -> str:
 
 @dataclass(frozen=True)
 class Done:
-    """The result of a call.
+    """The result of :func:`infer`.
 
     Attributes:
-        out: the folder of the rows.
+        out: the output folder, with one row (predictions or an embedding) for each image.
         images: the number of images in the input.
         files: the number of files with rows.
         new_images: images whose rows this call wrote.
@@ -161,8 +161,8 @@ class Done:
         bad_images: new images whose rows have an error.
         seconds: the time it took.
         rows: the predictions of up to 1,000 images; ``None`` for more, whose rows are only in the files.
-        unreachable: rows in all files whose URL gave no answer.
-        error: of a single image that could not be read.
+        unreachable: the number of rows, in all files, whose URL gave no answer.
+        error: if the input is a single image that cannot be read, the reason; else empty.
     """
 
     out: str
@@ -195,7 +195,8 @@ def infer(
 
     Args:
         bundle: the folder of a model, or its address on the Hub.
-        data: as for :func:`covpool.data.sources.open_unlabeled`.
+        data: an image, or a folder, list, Parquet or tar files of images; a path or a URL. See
+            :func:`covpool.data.sources.open_unlabeled`.
         out: a folder or a remote URL; new, empty, or of this same job.
         task: a ``Predict`` or an ``Embed`` of :mod:`covpool.inference`.
         files: how rows are divided into files.

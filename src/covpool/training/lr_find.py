@@ -66,11 +66,14 @@ def find_lr(recipe: Recipe, steps: int = 100) -> Sweep:
 
     The network trains while the learning rate rises exponentially from 1e-6 to 10, until the loss diverges.
     No weights are saved. ``recipe.out`` gets ``lr_find.png`` and ``lr_find.csv``. Under torchrun all
-    processes call it.
+    processes must call it.
 
     Args:
         recipe: the recipe.
         steps: the number of steps from the lowest to the highest learning rate.
+
+    Returns:
+        The losses, and ``suggestion``: the learning rate, or ``None`` if the loss hardly falls.
 
     Raises:
         UsageError: if the recipe or the images are not valid.

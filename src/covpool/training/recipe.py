@@ -275,11 +275,11 @@ class CheckpointOptions:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A training run.
+    """The settings of a training run. ``covpool train --help-all`` lists them, as ``section.name``.
 
     Attributes:
         data: the images, and how they are read.
-        model: the network; the data set the number of classes.
+        model: the network; its number of classes comes from the data.
         weights: the initial weights.
         augmentation: how images are augmented.
         loss: label smoothing and mixing.

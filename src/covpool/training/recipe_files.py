@@ -57,12 +57,12 @@ def read_recipe(
     """Read a recipe by name or from a YAML file, and override some keys.
 
     A file has the keys that differ from the defaults of :class:`~covpool.training.recipe.Recipe`. If
-    ``overrides`` change the pooling, the file's options for its own pooling are dropped: see
-    :func:`change_pool`.
+    ``overrides`` change the pooling, the file's options for its own pooling are dropped.
 
     Args:
         name_or_path: one of :func:`recipe_names`, or a ``.yaml`` file. The default is ``finetune`` if
-            ``overrides`` set weights, else ``modern``; a bundle in ``overrides`` then sets the network.
+            ``overrides`` set weights, else ``modern``. Without a name, ``weights.bundle`` in ``overrides``
+            also sets the network.
         overrides: values by key, such as ``{"optimizer.lr": 0.01, "batch_size": 64}``.
 
     Raises:

@@ -48,7 +48,7 @@ class Run:
         folder: the folder of the run; ``bundle`` is the model, ``report.html`` the report.
         summary: the results, as in ``summary.json``.
         was_finished: whether the run was finished before.
-        images: the images of the summary's metrics; ``None`` if there were none.
+        images: the images on which the metrics were measured; ``None`` if there were none.
     """
 
     folder: Path
