@@ -48,7 +48,7 @@ def test_a_table_and_where_the_best_is(words: list[str], capsys: pytest.CaptureF
     assert len({len(line) for line in printed[:3]}) == 1
     assert not printed[3]
     assert printed[4].startswith("best head: ")
-    assert printed[4].endswith("in runs/probe/bundle")
+    assert printed[4].endswith(", by 'set aside, flip', in runs/probe/bundle")
     assert printed[5] == "results: runs/probe/results.json"
     assert main([*words, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["record"] == json.loads(

@@ -61,6 +61,8 @@ def test_from_a_folder_to_a_report(birds: Path, capsys: pytest.CaptureFixture[st
     assert "2/3 solve gap and isqrt_cov" in lines
     table = captured.out.splitlines()
     assert [line.split()[0] for line in table[:3]] == ["head", "gap", "isqrt_cov"]
+    held_out = [float(line.split()[2]) for line in table[1:3]]
+    assert f"best: {'gap' if held_out[0] >= held_out[1] else 'isqrt_cov'}, top-1 " in captured.out
     assert "covpool predict runs/birds/bundle PHOTO.jpg" in captured.out
     assert " ".join(["covpool fit birds --out runs/birds", *MODEL, "--finetune"]) in captured.out
 
@@ -119,6 +121,20 @@ def test_without_a_test_split_every_image_is_predicted_once(capsys: pytest.Captu
 
 
 @needs_sparrows
+def test_classes_of_one_image(birds: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    classes = sorted((birds / "train").iterdir())
+    for image in sorted(classes[1].iterdir())[1:]:
+        image.unlink()
+    assert main(["fit", "birds/train", *SMALL]) == 0
+    assert f"cannot predict it: 1 class, first {classes[1].name}\n" in capsys.readouterr().err
+    for of_class in (classes[0], classes[2]):
+        for image in sorted(of_class.iterdir())[1:]:
+            image.unlink()
+    assert main(["fit", "birds/train", *SMALL, "--out", "single"]) == 2
+    assert "has one image of each class" in capsys.readouterr().err
+
+
+@needs_sparrows
 def test_two_fits_give_the_same_bits(birds: Path) -> None:
     first, second = (fit("birds", name, **small()).model.state_dict() for name in ("first", "second"))
     assert all(torch.equal(first[name], second[name]) for name in first)
@@ -135,9 +151,13 @@ def test_a_head_that_learns_is_trained_next_to_a_solved_one() -> None:
 
 @needs_sparrows
 @pytest.mark.usefixtures("birds")
-def test_only_heads_that_learn() -> None:
-    fitted = fit("birds", heads=("attentive",), seeds=1, **small())
-    assert fitted.metrics["best"] == "attentive"
+def test_only_heads_that_learn(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--heads", "attentive", "--seeds", "2", "--keep-sums"]
+    assert main(["fit", "birds", *SMALL, *words]) == 0
+    printed = capsys.readouterr()
+    position = printed.err.index("--keep-sums saves nothing if a trained head is the best: attentive\n")
+    assert position < printed.err.index("1/3 pool")
+    assert "best: attentive, seed 0 of 2, top-1 " in printed.out
 
 
 @needs_sparrows

@@ -15,7 +15,7 @@ from covpool.data.sources import open_splits
 from covpool.data.transforms import Preprocessing, evaluation_transform
 from covpool.explain import evidence_maps
 from covpool.explain.evidence import factors
-from covpool.explain.explaining import gap
+from covpool.explain.explaining import difference
 from covpool.models.model import PooledClassifier
 from covpool.nn.pooling.isqrt_cov import IsqrtCov
 from covpool.nn.pooling.method import Cov, Method
@@ -73,7 +73,7 @@ def test_it_sums_to_the_logit(backbone: str, options: dict[str, Any]) -> None:
             for one in evidence_maps(model, image, [0, 3], side=side):
                 assert one.kind == "exact", side
                 assert one.logit == pytest.approx(float(logits[one.label]), abs=1e-6), side
-                assert gap(one) < 1e-4, side
+                assert difference(one) < 1e-4, side
 
 
 @needs_sparrows
@@ -85,7 +85,7 @@ def test_photographs_and_noise(count: int) -> None:
     real = [transform(decode(images.read(i))) for i in range(0, len(images), len(images) // count)][:count]
     for side in SIDES:
         gaps = [
-            gap(one)
+            difference(one)
             for image in (*real, *torch.randn(count, 3, 160, 160))
             for one in evidence_maps(model, image, [1], side=side)
         ]
@@ -127,7 +127,7 @@ def test_a_class_token_has_no_place() -> None:
     model = made("test_vit", join="cls")
     (one,) = evidence_maps(model, torch.randn(3, 160, 160), [1])
     assert one.first_order is None
-    assert gap(one) < 1e-4
+    assert difference(one) < 1e-4
     with pytest.raises(ValueError, match="a class token has no position in the image"):
         evidence_maps(made("test_vit", pool="cls", dim=None), torch.randn(3, 160, 160), [1])
 

@@ -136,3 +136,19 @@ def test_names_and_classes_that_are_refused() -> None:
     assert METHODS["mine"] is again
     with pytest.raises(TypeError, match="NoSummary needs a summary"):
         register_method("no_summary", type("NoSummary", (Method,), {}))
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_vector_of_another_length_is_an_error() -> None:
+    class Halves(Method):
+        """It returns one value for each channel, and keeps the default of a triangle."""
+
+        summary = "means of channels"
+
+        def forward(self, x: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
+            """Pool."""
+            return x.mean(-1)
+
+    register_method("halves", Halves)
+    with pytest.raises(UsageError, match=r"halves returned 8 values .* its out_features is 36"):
+        CovPool(8, "halves", dim=None)(torch.randn(2, 8, 5, 5))

@@ -57,10 +57,13 @@ def text_of_fit(result: FitResult) -> str:
     from covpool.terminal import aligned
 
     record, folder = result.record, Path(result.folder)
-    tuned = ", fine-tuned" if record["finetuned"] and record["finetuned"]["is_best"] else ""
+    (seeds,) = (head["seeds"] for head in record["heads"] if head["head"] == record["best"])
+    which = f", seed 0 of {seeds}" if seeds is not None and seeds > 1 else ""
+    if record["finetuned"] and record["finetuned"]["is_best"]:
+        which = ", fine-tuned"
     where = record["split"] if record["split"] == "cross-validation" else f"{record['split']} images"
     lines = [aligned(table_cells(record)), ""]
-    lines.append(f"best: {record['best']}{tuned}, top-1 {record['top1']:.1%} ({where})")
+    lines.append(f"best: {record['best']}{which}, top-1 {record['top1']:.1%} ({where})")
     lines += [f"model: {folder / 'bundle'}", f"report: {folder / 'report.html'}"]
     if record["doubtful_labels"] and (folder / LABELS).exists():
         lines.append(f"labels to check: {record['doubtful_labels']:,}, first in {folder / LABELS}")

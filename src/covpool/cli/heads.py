@@ -57,10 +57,11 @@ def run_probe(arguments: ProbeArguments, options: ProbeOptions) -> ProbeResult:
 
 def text_of_probe(result: ProbeResult) -> str:
     """Return a table, and the path of the best head."""
-    from covpool.evaluate.probe.record import table_cells
+    from covpool.evaluate.probe.record import chosen_on, table_cells
     from covpool.terminal import aligned
 
-    best = f"best head: {result.best}, in {result.folder}/bundle" if result.best else ""
+    column = f"{chosen_on(result.record['images'])}, flip"
+    best = f"best head: {result.best}, by '{column}', in {result.folder}/bundle" if result.best else ""
     left_out = {split: count for split, count in result.record["images_left_out"].items() if count}
     bad = ", ".join(f"{count:,} of {split}" for split, count in left_out.items())
     unreadable = f"unreadable images: {bad}, left out; 'covpool check' lists them" if bad else ""

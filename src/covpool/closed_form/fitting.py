@@ -146,6 +146,8 @@ class _Fitting(FrozenPass):
             if self.learned or options.finetune:
                 what = "--finetune" if options.finetune else f"the head {self.learned[0]}, which is trained,"
                 raise UsageError(f"{what} needs one process: leave out torchrun, or use covpool train")
+        if options.keep_sums and self.learned:
+            self.log(f"--keep-sums saves nothing if a trained head is the best: {', '.join(self.learned)}")
         if not options.finetune:
             return
         if "val" not in self.sets and self.train_images.group_sizes() is not None:

@@ -47,7 +47,7 @@ from covpool.models.model import PooledClassifier
 from covpool.models.saving import save_model
 from covpool.processes import Processes
 from covpool.storage.files import digest, digest_file
-from covpool.terminal import counted
+from covpool.terminal import counted, printable
 from covpool.training.metrics import Predictions, join_predictions, predictions_of, widest_interval
 from covpool.training.splits import check_classes, contents
 
@@ -105,6 +105,20 @@ class FrozenPass:
         self.noted: set[str] = set()
         self.is_resumed = False
         self.task = HeadVectors(self.fixed, options.dim)
+        if self.split == FOLDED:
+            self._check_folds()
+
+    def _check_folds(self) -> None:
+        """Note classes of one image, which cross-validation leaves out of the classifier that predicts it."""
+        single = np.flatnonzero(np.bincount(self.labels["train"]) == 1)
+        if len(single) == len(self.classes):
+            raise UsageError(
+                f"{self.data} has one image of each class, and no test images to measure the accuracy: add "
+                "images"
+            )
+        if len(single):
+            first = f"{counted(len(single), 'class')}, first {printable(self.classes[single[0]])}"
+            self.log(f"one image, so cross-validation cannot predict it: {first}")
 
     @cached_property
     def work(self) -> Path:

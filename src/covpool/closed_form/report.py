@@ -74,12 +74,13 @@ def write_page(
 
 def table_cells(record: dict[str, Any]) -> list[list[str]]:
     """Return titles, and a row for each head and for fine-tuning."""
-    rows = [["head", "classifier", "top-1 in %", "over gap (95 % interval)"]]
+    rows = [["head", "classifier", "held-out in %", "top-1 in %", "over gap (95 % interval)"]]
     for head in record["heads"]:
         solver = head["solver"] if head["seeds"] is None else f"trained, {counted(head['seeds'], 'seed')}"
-        rows.append([head["head"], solver, f"{100 * head['top1']:.1f}", difference(head["over_gap"])])
+        accuracies = [f"{100 * head[name]:.1f}" for name in ("held_out", "top1")]
+        rows.append([head["head"], solver, *accuracies, difference(head["over_gap"])])
     if tuned := record["finetuned"]:
-        rows.append([f"{tuned['head']}, fine-tuned", "trained", f"{100 * tuned['top1']:.1f}", ""])
+        rows.append([f"{tuned['head']}, fine-tuned", "trained", "", f"{100 * tuned['top1']:.1f}", ""])
     return rows
 
 

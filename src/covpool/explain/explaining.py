@@ -106,8 +106,8 @@ def explain_images(
         figure = out / "sheet.png"
         replace_file(figure, png(draw_sheet(all_explained)))
     replace_file(out / "maps.json", (json.dumps(rows, indent=1) + "\n").encode())
-    gap = max(float(row["gap"]) for row in rows)  # type: ignore[arg-type]
-    return Explanation(out, figure, len(all_explained), bad, all_explained[0].evidence[0].kind, gap)
+    largest = max(float(row["difference"]) for row in rows)  # type: ignore[arg-type]
+    return Explanation(out, figure, len(all_explained), bad, all_explained[0].evidence[0].kind, largest)
 
 
 def explained(
@@ -172,7 +172,7 @@ def class_names(model: PooledClassifier) -> tuple[str, ...]:
     return model.classes or tuple(str(i) for i in range(model.num_classes))
 
 
-def gap(evidence: Evidence) -> float:
+def difference(evidence: Evidence) -> float:
     """Return the difference of a map's sum from the logit, relative to its absolute contributions."""
     parts = [evidence.positions] + ([] if evidence.first_order is None else [evidence.first_order])
     total = sum(float(part.double().sum()) for part in parts) + evidence.rest
@@ -201,7 +201,8 @@ def _draw(explained: Explained, beginning: Path, rival: int | None, pairs: bool)
 
 def _numbers(evidence: Evidence) -> dict[str, object]:
     first = None if evidence.first_order is None else evidence.first_order.tolist()
-    kept = {"logit": evidence.logit, "kind": evidence.kind, "rest": evidence.rest, "gap": gap(evidence)}
+    kept = {"logit": evidence.logit, "kind": evidence.kind, "rest": evidence.rest}
+    kept |= {"difference": difference(evidence)}
     return {**kept, "positions": evidence.positions.tolist(), "first_order": first}
 
 

@@ -6,6 +6,12 @@ Equations of the iSQRT-COV paper, and their tests in ``tests/functional/test_new
 - Eqns. (6) and (7), the gradient: :func:`newton_schulz_backward`, ``test_equations_6_and_7``.
 - Not in the paper, the tangent: :func:`newton_schulz_jvp`, ``test_tangent``.
 
+The others are elsewhere, with their tests in ``test_normalization.py`` and ``test_covariance.py``:
+
+- Eqns. (3) and (4), division by the norm and compensation, and their gradients (5) and (8) to (10):
+  :mod:`covpool.functional.scaled_root`.
+- Eqn. (11), the gradient of the covariance: :mod:`covpool.functional.covariance`.
+
 The tests compare with the equations as printed (``tests/functional/paper.py``), and these with
 autograd (``test_the_equations_are_the_gradient``). The paper's N, the number of steps, is K here.
 

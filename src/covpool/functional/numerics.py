@@ -141,7 +141,7 @@ class _Refusal(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> NoReturn:
         raise RuntimeError(
-            "this pooling method can be differentiated only once; isqrt_cov can be differentiated twice"
+            "this function can be differentiated only once; isqrt_cov can be differentiated twice"
         )
 
 

@@ -279,7 +279,8 @@ def _check_pool_module(pool: object, module: object) -> None:
     if module and not is_method(pool):
         raise BundleError(
             f"its pooling method {shown(pool)} is registered by the module {shown(module)}: import it before "
-            "you load the bundle, if you trust it"
+            "you load the bundle, if you trust it (for commands, a package lists it as an entry point of "
+            "covpool.methods)"
         )
 
 

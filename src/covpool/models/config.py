@@ -212,6 +212,9 @@ class ProbeHead(NamedTuple):
     options: dict[str, Any]
 
 
+NO_OPTION = "an option of a head is written @name=value, as in isqrt_cov@dim=64; got {!r}"
+
+
 def parse_head(name: str) -> ProbeHead:
     """Parse the name of a head: ``isqrt_cov``, ``gap``, ``cls``, ``isqrt_cov+gap``, ``isqrt_cov@dim=64``.
 
@@ -224,6 +227,8 @@ def parse_head(name: str) -> ProbeHead:
     """
     first, plus, joined = name.partition("+")
     pool, *given = first.split("@")
+    if ":" in pool or "=" in pool:
+        raise UsageError(NO_OPTION.format(name))
     check_method("a head", pool, CLASS_TOKEN)
     options = dict(_option(name, text) for text in given)
     if options and pool in POOLED_ALREADY:
@@ -240,7 +245,7 @@ def parse_head(name: str) -> ProbeHead:
 def _option(head: str, given: str) -> tuple[str, Any]:
     key, equals, value = given.partition("=")
     if not (key and equals and value):
-        raise UsageError(f"an option of a head is written @name=value, as in isqrt_cov@dim=64; got {head!r}")
+        raise UsageError(NO_OPTION.format(head))
     try:
         return key, json.loads(value)
     except ValueError:  # a word

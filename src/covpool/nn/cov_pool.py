@@ -111,6 +111,11 @@ class CovPool(nn.Module):
             self._check_rank(x)
             x = self.reduction(x, weights)
         result: Tensor = self.pooling(x.flatten(2), weights)
+        if result.shape[-1] != self.out_features:  # of a registered method
+            raise UsageError(
+                f"{self.pool} returned {result.shape[-1]} values for each image, but its out_features is "
+                f"{self.out_features}"
+            )
         return result
 
     def _check_rank(self, x: Tensor) -> None:

@@ -39,6 +39,7 @@ def test_numbers_out_of_range(changes: dict[str, Any], sentence: str) -> None:
         ("gap+max", "the part after \\+ in a head must be one of"),
         ("gap+gap", "gap\\+gap is gap twice"),
         ("gap@dim=8", "gap has no options; got 'gap@dim=8'"),
+        ("isqrt_cov:dim=64", "an option of a head is written @name=value, as in isqrt_cov@dim=64; got"),
         ("isqrt_cov@dim", "an option of a head is written @name=value, as in isqrt_cov@dim=64; got"),
     ],
 )

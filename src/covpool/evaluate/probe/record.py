@@ -160,7 +160,7 @@ def table_cells(record: dict[str, Any]) -> list[list[str]]:
     """Return the titles and a row per head: percent, mean ± standard deviation over seeds."""
     heads = record["heads"] or summarized(record)["heads"]
     columns = [name for name in ("val", "test", "svm") if any(head[name] for head in heads)]
-    titles = {"val": _chosen_on(record["images"]), "test": "test", "svm": "SVM, test"}
+    titles = {"val": chosen_on(record["images"]), "test": "test", "svm": "SVM, test"}
     named = [f"{titles[name]}{flip}" for name in columns for flip in ("", ", flip")]
     over = ["over gap"] if any(head.get("over_gap") for head in heads) else []
     # The chosen settings and the cost of each head, next to its accuracy.
@@ -176,7 +176,7 @@ def table_cells(record: dict[str, Any]) -> list[list[str]]:
     return rows
 
 
-def _chosen_on(images: dict[str, int]) -> str:
+def chosen_on(images: dict[str, int]) -> str:
     """Return the title of the accuracies by which the best head is chosen."""
     return "val" if "val" in images else "set aside" if "test" in images else "cross-validated"
 
