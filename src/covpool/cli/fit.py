@@ -66,7 +66,8 @@ def text_of_fit(result: FitResult) -> str:
     lines.append(f"best: {record['best']}{which}, top-1 {record['top1']:.1%} ({where})")
     lines += [f"model: {folder / 'bundle'}", f"report: {folder / 'report.html'}"]
     if record["doubtful_labels"] and (folder / LABELS).exists():
-        lines.append(f"labels to check: {record['doubtful_labels']:,}, first in {folder / LABELS}")
+        count = f"{record['doubtful_labels']:,} of {record['images']['train']:,}"
+        lines.append(f"labels to check: {count}, the most doubtful first, in {folder / LABELS}")
     lines += ["", "next:"]
     for purpose, command in commands(record["arguments"]["data"], folder, record):
         lines += [f"  {command}", f"    {purpose}"]
