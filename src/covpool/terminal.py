@@ -8,7 +8,7 @@ import math
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TextIO
 
 
@@ -160,7 +160,7 @@ class Progress:
         while len(self._samples) > 2 and now - self._samples[1][0] > WINDOW:
             self._samples.popleft()
         began, before = self._samples[0]
-        if done > before:
+        if done > before and now - began >= 1:  # not by what was done before this job began
             words.append(f"{duration((now - began) * (total - done) / (done - before))} {self.left}")
         text = ", ".join([*words, figures] if figures else words)
         if self._bar is None:
@@ -182,6 +182,16 @@ class Progress:
     def __exit__(self, *exception: object) -> None:
         if self._bar is not None:
             self._bar.stop()
+
+
+# Gives a function of the numbers done and to do, for the name of the counted items. ``Progress`` is one.
+Progresses = Callable[[str], contextlib.AbstractContextManager[Callable[[int, int], None]]]
+
+
+@contextlib.contextmanager
+def silent(what: str) -> Iterator[Callable[[int, int], None]]:
+    """No progress bar."""
+    yield lambda done, total: None
 
 
 class NamedProgress:

@@ -352,6 +352,17 @@ def test_exchanged_weights_and_images_are_seen_when_a_fit_resumes(
 
 
 @needs_sparrows
+def test_a_failed_fit_leaves_no_folder(birds: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        fit("brids", **small())
+    for species in sorted((birds / "train").iterdir())[1:]:
+        shutil.rmtree(species)
+    with pytest.raises(UsageError, match="only one class"):
+        fit("birds/train", **small())
+    assert not [path for path in Path("runs").rglob("*") if path.is_file()]
+
+
+@needs_sparrows
 def test_a_slash_at_the_end_is_the_same_data(birds: Path) -> None:
     fit("birds/", heads=("gap",), **small())
     assert fit("./birds", heads=("gap",), **small()).folder == Path("runs/birds")

@@ -44,10 +44,8 @@ class FitResult:
 def run_fit(arguments: FitArguments, options: FitOptions) -> FitResult:
     """Fit."""
     from covpool.closed_form.fitting import fit
-    from covpool.terminal import NamedProgress
 
-    with NamedProgress() as progress:
-        fitted = fit(arguments.data, arguments.out, options, log=progress.log, progress=progress)
+    fitted = fit(arguments.data, arguments.out, options)
     return FitResult(str(fitted.folder), fitted.metrics)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +31,7 @@ from covpool.models.saving import save_model
 from covpool.processes import joined_processes
 from covpool.provenance import new_results
 from covpool.storage.folders import make_folder, remove_folder
-from covpool.terminal import counted, duration, human
+from covpool.terminal import NamedProgress, counted, duration, human
 from covpool.training.metrics import Predictions
 from covpool.training.recipe_files import read_recipe
 from covpool.training.report import PAGE
@@ -41,7 +40,6 @@ from covpool.training.run import train_recipe
 from covpool.training.run_folder import RunFolder, write_predictions
 from covpool.training.splits import split_off
 
-LOGGER = logging.getLogger("covpool")
 VAL_FRACTION = 0.2
 # A training step computes the network once forward, and about twice as much backward.
 STEP_OVER_FORWARD = 3
@@ -75,8 +73,8 @@ def fit(
     out: str | Path | None = None,
     options: FitOptions | None = None,
     *,
-    log: Callable[[str], None] = LOGGER.info,
-    progress: Progress = lambda what, done, total: None,
+    log: Callable[[str], None] | None = None,
+    progress: Progress | None = None,
     **fields: Any,
 ) -> Fitted:
     """Fit a model to a folder of images, and compare covariance pooling with average pooling.
@@ -89,8 +87,9 @@ def fit(
         data: a folder of classes, with or without train, val and test, or any other source of images.
         out: folder of the results (default: ``runs/`` and the name of the data).
         options: the network, the heads, and fine-tuning.
-        log: called with a line at the start of each stage.
-        progress: called with the name of the counted items, the number done and the total.
+        log: called with a line at the start of each stage, instead of printing it.
+        progress: called with the name of the counted items, the number done and the total, instead of
+            printing them.
         **fields: fields of :class:`FitOptions`, such as ``dim=64``.
 
     Example:
@@ -100,10 +99,10 @@ def fit(
     options = (options or FitOptions()).changed(**fields)
     data = str(data) if "://" in str(data) else os.path.normpath(data)
     folder = Path(out) if out is not None else default_folder(data)
-    with joined_processes(options.device, WAIT) as processes, ExitStack() as stack:
+    with joined_processes(options.device, WAIT) as processes, NamedProgress() as shown, ExitStack() as stack:
         processes.by_first(lambda: str(stack.enter_context(options.hold(folder, data))))
-        fitting = processes.together(lambda: _Fitting(data, options, folder, log, progress, processes))
-        return fitting.run()
+        told = (log or shown.log, progress or shown)
+        return processes.together(lambda: _Fitting(data, options, folder, *told, processes)).run()
 
 
 # Minutes that processes wait for the first one, which solves and measures alone.

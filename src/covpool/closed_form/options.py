@@ -15,7 +15,7 @@ from covpool.arguments import FROZEN_DIM, Device, KeyMap, check_choice, check_wh
 from covpool.errors import UsageError, UsageTypeError
 from covpool.evaluate.probe.options import AVERAGE, ProbeOptions
 from covpool.storage.files import json_bytes, read_json, replace_file
-from covpool.storage.folders import held
+from covpool.storage.folders import held, remove_folder
 
 PROTOCOL = "fit"
 # Options that may differ when a fit is resumed or repeated in its folder.
@@ -107,6 +107,7 @@ class FitOptions:
         """Hold the folder of the results, which is new or of a fit with these options."""
         from covpool.evaluate.results import mark_folder, prepare_folder  # here: it imports torch
 
+        is_new = not folder.exists()
         prepare_folder(folder, PROTOCOL, data)
         with held(folder):
             before = read_json(folder / FILE) if (folder / FILE).exists() else self._fixed(data)
@@ -116,7 +117,13 @@ class FitOptions:
                         f"{folder} has results with {name} {before.get(name)!r}: use another --out"
                     )
             mark_folder(folder, PROTOCOL)
-            yield folder
+            empty = {path.name for path in folder.iterdir()}
+            try:
+                yield folder
+            except Exception:
+                if is_new and {path.name for path in folder.iterdir()} == empty:
+                    remove_folder(folder)  # of a mistake that was found before the work
+                raise
 
     def note(self, folder: Path, data: str) -> None:
         """Write the options into the folder, once the network is built: wrong options leave no file."""

@@ -11,7 +11,7 @@ import functools
 import logging
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -230,13 +230,14 @@ LOGGER = logging.getLogger("covpool")
 CHANNELS = (1, 3, 4)
 
 
-def listed(images: Any) -> tuple[list[Any], bool]:
-    """Return images as a list, and whether there may be several: a list, or a batch in one array."""
-    if isinstance(images, np.ndarray | Tensor):
-        return (list(images), True) if images.ndim == 4 else ([images], False)
-    if isinstance(images, Sequence) and not isinstance(images, str):
-        return list(images), True
-    return [images], False
+def all_opened(images: Any) -> tuple[Iterator[Image.Image | Tensor], bool]:
+    """Open images one by one, and return whether there may be several: a list, or a batch in one array."""
+    if isinstance(images, np.ndarray | Tensor) and images.ndim == 4:
+        pixels = _scaled(images)
+        return (_of_pixels(one, isinstance(images, Tensor)) for one in pixels), True
+    if isinstance(images, Sequence) and not isinstance(images, str | bytes):
+        return map(opened, images), True
+    return map(opened, [images]), False
 
 
 def opened(image: Any) -> Image.Image | Tensor:
@@ -247,7 +248,7 @@ def opened(image: Any) -> Image.Image | Tensor:
 
     Raises:
         BadImageError: if a file cannot be read.
-        UsageError: if an array has another shape.
+        UsageError: if an array has another shape, or values that may mean several things.
     """
     from covpool.data.decode import decode, to_rgb
     from covpool.storage.address import read_image
@@ -260,20 +261,46 @@ def opened(image: Any) -> Image.Image | Tensor:
         raise UsageTypeError(
             f"an image must be a path, an image of Pillow, an array or a tensor; got {type(image).__name__}"
         )
+    return _of_pixels(_scaled(image), isinstance(image, Tensor))
+
+
+def _scaled(image: NDArray[Any] | Tensor) -> NDArray[Any]:
+    """Return the uint8 pixels of an image or a batch, or floats if they are preprocessed."""
     if isinstance(image, Tensor):
         image = image.detach().cpu()
         image = image.float() if image.is_floating_point() else image  # NumPy has no bfloat16
-    pixels = np.asarray(image)
-    if pixels.dtype.kind == "f":
-        if pixels.min(initial=0) < 0:
-            _say("the values are normalized already, since some are negative: the image is used as it is")
-            return torch.from_numpy(pixels.copy()).float()
-        largest = 1.0 if pixels.max(initial=0) <= 1 else 255.0
-        _say(f"values are from 0 to {largest:.0f}")
-        pixels = (pixels * (255 / largest)).clip(0, 255).round()
-    elif pixels.dtype != np.uint8:
-        raise UsageTypeError(f"an image has uint8 or floating-point values; got {pixels.dtype}")
-    pixels = _height_width_channels(pixels, first=isinstance(image, Tensor)).astype(np.uint8)
+    values = np.asarray(image)
+    if values.dtype == np.uint8:
+        return values
+    if values.dtype.kind != "f":
+        raise UsageTypeError(f"an image has uint8 or floating-point values; got {values.dtype}")
+    low, high = float(values.min(initial=0)), float(values.max(initial=0))
+    if not (math.isfinite(low) and math.isfinite(high)):
+        raise UsageError("an image has values that are NaN or infinite")
+    # Resizing may exceed the range a little. Preprocessed values are hardly ever larger than 10.
+    if low >= -0.1 and high <= 1.1:
+        largest = 1.0
+    elif low >= -20 and 20 < high <= 275:
+        largest = 255.0
+    elif low < 0 and high <= 20:
+        _say("the values are normalized already, since some are negative: the image is used as it is")
+        return values.astype(np.float32)
+    else:
+        raise UsageError(
+            f"the values of an image are from {low:g} to {high:g}, and not from 0 to 1 or 0 to 255: pass "
+            "uint8, or call the model itself with preprocessed images"
+        )
+    _say(f"values are from 0 to {largest:.0f}")
+    pixels: NDArray[Any] = (values * (255 / largest)).clip(0, 255).round().astype(np.uint8)
+    return pixels
+
+
+def _of_pixels(pixels: NDArray[Any], first: bool) -> Image.Image | Tensor:
+    from covpool.data.decode import to_rgb
+
+    if pixels.dtype != np.uint8:
+        return torch.from_numpy(pixels)
+    pixels = _height_width_channels(pixels, first)
     return to_rgb(Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels))
 
 

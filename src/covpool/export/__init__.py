@@ -38,7 +38,7 @@ class ExportOptions:
             normalized images, ``(B, 3, H, W)``, and ``model.json`` describes the normalization.
         free_size: leave height and width of the images dynamic, where the backbone is convolutional.
         split: split to compare on (default: test if it exists, else val, else train).
-        layout: format of the data, as for :func:`covpool.data.sources.open_images`.
+        layout: layout of the data; ``auto`` detects it.
         limit: largest number of images to compare on, balanced over classes.
         calibration: largest number of training images to calibrate int8 on.
         rounds: number of timed calls of each file.

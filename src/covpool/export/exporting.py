@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -30,12 +30,11 @@ from covpool.export.targets import TARGETS, Exportable
 from covpool.inference.forward import Forward
 from covpool.storage.files import json_bytes, write_file
 from covpool.storage.folders import replace_folder, resolved
+from covpool.terminal import Progresses, silent
 
 EAGER, COMPILED = "torch eager", "torch.compile"
 # Heights and widths, relative to the image size, that a graph with dynamic size is tested on.
 OTHER_SIZES = ((1.2, 1.2), (2.3, 1.5), (0.6, 0.8))
-
-Progresses = Callable[[str], AbstractContextManager[Progress]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +61,7 @@ def export_model(
     *,
     options: ExportOptions | None = None,
     force: bool = False,
-    progress: Progresses = lambda what: nullcontext(lambda done, total: None),
+    progress: Progresses = silent,
 ) -> ExportReport:
     """Export a bundle, and compare every file with the bundle on images.
 
@@ -129,13 +128,17 @@ def write_files(
         assert job.calibration is not None
         return [images for _, images in job.batches(job.calibration, lambda done, total: None)]
 
-    model = Exportable(traced, calibration)
+    model = Exportable(traced, calibration, progress)
     for done, target in enumerate(targets):
+        metadata = {**described, "precision": target.precision}
+        strings = {name: json.dumps(value, ensure_ascii=False) for name, value in metadata.items()}
+        write = partial(target.write, model, folder / target.file, strings)
         with progress(f"files: {target.file}") as bar:
             bar(done, len(targets))
-            metadata = {**described, "precision": target.precision}
-            strings = {name: json.dumps(value, ensure_ascii=False) for name, value in metadata.items()}
-            target.write(model, folder / target.file, strings)
+            if not target.needs_calibration:
+                write()
+        if target.needs_calibration:  # it shows its own progress
+            write()
 
 
 def compare_files(

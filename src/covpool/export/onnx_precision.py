@@ -14,9 +14,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx
@@ -27,7 +27,9 @@ from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, 
 
 from covpool.export.graph import INPUT, Array, backbone_nodes, onnx_session
 from covpool.storage.folders import scratch_folder
+from covpool.terminal import Progresses, silent
 
+Item = TypeVar("Item")
 HALF, FLOAT = TensorProto.FLOAT16, TensorProto.FLOAT
 LARGEST_HALF = float(np.finfo(np.float16).max)
 # Operators with inputs that must be float32, and operators with graphs of their own.
@@ -88,19 +90,20 @@ def to_float16(model: ModelProto) -> ModelProto:
     return converted
 
 
-def to_int8(model: ModelProto, images: Sequence[Array]) -> ModelProto:
+def to_int8(model: ModelProto, images: Sequence[Array], progress: Progresses = silent) -> ModelProto:
     """Return a copy with the backbone in int8: weights per channel, values by their range on ``images``."""
     inside = quantized_nodes(model)
     outside = [node.name for node in model.graph.node if node.name not in inside]
-    rounded, steps = round_weights(model, inside, images)
+    rounded, steps = round_weights(model, inside, images, progress)
     overrides: dict[str, list[dict[str, Any]]] = {
         name: [{"quant_type": QuantType.QInt8, "scale": step, "zero_point": np.int8(0)} for step in sizes]
         for name, sizes in steps.items()
     }
     for channels in overrides.values():
         channels[0]["axis"] = 0
-    feeds = ({INPUT: np.ascontiguousarray(batch)} for batch in images)
     with scratch_folder() as folder, contextlib.ExitStack() as stack:
+        bar = stack.enter_context(progress("batches, to find the ranges of values"))
+        feeds = ({INPUT: np.ascontiguousarray(batch)} for batch in counted_off(images, bar))
         source, target = folder / "float.onnx", folder / "int8.onnx"
         # The quantizer advises through the root logger to preprocess the model first.
         logging.root.addFilter(_keep)
@@ -135,7 +138,7 @@ def quantized_nodes(model: ModelProto) -> set[str]:
 
 
 def round_weights(
-    model: ModelProto, names: set[str], batches: Iterable[Array]
+    model: ModelProto, names: set[str], batches: Sequence[Array], progress: Progresses = silent
 ) -> tuple[ModelProto, dict[str, NDArray[np.float32]]]:
     """Round the weights of some convolutions to int8 so that the errors cancel on images, as GPTQ does.
 
@@ -157,10 +160,19 @@ def round_weights(
     layers = [_Layer(node, numpy_helper.to_array(weights[name])) for name, node in convolutions.items()]
     layers = [layer for layer in layers if layer.inputs <= MAX_INPUTS]
     if layers:
-        _observe(model, layers, batches)
-    for layer in layers:
-        weights[layer.name].CopyFrom(numpy_helper.from_array(layer.rounded(), layer.name))
+        with progress("batches, to observe the layers") as bar:
+            _observe(model, layers, counted_off(batches, bar))
+    with progress("layers rounded") as bar:
+        for layer in counted_off(layers, bar):
+            weights[layer.name].CopyFrom(numpy_helper.from_array(layer.rounded(), layer.name))
     return rounded, {layer.name: scales(layer.weight) for layer in layers}
+
+
+def counted_off(items: Sequence[Item], progress: Callable[[int, int], None]) -> Iterator[Item]:
+    """Yield items, and tell the progress before each."""
+    for done, item in enumerate(items):
+        progress(done, len(items))
+        yield item
 
 
 def scales(weight: Array) -> NDArray[np.float32]:

@@ -29,6 +29,7 @@ from covpool.export.graph import INPUT, OUTPUT, Array, Runner, Traced, onnx_sess
 from covpool.export.onnx_precision import to_float16, to_int8
 from covpool.export.parity import Parity, Tolerance
 from covpool.storage.files import MAX_WEIGHTS_BYTES, open_regular, write_file
+from covpool.terminal import Progresses, silent
 
 # The size limit of a protobuf message.
 MAX_BYTES = 2**31 - 1
@@ -47,10 +48,12 @@ class Exportable:
     Attributes:
         traced: the graph.
         calibration: reads batches of training images, as the graph receives them.
+        progress: as for :func:`covpool.export.export_model`; for targets that need calibration.
     """
 
     traced: Traced
     calibration: Callable[[], Sequence[Array]]
+    progress: Progresses = silent
 
     @cached_property
     def onnx(self) -> ModelProto:
@@ -212,7 +215,7 @@ class OnnxInt8(Onnx):
 
     def convert(self, model: Exportable) -> ModelProto:
         """Return the graph with the backbone in int8."""
-        return to_int8(model.onnx, model.calibration())
+        return to_int8(model.onnx, model.calibration(), model.progress)
 
 
 class TorchExport(Target):

@@ -356,8 +356,9 @@ def _rows_text(done: Done) -> str:
         again = f", {done.unreachable:,} of them could not be opened (--retry)" if done.unreachable else ""
         return f"{there}, all of them there already{again}"
     rate = done.new_images / max(done.seconds, 1e-9)
+    speed = "" if done.new_images == 1 else f" ({rate:,.0f} images per second)"
     new = "" if done.new_images == done.images else f", {done.new_images:,} rows of them new"
-    lines = [f"{there}{new}, in {duration(done.seconds)} ({rate:,.0f} images per second)"]
+    lines = [f"{there}{new}, in {duration(done.seconds)}{speed}"]
     if done.bad_images:
         lines.append(f"unreadable images: {done.bad_images:,} of the new ones; see the column error")
     if done.unreachable:

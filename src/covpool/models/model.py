@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from covpool.arguments import CLASS_TOKEN, DIM, LAST, check_choice, check_whole
-from covpool.data.transforms import listed, opened
+from covpool.data.transforms import all_opened
 from covpool.errors import UsageError
 from covpool.models.backbone import Backbone, FeatureFormat, prefixed_matcher
 from covpool.models.config import Head, ModelConfig, pool_of, unit
@@ -162,8 +163,9 @@ class PooledClassifier(nn.Module):
         Args:
             images: the path of a photograph, an image of Pillow, an array of NumPy or a tensor, or a list of
                 these. Arrays and tensors are ``(H, W, 3)``, ``(3, H, W)`` or ``(H, W)`` in RGB, with uint8
-                values, or floats from 0 to 1 or from 0 to 255. A fourth dimension in front is a batch. An
-                image with negative values is preprocessed already, as by ``model.transform``.
+                values, or floats from 0 to 1 or from 0 to 255. A fourth dimension in front is a batch. Floats
+                that are clearly negative are preprocessed already, as by ``model.transform``. The range of a
+                batch decides for all its images.
             top: number of classes.
 
         Returns:
@@ -181,14 +183,15 @@ class PooledClassifier(nn.Module):
         if not self.num_classes:
             raise UsageError("the model has no classifier: create it with num_classes=")
         check_whole("top", top)
-        pictures, several = listed(images)
+        if self.classes and len(self.classes) != self.num_classes:
+            raise UsageError(f"the model has {len(self.classes)} class names for {self.num_classes} classes")
+        pictures, several = all_opened(images)
         names = self.classes or [str(k) for k in range(self.num_classes)]
         like, predictions = next(self.parameters()), []
         modes = {module: module.training for module in self.modules()}
         self.eval()
         try:
-            for first in range(0, len(pictures), AT_ONCE):
-                batch = [self._prepared(picture) for picture in pictures[first : first + AT_ONCE]]
+            while batch := [self._prepared(picture) for picture in islice(pictures, AT_ONCE)]:
                 with torch.inference_mode():
                     logits = self(torch.stack(batch).to(like))
                 scores, indices = logits.float().softmax(dim=1).topk(min(top, self.num_classes), dim=1)
@@ -199,8 +202,7 @@ class PooledClassifier(nn.Module):
                 module.training = mode
         return predictions if several else predictions[0]
 
-    def _prepared(self, picture: Picture) -> Tensor:
-        image = opened(picture)
+    def _prepared(self, image: Image.Image | Tensor) -> Tensor:
         if not isinstance(image, Tensor):
             prepared: Tensor = self.transform(image)
             return prepared

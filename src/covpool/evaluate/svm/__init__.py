@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from covpool.data.image_set import ImageSet, class_counts
-from covpool.data.look import Progress, read_content
+from covpool.data.look import read_content
 from covpool.data.sources import open_images, split_names, splits
 from covpool.data.transforms import Preprocessing
 from covpool.errors import UsageError
@@ -43,19 +42,10 @@ from covpool.models.model import PooledClassifier
 from covpool.models.saving import check_replaceable, save_model
 from covpool.processes import Processes, joined_processes
 from covpool.storage.folders import check_outside, held
-from covpool.terminal import counted, human
+from covpool.terminal import Progresses, counted, human, silent
 
 LOGGER = logging.getLogger("covpool")
 MAX_MEMORY = 8.0  # GB
-
-# Returns a progress callback, given the name of the counted items.
-Progresses = Callable[[str], contextlib.AbstractContextManager[Progress]]
-
-
-@contextlib.contextmanager
-def silent(what: str) -> Iterator[Progress]:
-    """No progress bar."""
-    yield lambda done, total: None
 
 
 @dataclass(frozen=True)
