@@ -161,7 +161,7 @@ def test_a_process_that_does_not_answer_is_named(tmp_path: Path, lost: int) -> N
     message = (record / f"stderr-{1 - lost}.txt").read_text()
     name = f"rank {lost} on {socket.gethostname()}" if lost else "the machine with the store of torchrun"
     assert f"{name} does not answer" in message
-    assert "Rerun the command to resume" in message
+    assert "the command stops. Rerun it to resume" in message
     assert launch(2, record, {"recipe": recipe}) == [0, 0]
     assert [event["step"] for event in events(run, "resumed")] == [4]
 
