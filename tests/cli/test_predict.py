@@ -130,6 +130,19 @@ def test_one_unreadable_image_is_an_error(verb: str, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.usefixtures("_here")
+def test_only_unreadable_images_are_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("bad").mkdir()
+    for name in ("1.jpg", "2.jpg"):
+        Path("bad", name).write_text("no image")
+    for _ in range(2):  # also when their rows are there already
+        assert main(["predict", "bundle", "bad", "--workers", "0"]) == 2
+        assert "none of the 2 images of bad can be used; the first, 1.jpg: " in capsys.readouterr().err
+    Path("list.csv").write_text("path\nbad/1.jpg\n")
+    assert main(["predict", "bundle", "list.csv", "--workers", "0", "--out", "listed"]) == 2
+    assert "covpool predict: bad/1.jpg of list.csv cannot be used: " in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("_here")
 def test_a_quoted_pattern(capsys: pytest.CaptureFixture[str]) -> None:
     Path("photos/00001.txt").write_text("no image")
     assert main(["predict", "bundle", "photos/0000[12]*", "--workers", "0", "--json"]) == 0

@@ -93,7 +93,8 @@ def test_every_kind(messy: Path, workers: int | None) -> None:
     assert found(report) == EXPECTED
     assert len(report.problems) == len(EXPECTED)
     assert (report.layout, report.images, report.classes) == ("folder", {"train": 15, "test": 5}, 4)
-    assert list(report.counts) == [problem for problem in REMEDIES if not problem.startswith("too ")]
+    of_tables = ("too large", "too slow", "listed twice")
+    assert list(report.counts) == [problem for problem in REMEDIES if problem not in of_tables]
     assert report.counts["empty class"] == 3
     assert all(line.detail and "\n" not in line.detail for line in report.problems)
     assert details(report, "leak") == ["it has the bytes of train/b/2.jpg"]
@@ -105,6 +106,16 @@ def test_every_kind(messy: Path, workers: int | None) -> None:
         ".nef is not read: raw files of a camera: export them as JPEG or TIFF",
         "it is WEBP: rename it to end in .webp",
     ]
+
+
+def test_a_table_that_names_a_file_twice(tmp_path: Path) -> None:
+    for name, size in {"one": (64, 48), "two": (80, 60)}.items():
+        write(tmp_path / f"{name}.jpg", encode(photo(size), "JPEG"))
+    (tmp_path / "list.csv").write_text("path,label\none.jpg,a\none.jpg,a\ntwo.jpg,a\ntwo.jpg,b\n")
+    report = check(tmp_path / "list.csv")
+    assert {line.problem for line in report.problems} >= {"listed twice", "two labels"}
+    assert details(report, "listed twice") == ["another row names it, as a"]
+    assert details(report, "two labels") == ["another row names it, as a"]
 
 
 def test_files_are_not_changed(messy: Path) -> None:

@@ -159,6 +159,15 @@ def test_redirects_do_not_reach_private_networks(tmp_path: Path, server: Server)
             assert open_unlabeled(f"{server.url}/list.csv").read(0) == b"other"
 
 
+def test_redirects_without_end_are_asked_once(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("covpool.storage.remote.time.sleep", lambda seconds: None)
+    with pytest.raises(ShardError, match="the server redirects without end"):
+        Address.of(f"{server.url}/loop").read()
+    assert server.asked["/loop"] <= 11  # the client follows ten
+    with pytest.raises(ShardError, match="the answer ends before its end"):
+        Address.of(f"{server.url}/short").read()
+
+
 def test_bodies_have_a_limit(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit also applies after decompression."""
     monkeypatch.setattr("covpool.storage.http.MAX_BODY_BYTES", 1 << 20)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from covpool.arguments import Device
 from covpool.cli.main import Command
 from covpool.data import Layout
+from covpool.errors import UsageError
 
 if TYPE_CHECKING:
     from covpool.evaluate.neighbors import Neighbors
@@ -55,8 +56,8 @@ class RetrieveArguments:
         split: split of the queries: train, val or test, or several joined by a plus; test, or else val, or
             else all images if not given.
         gallery: split that is searched, or several joined by a plus; that of the queries if not given. A
-            query never finds itself. Or a folder of covpool embed: then data is a photograph, or a folder of
-            them, to search for.
+            query of a split never finds itself. Or a folder of covpool embed: then data is a photograph, or a
+            folder of up to 24, to search for.
         images: folder of the images in a gallery of covpool embed, to draw the neighbors.
         at: values of k for recall at k.
         engine: ``faiss`` (pip install 'covpool[faiss]') is exact too, but does not report mAP: it ranks no
@@ -120,9 +121,12 @@ def text_of_eval(result: Measured) -> str:
 
 def run_retrieve(arguments: RetrieveArguments, reading: Reading) -> "Measured | Neighbors":
     """Search, and write the folder."""
+    from covpool.data.listing import is_image
     from covpool.evaluate.neighbors import find_neighbors, is_gallery
 
     bundle, gallery = arguments.bundle, arguments.gallery
+    if gallery is not None and not is_gallery(gallery) and is_image(arguments.data):
+        raise UsageError(f"--gallery {gallery} is not a folder of covpool embed")
     if gallery is not None and is_gallery(gallery):
         return find_neighbors(
             bundle,

@@ -72,7 +72,7 @@ def run(arguments: Any, task: Predict | Embed, files: Files, running: Running, r
                     raise
                 continue
             if done.error:
-                raise UsageError(f"{arguments.data} cannot be used: {done.error}")
+                raise UsageError(done.error)
             return done
     raise AssertionError("there is always another folder")
 

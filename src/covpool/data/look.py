@@ -236,8 +236,13 @@ class Collection:
                 break
             if its_label != label and problem == "duplicate":
                 problem, original = "two labels", another
+        name, other = self.name(number), self.name(original)
+        if name == other:  # of a table: two rows name a file
+            _, images, i = self.find(original)
+            of = f"another row names it, as {images.classes[images.label(i)]}"
+            return Problem(name, "listed twice" if problem == "duplicate" else problem, of)
         equal = "bytes" if np.array_equal(self.content[number], self.content[original]) else "pixels"
-        return Problem(self.name(number), problem, f"it has the {equal} of {self.name(original)}")
+        return Problem(name, problem, f"it has the {equal} of {other}")
 
 
 # Stands for the digest of an unreadable image.

@@ -81,7 +81,9 @@ def find_neighbors(
     """
     gallery, out = Path(gallery), Path(out)
     task = _task(gallery, bundle)
-    queries = {image.name: image.content for image in some_images(query, MOST)}
+    queries = {image.name: image.content for image in some_images(query, MOST + 1)}
+    if len(queries) > MOST:
+        raise UsageError(f"{query} has more than {MOST} photographs to search for: pass a folder of fewer")
     vectors = _embedded(bundle, task, queries, device)
     ids, similarities = _nearest(vectors, gallery, most)
     neighbors = {

@@ -162,7 +162,7 @@ class Done:
         seconds: the time it took.
         rows: the predictions of up to 1,000 images; ``None`` for more, whose rows are only in the files.
         unreachable: the number of rows, in all files, whose URL gave no answer.
-        error: if the input is a single image that cannot be read, the reason; else empty.
+        error: if no image can be used, the reason of the first; else empty.
     """
 
     out: str
@@ -256,6 +256,13 @@ def infer_set(
                 manifest.save()
             raise
         manifest.save()
+    rows = None
+    if isinstance(task, Predict) and len(images) <= RETURNED:
+        rows = [row for unit in units for row in read_rows(place.read(writer.file(unit)), kind)]
+    error = ""
+    if len(images) in (1, bad) or (rows and all(row["error"] for row in rows)):
+        first = read_column(place.read(writer.file(units[0])), kind, "error")[0]
+        error = _none_is_good(name, images, first) if first else ""
     return Done(
         out=str(out),
         images=len(images),
@@ -264,14 +271,18 @@ def infer_set(
         new_files=len(left),
         bad_images=bad,
         seconds=time.monotonic() - started,
-        rows=[row for unit in units for row in read_rows(place.read(writer.file(unit)), kind)]
-        if isinstance(task, Predict) and len(images) <= RETURNED
-        else None,
+        rows=rows,
         unreachable=sum(part.facts["unreachable"] for part in manifest.parts.values()),
-        error=(read_column(place.read(writer.file(units[0])), kind, "error")[0] or "")
-        if len(images) == 1
-        else "",
+        error=error,
     )
+
+
+def _none_is_good(name: str, images: ImageSet, error: str) -> str:
+    """Return a sentence on images of which none can be used."""
+    first = image_id(images, 0)
+    if len(images) > 1:
+        return f"none of the {len(images):,} images of {name} can be used; the first, {first}: {error}"
+    return f"{name if name.endswith(first) else f'{first} of {name}'} cannot be used: {error}"
 
 
 def _left(
@@ -356,13 +367,14 @@ def _rows_text(done: Done) -> str:
         again = f", {done.unreachable:,} of them could not be opened (--retry)" if done.unreachable else ""
         return f"{there}, all of them there already{again}"
     rate = done.new_images / max(done.seconds, 1e-9)
-    speed = "" if done.new_images == 1 else f" ({rate:,.0f} images per second)"
+    speed = "" if rate < 1 else f" ({rate:,.0f} images per second)"
     new = "" if done.new_images == done.images else f", {done.new_images:,} rows of them new"
     lines = [f"{there}{new}, in {duration(done.seconds)}{speed}"]
     if done.bad_images:
         lines.append(f"unreadable images: {done.bad_images:,} of the new ones; see the column error")
     if done.unreachable:
         lines.append(
-            f"files and URLs that could not be opened: {done.unreachable:,}; --retry tries them again"
+            f"files and URLs that could not be opened: {done.unreachable:,}; see the column error, and use "
+            "--retry to try them again"
         )
     return "\n".join(lines)

@@ -178,7 +178,8 @@ def patiently(
                 raise ShardError(f"{url} does not exist") from failure
             if isinstance(failure.__cause__, UnreachableError):  # of the resolver of names
                 raise failure.__cause__ from failure
-            wait = None if pause is None else max(pause, _wait_asked(failure))
+            is_final = pause is None or type(failure).__name__ in FINAL
+            wait = None if is_final else max(pause or 0, _wait_asked(failure))
             if wait is None or time.monotonic() + wait > until:
                 raise ShardError(f"{url} cannot be {done}: {_reason(failure)}") from failure
             time.sleep(wait)
@@ -196,8 +197,18 @@ def _wait_asked(error: Exception) -> float:
     return min(float(asked), MAX_WAIT_SECONDS) if asked.isdecimal() else 0.0
 
 
+# Errors of aiohttp, by name: other stores do without it. Those that a retry cannot mend.
+REASONS = {
+    "TooManyRedirects": "the server redirects without end",
+    "ClientPayloadError": "the answer ends before its end",
+}
+FINAL = ("TooManyRedirects",)
+
+
 def _reason(error: Exception) -> str:
     if isinstance(error, TimeoutError) and not str(error):
         return "no complete answer in time"
+    if reason := REASONS.get(type(error).__name__):
+        return reason
     status = _status(error)
     return f"the server answers {status}" if status else str(error) or type(error).__name__

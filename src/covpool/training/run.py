@@ -197,6 +197,7 @@ def _train(
     split, images = splits.reported()
     evaluation: dict[str, Any] = {}
     if images is not None:
+        final.journal.progress.line(f"measure the accuracy on {counted(len(images), 'image')} of {split}")
         load_together(final.learner.best_weights, final.folder.bundle, processes)
         predictions, metrics = final.evaluate(images)
         evaluation = {"split": split, "metrics": metrics}
@@ -206,6 +207,7 @@ def _train(
     summary = _summary(trainer, splits, seconds) | evaluation
     # Maps of evidence need a whole classifier.
     model = final.learner.best_weights if final.learner.classifier is None else None
+    final.journal.progress.line("write the report")
     processes.by_first(lambda: _finish(folder, summary, images, model))
     return summary
 

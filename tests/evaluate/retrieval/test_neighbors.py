@@ -59,6 +59,9 @@ def test_a_photograph_finds_itself_first(
 def test_a_gallery_that_does_not_exist_is_named(bundle: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["retrieve", bundle, str(SPARROWS), "--gallery", "nodir"]) == 2
     assert "--gallery nodir is neither a folder of covpool embed nor a split of " in capsys.readouterr().err
+    photo = next(SPARROWS.rglob("*.jpg"))
+    assert main(["retrieve", bundle, str(photo), "--gallery", "nodir"]) == 2
+    assert "--gallery nodir is not a folder of covpool embed" in capsys.readouterr().err
 
 
 def test_embeddings_of_another_bundle_are_refused(bundle: str, capsys: pytest.CaptureFixture[str]) -> None:
