@@ -126,7 +126,7 @@ def test_classes_of_one_image(birds: Path, capsys: pytest.CaptureFixture[str]) -
     for image in sorted(classes[1].iterdir())[1:]:
         image.unlink()
     assert main(["fit", "birds/train", *SMALL]) == 0
-    assert f"cannot predict it: 1 class, first {classes[1].name}\n" in capsys.readouterr().err
+    assert f"cross-validation cannot predict: 1, first {classes[1].name}\n" in capsys.readouterr().err
     for of_class in (classes[0], classes[2]):
         for image in sorted(of_class.iterdir())[1:]:
             image.unlink()
@@ -326,6 +326,8 @@ def test_flipped_labels_are_found_and_can_be_corrected(
     )
     assert after["images"] == before["images"]
     assert after["top1"] > before["top1"]
+    (command,) = (line for line in capsys.readouterr().out.splitlines() if "--finetune" in line)
+    assert command.endswith(" --trust-rows")
 
 
 @needs_sparrows
@@ -349,6 +351,25 @@ def test_exchanged_weights_and_images_are_seen_when_a_fit_resumes(
             fit("birds", name, **options).model.state_dict() for name in (exchange, f"{exchange} again")
         )
         assert all(torch.equal(resumed[name], again[name]) for name in again)
+
+
+@needs_sparrows
+@pytest.mark.usefixtures("birds")
+def test_another_fit_keeps_sums_and_corrected_labels(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", "birds", *SMALL, "--keep-sums"]) == 0
+    table = Path("runs/birds/labels.csv")
+    written = table.read_bytes()
+    name = sorted(path.name for path in Path("birds/train").iterdir())[0].encode()
+    corrected = written.replace(b"," + name + b",", b",corrected,", 1)
+    assert corrected != written
+    table.write_bytes(corrected)
+    for _ in range(2):  # a table without corrections is not kept
+        assert main(["fit", "birds", *SMALL]) == 0
+    sentence = "runs/birds/labels.csv had other labels: that table is now runs/birds/labels-1.csv"
+    assert capsys.readouterr().err.count(sentence) == 1
+    assert Path("runs/birds/labels-1.csv").read_bytes() == corrected
+    assert table.read_bytes() == written
+    assert Path("runs/birds/sums").is_dir()
 
 
 @needs_sparrows

@@ -58,6 +58,8 @@ def test_update_with_a_new_class_and_more_images(birds: Path, head: str) -> None
     assert list(stages) == ["saved sums, of grown", "images", "regularization strengths"]
     assert (changed.images, changed.classes, changed.new_images, changed.known_images) == (30, 3, 18, 12)
     assert changed.new_classes == 1
+    with pytest.raises(UsageError, match="grown was changed by covpool update, forget or merge"):
+        fit("some", "grown", **options)
     fit("birds", "scratch", **options, **{key: "first" for key in basis})
     assert_same_model("grown", "scratch")
     assert set(changed.model.classes or ()) == {path.name for path in (birds / "train").iterdir()}
@@ -158,10 +160,11 @@ def test_forget_leaves_no_trace_of_an_image(birds: Path) -> None:
     assert not Path("run", "report.html").exists()
 
 
-def test_a_fit_without_sums_removes_those_of_the_fit_before(birds: Path) -> None:
+def test_sums_are_saved_again_by_another_fit_into_the_folder(birds: Path) -> None:
     small_sums(birds, "run")
+    next(birds.glob("train/*/*.jpg")).unlink()
     fit("birds", "run", **small(heads=("gap",)))
-    assert not Path("run", SUMS).exists()
+    assert update("run", "birds").known_images == 29
 
 
 @pytest.mark.parametrize("exact", [True, False])

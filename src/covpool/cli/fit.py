@@ -63,6 +63,9 @@ def text_of_fit(result: FitResult) -> str:
     lines = [aligned(table_cells(record)), ""]
     lines.append(f"best: {record['best']}{which}, top-1 {record['top1']:.1%} ({where})")
     lines += [f"model: {folder / 'bundle'}", f"report: {folder / 'report.html'}"]
+    if record["problems"]:
+        problems = ", ".join(f"{count:,} {problem}" for problem, count in record["problems"].items())
+        lines.append(f"problems: {problems}, in {folder / 'problems.csv'}")
     if record["doubtful_labels"] and (folder / LABELS).exists():
         count = f"{record['doubtful_labels']:,} of {record['images']['train']:,}"
         lines.append(f"labels to check: {count}, the most doubtful first, in {folder / LABELS}")
@@ -173,6 +176,8 @@ def text(result: "Changed") -> str:
         lines.append(f"{verb}: {', '.join(changes)}")
         if result.new_images < 0:
             lines.append("also removed: the report and other files that may show or name these images")
+        else:
+            lines.append("the report and the tables are still those of the fit")
     if result.known_images:
         lines.append(f"already counted: {counted(result.known_images, 'image')}")
     if result.unreadable:

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from covpool.closed_form.kept import SUMS, identity_of, save_sums
-from covpool.closed_form.options import PROTOCOL, FitOptions, default_folder
+from covpool.closed_form.kept import identity_of, save_sums
+from covpool.closed_form.options import PROTOCOL, SUMS, FitOptions, default_folder
 from covpool.closed_form.passing import FOLDED, WORK, FrozenPass, Progress
 from covpool.closed_form.report import Suspects, write_page
 from covpool.closed_form.solve import Solution, solve
@@ -101,8 +101,9 @@ def fit(
     folder = Path(out) if out is not None else default_folder(data)
     with joined_processes(options.device, WAIT) as processes, NamedProgress() as shown, ExitStack() as stack:
         processes.by_first(lambda: str(stack.enter_context(options.hold(folder, data))))
-        told = (log or shown.log, progress or shown)
-        return processes.together(lambda: _Fitting(data, options, folder, *told, processes)).run()
+        options = options.changed(keep_sums=options.keep_sums or (folder / SUMS).exists())
+        watching = (log or shown.log, progress or shown)
+        return processes.together(lambda: _Fitting(data, options, folder, *watching, processes)).run()
 
 
 # Minutes that processes wait for the first one, which solves and measures alone.
@@ -381,7 +382,7 @@ class _Fitting(FrozenPass):
             "finetune_seconds": self._estimate(),
         }
         if suspects is not None:
-            suspects.write_table(self.sets, self.folder)
+            suspects.write_table(self.sets, self.folder, self.log)
         write_page(self.folder, record, predictions, self.measured, suspects, is_tuned=is_tuned)
         write_results(self.folder, record)
         for name in (WORK, "start"):

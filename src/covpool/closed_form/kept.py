@@ -22,6 +22,7 @@ from torch import Tensor
 
 from covpool.arguments import Device
 from covpool.closed_form.heads import ModelVectors, basis_of, set_classifier
+from covpool.closed_form.options import MANIFEST, SUMS
 from covpool.closed_form.solve import solve
 from covpool.closed_form.sums import Sums
 from covpool.closed_form.vectors import Vectors, compute_vectors
@@ -48,12 +49,12 @@ from covpool.storage.folders import (
 from covpool.storage.manifest import Manifest, part_of, read_part
 from covpool.terminal import counted
 
-BUNDLE, SUMS = "bundle", "sums"
+BUNDLE = "bundle"
 # What covpool fit writes about single images: names, pictures, predictions, vectors, and networks that were
 # trained on them.
 TRACES = (
     "report.html",
-    "labels.csv",
+    "labels*.csv",
     "problems.csv",
     "per_class.csv",
     "confusion.png",
@@ -65,7 +66,7 @@ TRACES = (
     "finetune",
     "work",
 )
-TENSORS, MANIFEST = "sums.safetensors", "manifest.json"
+TENSORS = "sums.safetensors"
 Progress = Callable[[str, int, int], None]
 
 
@@ -380,10 +381,10 @@ def _save(
     solution = solve(sums, balance=about["balance"], progress=strengths)
     set_classifier(model, solution, sums.classes)
     metrics = {"held_out": solution.accuracy}
-    for name in traces:
-        remove(root / name)
+    for path in [path for name in traces for path in root.glob(name)]:
+        remove(path)
     save_model(model, root / BUNDLE, metrics=metrics, recipe=card.recipe)
-    save_sums(root / SUMS, sums, about)
+    save_sums(root / SUMS, sums, {**about, "is_changed": True})
     return Changed(
         root,
         len(sums),

@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from covpool.arguments import FROZEN_DIM, Device, KeyMap, check_choice, check_whole, did_you_mean
-from covpool.errors import UsageError, UsageTypeError
+from covpool.errors import StorageError, UsageError, UsageTypeError
 from covpool.evaluate.probe.options import AVERAGE, ProbeOptions
-from covpool.storage.files import json_bytes, read_json, replace_file
+from covpool.storage.files import MAX_TEXT_BYTES, json_bytes, read_file, read_json, replace_file
 from covpool.storage.folders import held, remove_folder
+from covpool.storage.manifest import Manifest
 
 PROTOCOL = "fit"
+# Folder of the sums, and the file there with facts about them.
+SUMS, MANIFEST = "sums", "manifest.json"
 # Options that may differ when a fit is resumed or repeated in its folder.
 FREE = ("finetune", "epochs", "workers", "device", "keep_sums", "engine", "actors", "ray_address")
 FILE = "options.json"
@@ -116,6 +119,7 @@ class FitOptions:
                     raise UsageError(
                         f"{folder} has results with {name} {before.get(name)!r}: use another --out"
                     )
+            _check_unchanged(folder)
             mark_folder(folder, PROTOCOL)
             empty = {path.name for path in folder.iterdir()}
             try:
@@ -133,6 +137,19 @@ class FitOptions:
         values = {name: value for name, value in asdict(self).items() if name not in FREE} | {"data": data}
         fixed: dict[str, Any] = json.loads(json.dumps(values))
         return fixed
+
+
+def _check_unchanged(folder: Path) -> None:
+    """Raise if the model of a fit was changed: another fit into the folder would undo that."""
+    try:
+        about: Any = Manifest.read(read_file(folder / SUMS / MANIFEST, MAX_TEXT_BYTES)).about
+    except (FileNotFoundError, StorageError):  # no sums, or damaged ones
+        return
+    if isinstance(about, dict) and about.get("is_changed"):
+        raise UsageError(
+            f"{folder} was changed by covpool update, forget or merge, and a new fit would undo that: use "
+            "another --out"
+        )
 
 
 def default_folder(data: str | Path) -> Path:

@@ -117,8 +117,8 @@ class FrozenPass:
                 "images"
             )
         if len(single):
-            first = f"{counted(len(single), 'class')}, first {printable(self.classes[single[0]])}"
-            self.log(f"one image, so cross-validation cannot predict it: {first}")
+            first = f"{len(single):,}, first {printable(self.classes[single[0]])}"
+            self.log(f"classes with one image, which cross-validation cannot predict: {first}")
 
     @cached_property
     def work(self) -> Path:

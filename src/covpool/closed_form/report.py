@@ -6,10 +6,13 @@ more probable it is relative to the label.
 
 from __future__ import annotations
 
+import csv
+import io
+import itertools
 import json
 import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +26,8 @@ from covpool.evaluate.probe.record import difference
 from covpool.models.bundle import load_model
 from covpool.models.card import versions
 from covpool.provenance import machine_name
-from covpool.storage.files import replace_file
+from covpool.storage.files import MAX_TEXT_BYTES, read_file, replace_file
+from covpool.storage.remote import rows_are_trusted
 from covpool.terminal import counted, duration
 from covpool.training.metrics import Predictions
 from covpool.training.report import PAGE, SPLITS, environment, next_commands, prediction_values
@@ -92,6 +96,7 @@ def commands(data: str, folder: Path, record: dict[str, Any]) -> list[tuple[str,
         if seconds is not None:
             purpose += f", about {duration(seconds)} on this machine"
         words = ["covpool", "fit", data, "--out", str(folder), *_given(record["arguments"]), "--finetune"]
+        words += ["--trust-rows"] if rows_are_trusted() else []
         lines.append((purpose, shlex.join(words)))
     return lines
 
@@ -119,6 +124,12 @@ def _given(arguments: dict[str, Any]) -> list[str]:
 
 def _word(value: Any) -> str:
     return ",".join(value) if isinstance(value, list | tuple) else json.dumps(value)
+
+
+def _labels(table: bytes) -> set[tuple[str, ...]]:
+    """Return paths and labels of a table."""
+    rows = csv.reader(io.StringIO(table.decode("utf-8", "surrogateescape"), newline=""))
+    return {tuple(row[:2]) for row in rows}
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,12 +166,17 @@ class Suspects:
             for i in self.order[:SHOWN].tolist()
         ]
 
-    def write_table(self, sets: Mapping[str, ImageSet], folder: Path) -> bool:
-        """Write all images and their labels, these first, and return whether the images are files."""
+    def write_table(self, sets: Mapping[str, ImageSet], folder: Path, log: Callable[[str], None]) -> None:
+        """Write all images and their labels, these first. A table with corrected labels is kept."""
         if not all(isinstance(images, ImageFiles) for images in sets.values()):
-            return False
-        replace_file(folder / LABELS, csv_bytes(COLUMNS, list(self._rows(sets))))
-        return True
+            return
+        table, file = csv_bytes(COLUMNS, list(self._rows(sets))), folder / LABELS
+        if file.exists() and _labels(before := read_file(file, MAX_TEXT_BYTES)) != _labels(table):
+            numbers = (folder / f"labels-{number}.csv" for number in itertools.count(1))
+            kept = next(path for path in numbers if not path.exists())
+            replace_file(kept, before)
+            log(f"    {file} had other labels: that table is now {kept}")
+        replace_file(file, table)
 
     def _rows(self, sets: Mapping[str, ImageSet]) -> Iterator[Sequence[object]]:
         classes, held_out, order = self.images.classes, self.held_out, self.order

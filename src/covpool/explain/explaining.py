@@ -102,6 +102,11 @@ def explain_images(
     if not all_explained:
         reason = "none of its images is readable" if bad else "it contains no image"
         raise UsageError(f"{data} cannot be explained: {reason}. Run covpool check to see why.")
+    if rival is not None and all(image.predicted == rival for image in all_explained):
+        raise UsageError(
+            f"--against {names[rival]}: that is the most probable class itself, so there is nothing to "
+            "compare: use another class"
+        )
     if len(all_explained) > 1:
         figure = out / "sheet.png"
         replace_file(figure, png(draw_sheet(all_explained)))

@@ -19,6 +19,7 @@ from covpool.drawing import LIGHT, png
 from covpool.errors import UsageError
 from covpool.models.model import PooledClassifier
 from covpool.storage.files import replace_file
+from covpool.storage.remote import rows_are_trusted
 from covpool.training.metrics import METRICS
 from covpool.training.report.figures import (
     SHOWN,
@@ -174,11 +175,11 @@ def write_comparison(folder: Path, runs: Mapping[str, Path], images: ImageSet | 
 
 def next_commands(folder: Path, data: str = "IMAGES") -> list[tuple[str, str]]:
     """Return the commands to type after a run, each with its purpose."""
-    bundle = shlex.quote(str(folder / "bundle"))
+    bundle, trusted = shlex.quote(str(folder / "bundle")), " --trust-rows" if rows_are_trusted() else ""
     return [
         ("classify photographs", f"covpool predict {bundle} PHOTO.jpg"),
         ("see the evidence for a class", f"covpool explain {bundle} PHOTO.jpg"),
-        ("export to ONNX", f"covpool export {bundle} {shlex.quote(data)} --formats onnx"),
+        ("export to ONNX", f"covpool export {bundle} {shlex.quote(data)} --formats onnx{trusted}"),
     ]
 
 
