@@ -101,9 +101,9 @@ def fit(
     folder = Path(out) if out is not None else default_folder(data)
     with joined_processes(options.device, WAIT) as processes, NamedProgress() as shown, ExitStack() as stack:
         processes.by_first(lambda: str(stack.enter_context(options.hold(folder, data))))
-        options = options.changed(keep_sums=options.keep_sums or (folder / SUMS).exists())
+        chosen = options.changed(keep_sums=options.keep_sums or (folder / SUMS).exists())
         watching = (log or shown.log, progress or shown)
-        return processes.together(lambda: _Fitting(data, options, folder, *watching, processes)).run()
+        return processes.together(lambda: _Fitting(data, chosen, folder, *watching, processes)).run()
 
 
 # Minutes that processes wait for the first one, which solves and measures alone.

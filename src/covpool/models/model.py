@@ -202,7 +202,7 @@ class PooledClassifier(nn.Module):
                 module.training = mode
         return predictions if several else predictions[0]
 
-    def _prepared(self, image: Image.Image | Tensor) -> Tensor:
+    def _prepared(self, image: Image | Tensor) -> Tensor:
         if not isinstance(image, Tensor):
             prepared: Tensor = self.transform(image)
             return prepared
