@@ -135,9 +135,10 @@ def test_classes_of_one_image(birds: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 @needs_sparrows
-def test_two_fits_give_the_same_bits(birds: Path) -> None:
+def test_two_fits_give_the_same_bits(birds: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = (fit("birds", name, **small()).model.state_dict() for name in ("first", "second"))
     assert all(torch.equal(first[name], second[name]) for name in first)
+    assert capsys.readouterr().err.count("2/3 solve gap and isqrt_cov\n") == 2  # shown in Python too
 
 
 @needs_sparrows

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import onnx
 import pytest
@@ -78,9 +80,26 @@ def test_constants_beyond_float16_are_clipped() -> None:
 
 
 @pytest.fixture(scope="module")
-def quantized(prepared: Prepared) -> ModelProto:
+def shown() -> list[tuple[str, int, int]]:
+    """The progress of ``quantized``."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def quantized(prepared: Prepared, shown: list[tuple[str, int, int]]) -> ModelProto:
     noise = np.random.default_rng(0).integers(0, 256, (4, 64, 64, 3), dtype=np.uint8)
-    return to_int8(prepared.model, [noise[:2], noise[2:]])
+    return to_int8(
+        prepared.model,
+        [noise[:2], noise[2:]],
+        lambda what: contextlib.nullcontext(lambda done, total: shown.append((what, done, total))),
+    )
+
+
+@pytest.mark.usefixtures("quantized")
+def test_every_stage_of_int8_shows_its_progress(shown: list[tuple[str, int, int]]) -> None:
+    for what in ("batches, to observe the layers", "batches, to find the ranges of values"):
+        assert [(done, total) for name, done, total in shown if name == what] == [(0, 2), (1, 2)]
+    assert len([name for name, _, _ in shown if name == "layers rounded"]) > 1
 
 
 def test_convolutions_of_the_backbone_are_quantised_by_channel(

@@ -186,9 +186,8 @@ class _Fitting(FrozenPass):
             self._save_best(best["head"], solutions[best["head"]], sums[best["head"]], best)
         else:
             copy_bundle(self.folder / "probe" / "heads" / best["head"], self.folder / "bundle")
-        if not (self.options.keep_sums and best["head"] in self.fixed):
-            remove_folder(self.folder / SUMS)  # of an earlier fit in this folder
             if self.options.keep_sums:
+                remove_folder(self.folder / SUMS)  # of an earlier fit in this folder
                 self.log(f"    no sums are saved: the best head, {best['head']}, is trained")
         return self._report(rows, best, self._suspects(rows, solutions))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,19 @@ def test_embeddings_of_another_bundle_are_refused(bundle: str, capsys: pytest.Ca
     photo = sorted(Path("photos").iterdir())[0]
     assert main(["retrieve", "other", str(photo), "--gallery", "runs/embeddings"]) == 2
     assert "has no embeddings of other: run covpool embed with this bundle" in capsys.readouterr().err
+
+
+def test_more_photographs_than_are_searched_for_are_an_error(
+    bundle: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--workers", "0", "--device", "cpu"]
+    assert main(["embed", bundle, "photos", *words]) == 0
+    photo = next(Path("photos").iterdir())
+    for number in range(25 - len(list(Path("photos").iterdir()))):
+        shutil.copy(photo, Path("photos", f"copy{number}.jpg"))
+    capsys.readouterr()
+    assert main(["retrieve", bundle, "photos", "--gallery", "runs/embeddings", *words]) == 2
+    assert "photos has more than 24 photographs to search for" in capsys.readouterr().err
 
 
 def test_a_gallery_from_others_is_checked(
