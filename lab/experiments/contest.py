@@ -14,7 +14,7 @@ import statistics
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,89 +23,30 @@ from numpy.typing import NDArray
 from covpool.closed_form.solve import Solution
 from covpool.evaluate.probe import ProbeOptions
 from covpool.evaluate.probe.features import fit_head, head_outputs
-from covpool.evaluate.probe.record import difference, paired_difference
 from covpool.models.config import ModelConfig, arrays_of, head_config
 from covpool.models.create import build_model
 from covpool.models.model import PooledClassifier
 from covpool.nn import CovPool
 from covpool.provenance import machine_name
-from lab.experiments.arena import DIGITS
 from lab.experiments.cached_set import CachedSet, Ids
-from lab.experiments.one_pass import BACKBONES, DIMS, Row
-from lab.record import new_record, resumable_file, resumed, write_record
-
-NAME = "contest"
-PUBLISHED = "efficient_probing@batchnorm=true"
-ATTENTIVE = ("abmilp", "simpool", "attentive", "efficient_probing", PUBLISHED)
-FIXED = ("gap", "cov", "mpn_cov", "isqrt_cov")
-TRAINED = (*FIXED, "gem", *ATTENTIVE, "isqrt_cov+gap")
-RATES, DROPS, INPUTS = (3e-4, 1e-3, 3e-3, 1e-2), (0.0, 0.25, 0.5), ("raw", "standardized")
-# The share of the epochs and the number of splits of each round; a quarter of the settings survives a round.
-ROUNDS = ((0.25, 1), (0.5, 2), (1.0, 3))
-SURVIVORS = 4
-SPLITS, SEEDS = 3, 3
-# Fixed heads in closed form, and the numbers of channels to choose from; average pooling has no choice.
-CLOSED = {f"{head}, closed form": head for head in FIXED}
-HEADS = (*CLOSED, *TRAINED)
-# The size of a training run, to say how many hours a cell would take.
-TRAINING_IMAGES = {"sparrows": 629, "flowers": 7370, "cub": 5994, "cars": 8137}
-CHANNELS = {"lite0": 1280, "resnet50": 2048}
-
-
-class Case(Row):
-    """A data set with a backbone at an image size."""
-
-    @property
-    def epochs(self) -> int:
-        """The number of epochs of a training run."""
-        return 60 if self.data == "sparrows" else 20
-
-    @property
-    def values(self) -> int:
-        """The number of values of the features that a training run reads, for the hours of cells."""
-        channels, images = CHANNELS[self.backbone], TRAINING_IMAGES[self.data]
-        return channels * (self.size // 32) ** 2 * images * self.epochs
-
-
-CASES = tuple(
-    Case(*words)
-    for words in (
-        ("sparrows", "lite0", 224),
-        ("sparrows", "resnet50", 224),
-        ("flowers", "lite0", 224),
-        ("cub", "lite0", 224),
-        ("cars", "lite0", 224),
-        ("cub", "resnet50", 224),
-        ("cars", "resnet50", 224),
-        ("cub", "lite0", 448),
-        ("cars", "lite0", 448),
-    )
+from lab.experiments.contest_heads import (
+    CASES,
+    CLOSED,
+    HEADS,
+    NAME,
+    ROUNDS,
+    SEEDS,
+    SPLITS,
+    SURVIVORS,
+    TRAINED,
+    Case,
+    Setting,
+    not_run,
+    settings_of,
 )
-
-
-class Setting(NamedTuple):
-    """What is chosen on held-out images.
-
-    Attributes:
-        lr: learning rate.
-        drop_rate: dropout rate before the classifier.
-        input: ``raw``, or ``standardized`` per channel.
-        features: ``stage`` or ``head``: before or after the channel expansion, for attentive heads.
-    """
-
-    lr: float
-    drop_rate: float
-    input: str
-    features: str = "head"
-
-
-def settings_of(head: str, *, expands: bool) -> list[Setting]:
-    """Return the grid of a head."""
-    both = head in ATTENTIVE and expands
-    return [
-        Setting(*values)
-        for values in itertools.product(RATES, DROPS, INPUTS, ("head", "stage") if both else ("head",))
-    ]
+from lab.experiments.contest_table import page
+from lab.experiments.one_pass import BACKBONES, DIMS
+from lab.record import new_record, resumable_file, resumed, write_record
 
 
 @dataclasses.dataclass
@@ -279,108 +220,6 @@ def _run_closed(contest: Contest, head: str, cell: dict[str, Any]) -> Iterator[N
     if "0" not in cell.setdefault("seeds", {}):
         cell["seeds"]["0"] = contest.closed(head, dim, contest.train, "test", contest.test)
         yield
-
-
-def seeds_of(head: str) -> int:
-    """Return the number of seeds of a head; a closed form has no seed, and runs once."""
-    return 1 if head in CLOSED else SEEDS
-
-
-def summary(case: Case, cells: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the rows of a case: its finished heads, the best one on held-out images first."""
-    finished = {head: cell for head, cell in cells.items() if len(cell.get("seeds", {})) == seeds_of(head)}
-
-    def right_share(head: str) -> NDArray[np.float64]:
-        digits = [seed["right"] for seed in finished[head]["seeds"].values()]
-        shares: NDArray[np.float64] = np.mean(
-            [[DIGITS.index(hit) for hit in seed] for seed in digits], axis=0
-        )
-        return shares
-
-    rivals = [head for head in ATTENTIVE if head in finished]
-    rival = max(rivals, key=lambda head: finished[head]["held_out"], default=None)
-    return [
-        {
-            "head": head,
-            "held_out": cell["held_out"],
-            "top1": statistics.mean(seed["top1"] for seed in cell["seeds"].values()),
-            "setting": cell["setting"],
-            "over_gap": paired_difference(right_share(head), right_share("gap"))
-            if "gap" in finished and head != "gap"
-            else None,
-            "rival": rival,
-            "over_rival": paired_difference(right_share(head), right_share(rival))
-            if rival and head != rival
-            else None,
-        }
-        for head, cell in sorted(finished.items(), key=lambda item: -item[1]["held_out"])
-    ]
-
-
-def label(head: str) -> str:
-    """Return the name of a head in a table, with its classifier: trained, or in closed form."""
-    return f"`{CLOSED[head]}`, closed form" if head in CLOSED else f"`{head}`, trained"
-
-
-def over_columns(rows: list[dict[str, Any]]) -> list[list[str]]:
-    """Return the titles and cells of the gains of a case, without columns that are empty in every row."""
-    titles = {"over_gap": "trained `gap`", "over_rival": "the best attentive head"}
-    shown = [key for key in titles if any(row[key] for row in rows)]
-    head = [f"gain over {titles[key]}, percentage points (95 % interval)" for key in shown]
-    return [head, *([difference(row[key]) for key in shown] for row in rows)]
-
-
-def page(record: Mapping[str, Any]) -> str:
-    """Return the results as Markdown."""
-    lines = [
-        "Top-1 accuracy in percent, without flips. Trained heads: mean of three seeds. Held-out images are "
-        "training images, which choose the setting. lab/contest.md has the protocol. "
-        "Setting of a trained head: learning rate, dropout, input and features; in closed form: d."
-    ]
-    for case in CASES:
-        rows = summary(case, record["cells"].get(case.name, {}))
-        if rows:
-            titles, *gains = over_columns(rows)
-            titles = ["head", "held-out images, %", "test images, %", *titles, "setting"]
-            lines += ["", f"## {case.title}", "", f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
-            for row, over in zip(rows, gains, strict=True):
-                setting = ", ".join(f"{value}" for value in row["setting"].values())
-                cells = [label(row["head"]), f"{100 * row['held_out']:.1f}", f"{100 * row['top1']:.1f}"]
-                lines.append(f"| {' | '.join([*cells, *over, setting])} |")
-    missing = not_run(record)
-    lines += [
-        "",
-        f"## Not run: {len(missing)} of {len(CASES) * len(HEADS)} combinations of a head with a set",
-        "",
-        "Estimated core-hours: those of the same head on another set, scaled by the size of the features. "
-        "A question mark stands for a head that has not finished on any set.",
-        "",
-        f"| head | {' | '.join(case.name for case in CASES)} |",
-        "|---" * (1 + len(CASES)) + "|",
-    ]
-    for head in HEADS:
-        cells = [_hours(record, case, head) if f"{case.name}:{head}" in missing else "done" for case in CASES]
-        lines.append(f"| {label(head)} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def _hours(record: Mapping[str, Any], case: Case, head: str) -> str:
-    for other in CASES:
-        cell = record["cells"].get(other.name, {}).get(head, {})
-        if len(cell.get("seeds", {})) == seeds_of(head):
-            seconds = sum(run["seconds"] for run in (*cell["trials"].values(), *cell["seeds"].values()))
-            return f"{seconds * case.values / other.values / 3600:.1f}"
-    return "?"
-
-
-def not_run(record: Mapping[str, Any]) -> list[str]:
-    """Return the cells that are not finished."""
-    return [
-        f"{case.name}:{head}"
-        for case in CASES
-        for head in HEADS
-        if len(record["cells"].get(case.name, {}).get(head, {}).get("seeds", {})) < seeds_of(head)
-    ]
 
 
 def main(sets: Path, runs: Path, cells: tuple[str, ...] = (), weights: Path | None = None) -> None:

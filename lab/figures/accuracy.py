@@ -15,7 +15,7 @@ from typing import Any
 from covpool.drawing import LIGHT, dress, new_figure, png
 from covpool.evaluate.probe.record import difference
 from covpool.provenance import release
-from lab.experiments import contest
+from lab.experiments import contest_heads, contest_table
 from lab.experiments.one_pass import BACKBONES, ROWS, Row, committed_summaries
 from lab.record import RESULTS, ROOT, read_record, shown_file, with_block
 
@@ -86,19 +86,19 @@ def value(one: Mapping[str, Any] | None, key: str) -> str:
 def contest_tables(record: Mapping[str, Any] | None) -> str:
     """Return a table of heads per set, and how much of the contest is left."""
     lines = []
-    for case in contest.CASES:
-        rows = contest.summary(case, record["cells"].get(case.name, {})) if record else []
+    for case in contest_heads.CASES:
+        rows = contest_table.summary(case, record["cells"].get(case.name, {})) if record else []
         if rows:
-            titles, *cells = contest.over_columns(rows)
+            titles, *cells = contest_table.over_columns(rows)
             lines += [f"**{case.title}**", ""]
             lines += [f"| {' | '.join(['head', 'top-1 accuracy, %', *titles])} |"]
             lines += ["|---" * (2 + len(titles)) + "|"]
             for row, over in zip(rows, cells, strict=True):
-                named = [contest.label(row["head"]), f"{100 * row['top1']:.1f}"]
+                named = [contest_table.label(row["head"]), f"{100 * row['top1']:.1f}"]
                 lines.append(f"| {' | '.join([*named, *over])} |")
             lines += [""]
-    total = len(contest.CASES) * len(contest.HEADS)
-    left = len(contest.not_run(record)) if record else total
+    total = len(contest_heads.CASES) * len(contest_heads.HEADS)
+    left = len(contest_heads.not_run(record)) if record else total
     return "\n".join(
         [*lines, f"Not run yet: {left} of {total} combinations of a head, a data set and a backbone."]
     )
@@ -159,12 +159,12 @@ def _axes(figure: Any, names: list[str]) -> Any:
 def pages() -> dict[Path, str]:
     """Return the pages that quote accuracies, with the figures of the results."""
     summaries = committed_summaries()
-    file = shown_file(RESULTS / release(), contest.NAME)
+    file = shown_file(RESULTS / release(), contest_heads.NAME)
     heads = contest_tables(None if file is None else read_record(file))
     written = {}
     for page in PAGES:
         text = quoted(page.read_text("utf-8"), summaries)
-        for name, block in (("accuracy", table(summaries)), (contest.NAME, heads)):
+        for name, block in (("accuracy", table(summaries)), (contest_heads.NAME, heads)):
             text = with_block(text, name, block) if f"<!-- {name}:begin -->" in text else text
         written[page] = text
     return written

@@ -7,17 +7,9 @@ from typing import Any
 
 import pytest
 
-from lab.experiments.contest import (
-    CASES,
-    ROUNDS,
-    SEEDS,
-    Contest,
-    Setting,
-    page,
-    run_cell,
-    settings_of,
-    summary,
-)
+from lab.experiments.contest import Contest, run_cell
+from lab.experiments.contest_heads import CASES, ROUNDS, SEEDS, Setting, settings_of
+from lab.experiments.contest_table import page, summary
 
 BEST = Setting(1e-2, 0.25, "standardized", "stage")
 

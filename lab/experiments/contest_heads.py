@@ -1,0 +1,97 @@
+"""What the contest compares: data sets with backbones, heads and their settings (``lab/contest.md``)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from lab.experiments.one_pass import Row
+
+NAME = "contest"
+PUBLISHED = "efficient_probing@batchnorm=true"
+ATTENTIVE = ("abmilp", "simpool", "attentive", "efficient_probing", PUBLISHED)
+FIXED = ("gap", "cov", "mpn_cov", "isqrt_cov")
+TRAINED = (*FIXED, "gem", *ATTENTIVE, "isqrt_cov+gap")
+RATES, DROPS, INPUTS = (3e-4, 1e-3, 3e-3, 1e-2), (0.0, 0.25, 0.5), ("raw", "standardized")
+# The share of the epochs and the number of splits of each round; a quarter of the settings survives a round.
+ROUNDS = ((0.25, 1), (0.5, 2), (1.0, 3))
+SURVIVORS = 4
+SPLITS, SEEDS = 3, 3
+# Fixed heads in closed form, and the numbers of channels to choose from; average pooling has no choice.
+CLOSED = {f"{head}, closed form": head for head in FIXED}
+HEADS = (*CLOSED, *TRAINED)
+# The size of a training run, to say how many hours a cell would take.
+TRAINING_IMAGES = {"sparrows": 629, "flowers": 7370, "cub": 5994, "cars": 8137}
+CHANNELS = {"lite0": 1280, "resnet50": 2048}
+
+
+class Case(Row):
+    """A data set with a backbone at an image size."""
+
+    @property
+    def epochs(self) -> int:
+        """The number of epochs of a training run."""
+        return 60 if self.data == "sparrows" else 20
+
+    @property
+    def values(self) -> int:
+        """The number of values of the features that a training run reads, for the hours of cells."""
+        channels, images = CHANNELS[self.backbone], TRAINING_IMAGES[self.data]
+        return channels * (self.size // 32) ** 2 * images * self.epochs
+
+
+CASES = tuple(
+    Case(*words)
+    for words in (
+        ("sparrows", "lite0", 224),
+        ("sparrows", "resnet50", 224),
+        ("flowers", "lite0", 224),
+        ("cub", "lite0", 224),
+        ("cars", "lite0", 224),
+        ("cub", "resnet50", 224),
+        ("cars", "resnet50", 224),
+        ("cub", "lite0", 448),
+        ("cars", "lite0", 448),
+    )
+)
+
+
+class Setting(NamedTuple):
+    """What is chosen on held-out images.
+
+    Attributes:
+        lr: learning rate.
+        drop_rate: dropout rate before the classifier.
+        input: ``raw``, or ``standardized`` per channel.
+        features: ``stage`` or ``head``: before or after the channel expansion, for attentive heads.
+    """
+
+    lr: float
+    drop_rate: float
+    input: str
+    features: str = "head"
+
+
+def settings_of(head: str, *, expands: bool) -> list[Setting]:
+    """Return the grid of a head."""
+    both = head in ATTENTIVE and expands
+    return [
+        Setting(*values)
+        for values in itertools.product(RATES, DROPS, INPUTS, ("head", "stage") if both else ("head",))
+    ]
+
+
+def seeds_of(head: str) -> int:
+    """Return the number of seeds of a head; a closed form has no seed, and runs once."""
+    return 1 if head in CLOSED else SEEDS
+
+
+def not_run(record: Mapping[str, Any]) -> list[str]:
+    """Return the cells that are not finished."""
+    return [
+        f"{case.name}:{head}"
+        for case in CASES
+        for head in HEADS
+        if len(record["cells"].get(case.name, {}).get(head, {}).get("seeds", {})) < seeds_of(head)
+    ]

@@ -1,0 +1,101 @@
+"""The results of the contest as Markdown."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from covpool.evaluate.probe.record import difference, paired_difference
+from lab.experiments.arena import DIGITS
+from lab.experiments.contest_heads import ATTENTIVE, CASES, CLOSED, HEADS, Case, not_run, seeds_of
+
+
+def summary(case: Case, cells: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the rows of a case: its finished heads, the best one on held-out images first."""
+    finished = {head: cell for head, cell in cells.items() if len(cell.get("seeds", {})) == seeds_of(head)}
+
+    def right_share(head: str) -> NDArray[np.float64]:
+        digits = [seed["right"] for seed in finished[head]["seeds"].values()]
+        shares: NDArray[np.float64] = np.mean(
+            [[DIGITS.index(hit) for hit in seed] for seed in digits], axis=0
+        )
+        return shares
+
+    rivals = [head for head in ATTENTIVE if head in finished]
+    rival = max(rivals, key=lambda head: finished[head]["held_out"], default=None)
+    return [
+        {
+            "head": head,
+            "held_out": cell["held_out"],
+            "top1": statistics.mean(seed["top1"] for seed in cell["seeds"].values()),
+            "setting": cell["setting"],
+            "over_gap": paired_difference(right_share(head), right_share("gap"))
+            if "gap" in finished and head != "gap"
+            else None,
+            "rival": rival,
+            "over_rival": paired_difference(right_share(head), right_share(rival))
+            if rival and head != rival
+            else None,
+        }
+        for head, cell in sorted(finished.items(), key=lambda item: -item[1]["held_out"])
+    ]
+
+
+def label(head: str) -> str:
+    """Return the name of a head in a table, with its classifier: trained, or in closed form."""
+    return f"`{CLOSED[head]}`, closed form" if head in CLOSED else f"`{head}`, trained"
+
+
+def over_columns(rows: list[dict[str, Any]]) -> list[list[str]]:
+    """Return the titles and cells of the gains of a case, without columns that are empty in every row."""
+    titles = {"over_gap": "trained `gap`", "over_rival": "the best attentive head"}
+    shown = [key for key in titles if any(row[key] for row in rows)]
+    head = [f"gain over {titles[key]}, percentage points (95 % interval)" for key in shown]
+    return [head, *([difference(row[key]) for key in shown] for row in rows)]
+
+
+def page(record: Mapping[str, Any]) -> str:
+    """Return the results as Markdown."""
+    lines = [
+        "Top-1 accuracy in percent, without flips. Trained heads: mean of three seeds. Held-out images are "
+        "training images, which choose the setting. lab/contest.md has the protocol. "
+        "Setting of a trained head: learning rate, dropout, input and features; in closed form: d."
+    ]
+    for case in CASES:
+        rows = summary(case, record["cells"].get(case.name, {}))
+        if rows:
+            titles, *gains = over_columns(rows)
+            titles = ["head", "held-out images, %", "test images, %", *titles, "setting"]
+            lines += ["", f"## {case.title}", "", f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+            for row, over in zip(rows, gains, strict=True):
+                setting = ", ".join(f"{value}" for value in row["setting"].values())
+                cells = [label(row["head"]), f"{100 * row['held_out']:.1f}", f"{100 * row['top1']:.1f}"]
+                lines.append(f"| {' | '.join([*cells, *over, setting])} |")
+    missing = not_run(record)
+    lines += [
+        "",
+        f"## Not run: {len(missing)} of {len(CASES) * len(HEADS)} combinations of a head with a set",
+        "",
+        "Estimated core-hours: those of the same head on another set, scaled by the size of the features. "
+        "A question mark stands for a head that has not finished on any set.",
+        "",
+        f"| head | {' | '.join(case.name for case in CASES)} |",
+        "|---" * (1 + len(CASES)) + "|",
+    ]
+    for head in HEADS:
+        cells = [_hours(record, case, head) if f"{case.name}:{head}" in missing else "done" for case in CASES]
+        lines.append(f"| {label(head)} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _hours(record: Mapping[str, Any], case: Case, head: str) -> str:
+    for other in CASES:
+        cell = record["cells"].get(other.name, {}).get(head, {})
+        if len(cell.get("seeds", {})) == seeds_of(head):
+            seconds = sum(run["seconds"] for run in (*cell["trials"].values(), *cell["seeds"].values()))
+            return f"{seconds * case.values / other.values / 3600:.1f}"
+    return "?"
