@@ -83,7 +83,7 @@ def few(sparrows: Sparrows, count: int, seed: int) -> dict[str, float]:
         "isqrt_cov",
         sparrows.probing.backbone,
         DIM,
-        sparrows.options.drop_rate,
+        sparrows.options.setting("isqrt_cov").drop_rate,
         expands=sparrows.probing.expands,
     )
     torch.manual_seed(seed)

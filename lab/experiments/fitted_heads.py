@@ -63,7 +63,8 @@ class Heads:
     def build(self, iteration: str) -> PooledClassifier:
         """Build the network with an iteration, from pretrained weights."""
         options = self.options
-        config = head_config("isqrt_cov", self.config, options.dim, options.drop_rate, expands=self.expands)
+        drop_rate = options.setting("isqrt_cov").drop_rate
+        config = head_config("isqrt_cov", self.config, options.dim, drop_rate, expands=self.expands)
         fields = {**vars(config), "pool_options": ITERATIONS[iteration]}
         return build_model(ModelConfig(**fields), pretrained=True)
 

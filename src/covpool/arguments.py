@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Literal
 
 from covpool.errors import UsageError, UsageTypeError
@@ -67,6 +68,14 @@ def check_not_negative(name: str, value: object) -> None:
     """Raise unless ``value`` is a finite number and not below zero."""
     if not 0 <= _number(name, value) < math.inf:
         raise UsageError(f"{name} must be at least 0; got {value}")
+
+
+def check_same(folder: Path, given: Mapping[str, object], earlier: Mapping[str, object]) -> None:
+    """Raise if the results in a folder have other values by name than those given."""
+    for name, value in given.items():
+        if (before := earlier.get(name)) != value:
+            found = f"without {name}" if before is None else f"with {name} {before!r}"
+            raise UsageError(f"{folder} has results {found}: use another --out")
 
 
 def _number(name: str, value: object) -> float:

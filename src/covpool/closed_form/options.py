@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from covpool.arguments import FROZEN_DIM, Device, KeyMap, check_choice, check_whole, did_you_mean
+from covpool.arguments import FROZEN_DIM, Device, KeyMap, check_choice, check_same, check_whole, did_you_mean
 from covpool.errors import StorageError, UsageError, UsageTypeError
 from covpool.evaluate.probe.options import AVERAGE, ProbeOptions
 from covpool.storage.files import MAX_TEXT_BYTES, json_bytes, read_file, read_json, replace_file
@@ -114,11 +114,7 @@ class FitOptions:
         prepare_folder(folder, PROTOCOL, data)
         with held(folder):
             before = read_json(folder / FILE) if (folder / FILE).exists() else self._fixed(data)
-            for name, value in self._fixed(data).items():
-                if before.get(name) != value:
-                    raise UsageError(
-                        f"{folder} has results with {name} {before.get(name)!r}: use another --out"
-                    )
+            check_same(folder, self._fixed(data), before)
             _check_unchanged(folder)
             mark_folder(folder, PROTOCOL)
             empty = {path.name for path in folder.iterdir()}

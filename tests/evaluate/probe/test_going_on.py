@@ -42,7 +42,7 @@ def test_the_same_call_has_nothing_to_do(probed: Any, birds: Path, cache: Path) 
 
 def test_other_settings_want_another_folder(probed: Any, birds: Path, cache: Path) -> None:
     other = dataclasses.replace(OPTIONS, lr=0.1)
-    with pytest.raises(ValueError, match=r"has results with lr 0.003: use another --out"):
+    with pytest.raises(ValueError, match=r"has results without lr: use another --out"):
         probe(str(birds), other, out=probed.folder, cache=cache)
 
 

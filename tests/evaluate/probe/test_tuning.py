@@ -17,7 +17,7 @@ from covpool.data.sources import open_images
 from covpool.data.transforms import Preprocessing, evaluation_transform
 from covpool.evaluate.probe import probe
 from covpool.evaluate.probe.features import head_outputs
-from covpool.evaluate.probe.options import trial_settings
+from covpool.evaluate.probe.options import DEFAULTS, trial_settings
 from covpool.evaluate.probe.record import table_cells
 from covpool.inference.store import FeatureStore
 from covpool.models.bundle import read_card
@@ -36,9 +36,9 @@ def tuned(birds: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def test_trials_fill_the_range_and_more_add_to_fewer() -> None:
-    few, many = (trial_settings(dataclasses.replace(OPTIONS, trials=n)) for n in (4, 40))
+    few, many = (trial_settings(dataclasses.replace(OPTIONS, trials=n), "gap") for n in (4, 40))
     assert many[:4] == few
-    assert few[0] == (OPTIONS.lr, OPTIONS.drop_rate)
+    assert few[0] == DEFAULTS["average"]
     assert min(lr for lr, _ in many) < 6e-4
     assert max(lr for lr, _ in many) > 2e-2
     assert all(0 <= drop <= 0.8 for _, drop in many)
@@ -47,8 +47,8 @@ def test_trials_fill_the_range_and_more_add_to_fewer() -> None:
 
 @pytest.mark.slow
 def test_every_head_has_the_same_trials_and_keeps_its_best(tuned: Any) -> None:
-    expected = [tuple(setting) for setting in trial_settings(TUNED)]
     for head in HEADS:
+        expected = [tuple(setting) for setting in trial_settings(TUNED, head)]
         trials = [trial for trial in tuned.record["trials"] if trial["head"] == head]
         assert [(trial["lr"], trial["drop_rate"]) for trial in trials] == expected
         best = max(trials, key=lambda trial: (trial["val"]["top1_flip"], trial["val"]["top1"]))

@@ -205,11 +205,12 @@ def fit_head(
     model.freeze("backbone")
     batch_size = min(options.batch_size, VIEWS * len(ids))
     steps = options.epochs * (VIEWS * len(ids) // batch_size)
+    lr = options.setting(model.config.pool).lr
     groups = parameter_groups(
-        model, options.lr, weight_decay=options.weight_decay, classifier_factor=1.0, decay_norms=False
+        model, lr, weight_decay=options.weight_decay, classifier_factor=1.0, decay_norms=False
     )
     optimizer = AdamW(groups, fused=True)
-    schedule = OneCycleLR(optimizer, [options.lr] * len(groups), total_steps=max(steps, 2))
+    schedule = OneCycleLR(optimizer, [lr] * len(groups), total_steps=max(steps, 2))
     torch.manual_seed(number("probe", seed))
     model.train()
     for step, (some, views) in enumerate(_batches(ids, batch_size, options.epochs, seed)):

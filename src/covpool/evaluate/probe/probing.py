@@ -245,7 +245,7 @@ class Probing:
     def _tune(self, head: str, record: dict[str, Any]) -> None:
         """Choose the learning rate and the dropout rate of a head, by trials on held-out images."""
         done = [trial for trial in record["trials"] if trial["head"] == head]
-        settings = trial_settings(self.options)
+        settings = trial_settings(self.options, head)
         for setting in settings[len(done) :]:
             self.doing, started = f"trial {len(done) + 1} of {len(settings)}", time.monotonic()
             self.tuned[head] = dataclasses.replace(self.options, **setting._asdict())
@@ -264,8 +264,7 @@ class Probing:
         """Train and evaluate a head with one seed; save the bundle of the first seed."""
         train, val, test = features["train"], features.get("val"), features.get("test")
         row: dict[str, Any] = {"head": head, "seed": seed, "commit": commit, "val": None, "test": None}
-        if self.options.tune:
-            row |= {"lr": self.tuned[head].lr, "drop_rate": self.tuned[head].drop_rate}
+        row |= self._options(head).setting(head)._asdict()
         self.doing, started = f"seed {seed}", time.monotonic()
         predictions: Predictions | None = None
         images = self.train_images
@@ -329,7 +328,8 @@ class Probing:
 
     def _save(self, model: PooledClassifier, folder: Path, head: str, row: dict[str, Any]) -> None:
         model.classes = tuple(self.train_images.classes)
-        recipe = {"protocol": "probe", **dataclasses.asdict(self._options(head))}
+        options = self._options(head)
+        recipe = {"protocol": "probe", **dataclasses.asdict(options), **options.setting(head)._asdict()}
         save_model(model, folder, metrics=row, recipe=recipe)
 
     def _svm(self, model: PooledClassifier, train: CachedFeatures, test: CachedFeatures) -> dict[str, Any]:
@@ -356,7 +356,8 @@ class Probing:
 
     def _config(self, head: str) -> ModelConfig:
         options = self._options(head)
-        return head_config(head, self.backbone, options.dim, options.drop_rate, expands=self.expands)
+        drop_rate = options.setting(head).drop_rate
+        return head_config(head, self.backbone, options.dim, drop_rate, expands=self.expands)
 
     def _built(self, config: ModelConfig) -> PooledClassifier:
         options = self.options

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from covpool.arguments import check_same
 from covpool.data.image_set import ImageSet
 from covpool.errors import UsageError
 from covpool.evaluate.probe.options import AVERAGE
@@ -41,11 +42,7 @@ class ProbeFolder:
         """Raise if the folder holds results with other arguments. Called before anything is computed."""
         given, earlier = plain_json("arguments", arguments), self._earlier()
         before = earlier["arguments"] if earlier else given
-        for name, value in given.items():
-            if name not in FREE and before.get(name) != value:
-                raise UsageError(
-                    f"{self.path} has results with {name} {before.get(name)!r}: use another --out"
-                )
+        check_same(self.path, {name: given[name] for name in given if name not in FREE}, before)
 
     def earlier(self, features: dict[str, str]) -> dict[str, list[dict[str, Any]]]:
         """Return the earlier rows, and the trials of earlier tuning.
@@ -221,10 +218,7 @@ def _summary(name: str, record: dict[str, Any]) -> dict[str, Any]:
             else None
         )
     summary["seconds"] = mean(row["seconds"] for row in rows)
-    # Only tuned rows have a learning rate and a dropout rate of their own.
-    summary |= {
-        name: rows[0][name] for name in ("parameters", "vector", "lr", "drop_rate") if name in rows[0]
-    }
+    summary |= {name: rows[0][name] for name in ("parameters", "vector", "lr", "drop_rate")}
     return summary
 
 
