@@ -33,11 +33,13 @@ from lab.experiments.contest_heads import (
     CASES,
     CLOSED,
     HEADS,
+    LONGER,
     NAME,
     ROUNDS,
     SEEDS,
     SPLITS,
     SURVIVORS,
+    TESTED_ON,
     TRAINED,
     Case,
     Setting,
@@ -138,12 +140,13 @@ class Contest:
         accuracy = float(self.right(model, cached, "train", aside).mean())
         return {"top1": accuracy, "seconds": round(time.process_time() - started, 1)}
 
-    def seed(self, head: str, setting: Setting, seed: int) -> dict[str, Any]:
+    def seed(self, head: str, setting: Setting, seed: int, factor: int) -> dict[str, Any]:
         """Train on all training images, and return which test images are right."""
         started = time.process_time()
-        model, cached = self.trained(head, setting, self.train, self.case.epochs, seed)
+        model, cached = self.trained(head, setting, self.train, factor * self.case.epochs, seed)
         right = self.right(model, cached, "test", self.test)
         return {
+            "factor": factor,
             "top1": float(right.mean()),
             "right": "".join("01"[int(hit)] for hit in right),
             "seconds": round(time.process_time() - started, 1),
@@ -177,30 +180,51 @@ def trial_name(setting: Setting, share: float, split: int) -> str:
     return f"{setting.lr:g},{setting.drop_rate:g},{setting.input},{setting.features},{share:g},{split}"
 
 
-def run_cell(contest: Contest, head: str, cell: dict[str, Any]) -> Iterator[None]:
-    """Choose a setting by successive halving, then train the seeds; yield after every training."""
+def run_cell(contest: Contest, head: str, cell: dict[str, Any], factor: int = 1) -> Iterator[None]:
+    """Choose a setting by successive halving, then train the seeds; yield after every training.
+
+    Args:
+        contest: the case.
+        head: name of the head.
+        cell: its results so far, which are extended.
+        factor: of the number of epochs.
+    """
     if head in CLOSED:
         yield from _run_closed(contest, CLOSED[head], cell)
         return
     trials, settings = cell.setdefault("trials", {}), settings_of(head, expands=contest.expands)
-    for number, (share, splits) in enumerate(ROUNDS):
-        for setting, split in itertools.product(settings, range(splits)):
+
+    def tried(setting: Setting, share: float, splits: int) -> Iterator[None]:
+        for split in range(splits):
             if (name := trial_name(setting, share, split)) not in trials:
                 trials[name] = contest.held_out(head, setting, share, split)
                 yield
-        means = {
-            setting: statistics.mean(
-                trials[trial_name(setting, share, split)]["top1"] for split in range(splits)
-            )
-            for setting in settings
-        }
+
+    def accuracies(setting: Setting, share: float, splits: int) -> list[float]:
+        return [trials[trial_name(setting, share, split)]["top1"] for split in range(splits)]
+
+    for number, (share, splits) in enumerate(ROUNDS):
+        means = {}
+        for setting in settings:
+            yield from tried(setting, factor * share, splits)
+            means[setting] = statistics.mean(accuracies(setting, factor * share, splits))
         keep = 1 if number == len(ROUNDS) - 1 else -(-len(settings) // SURVIVORS)
         settings = sorted(settings, key=lambda setting: -means[setting])[:keep]
-    cell["setting"], cell["held_out"] = settings[0]._asdict(), means[settings[0]]
+    best = settings[0]
+    if contest.case.name == TESTED_ON:
+        yield from tried(best, LONGER, SPLITS)
+        short, long = accuracies(best, 1.0, SPLITS), accuracies(best, LONGER, SPLITS)
+        error = statistics.stdev(short) / SPLITS**0.5
+        factor = cell["factor"] = LONGER if statistics.mean(long) - means[best] >= error else 1
+        if factor == LONGER:
+            means[best] = statistics.mean(long)
+    cell["setting"], cell["held_out"] = best._asdict(), means[best]
     seeds = cell.setdefault("seeds", {})
+    if any(seed.get("factor", 1) != factor for seed in seeds.values()):  # of a run before the test
+        seeds.clear()
     for seed in range(SEEDS):
         if str(seed) not in seeds:
-            seeds[str(seed)] = contest.seed(head, settings[0], seed)
+            seeds[str(seed)] = contest.seed(head, best, seed, factor)
             yield
 
 
@@ -252,7 +276,9 @@ def main(sets: Path, runs: Path, cells: tuple[str, ...] = (), weights: Path | No
         for head in heads:
             new_cell = {"machine": machine_name(record["machine"])}  # where it began
             cell = record["cells"].setdefault(case.name, {}).setdefault(head, new_cell)
-            for _ in run_cell(contest, head, cell):
+            tested = record["cells"].get(TESTED_ON, {}).get(head, {})
+            factor = 1 if case.name == TESTED_ON else tested.get("factor", 1)
+            for _ in run_cell(contest, head, cell, factor):
                 write_record(file, record, page(record))
             write_record(file, record, page(record))
             print(f"{case.name}:{head} is done", flush=True)

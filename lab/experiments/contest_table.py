@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from covpool.evaluate.probe.record import difference, paired_difference
 from lab.experiments.arena import DIGITS
-from lab.experiments.contest_heads import ATTENTIVE, CASES, CLOSED, HEADS, Case, not_run, seeds_of
+from lab.experiments.contest_heads import ATTENTIVE, CASES, CLOSED, HEADS, Case, is_finished, not_run
 
 
 def summary(case: Case, cells: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the rows of a case: its finished heads, the best one on held-out images first."""
-    finished = {head: cell for head, cell in cells.items() if len(cell.get("seeds", {})) == seeds_of(head)}
+    finished = {head: cell for head, cell in cells.items() if is_finished(case, head, cell)}
 
     def right_share(head: str) -> NDArray[np.float64]:
         digits = [seed["right"] for seed in finished[head]["seeds"].values()]
@@ -95,7 +95,7 @@ def page(record: Mapping[str, Any]) -> str:
 def _hours(record: Mapping[str, Any], case: Case, head: str) -> str:
     for other in CASES:
         cell = record["cells"].get(other.name, {}).get(head, {})
-        if len(cell.get("seeds", {})) == seeds_of(head):
+        if is_finished(other, head, cell):
             seconds = sum(run["seconds"] for run in (*cell["trials"].values(), *cell["seeds"].values()))
             return f"{seconds * case.values / other.values / 3600:.1f}"
     return "?"

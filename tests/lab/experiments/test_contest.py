@@ -18,6 +18,7 @@ class Recorded:
     """A contest whose trainings are noted and take no time."""
 
     expands = True
+    case = CASES[1]
 
     def __init__(self) -> None:
         self.trained: list[Any] = []
@@ -27,9 +28,9 @@ class Recorded:
         distance = sum(value != best for value, best in zip(setting, BEST, strict=True))
         return {"top1": 0.9 - 0.1 * distance, "seconds": 1.0}
 
-    def seed(self, head: str, setting: Setting, seed: int) -> dict[str, Any]:
-        self.trained.append((setting, 1.0, f"seed {seed}"))
-        return {"top1": 0.5, "right": "0101" if head == "gap" else "1101", "seconds": 1.0}
+    def seed(self, head: str, setting: Setting, seed: int, factor: int) -> dict[str, Any]:
+        self.trained.append((setting, factor, f"seed {seed}"))
+        return {"factor": factor, "top1": 0.5, "right": "0101" if head == "gap" else "1101", "seconds": 1.0}
 
 
 def test_the_best_setting_survives_every_round() -> None:
@@ -54,6 +55,27 @@ def test_a_rerun_goes_on_after_the_last_training() -> None:
     assert interrupted.trained + again.trained == whole.trained
 
 
+@pytest.mark.parametrize(("gain", "factor"), [(0.0, 1), (0.004, 1), (0.01, 2)])
+def test_epochs_double_where_it_helps_by_more_than_the_standard_error(gain: float, factor: int) -> None:
+    class Longer(Recorded):
+        case = CASES[0]
+
+        def held_out(self, head: str, setting: Setting, share: float, split: int) -> dict[str, Any]:
+            trial = super().held_out(head, setting, share, split)
+            return trial | {"top1": trial["top1"] + 0.01 * split + (gain if share > 1 else 0.0)}
+
+    contest = Longer()  # its standard error on the three splits is 0.0058
+    cell: dict[str, Any] = {"seeds": {str(k): {"top1": 0.1, "right": "0"} for k in range(SEEDS)}}
+    list(run_cell(contest, "gap", cell))  # type: ignore[arg-type]
+    assert cell["factor"] == factor
+    assert {seed.get("factor", 1) for seed in cell["seeds"].values()} == {factor}
+    assert [share for _, share, split in contest.trained if split in (0, 1, 2)][-3:] == [2, 2, 2]
+    assert len([1 for one in contest.trained if "seed" in str(one[2])]) == (SEEDS if factor == 2 else 0)
+    others = Recorded()
+    list(run_cell(others, "gap", {}, cell["factor"]))  # type: ignore[arg-type]
+    assert {share for _, share, _ in others.trained} == {factor * share for share in (0.25, 0.5, 1.0)}
+
+
 def test_only_attentive_heads_choose_their_features() -> None:
     assert len(settings_of("isqrt_cov", expands=True)) == len(settings_of("attentive", expands=False)) == 24
 
@@ -63,10 +85,10 @@ def test_the_rival_is_chosen_on_held_out_images() -> None:
     for head in ("gap", "isqrt_cov", "attentive", "simpool"):
         list(run_cell(Recorded(), head, cells.setdefault(head, {})))  # type: ignore[arg-type]
     cells["simpool"]["held_out"] = 0.95
-    rows = {row["head"]: row for row in summary(CASES[0], cells)}
+    rows = {row["head"]: row for row in summary(CASES[1], cells)}
     assert rows["isqrt_cov"]["rival"] == "simpool"
     assert rows["isqrt_cov"]["over_gap"]["mean"] == pytest.approx(0.25)
-    text = page({"cells": {CASES[0].name: cells}})
+    text = page({"cells": {CASES[1].name: cells}})
     assert "| `simpool`, trained | 95.0 | 50.0 |" in text
 
 
