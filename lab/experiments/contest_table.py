@@ -33,6 +33,7 @@ def summary(case: Case, cells: Mapping[str, Any]) -> list[dict[str, Any]]:
             "held_out": cell["held_out"],
             "top1": statistics.mean(seed["top1"] for seed in cell["seeds"].values()),
             "setting": cell["setting"],
+            "minutes": _seconds(cell) / 60,
             "over_gap": paired_difference(right_share(head), right_share("gap"))
             if "gap" in finished and head != "gap"
             else None,
@@ -50,12 +51,14 @@ def label(head: str) -> str:
     return f"`{CLOSED[head]}`, closed form" if head in CLOSED else f"`{head}`, trained"
 
 
-def over_columns(rows: list[dict[str, Any]]) -> list[list[str]]:
-    """Return the titles and cells of the gains of a case, without columns that are empty in every row."""
+def gains_and_times(rows: list[dict[str, Any]]) -> list[list[str]]:
+    """Return the titles and cells of the gains, if any, and of the time of each head of a case."""
     titles = {"over_gap": "trained `gap`", "over_rival": "the best attentive head"}
     shown = [key for key in titles if any(row[key] for row in rows)]
     head = [f"gain over {titles[key]}, percentage points (95 % interval)" for key in shown]
-    return [head, *([difference(row[key]) for key in shown] for row in rows)]
+    times = [f"{row['minutes']:.1f}" for row in rows]
+    gains = ([difference(row[key]) for key in shown] for row in rows)
+    return [[*head, "core-minutes"], *([*over, time] for over, time in zip(gains, times, strict=True))]
 
 
 def page(record: Mapping[str, Any]) -> str:
@@ -63,12 +66,13 @@ def page(record: Mapping[str, Any]) -> str:
     lines = [
         "Top-1 accuracy in percent, without flips. Trained heads: mean of three seeds. Held-out images are "
         "training images, which choose the setting. lab/contest.md has the protocol. "
-        "Setting of a trained head: learning rate, dropout, input and features; in closed form: d."
+        "Core-minutes are those of all trials and seeds, on cached features. Setting of a trained head: "
+        "learning rate, dropout, input and features; in closed form: d."
     ]
     for case in CASES:
         rows = summary(case, record["cells"].get(case.name, {}))
         if rows:
-            titles, *gains = over_columns(rows)
+            titles, *gains = gains_and_times(rows)
             titles = ["head", "held-out images, %", "test images, %", *titles, "setting"]
             lines += ["", f"## {case.title}", "", f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
             for row, over in zip(rows, gains, strict=True):
@@ -96,6 +100,10 @@ def _hours(record: Mapping[str, Any], case: Case, head: str) -> str:
     for other in CASES:
         cell = record["cells"].get(other.name, {}).get(head, {})
         if is_finished(other, head, cell):
-            seconds = sum(run["seconds"] for run in (*cell["trials"].values(), *cell["seeds"].values()))
-            return f"{seconds * case.values / other.values / 3600:.1f}"
+            return f"{_seconds(cell) * case.values / other.values / 3600:.1f}"
     return "?"
+
+
+def _seconds(cell: Mapping[str, Any]) -> float:
+    """Return the time of all trainings of a cell on one core."""
+    return float(sum(run["seconds"] for run in (*cell["trials"].values(), *cell["seeds"].values())))

@@ -89,7 +89,7 @@ def contest_tables(record: Mapping[str, Any] | None) -> str:
     for case in contest_heads.CASES:
         rows = contest_table.summary(case, record["cells"].get(case.name, {})) if record else []
         if rows:
-            titles, *cells = contest_table.over_columns(rows)
+            titles, *cells = contest_table.gains_and_times(rows)
             lines += [f"**{case.title}**", ""]
             lines += [f"| {' | '.join(['head', 'top-1 accuracy, %', *titles])} |"]
             lines += ["|---" * (2 + len(titles)) + "|"]
