@@ -32,8 +32,8 @@ from lab.experiments.cached_set import CachedSet, Ids
 from lab.experiments.contest_heads import (
     CASES,
     CLOSED,
+    FACTORS,
     HEADS,
-    LONGER,
     NAME,
     ROUNDS,
     SEEDS,
@@ -140,13 +140,13 @@ class Contest:
         accuracy = float(self.right(model, cached, "train", aside).mean())
         return {"top1": accuracy, "seconds": round(time.process_time() - started, 1)}
 
-    def seed(self, head: str, setting: Setting, seed: int, factor: int) -> dict[str, Any]:
+    def seed(self, head: str, setting: Setting, seed: int, epochs: int) -> dict[str, Any]:
         """Train on all training images, and return which test images are right."""
         started = time.process_time()
-        model, cached = self.trained(head, setting, self.train, factor * self.case.epochs, seed)
+        model, cached = self.trained(head, setting, self.train, epochs, seed)
         right = self.right(model, cached, "test", self.test)
         return {
-            "factor": factor,
+            "epochs": epochs,
             "top1": float(right.mean()),
             "right": "".join("01"[int(hit)] for hit in right),
             "seconds": round(time.process_time() - started, 1),
@@ -180,7 +180,7 @@ def trial_name(setting: Setting, share: float, split: int) -> str:
     return f"{setting.lr:g},{setting.drop_rate:g},{setting.input},{setting.features},{share:g},{split}"
 
 
-def run_cell(contest: Contest, head: str, cell: dict[str, Any], factor: int = 1) -> Iterator[None]:
+def run_cell(contest: Contest, head: str, cell: dict[str, Any], factor: float = 1.0) -> Iterator[None]:
     """Choose a setting by successive halving, then train the seeds; yield after every training.
 
     Args:
@@ -211,20 +211,22 @@ def run_cell(contest: Contest, head: str, cell: dict[str, Any], factor: int = 1)
         keep = 1 if number == len(ROUNDS) - 1 else -(-len(settings) // SURVIVORS)
         settings = sorted(settings, key=lambda setting: -means[setting])[:keep]
     best = settings[0]
+    held_out = means[best]
     if contest.case.name == TESTED_ON:
-        yield from tried(best, LONGER, SPLITS)
-        short, long = accuracies(best, 1.0, SPLITS), accuracies(best, LONGER, SPLITS)
-        error = statistics.stdev(short) / SPLITS**0.5
-        factor = cell["factor"] = LONGER if statistics.mean(long) - means[best] >= error else 1
-        if factor == LONGER:
-            means[best] = statistics.mean(long)
-    cell["setting"], cell["held_out"] = best._asdict(), means[best]
+        error = statistics.stdev(accuracies(best, 1.0, SPLITS)) / SPLITS**0.5
+        for other in FACTORS:
+            yield from tried(best, other, SPLITS)
+            mean = statistics.mean(accuracies(best, other, SPLITS))
+            if mean >= means[best] + error and mean > held_out:
+                factor, held_out = other, mean
+    epochs = cell["epochs"] = round(factor * contest.case.epochs)
+    cell["setting"], cell["held_out"] = best._asdict(), held_out
     seeds = cell.setdefault("seeds", {})
-    if any(seed.get("factor", 1) != factor for seed in seeds.values()):  # of a run before the test
-        seeds.clear()
+    if any(seed.get("epochs", contest.case.epochs) != epochs for seed in seeds.values()):
+        seeds.clear()  # of a run before the test
     for seed in range(SEEDS):
         if str(seed) not in seeds:
-            seeds[str(seed)] = contest.seed(head, best, seed, factor)
+            seeds[str(seed)] = contest.seed(head, best, seed, epochs)
             yield
 
 
@@ -244,6 +246,14 @@ def _run_closed(contest: Contest, head: str, cell: dict[str, Any]) -> Iterator[N
     if "0" not in cell.setdefault("seeds", {}):
         cell["seeds"]["0"] = contest.closed(head, dim, contest.train, "test", contest.test)
         yield
+
+
+def factor_of(record: Mapping[str, Any], case: Case, head: str) -> float:
+    """Return the factor of the epochs of a head that the test found."""
+    tested = record["cells"].get(TESTED_ON, {}).get(head, {})
+    if case.name == TESTED_ON or "epochs" not in tested:
+        return 1.0
+    return float(tested["epochs"] / next(one.epochs for one in CASES if one.name == TESTED_ON))
 
 
 def main(sets: Path, runs: Path, cells: tuple[str, ...] = (), weights: Path | None = None) -> None:
@@ -276,9 +286,7 @@ def main(sets: Path, runs: Path, cells: tuple[str, ...] = (), weights: Path | No
         for head in heads:
             new_cell = {"machine": machine_name(record["machine"])}  # where it began
             cell = record["cells"].setdefault(case.name, {}).setdefault(head, new_cell)
-            tested = record["cells"].get(TESTED_ON, {}).get(head, {})
-            factor = 1 if case.name == TESTED_ON else tested.get("factor", 1)
-            for _ in run_cell(contest, head, cell, factor):
+            for _ in run_cell(contest, head, cell, factor_of(record, case, head)):
                 write_record(file, record, page(record))
             write_record(file, record, page(record))
             print(f"{case.name}:{head} is done", flush=True)

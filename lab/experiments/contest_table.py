@@ -32,7 +32,7 @@ def summary(case: Case, cells: Mapping[str, Any]) -> list[dict[str, Any]]:
             "head": head,
             "held_out": cell["held_out"],
             "top1": statistics.mean(seed["top1"] for seed in cell["seeds"].values()),
-            "setting": cell["setting"],
+            "setting": cell["setting"] | ({"epochs": cell["epochs"]} if "epochs" in cell else {}),
             "minutes": _seconds(cell) / 60,
             "over_gap": paired_difference(right_share(head), right_share("gap"))
             if "gap" in finished and head != "gap"
@@ -67,7 +67,7 @@ def page(record: Mapping[str, Any]) -> str:
         "Top-1 accuracy in percent, without flips. Trained heads: mean of three seeds. Held-out images are "
         "training images, which choose the setting. lab/contest.md has the protocol. "
         "Core-minutes are those of all trials and seeds, on cached features. Setting of a trained head: "
-        "learning rate, dropout, input and features; in closed form: d."
+        "learning rate, dropout, input, features and epochs; in closed form: d."
     ]
     for case in CASES:
         rows = summary(case, record["cells"].get(case.name, {}))

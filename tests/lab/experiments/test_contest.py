@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from lab.experiments.contest import Contest, run_cell
-from lab.experiments.contest_heads import CASES, ROUNDS, SEEDS, Setting, settings_of
+from lab.experiments.contest import Contest, factor_of, run_cell
+from lab.experiments.contest_heads import CASES, ROUNDS, SEEDS, TESTED_ON, Setting, settings_of
 from lab.experiments.contest_table import page, summary
 
 BEST = Setting(1e-2, 0.25, "standardized", "stage")
@@ -28,9 +28,9 @@ class Recorded:
         distance = sum(value != best for value, best in zip(setting, BEST, strict=True))
         return {"top1": 0.9 - 0.1 * distance, "seconds": 1.0}
 
-    def seed(self, head: str, setting: Setting, seed: int, factor: int) -> dict[str, Any]:
-        self.trained.append((setting, factor, f"seed {seed}"))
-        return {"factor": factor, "top1": 0.5, "right": "0101" if head == "gap" else "1101", "seconds": 1.0}
+    def seed(self, head: str, setting: Setting, seed: int, epochs: int) -> dict[str, Any]:
+        self.trained.append((setting, epochs, f"seed {seed}"))
+        return {"epochs": epochs, "top1": 0.5, "right": "0101" if head == "gap" else "1101", "seconds": 1.0}
 
 
 def test_the_best_setting_survives_every_round() -> None:
@@ -55,25 +55,32 @@ def test_a_rerun_goes_on_after_the_last_training() -> None:
     assert interrupted.trained + again.trained == whole.trained
 
 
-@pytest.mark.parametrize(("gain", "factor"), [(0.0, 1), (0.004, 1), (0.01, 2)])
-def test_epochs_double_where_it_helps_by_more_than_the_standard_error(gain: float, factor: int) -> None:
-    class Longer(Recorded):
+@pytest.mark.parametrize(
+    ("gains", "epochs"),
+    [({}, 60), ({2.0: 0.004}, 60), ({2.0: 0.01}, 120), ({0.5: 0.01}, 30), ({0.5: 0.01, 2.0: 0.02}, 120)],
+)
+def test_epochs_change_where_it_helps_by_the_standard_error(gains: dict[float, float], epochs: int) -> None:
+    class Tested(Recorded):
         case = CASES[0]
 
         def held_out(self, head: str, setting: Setting, share: float, split: int) -> dict[str, Any]:
             trial = super().held_out(head, setting, share, split)
-            return trial | {"top1": trial["top1"] + 0.01 * split + (gain if share > 1 else 0.0)}
+            return trial | {"top1": trial["top1"] + 0.01 * split + gains.get(share, 0.0)}
 
-    contest = Longer()  # its standard error on the three splits is 0.0058
+    contest = Tested()  # its standard error on the three splits is 0.0058
     cell: dict[str, Any] = {"seeds": {str(k): {"top1": 0.1, "right": "0"} for k in range(SEEDS)}}
     list(run_cell(contest, "gap", cell))  # type: ignore[arg-type]
-    assert cell["factor"] == factor
-    assert {seed.get("factor", 1) for seed in cell["seeds"].values()} == {factor}
-    assert [share for _, share, split in contest.trained if split in (0, 1, 2)][-3:] == [2, 2, 2]
-    assert len([1 for one in contest.trained if "seed" in str(one[2])]) == (SEEDS if factor == 2 else 0)
+    assert cell["epochs"] == epochs
+    assert {seed.get("epochs", 60) for seed in cell["seeds"].values()} == {epochs}
+    trained_again = [one for one in contest.trained if "seed" in str(one[2])]
+    assert len(trained_again) == (0 if epochs == 60 else SEEDS)
+    factor = factor_of({"cells": {TESTED_ON: {"gap": cell}}}, CASES[1], "gap")
     others = Recorded()
-    list(run_cell(others, "gap", {}, cell["factor"]))  # type: ignore[arg-type]
-    assert {share for _, share, _ in others.trained} == {factor * share for share in (0.25, 0.5, 1.0)}
+    list(run_cell(others, "gap", {}, factor))  # type: ignore[arg-type]
+    assert {one[1] for one in others.trained} == {
+        epochs,
+        *(epochs / 60 * share for share in (0.25, 0.5, 1.0)),
+    }
 
 
 def test_only_attentive_heads_choose_their_features() -> None:
