@@ -39,7 +39,7 @@ from lab.record import new_record, resumable_file, resumed, write_record
 
 NAME = "cub_epochs"
 POOLS = ("gap", "isqrt_cov")
-RATES = (1e-4, 2e-4, 5e-4)
+RATES = (1e-4, 3e-4)
 TRIAL_EPOCHS, EPOCHS = 1, 3
 HELD_OUT = 1 / 3
 
