@@ -1,8 +1,8 @@
 """Write the accuracies of the pages from results of one_pass and contest: ``python -m lab figures accuracy``.
 
 It writes the table between the marks ``accuracy`` of README.md and docs/benchmarks.md, the tables between the
-marks ``contest``, two pictures, and every single figure between ``<!-- one_pass ROW KEY -->`` and
-``<!-- end -->``. Rows that were not run are listed.
+marks ``contest``, two pictures, and every single figure between ``<!-- one_pass ROW KEY -->`` or
+``<!-- contest CASE HEAD -->`` and ``<!-- end -->``. Rows that were not run are listed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DOCS = ROOT / "docs"
 PAGES = (ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted((DOCS / "answers").glob("*.md")))
 BARS = DOCS / "images" / "hero.png"
 INTERVALS = DOCS / "images" / "accuracy.png"
-QUOTED = re.compile(r"(<!-- one_pass (\S+) (\S+) -->).*?(<!-- end -->)")
+QUOTED = re.compile(r"(<!-- (one_pass|contest) (\S+) (.+?) -->).*?(<!-- end -->)")
 NOT_RUN = "not run"
 # Large sets and large images first.
 SETS = ("cars", "cub", "flowers", "sparrows")
@@ -62,13 +62,27 @@ def words(row: Row, between: str = ", ") -> str:
     return f"{set_name(row)}{between}{BACKBONES[row.backbone][1]}, {row.size} px"
 
 
-def quoted(text: str, summaries: Mapping[str, Any]) -> str:
+def quoted(text: str, summaries: Mapping[str, Any], record: Mapping[str, Any] | None) -> str:
     """Return a page in which every marked figure is that of the results."""
 
     def figure(mark: re.Match[str]) -> str:
-        return f"{mark[1]}{value(summaries.get(mark[2]), mark[3])}{mark[4]}"
+        source, row, key = mark.group(2, 3, 4)
+        found = (
+            value(summaries.get(row), key) if source == "one_pass" else of_case(record, row).get(key, NOT_RUN)
+        )
+        return f"{mark[1]}{found}{mark[5]}"
 
     return QUOTED.sub(figure, text)
+
+
+def of_case(record: Mapping[str, Any] | None, name: str) -> dict[str, str]:
+    """Return figures of a case of the contest: accuracies, and leads over the best attentive head."""
+    case = next(case for case in contest_heads.CASES if case.name == name)
+    rows = contest_table.summary(case, record["cells"].get(name, {})) if record else []
+    figures = {row["head"]: f"{100 * row['top1']:.1f}" for row in rows}
+    figures |= {f"lead {row['head']}": difference(row["over_rival"]) for row in rows if row["over_rival"]}
+    rival = rows[0]["rival"] if rows else None
+    return figures | ({"rival": f"`{rival}`", "rival top1": figures[rival]} if rival else {})
 
 
 def value(one: Mapping[str, Any] | None, key: str) -> str:
@@ -160,10 +174,11 @@ def pages() -> dict[Path, str]:
     """Return the pages that quote accuracies, with the figures of the results."""
     summaries = committed_summaries()
     file = shown_file(RESULTS / release(), contest_heads.NAME)
-    heads = contest_tables(None if file is None else read_record(file))
+    record = None if file is None else read_record(file)
+    heads = contest_tables(record)
     written = {}
     for page in PAGES:
-        text = quoted(page.read_text("utf-8"), summaries)
+        text = quoted(page.read_text("utf-8"), summaries, record)
         for name, block in (("accuracy", table(summaries)), (contest_heads.NAME, heads)):
             text = with_block(text, name, block) if f"<!-- {name}:begin -->" in text else text
         written[page] = text
