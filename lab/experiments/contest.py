@@ -45,6 +45,7 @@ from lab.experiments.contest_heads import (
     Setting,
     not_run,
     settings_of,
+    trial_name,
 )
 from lab.experiments.contest_table import page
 from lab.experiments.one_pass import BACKBONES, DIMS
@@ -173,11 +174,6 @@ class Contest:
             "right": "".join("01"[int(hit)] for hit in right),
             "seconds": round(time.process_time() - started, 1),
         }
-
-
-def trial_name(setting: Setting, share: float, split: int) -> str:
-    """Return the key of a trial in the results."""
-    return f"{setting.lr:g},{setting.drop_rate:g},{setting.input},{setting.features},{share:g},{split}"
 
 
 def run_cell(contest: Contest, head: str, cell: dict[str, Any], factor: float = 1.0) -> Iterator[None]:

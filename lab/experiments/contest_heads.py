@@ -84,6 +84,11 @@ def settings_of(head: str, *, expands: bool) -> list[Setting]:
     ]
 
 
+def trial_name(setting: Setting, share: float, split: int) -> str:
+    """Return the key of a trial in the results."""
+    return f"{setting.lr:g},{setting.drop_rate:g},{setting.input},{setting.features},{share:g},{split}"
+
+
 def seeds_of(head: str) -> int:
     """Return the number of seeds of a head; a closed form has no seed, and runs once."""
     return 1 if head in CLOSED else SEEDS

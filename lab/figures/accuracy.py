@@ -31,18 +31,20 @@ ORDERED = sorted(ROWS, key=lambda row: (SETS.index(row.data), row.backbone, -row
 COLORS = ("#b6bec7", "#0b6bb8")
 
 
-def table(summaries: Mapping[str, Any]) -> str:
-    """Return the accuracy of both poolings on every set, and the sets that were not run."""
+def table(summaries: Mapping[str, Any], record: Mapping[str, Any] | None) -> str:
+    """Return the accuracy of both poolings and of trained heads on every set; list the sets not run."""
     lines = [
         "| data set | frozen backbone | average pooling | covariance pooling "
-        "| gain in percentage points (95 % interval) |",
-        "|---|---|---|---|---|",
+        "| gain in percentage points (95 % interval) | trained: average pooling | trained: attention head |",
+        "|---|---|---|---|---|---|---|",
     ]
     for row in measured(summaries):
-        one = summaries[row.name]
-        cells = [set_name(row), f"{BACKBONES[row.backbone][1]}, {row.size} px"]
-        cells += [f"{100 * one['gap']:.1f} %", f"**{100 * one['isqrt_cov']:.1f} %**"]
-        lines.append(f"| {' | '.join([*cells, difference(one['over_gap'])])} |")
+        one, trained = summaries[row.name], of_case(record, row.name)
+        cells = [set_name(row), f"{BACKBONES[row.backbone][1]}, {row.size} px", f"{100 * one['gap']:.1f} %"]
+        cells += [f"**{100 * one['isqrt_cov']:.1f} %**", difference(one["over_gap"])]
+        cells += [f"{trained['gap']} %" if "gap" in trained else "–"]
+        cells += [f"{trained['rival top1']} %" if "rival" in trained else "–"]
+        lines.append(f"| {' | '.join(cells)} |")
     missing = [f"{words(row)}" for row in ORDERED if row.name not in summaries]
     return "\n".join([*lines, *(["", f"Not run yet: {'; '.join(missing)}."] if missing else [])])
 
@@ -179,7 +181,7 @@ def pages() -> dict[Path, str]:
     written = {}
     for page in PAGES:
         text = quoted(page.read_text("utf-8"), summaries, record)
-        for name, block in (("accuracy", table(summaries)), (contest_heads.NAME, heads)):
+        for name, block in (("accuracy", table(summaries, record)), (contest_heads.NAME, heads)):
             text = with_block(text, name, block) if f"<!-- {name}:begin -->" in text else text
         written[page] = text
     return written
