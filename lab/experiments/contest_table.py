@@ -125,8 +125,9 @@ def page(record: Mapping[str, Any]) -> str:
         "",
         "## Settings of covpool probe",
         "",
-        "Mean distance to the best setting of a head on held-out images, in percentage points, after a quarter "
-        "of the epochs. The best three settings of each kind of head are shown; the first is the default.",
+        "Mean distance to the best setting of a head on held-out images, in percentage points, after a "
+        "quarter of the epochs. The best three settings of each kind of head are shown; the first is the "
+        "default.",
         "",
         "| kind of head | learning rate | dropout | distance |",
         "|---|---|---|---|",
