@@ -35,6 +35,7 @@ QUOTING = {
     "closed_form.md": ["one_pass", "few_images", "fit_time", "sums"],
     "choose_a_head.md": [
         "one_pass",
+        "contest",
         "fine_grained",
         "fine_tuning",
         "methods",

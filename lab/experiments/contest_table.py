@@ -93,6 +93,21 @@ def shortfalls(record: Mapping[str, Any]) -> dict[str, dict[Choice, float]]:
     return {kind: dict(sorted(below.items(), key=lambda item: item[1])) for kind, below in means.items()}
 
 
+def settings_table(record: Mapping[str, Any]) -> str:
+    """Return the best settings of each kind of head as Markdown."""
+    lines = [
+        "Mean distance to the best setting of a head on held-out images, in percentage points, after a "
+        "quarter of the epochs. The best three settings of each kind of head; the first is the default.",
+        "",
+        "| kind of head | learning rate | dropout | distance |",
+        "|---|---|---|---|",
+    ]
+    for kind, below in shortfalls(record).items():
+        for choice, distance in list(below.items())[:3]:
+            lines.append(f"| {kind} | {choice.lr:g} | {choice.drop_rate:g} | {100 * distance:.1f} |")
+    return "\n".join(lines)
+
+
 def gains_and_times(rows: list[dict[str, Any]]) -> list[list[str]]:
     """Return the titles and cells of the gains, if any, and of the time of each head of a case."""
     titles = {"over_gap": "trained `gap`", "over_rival": "the best attentive head"}
@@ -121,20 +136,7 @@ def page(record: Mapping[str, Any]) -> str:
                 setting = ", ".join(f"{value}" for value in row["setting"].values())
                 cells = [label(row["head"]), f"{100 * row['held_out']:.1f}", f"{100 * row['top1']:.1f}"]
                 lines.append(f"| {' | '.join([*cells, *over, setting])} |")
-    lines += [
-        "",
-        "## Settings of covpool probe",
-        "",
-        "Mean distance to the best setting of a head on held-out images, in percentage points, after a "
-        "quarter of the epochs. The best three settings of each kind of head are shown; the first is the "
-        "default.",
-        "",
-        "| kind of head | learning rate | dropout | distance |",
-        "|---|---|---|---|",
-    ]
-    for kind, below in shortfalls(record).items():
-        for choice, distance in list(below.items())[:3]:
-            lines.append(f"| {kind} | {choice.lr:g} | {choice.drop_rate:g} | {100 * distance:.1f} |")
+    lines += ["", "## Settings of covpool probe", "", settings_table(record)]
     missing = not_run(record)
     lines += [
         "",

@@ -1,8 +1,8 @@
 """Write the accuracies of the pages from results of one_pass and contest: ``python -m lab figures accuracy``.
 
 It writes the table between the marks ``accuracy`` of README.md and docs/benchmarks.md, the tables between the
-marks ``contest``, two pictures, and every single figure between ``<!-- one_pass ROW KEY -->`` or
-``<!-- contest CASE HEAD -->`` and ``<!-- end -->``. Rows that were not run are listed.
+marks ``contest`` and ``settings``, two pictures, and every single figure between ``<!-- one_pass ROW KEY -->``
+or ``<!-- contest CASE HEAD -->`` and ``<!-- end -->``. Rows that were not run are listed.
 """
 
 from __future__ import annotations
@@ -104,6 +104,7 @@ def contest_tables(record: Mapping[str, Any] | None) -> str:
     lines = []
     for case in contest_heads.CASES:
         rows = contest_table.summary(case, record["cells"].get(case.name, {})) if record else []
+        rows.sort(key=lambda row: -row["top1"])
         if rows:
             titles, *cells = contest_table.gains_and_times(rows)
             lines += [f"**{case.title}**", ""]
@@ -177,11 +178,13 @@ def pages() -> dict[Path, str]:
     summaries = committed_summaries()
     file = shown_file(RESULTS / release(), contest_heads.NAME)
     record = None if file is None else read_record(file)
-    heads = contest_tables(record)
+    blocks = {"accuracy": table(summaries, record), contest_heads.NAME: contest_tables(record)}
+    if record is not None:
+        blocks["settings"] = contest_table.settings_table(record)
     written = {}
     for page in PAGES:
         text = quoted(page.read_text("utf-8"), summaries, record)
-        for name, block in (("accuracy", table(summaries, record)), (contest_heads.NAME, heads)):
+        for name, block in blocks.items():
             text = with_block(text, name, block) if f"<!-- {name}:begin -->" in text else text
         written[page] = text
     return written
