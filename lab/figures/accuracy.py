@@ -1,8 +1,8 @@
 """Write the accuracies of the pages from results of one_pass and contest: ``python -m lab figures accuracy``.
 
-It writes the table between the marks ``accuracy`` of README.md and docs/benchmarks.md, the tables between the
-marks ``contest`` and ``settings``, two pictures, and every single figure between ``<!-- one_pass ROW KEY -->``
-or ``<!-- contest CASE HEAD -->`` and ``<!-- end -->``. Rows that were not run are listed.
+It writes the blocks between the marks ``accuracy``, ``contest`` and ``settings`` of README.md and docs, two
+pictures, and every figure between ``<!-- one_pass ROW KEY -->`` or ``<!-- contest CASE HEAD -->`` and
+``<!-- end -->``. Rows that were not run are listed.
 """
 
 from __future__ import annotations
