@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from covpool.evaluate.probe.options import DEFAULTS
 from lab.experiments.contest import Contest, factor_of, run_cell
 from lab.experiments.contest_heads import CASES, ROUNDS, SEEDS, TESTED_ON, Setting, settings_of
-from lab.experiments.contest_table import page, summary
+from lab.experiments.contest_table import page, shortfalls, summary
+from lab.record import committed_file, read_record
 
 BEST = Setting(1e-2, 0.25, "standardized", "stage")
 
@@ -85,6 +87,29 @@ def test_epochs_change_where_it_helps_by_the_standard_error(gains: dict[float, f
 
 def test_only_attentive_heads_choose_their_features() -> None:
     assert len(settings_of("isqrt_cov", expands=True)) == len(settings_of("attentive", expands=False)) == 24
+
+
+def test_the_default_of_a_kind_is_the_best_setting_over_its_heads() -> None:
+    class Preferring(Recorded):
+        def held_out(self, head: str, setting: Setting, share: float, split: int) -> dict[str, Any]:
+            best = {"cov": 1e-3, "isqrt_cov": 1e-2, "gap": 3e-3}[head]
+            accuracy = 0.8 if setting.lr == best else 0.75 if setting.lr == 3e-3 else 0.5
+            return {"top1": accuracy - 0.1 * setting.drop_rate, "seconds": 1.0}
+
+    cells: dict[str, Any] = {}
+    for head in ("gap", "cov", "isqrt_cov"):
+        list(run_cell(Preferring(), head, cells.setdefault(head, {})))  # type: ignore[arg-type]
+    below = shortfalls({"cells": {CASES[1].name: cells}})
+    assert {kind: next(iter(settings)) for kind, settings in below.items()} == {
+        "average": (3e-3, 0.0),
+        "covariance": (3e-3, 0.0),  # 5 points below the best for both heads; the others are 15
+    }
+    assert next(iter(below["covariance"].values())) == pytest.approx(0.05)
+
+
+def test_the_defaults_of_probe_are_the_best_of_the_contest() -> None:
+    below = shortfalls(read_record(committed_file("contest")))
+    assert {kind: next(iter(settings)) for kind, settings in below.items()} == DEFAULTS
 
 
 def test_the_rival_is_chosen_on_held_out_images() -> None:
