@@ -142,7 +142,8 @@ def page(record: Mapping[str, Any]) -> str:
         "",
         f"## Not run: {len(missing)} of {len(CASES) * len(HEADS)} combinations of a head with a set",
         "",
-        "Estimated core-hours: those of the same head on another set, scaled by the size of the features. "
+        "Estimated core-hours: those of the same head on another set, scaled by the size of the features "
+        "and, for a closed form, by images and classes. "
         "A question mark stands for a head that has not finished on any set.",
         "",
         f"| head | {' | '.join(case.name for case in CASES)} |",
@@ -155,11 +156,12 @@ def page(record: Mapping[str, Any]) -> str:
 
 
 def _hours(record: Mapping[str, Any], case: Case, head: str) -> str:
-    for other in CASES:
-        cell = record["cells"].get(other.name, {}).get(head, {})
-        if is_finished(other, head, cell):
-            return f"{_seconds(cell) * case.values / other.values / 3600:.1f}"
-    return "?"
+    cells = {other: record["cells"].get(other.name, {}).get(head, {}) for other in CASES}
+    finished = [other for other, cell in cells.items() if is_finished(other, head, cell)]
+    if not finished:
+        return "?"
+    nearest = max(finished, key=lambda other: other.cost(head))
+    return f"{_seconds(cells[nearest]) * case.cost(head) / nearest.cost(head) / 3600:.1f}"
 
 
 def _seconds(cell: Mapping[str, Any]) -> float:
