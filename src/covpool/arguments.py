@@ -74,8 +74,8 @@ def check_same(folder: Path, given: Mapping[str, object], earlier: Mapping[str, 
     """Raise if the results in a folder have other values by name than those given."""
     for name, value in given.items():
         if (before := earlier.get(name)) != value:
-            found = f"without {name}" if before is None else f"with {name} {before!r}"
-            raise UsageError(f"{folder} has results {found}: use another --out")
+            its_own = f"without {name}" if before is None else f"with {name} {before!r}"
+            raise UsageError(f"{folder} has results {its_own}: use another --out")
 
 
 def _number(name: str, value: object) -> float:
