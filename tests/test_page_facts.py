@@ -82,7 +82,7 @@ def test_sets_that_were_not_run_are_listed() -> None:
 
     held = committed_summaries()
     flowers = {"flowers-lite0-224": held["flowers-lite0-224"]}
-    lines = table(flowers, None).splitlines()
+    lines = table(flowers, {}).splitlines()
     assert len(lines) == 5
     assert lines[2].startswith("| Flowers-102 | EfficientNet-Lite0, 224 px | 94.3 % | **96.9 %** | +2.7 (")
     assert lines[2].endswith(" | – | – |")
@@ -90,7 +90,7 @@ def test_sets_that_were_not_run_are_listed() -> None:
     marks = [
         f"<!-- one_pass {mark} -->1<!-- end -->" for mark in ("flowers-lite0-224 d=64", "cub-lite0-224 gap")
     ]
-    assert re.sub(r"<!--.*?-->", "", quoted(" ".join(marks), flowers, None)) == "96.0 not run"
+    assert re.sub(r"<!--.*?-->", "", quoted(" ".join(marks), flowers, {})) == "96.0 not run"
     assert contest_tables(None).startswith("Not run yet: ")
     for draw in (draw_bars, draw_intervals):
         assert draw(flowers) != draw(held)

@@ -31,7 +31,7 @@ ORDERED = sorted(ROWS, key=lambda row: (SETS.index(row.data), row.backbone, -row
 COLORS = ("#b6bec7", "#0b6bb8")
 
 
-def table(summaries: Mapping[str, Any], record: Mapping[str, Any] | None) -> str:
+def table(summaries: Mapping[str, Any], contest: Mapping[str, Mapping[str, str]]) -> str:
     """Return the accuracy of both poolings and of trained heads on every set; list the sets not run."""
     lines = [
         "| data set | frozen backbone | average pooling | covariance pooling "
@@ -39,7 +39,7 @@ def table(summaries: Mapping[str, Any], record: Mapping[str, Any] | None) -> str
         "|---|---|---|---|---|---|---|",
     ]
     for row in measured(summaries):
-        one, trained = summaries[row.name], of_case(record, row.name)
+        one, trained = summaries[row.name], contest.get(row.name, {})
         cells = [set_name(row), f"{BACKBONES[row.backbone][1]}, {row.size} px", f"{100 * one['gap']:.1f} %"]
         cells += [f"**{100 * one['isqrt_cov']:.1f} %**", difference(one["over_gap"])]
         cells += [f"{trained['gap']} %" if "gap" in trained else "–"]
@@ -64,27 +64,31 @@ def words(row: Row, between: str = ", ") -> str:
     return f"{set_name(row)}{between}{BACKBONES[row.backbone][1]}, {row.size} px"
 
 
-def quoted(text: str, summaries: Mapping[str, Any], record: Mapping[str, Any] | None) -> str:
+def quoted(text: str, summaries: Mapping[str, Any], contest: Mapping[str, Mapping[str, str]]) -> str:
     """Return a page in which every marked figure is that of the results."""
 
     def figure(mark: re.Match[str]) -> str:
         source, row, key = mark.group(2, 3, 4)
-        found = (
-            value(summaries.get(row), key) if source == "one_pass" else of_case(record, row).get(key, NOT_RUN)
-        )
-        return f"{mark[1]}{found}{mark[5]}"
+        if source == "one_pass":
+            new = value(summaries.get(row), key)
+        else:
+            new = contest.get(row, {}).get(key, NOT_RUN)
+        return f"{mark[1]}{new}{mark[5]}"
 
     return QUOTED.sub(figure, text)
 
 
-def of_case(record: Mapping[str, Any] | None, name: str) -> dict[str, str]:
-    """Return figures of a case of the contest: accuracies, and leads over the best attentive head."""
-    case = next(case for case in contest_heads.CASES if case.name == name)
-    rows = contest_table.summary(case, record["cells"].get(name, {})) if record else []
-    figures = {row["head"]: f"{100 * row['top1']:.1f}" for row in rows}
-    figures |= {f"lead {row['head']}": difference(row["over_rival"]) for row in rows if row["over_rival"]}
-    rival = rows[0]["rival"] if rows else None
-    return figures | ({"rival": f"`{rival}`", "rival top1": figures[rival]} if rival else {})
+def of_contest(record: Mapping[str, Any] | None) -> dict[str, dict[str, str]]:
+    """Return figures of the contest by case: accuracies, and leads over the best attentive head."""
+    contest = {}
+    for case in contest_heads.CASES:
+        rows = contest_table.summary(case, record["cells"].get(case.name, {})) if record else []
+        figures = {row["head"]: f"{100 * row['top1']:.1f}" for row in rows}
+        figures |= {f"lead {row['head']}": difference(row["over_rival"]) for row in rows if row["over_rival"]}
+        if rows and (rival := rows[0]["rival"]):
+            figures |= {"rival": f"`{rival}`", "rival top1": figures[rival]}
+        contest[case.name] = figures
+    return contest
 
 
 def value(one: Mapping[str, Any] | None, key: str) -> str:
@@ -178,12 +182,13 @@ def pages() -> dict[Path, str]:
     summaries = committed_summaries()
     file = shown_file(RESULTS / release(), contest_heads.NAME)
     record = None if file is None else read_record(file)
-    blocks = {"accuracy": table(summaries, record), contest_heads.NAME: contest_tables(record)}
+    contest = of_contest(record)
+    blocks = {"accuracy": table(summaries, contest), contest_heads.NAME: contest_tables(record)}
     if record is not None:
         blocks["settings"] = contest_table.settings_table(record)
     written = {}
     for page in PAGES:
-        text = quoted(page.read_text("utf-8"), summaries, record)
+        text = quoted(page.read_text("utf-8"), summaries, contest)
         for name, block in blocks.items():
             text = with_block(text, name, block) if f"<!-- {name}:begin -->" in text else text
         written[page] = text
