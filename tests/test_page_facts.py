@@ -243,13 +243,13 @@ def test_recipes_are_all_there() -> None:
     from lab.figures.recipes import page
 
     text = read(DOCS / "recipes.md")
-    assert page(text) == text, "python -m lab figures recipes writes the table anew"
+    assert page(text) == text, "python -m lab figures recipes writes the table"
 
 
 def test_the_picture_of_the_packages_is_that_of_the_imports() -> None:
     from lab.figures.packages import PICTURE, svg
 
-    assert read(PICTURE) == svg(), "python -m lab figures packages draws it anew"
+    assert read(PICTURE) == svg(), "python -m lab figures packages draws it"
     rows = re.findall(r"^\| `(\w+)` \|", read(DOCS / "layout.md"), flags=re.MULTILINE)
     assert rows == [*PACKAGES, *SHARED]
 
