@@ -1,8 +1,9 @@
-"""Write the accuracies of the pages from results of one_pass and contest: ``python -m lab figures accuracy``.
+"""Write the accuracies of the pages from results: ``python -m lab figures accuracy``.
 
-It writes the blocks between the marks ``accuracy``, ``contest`` and ``settings`` of README.md and docs, two
-pictures, and every figure between ``<!-- one_pass ROW KEY -->`` or ``<!-- contest CASE HEAD -->`` and
-``<!-- end -->``. Rows that were not run are listed.
+The results are those of one_pass, contest and cub_epochs. It writes the blocks between the marks
+``accuracy``, ``contest``, ``settings`` and ``cub_epochs`` of README.md and docs, two pictures, and every
+figure between ``<!-- one_pass ROW KEY -->`` or ``<!-- contest CASE HEAD -->`` and ``<!-- end -->``. Rows that
+were not run are listed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 from covpool.drawing import LIGHT, dress, new_figure, png
 from covpool.evaluate.probe.record import difference
 from covpool.provenance import release
-from lab.experiments import contest_heads, contest_table
+from lab.experiments import contest_heads, contest_table, cub_epochs
 from lab.experiments.one_pass import BACKBONES, ROWS, Row, committed_summaries
 from lab.record import RESULTS, ROOT, read_record, shown_file, with_block
 
@@ -180,12 +181,16 @@ def _axes(figure: Any, names: list[str]) -> Any:
 def pages() -> dict[Path, str]:
     """Return the pages that quote accuracies, with the figures of the results."""
     summaries = committed_summaries()
-    file = shown_file(RESULTS / release(), contest_heads.NAME)
-    record = None if file is None else read_record(file)
+    record, epochs = (
+        file and read_record(file)
+        for file in (shown_file(RESULTS / release(), name) for name in (contest_heads.NAME, cub_epochs.NAME))
+    )
     contest = of_contest(record)
     blocks = {"accuracy": table(summaries, contest), contest_heads.NAME: contest_tables(record)}
     if record is not None:
         blocks["settings"] = contest_table.settings_table(record)
+    if epochs is not None:
+        blocks[cub_epochs.NAME] = cub_epochs.table(epochs)
     written = {}
     for page in PAGES:
         text = quoted(page.read_text("utf-8"), summaries, contest)
