@@ -23,6 +23,7 @@ QUOTING = {
     "why_second_order.md": ["why_second_order", "one_pass", "methods", "spectra", "tiny10"],
     "benchmarks.md": [
         "contest",
+        "cub_epochs",
         "one_pass",
         "fine_grained",
         "fine_tuning",

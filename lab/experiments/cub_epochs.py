@@ -178,7 +178,8 @@ def table(record: Mapping[str, Any]) -> str:
     lines = [
         f"Top-1 accuracy in percent on the {record['test_images']:,} test images of CUB-200-2011 at 224 "
         "pixels, without flip. Epoch 0 is the head in closed form on the frozen network. Then all layers "
-        f"train for {EPOCHS} epochs. The learning rate was chosen on held-out training images.",
+        f"train for {EPOCHS} epochs. The learning rate was chosen on held-out training images. Hours are "
+        "those of one core, for training and tests.",
         "",
         f"| network | pooling | rate | seeds | {epochs} | hours |",
         "|---|---|---" + "|---" * (EPOCHS + 3) + "|",
