@@ -28,6 +28,9 @@ from lab.experiments.contest_heads import (
     trial_name,
 )
 
+# Half a percentage point: one of the 209 sparrows that are held out.
+TIE = 0.005
+
 
 def summary(case: Case, cells: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the rows of a case: its finished heads, the best one on held-out images first."""
@@ -71,7 +74,7 @@ def shortfalls(record: Mapping[str, Any]) -> dict[str, dict[Choice, float]]:
 
     It is the mean over the finished cells, in the first round, which tries every setting on the same split,
     for a quarter of the epochs. Settings are those of ``covpool probe``: it does not standardize, and reads
-    no features before the expansion for attentive heads. The first one is the best, and the default.
+    no features before the expansion for attentive heads. The first one is the best.
     """
     found: dict[str, dict[Choice, list[float]]] = {}
     for case in CASES:
@@ -93,18 +96,38 @@ def shortfalls(record: Mapping[str, Any]) -> dict[str, dict[Choice, float]]:
     return {kind: dict(sorted(below.items(), key=lambda item: item[1])) for kind, below in means.items()}
 
 
+def defaults(record: Mapping[str, Any]) -> dict[str, Choice]:
+    """Return the setting of each kind of head that is the default of ``covpool probe``.
+
+    Of the settings within ``TIE`` of the best one, it has the highest learning rate, then the lowest dropout.
+    """
+    return {
+        kind: max(
+            (choice for choice, distance in below.items() if distance < min(below.values()) + TIE),
+            key=lambda choice: (choice.lr, -choice.drop_rate),
+        )
+        for kind, below in shortfalls(record).items()
+    }
+
+
 def settings_table(record: Mapping[str, Any]) -> str:
-    """Return the best settings of each kind of head as Markdown."""
+    """Return the best settings of each kind of head as Markdown, the default in bold."""
     lines = [
         "Mean distance to the best setting of a head on held-out images, in percentage points, after a "
-        "quarter of the epochs. The best three settings of each kind of head; the first is the default.",
+        "quarter of the epochs: the best three settings of each kind of head. The default is bold. "
+        f"Distances that differ by less than {100 * TIE:g} are equal: then the highest learning rate and the "
+        "lowest dropout count.",
         "",
         "| kind of head | learning rate | dropout | distance |",
         "|---|---|---|---|",
     ]
+    chosen = defaults(record)
     for kind, below in shortfalls(record).items():
-        for choice, distance in list(below.items())[:3]:
-            lines.append(f"| {kind} | {choice.lr:g} | {choice.drop_rate:g} | {100 * distance:.1f} |")
+        best = list(below)[:3]
+        for choice in best if chosen[kind] in best else [*best, chosen[kind]]:
+            bold = "**" if choice == chosen[kind] else ""
+            values = (f"{choice.lr:g}", f"{choice.drop_rate:g}", f"{100 * below[choice]:.1f}")
+            lines.append(f"| {' | '.join([kind, *(f'{bold}{value}{bold}' for value in values)])} |")
     return "\n".join(lines)
 
 

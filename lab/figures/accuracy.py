@@ -181,10 +181,8 @@ def _axes(figure: Any, names: list[str]) -> Any:
 def pages() -> dict[Path, str]:
     """Return the pages that quote accuracies, with the figures of the results."""
     summaries = committed_summaries()
-    record, epochs = (
-        file and read_record(file)
-        for file in (shown_file(RESULTS / release(), name) for name in (contest_heads.NAME, cub_epochs.NAME))
-    )
+    shown = (shown_file(RESULTS / release(), name) for name in (contest_heads.NAME, cub_epochs.NAME))
+    record, epochs = (None if file is None else read_record(file) for file in shown)
     contest = of_contest(record)
     blocks = {"accuracy": table(summaries, contest), contest_heads.NAME: contest_tables(record)}
     if record is not None:

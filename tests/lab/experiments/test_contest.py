@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from covpool.evaluate.probe.options import DEFAULTS
+from covpool.evaluate.probe.options import Setting as Choice
+from lab.experiments import contest_table
 from lab.experiments.contest import Contest, factor_of, run_cell
 from lab.experiments.contest_heads import CASES, ROUNDS, SEEDS, TESTED_ON, Setting, settings_of
-from lab.experiments.contest_table import page, shortfalls, summary
+from lab.experiments.contest_table import defaults, page, shortfalls, summary
 from lab.record import committed_file, read_record
 
 BEST = Setting(1e-2, 0.25, "standardized", "stage")
@@ -108,8 +110,16 @@ def test_the_default_of_a_kind_is_the_best_setting_over_its_heads() -> None:
 
 
 def test_the_defaults_of_probe_are_the_best_of_the_contest() -> None:
-    below = shortfalls(read_record(committed_file("contest")))
-    assert {kind: next(iter(settings)) for kind, settings in below.items()} == DEFAULTS
+    assert defaults(read_record(committed_file("contest"))) == DEFAULTS
+
+
+@pytest.mark.parametrize(("behind", "default"), [(0.004, (3e-3, 0.0)), (0.006, (1e-3, 0.0))])
+def test_of_settings_within_half_a_point_the_highest_rate_is_the_default(
+    monkeypatch: pytest.MonkeyPatch, behind: float, default: tuple[float, float]
+) -> None:
+    below = {Choice(1e-3, 0.0): 0.01, Choice(3e-3, 0.25): 0.01 + behind, Choice(3e-3, 0.0): 0.01 + behind}
+    monkeypatch.setattr(contest_table, "shortfalls", lambda record: {"covariance": below})
+    assert contest_table.defaults({}) == {"covariance": default}
 
 
 def test_the_rival_is_chosen_on_held_out_images() -> None:
