@@ -77,6 +77,15 @@ def test_accuracies_are_those_of_one_pass() -> None:
     assert INTERVALS.exists()
 
 
+def test_the_pages_of_results_are_those_of_their_records() -> None:
+    from lab.experiments import contest_table, cub_epochs
+    from lab.record import committed_file, read_record
+
+    for name, page in (("contest", contest_table.page), ("cub_epochs", cub_epochs.table)):
+        file = committed_file(name)
+        assert read(file.with_suffix(".md")) == f"{page(read_record(file))}\n"
+
+
 def test_sets_that_were_not_run_are_listed() -> None:
     from lab.experiments.one_pass import committed_summaries
     from lab.figures.accuracy import contest_tables, draw_bars, draw_intervals, quoted, table
