@@ -19,8 +19,12 @@ from lab.experiments.contest_heads import (
     CASES,
     CLOSED,
     DROPS,
+    FACTORS,
     HEADS,
     RATES,
+    SPLITS,
+    TESTED_ON,
+    TRAINED,
     Case,
     Setting,
     is_finished,
@@ -131,6 +135,38 @@ def settings_table(record: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def epochs_table(record: Mapping[str, Any]) -> str:
+    """Return the test of the number of epochs as Markdown, the chosen number in bold."""
+    case = next(case for case in CASES if case.name == TESTED_ON)
+    factors = sorted((1.0, *FACTORS))
+    counts = [round(factor * case.epochs) for factor in factors]
+    lines = [
+        f"Accuracy on held-out images in percent ({case.title}): mean of {SPLITS} splits with the setting "
+        f"that won, and its standard error after {case.epochs} epochs. Bold is the number of epochs of the "
+        f"head: another number than {case.epochs} must be better by the standard error. On other sets, the "
+        "number of epochs changes by the same factor.",
+        "",
+        f"| head | {' | '.join(f'{count} epochs' for count in counts)} | standard error |",
+        "|---" * (2 + len(counts)) + "|",
+    ]
+    for head in TRAINED:
+        cell = record["cells"].get(case.name, {}).get(head, {})
+        if is_finished(case, head, cell):
+            setting = Setting(**cell["setting"])
+            tried = {
+                factor: [cell["trials"][trial_name(setting, factor, k)]["top1"] for k in range(SPLITS)]
+                for factor in factors
+            }
+            error = statistics.stdev(tried[1.0]) / SPLITS**0.5
+            cells = [
+                f"{bold}{100 * statistics.mean(tried[factor]):.1f}{bold}"
+                for factor, count in zip(factors, counts, strict=True)
+                for bold in ["**" if count == cell["epochs"] else ""]
+            ]
+            lines.append(f"| `{head}` | {' | '.join(cells)} | {100 * error:.1f} |")
+    return "\n".join(lines)
+
+
 def gains_and_times(rows: list[dict[str, Any]]) -> list[list[str]]:
     """Return the titles and cells of the gains, if any, and of the time of each head of a case."""
     titles = {"over_gap": "trained `gap`", "over_rival": "the best attentive head"}
@@ -159,6 +195,7 @@ def page(record: Mapping[str, Any]) -> str:
                 setting = ", ".join(f"{value}" for value in row["setting"].values())
                 cells = [label(row["head"]), f"{100 * row['held_out']:.1f}", f"{100 * row['top1']:.1f}"]
                 lines.append(f"| {' | '.join([*cells, *over, setting])} |")
+    lines += ["", "## Number of epochs", "", epochs_table(record)]
     lines += ["", "## Settings of covpool probe", "", settings_table(record)]
     missing = not_run(record)
     lines += [

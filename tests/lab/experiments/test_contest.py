@@ -11,7 +11,16 @@ from covpool.evaluate.probe.options import DEFAULTS
 from covpool.evaluate.probe.options import Setting as Choice
 from lab.experiments import contest_table
 from lab.experiments.contest import Contest, factor_of, run_cell
-from lab.experiments.contest_heads import CASES, ROUNDS, SEEDS, TESTED_ON, Setting, settings_of
+from lab.experiments.contest_heads import (
+    CASES,
+    ROUNDS,
+    SEEDS,
+    TESTED_ON,
+    Setting,
+    is_finished,
+    settings_of,
+    trial_name,
+)
 from lab.experiments.contest_table import defaults, page, shortfalls, summary
 from lab.record import committed_file, read_record
 
@@ -61,7 +70,14 @@ def test_a_rerun_goes_on_after_the_last_training() -> None:
 
 @pytest.mark.parametrize(
     ("gains", "epochs"),
-    [({}, 60), ({2.0: 0.004}, 60), ({2.0: 0.01}, 120), ({0.5: 0.01}, 30), ({0.5: 0.01, 2.0: 0.02}, 120)],
+    [
+        ({}, 60),
+        ({2.0: 0.004}, 60),
+        ({2.0: 0.01}, 120),
+        ({0.5: 0.01}, 30),
+        ({0.25: 0.01}, 15),
+        ({0.5: 0.01, 2.0: 0.02}, 120),
+    ],
 )
 def test_epochs_change_where_it_helps_by_the_standard_error(gains: dict[float, float], epochs: int) -> None:
     class Tested(Recorded):
@@ -85,6 +101,19 @@ def test_epochs_change_where_it_helps_by_the_standard_error(gains: dict[float, f
         epochs,
         *(epochs / 60 * share for share in (0.25, 0.5, 1.0)),
     }
+
+
+def test_a_head_is_finished_only_with_the_test_of_its_epochs() -> None:
+    class Tested(Recorded):
+        case = CASES[0]
+
+    cell: dict[str, Any] = {}
+    list(run_cell(Tested(), "gap", cell))  # type: ignore[arg-type]
+    assert is_finished(CASES[0], "gap", cell)
+    del cell["trials"][trial_name(Setting(**cell["setting"]), 0.25, 2)]
+    assert not is_finished(CASES[0], "gap", cell)
+    list(run_cell(Tested(), "gap", cell))  # type: ignore[arg-type]
+    assert is_finished(CASES[0], "gap", cell)
 
 
 def test_only_attentive_heads_choose_their_features() -> None:
