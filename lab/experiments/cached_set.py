@@ -84,16 +84,16 @@ class CachedSet:
 
     def basis(self, ids: Ids, dim: int) -> Tensor:
         """Return the basis of some training images."""
-        return principal_directions((self.maps("train", part) for part in _parts(ids)), dim)
+        return principal_directions((self.maps("train", part) for part in parts_of(ids)), dim)
 
     def covariances(self, split: str, ids: Ids, basis: Tensor) -> Tensor:
         """Return the vectors of isqrt_cov ``(B, p)``."""
-        return torch.cat([triu_vec(isqrt_cov(basis @ self.maps(split, part))) for part in _parts(ids)])
+        return torch.cat([triu_vec(isqrt_cov(basis @ self.maps(split, part))) for part in parts_of(ids)])
 
     def pooled(self, pool: nn.Module, split: str, ids: Ids) -> Tensor:
         """Return the vectors ``(B, p)`` of a layer."""
         with torch.inference_mode():
-            return torch.cat([pool(self.maps(split, part)) for part in _parts(ids)])
+            return torch.cat([pool(self.maps(split, part)) for part in parts_of(ids)])
 
     def solved(self, vectors: Tensor, ids: Ids) -> Solution:
         """Solve a classifier of all classes from some training images."""
@@ -108,5 +108,6 @@ class CachedSet:
         return hits
 
 
-def _parts(ids: Ids) -> list[Ids]:
+def parts_of(ids: Ids) -> list[Ids]:
+    """Split the numbers of images into batches."""
     return np.split(ids, range(64, len(ids), 64))
