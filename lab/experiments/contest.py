@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from covpool.closed_form.solve import Solution
 from covpool.evaluate.probe import ProbeOptions
@@ -59,14 +60,14 @@ class Standardized:
     """A cached array whose channels have mean 0 and standard deviation 1 over the training images."""
 
     array: NDArray[Any]
-    mean: NDArray[np.float32]
-    deviation: NDArray[np.float32]
+    mean: Tensor
+    deviation: Tensor
 
     def __getitem__(self, chosen: Any) -> NDArray[np.float32]:
-        values: NDArray[np.float32] = self.array[chosen].astype(np.float32)
-        values -= self.mean  # in place: copies take a third of the time of an attentive head
-        values /= self.deviation
-        return values
+        # By torch: numpy takes three times as long to convert half precision.
+        values = torch.from_numpy(np.asarray(self.array[chosen])).float()
+        standardized: NDArray[np.float32] = values.sub_(self.mean).div_(self.deviation).numpy()
+        return standardized
 
 
 class Contest:
@@ -114,7 +115,9 @@ class Contest:
             axes = (0, *range(2, values.ndim))
             mean = values.mean(axis=axes).reshape(-1, *[1] * (values.ndim - 2))
             deviation = values.std(axis=axes).reshape(mean.shape) + 1e-6
-            arrays[name] = Standardized(features.arrays[name], mean, deviation)
+            arrays[name] = Standardized(
+                features.arrays[name], torch.from_numpy(mean), torch.from_numpy(deviation)
+            )
         return dataclasses.replace(features, arrays=arrays)
 
     def right(

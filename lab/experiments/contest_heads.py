@@ -25,6 +25,8 @@ FACTORS, TESTED_ON = (0.25, 0.5, 2.0), "sparrows-lite0-224"
 # Fixed heads in closed form, and the numbers of channels to choose from; average pooling has no choice.
 CLOSED = {f"{head}, closed form": head for head in FIXED}
 HEADS = (*CLOSED, *TRAINED)
+# The order of tables: average, attentive and covariance heads, the last ones trained and in closed form.
+BY_KIND = ("gap, closed form", "gap", "gem", *ATTENTIVE, *FIXED[1:], "isqrt_cov+gap", *list(CLOSED)[1:])
 # The size of a training run, to say how many hours a cell would take.
 TRAINING_IMAGES = {"sparrows": 629, "flowers": 6552, "cub": 5994, "cars": 8137}
 CLASSES = {"sparrows": 21, "flowers": 102, "cub": 200, "cars": 196}

@@ -105,25 +105,56 @@ def value(one: Mapping[str, Any] | None, key: str) -> str:
 
 
 def contest_tables(record: Mapping[str, Any] | None) -> str:
-    """Return a table of heads per set, and how much of the contest is left."""
-    lines = []
-    for case in contest_heads.CASES:
-        rows = contest_table.summary(case, record["cells"].get(case.name, {})) if record else []
-        rows.sort(key=lambda row: -row["top1"])
-        if rows:
-            titles, *cells = contest_table.gains_and_times(rows)
-            lines += [f"**{case.title}**", ""]
-            lines += [f"| {' | '.join(['head', 'top-1 accuracy, %', *titles])} |"]
-            lines += ["|---" * (2 + len(titles)) + "|"]
-            for row, over in zip(rows, cells, strict=True):
-                named = [contest_table.label(row["head"]), f"{100 * row['top1']:.1f}"]
-                lines.append(f"| {' | '.join([*named, *over])} |")
-            lines += [""]
+    """Return a table of all heads and sets, a folded one per set, and how much of the contest is left."""
+    cells = record["cells"] if record else {}
+    measured = {case: contest_table.summary(case, cells.get(case.name, {})) for case in contest_heads.CASES}
+    measured = {case: rows for case, rows in measured.items() if rows}
     total = len(contest_heads.CASES) * len(contest_heads.HEADS)
     left = len(contest_heads.not_run(record)) if record else total
-    return "\n".join(
-        [*lines, f"Not run yet: {left} of {total} combinations of a head, a data set and a backbone."]
-    )
+    missing = f"Not run yet: {left} of {total} combinations of a head, a data set and a backbone."
+    if not measured:
+        return missing
+    lines = [*_all_heads(measured), "", missing, "", '<details markdown="1">']
+    lines += ["<summary>Gains with intervals, and times</summary>", ""]
+    for case, rows in measured.items():
+        rows.sort(key=lambda row: -row["top1"])
+        titles, *gains = contest_table.gains_and_times(rows)
+        lines += [f"**{case.title}**", ""]
+        lines += [
+            f"| {' | '.join(['head', 'top-1 accuracy, %', *titles])} |",
+            "|---" * (2 + len(titles)) + "|",
+        ]
+        for row, over in zip(rows, gains, strict=True):
+            named = [contest_table.label(row["head"]), f"{100 * row['top1']:.1f}"]
+            lines.append(f"| {' | '.join([*named, *over])} |")
+        lines += [""]
+    return "\n".join([*lines, "</details>"])
+
+
+def _all_heads(measured: Mapping[contest_heads.Case, list[dict[str, Any]]]) -> list[str]:
+    """Return the accuracies of all heads, and the leads of isqrt_cov over the best attentive head."""
+    by_case = {case: {row["head"]: row for row in rows} for case, rows in measured.items()}
+    best = {case: max(row["top1"] for row in rows) for case, rows in measured.items()}
+    lines = [
+        f"| head | {' | '.join(words(case, '<br>') for case in measured)} |",
+        "|---" * (1 + len(measured)) + "|",
+    ]
+    for head in contest_heads.BY_KIND:
+        cells = []
+        for case, rows in by_case.items():
+            if head not in rows:
+                cells.append("–")
+                continue
+            bold = "**" if rows[head]["top1"] == best[case] else ""
+            cells.append(f"{bold}{100 * rows[head]['top1']:.1f}{bold}")
+        lines.append(f"| {contest_table.label(head)} | {' | '.join(cells)} |")
+    for head in ("isqrt_cov", "isqrt_cov, closed form"):
+        leads = [rows.get(head, {}).get("over_rival") for rows in by_case.values()]
+        cells = [difference(lead) if lead else "–" for lead in leads]
+        lines.append(
+            f"| gain of {contest_table.label(head)}, over the best attentive head | {' | '.join(cells)} |"
+        )
+    return lines
 
 
 def draw_bars(summaries: Mapping[str, Any]) -> bytes:

@@ -99,8 +99,24 @@ def test_epochs_change_where_it_helps_by_the_standard_error(gains: dict[float, f
     list(run_cell(others, "gap", {}, factor))  # type: ignore[arg-type]
     assert {one[1] for one in others.trained} == {
         epochs,
-        *(epochs / 60 * share for share in (0.25, 0.5, 1.0)),
+        *(epochs / 60 * share for share in (0.25, 0.5, 1.0, *([2.0] if epochs < 60 else []))),
     }
+
+
+@pytest.mark.parametrize(("gain", "epochs"), [(0.0, 15), (0.01, 30)])
+def test_fewer_epochs_are_tested_on_every_set(gain: float, epochs: int) -> None:
+    class Tested(Recorded):
+        def held_out(self, head: str, setting: Setting, share: float, split: int) -> dict[str, Any]:
+            trial = super().held_out(head, setting, share, split)
+            return trial | {"top1": trial["top1"] + 0.01 * split + (gain if share == 0.5 else 0.0)}
+
+    contest, cell = Tested(), dict[str, Any]()
+    list(run_cell(contest, "gap", cell, 0.25))  # type: ignore[arg-type]
+    assert cell["epochs"] == epochs
+    assert is_finished(contest.case, "gap", cell)
+    for split in range(3):
+        del cell["trials"][trial_name(Setting(**cell["setting"]), 0.5, split)]
+    assert not is_finished(contest.case, "gap", cell)
 
 
 def test_a_head_is_finished_only_with_the_test_of_its_epochs() -> None:
