@@ -84,6 +84,6 @@ def power_or_zero(x: Tensor, exponent: Tensor | float) -> Tensor:
     """Return ``x`` to a positive exponent; 0, with a derivative of 0, where x is not positive."""
     if not isinstance(exponent, Tensor) and exponent == 2:  # SimPool's default; needs no logarithm
         return x.clamp(min=0).square()
-    zero = x <= 0
-    powers = (x.masked_fill(zero, 1.0).log() * exponent).exp()  # on a CPU, twice as fast as pow
-    return powers.masked_fill(zero, 0.0)
+    # On a CPU, pow and masked_fill each take twice as long.
+    positive = (x > 0).to(x.dtype)
+    return ((x.clamp(min=0) + (1 - positive)).log() * exponent).exp() * positive
