@@ -25,7 +25,7 @@ class CachedSet:
     """Features of the training and test images, computed once into a folder.
 
     Args:
-        data: images with train and test by class; images of val are added to train.
+        data: images with train and test by class.
         runs: folder of the features.
         model: a backbone of timm.
         weights: file with its weights; the pretrained ones if not given.

@@ -45,6 +45,7 @@ from lab.experiments.contest_heads import (
     TRAINED,
     Case,
     Setting,
+    beyond,
     not_run,
     other_factors,
     settings_of,
@@ -97,7 +98,9 @@ class Contest:
         cached = self.cached.cached
         if setting.input == "standardized":
             cached = {split: self._standardized(features, config) for split, features in cached.items()}
-        options: ProbeOptions = dataclasses.replace(self.cached.options, lr=setting.lr, epochs=max(1, epochs))
+        options: ProbeOptions = dataclasses.replace(
+            self.cached.options, lr=setting.lr, weight_decay=setting.weight_decay, epochs=max(1, epochs)
+        )
         torch.manual_seed(seed)
         model = build_model(config)  # the backbone is not used
         if head in FUSED:
@@ -214,7 +217,13 @@ def run_cell(contest: Contest, head: str, cell: dict[str, Any], factor: float = 
             means[setting] = statistics.mean(accuracies(setting, factor * share, splits))
         keep = 1 if number == len(ROUNDS) - 1 else -(-len(settings) // SURVIVORS)
         settings = sorted(settings, key=lambda setting: -means[setting])[:keep]
-    best = settings[0]
+    rest = settings
+    while rest:  # if a setting at the edge of the grid wins, those beyond it are tried
+        best = max(means, key=means.__getitem__)
+        rest = [setting for setting in beyond(contest.case, best) if setting not in means]
+        for setting in rest:
+            yield from tried(setting, factor, SPLITS)
+            means[setting] = statistics.mean(accuracies(setting, factor, SPLITS))
     held_out = means[best]
     error = statistics.stdev(accuracies(best, factor, SPLITS)) / SPLITS**0.5
     for other in other_factors(contest.case, factor):
@@ -222,11 +231,11 @@ def run_cell(contest: Contest, head: str, cell: dict[str, Any], factor: float = 
         mean = statistics.mean(accuracies(best, other, SPLITS))
         if mean >= means[best] + error and mean > held_out:
             factor, held_out = other, mean
-    epochs = cell["epochs"] = round(factor * contest.case.epochs)
-    cell["setting"], cell["held_out"] = best._asdict(), held_out
-    seeds = cell.setdefault("seeds", {})
-    if any(seed.get("epochs", contest.case.epochs) != epochs for seed in seeds.values()):
-        seeds.clear()  # of a run before the test
+    epochs = round(factor * contest.case.epochs)
+    seeds, earlier = cell.setdefault("seeds", {}), Setting(**cell.get("setting", best._asdict()))
+    if (best, epochs) != (earlier, cell.get("epochs", contest.case.epochs)):
+        seeds.clear()  # of a run with fewer trials
+    cell["setting"], cell["epochs"], cell["held_out"] = best._asdict(), epochs, held_out
     for seed in range(SEEDS):
         if str(seed) not in seeds:
             seeds[str(seed)] = contest.seed(head, best, seed, epochs)
@@ -252,11 +261,14 @@ def _run_closed(contest: Contest, head: str, cell: dict[str, Any]) -> Iterator[N
 
 
 def factor_of(record: Mapping[str, Any], case: Case, head: str) -> float:
-    """Return the factor of the epochs of a head that the test found."""
+    """Return the factor of the epochs of a head in its trials: that of the test, but at least a half.
+
+    Larger sets need less than a quarter of the epochs of the sparrows, but more than one.
+    """
     tested = record["cells"].get(TESTED_ON, {}).get(head, {})
     if case.name == TESTED_ON or "epochs" not in tested:
         return 1.0
-    return float(tested["epochs"] / next(one.epochs for one in CASES if one.name == TESTED_ON))
+    return max(0.5, float(tested["epochs"] / next(one.epochs for one in CASES if one.name == TESTED_ON)))
 
 
 def main(sets: Path, runs: Path, cells: tuple[str, ...] = (), weights: Path | None = None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lab.experiments.one_pass import Row
@@ -22,6 +22,9 @@ SURVIVORS = 4
 SPLITS, SEEDS = 3, 3
 # Whether fewer or more epochs help is tested with these factors, for every trained head on this set.
 FACTORS, TESTED_ON = (0.25, 0.5, 2.0), "sparrows-lite0-224"
+# Beyond the grid, in order: tried if a setting at its edge wins. Larger weight decays are tried on the set above.
+BEYOND_RATES, BEYOND_DROPS = (3e-5, 1e-4, *RATES, 3e-2, 1e-1), (*DROPS, 0.75)
+WEIGHT_DECAY, WEIGHT_DECAYS = 0.05, (0.05, 0.5, 5.0)
 # Fixed heads in closed form, and the numbers of channels to choose from; average pooling has no choice.
 CLOSED = {f"{head}, closed form": head for head in FIXED}
 HEADS = (*CLOSED, *TRAINED)
@@ -76,12 +79,14 @@ class Setting(NamedTuple):
         drop_rate: dropout rate before the classifier.
         input: ``raw``, or ``standardized`` per channel.
         features: ``stage`` or ``head``: before or after the channel expansion, for attentive heads.
+        weight_decay: of AdamW.
     """
 
     lr: float
     drop_rate: float
     input: str
     features: str = "head"
+    weight_decay: float = WEIGHT_DECAY
 
 
 def settings_of(head: str, *, expands: bool) -> list[Setting]:
@@ -95,7 +100,28 @@ def settings_of(head: str, *, expands: bool) -> list[Setting]:
 
 def trial_name(setting: Setting, share: float, split: int) -> str:
     """Return the key of a trial in the results."""
-    return f"{setting.lr:g},{setting.drop_rate:g},{setting.input},{setting.features},{share:g},{split}"
+    decay = "" if setting.weight_decay == WEIGHT_DECAY else f"{setting.weight_decay:g},"
+    return f"{setting.lr:g},{setting.drop_rate:g},{setting.input},{setting.features},{decay}{share:g},{split}"
+
+
+def beyond(case: Case, setting: Setting) -> list[Setting]:
+    """Return the settings next to one that are outside the grid."""
+
+    def next_to(values: Sequence[float], value: float) -> list[float]:
+        k = values.index(value)
+        return [*values[max(0, k - 1) : k], *values[k + 1 : k + 2]]
+
+    others = [setting._replace(lr=rate) for rate in next_to(BEYOND_RATES, setting.lr) if rate not in RATES]
+    others += [
+        setting._replace(drop_rate=drop)
+        for drop in next_to(BEYOND_DROPS, setting.drop_rate)
+        if drop not in DROPS
+    ]
+    if case.name == TESTED_ON:
+        others += [
+            setting._replace(weight_decay=decay) for decay in next_to(WEIGHT_DECAYS, setting.weight_decay)
+        ]
+    return others
 
 
 def other_factors(case: Case, factor: float) -> tuple[float, ...]:
@@ -107,7 +133,7 @@ def other_factors(case: Case, factor: float) -> tuple[float, ...]:
     """
     if case.name == TESTED_ON:
         return FACTORS
-    return (2 * factor,) if factor < 1 else ()
+    return tuple(other for other in (factor / 2, 2 * factor) if other <= 1)
 
 
 def seeds_of(head: str) -> int:
@@ -123,9 +149,9 @@ def is_finished(case: Case, head: str, cell: Mapping[str, Any]) -> bool:
         return True
     setting = Setting(**cell["setting"])
     factor = min(float(name.split(",")[-2]) for name in cell["trials"]) / ROUNDS[0][0]
-    return all(
-        trial_name(setting, other, SPLITS - 1) in cell["trials"] for other in other_factors(case, factor)
-    )
+    last = [trial_name(setting, other, SPLITS - 1) for other in other_factors(case, factor)]
+    last += [trial_name(other, factor, SPLITS - 1) for other in beyond(case, setting)]
+    return all(name in cell["trials"] for name in last)
 
 
 def not_run(record: Mapping[str, Any]) -> list[str]:

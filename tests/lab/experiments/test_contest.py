@@ -15,6 +15,7 @@ from lab.experiments.contest_heads import (
     CASES,
     ROUNDS,
     SEEDS,
+    SPLITS,
     TESTED_ON,
     Setting,
     is_finished,
@@ -53,6 +54,8 @@ def test_the_best_setting_survives_every_round() -> None:
     count = len(settings_of("attentive", expands=True))
     assert count == 48
     expected = sum(count // 4**k * splits for k, (_, splits) in enumerate(ROUNDS)) + SEEDS
+    expected += SPLITS  # the rate beyond the edge of the grid
+    expected += 1  # half of the epochs on the last split; the second round has the others
     assert len(contest.trained) == len(set(contest.trained)) == expected
 
 
@@ -95,28 +98,70 @@ def test_epochs_change_where_it_helps_by_the_standard_error(gains: dict[float, f
     trained_again = [one for one in contest.trained if "seed" in str(one[2])]
     assert len(trained_again) == (0 if epochs == 60 else SEEDS)
     factor = factor_of({"cells": {TESTED_ON: {"gap": cell}}}, CASES[1], "gap")
+    assert factor == max(0.5, epochs / 60)
     others = Recorded()
     list(run_cell(others, "gap", {}, factor))  # type: ignore[arg-type]
     assert {one[1] for one in others.trained} == {
-        epochs,
-        *(epochs / 60 * share for share in (0.25, 0.5, 1.0, *([2.0] if epochs < 60 else []))),
+        60 * factor,
+        *(factor * share for share in (0.25, 0.5, 1.0)),
+        *(factor * share for share in (0.5, 2.0) if factor * share <= 1),
     }
 
 
-@pytest.mark.parametrize(("gain", "epochs"), [(0.0, 15), (0.01, 30)])
-def test_fewer_epochs_are_tested_on_every_set(gain: float, epochs: int) -> None:
+@pytest.mark.parametrize(("gains", "epochs"), [({}, 30), ({0.25: 0.01}, 15), ({1.0: 0.01}, 60)])
+def test_fewer_epochs_are_tested_on_every_set(gains: dict[float, float], epochs: int) -> None:
     class Tested(Recorded):
         def held_out(self, head: str, setting: Setting, share: float, split: int) -> dict[str, Any]:
             trial = super().held_out(head, setting, share, split)
-            return trial | {"top1": trial["top1"] + 0.01 * split + (gain if share == 0.5 else 0.0)}
+            return trial | {"top1": trial["top1"] + 0.01 * split + gains.get(share, 0.0)}
 
     contest, cell = Tested(), dict[str, Any]()
-    list(run_cell(contest, "gap", cell, 0.25))  # type: ignore[arg-type]
+    list(run_cell(contest, "gap", cell, 0.5))  # type: ignore[arg-type]
     assert cell["epochs"] == epochs
     assert is_finished(contest.case, "gap", cell)
-    for split in range(3):
-        del cell["trials"][trial_name(Setting(**cell["setting"]), 0.5, split)]
+    del cell["trials"][trial_name(Setting(**cell["setting"]), 1.0, 2)]
     assert not is_finished(contest.case, "gap", cell)
+
+
+@pytest.mark.parametrize(
+    "best",
+    [
+        Setting(1e-4, 0.25, "raw"),
+        Setting(1e-1, 0.0, "raw"),
+        Setting(3e-2, 0.75, "raw"),
+        Setting(3e-3, 0.25, "raw", weight_decay=0.5),
+    ],
+)
+def test_the_grid_ends_where_it_does_not_help(best: Setting) -> None:
+    steps = {
+        "lr": (3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1),
+        "drop_rate": (0.0, 0.25, 0.5, 0.75),
+        "input": ("raw", "standardized"),
+        "features": ("head", "stage"),
+        "weight_decay": (0.05, 0.5, 5.0),
+    }
+
+    class Beyond(Recorded):
+        case = CASES[0]  # the only one that tries weight decays
+
+        def held_out(self, head: str, setting: Setting, share: float, split: int) -> dict[str, Any]:
+            super().held_out(head, setting, share, split)
+            distance = sum(
+                abs(values.index(getattr(setting, name)) - values.index(getattr(best, name)))
+                for name, values in steps.items()
+            )
+            return {"top1": 0.9 - 0.01 * distance, "seconds": 1.0}
+
+    seed = {"top1": 0.1, "right": "0", "epochs": 60}
+    at_the_edge = {"setting": Setting(3e-3, 0.25, "raw")._asdict(), "epochs": 60}
+    cell: dict[str, Any] = {"seeds": {str(k): seed for k in range(SEEDS)}, **at_the_edge}
+    list(run_cell(Beyond(), "gap", cell))  # type: ignore[arg-type]
+    assert cell["setting"] == best._asdict()
+    assert [one["top1"] for one in cell["seeds"].values()] == [0.5] * SEEDS  # trained with the new setting
+    assert is_finished(CASES[0], "gap", cell)
+    other = best._replace(weight_decay={0.05: 0.5, 0.5: 5.0}[best.weight_decay])
+    del cell["trials"][trial_name(other, 1.0, 2)]
+    assert not is_finished(CASES[0], "gap", cell)
 
 
 def test_a_head_is_finished_only_with_the_test_of_its_epochs() -> None:
