@@ -22,7 +22,7 @@ SURVIVORS = 4
 SPLITS, SEEDS = 3, 3
 # Whether fewer or more epochs help is tested with these factors, for every trained head on this set.
 FACTORS, TESTED_ON = (0.25, 0.5, 2.0), "sparrows-lite0-224"
-# Beyond the grid, in order: tried if a setting at its edge wins. Larger weight decays are tried on the set above.
+# Beyond the grid, in order: tried if a setting at its edge wins. Weight decays are tried on the set above.
 BEYOND_RATES, BEYOND_DROPS = (3e-5, 1e-4, *RATES, 3e-2, 1e-1), (*DROPS, 0.75)
 WEIGHT_DECAY, WEIGHT_DECAYS = 0.05, (0.05, 0.5, 5.0)
 # Fixed heads in closed form, and the numbers of channels to choose from; average pooling has no choice.

@@ -114,7 +114,7 @@ def contest_tables(record: Mapping[str, Any] | None) -> str:
     missing = f"Not run yet: {left} of {total} combinations of a head, a data set and a backbone."
     if not measured:
         return missing
-    lines = [*_all_heads(measured), "", missing, "", '<details markdown="1">']
+    lines = [*_all_heads(measured), "", f"{contest_table.COUNTS} {missing}", "", '<details markdown="1">']
     lines += ["<summary>Gains with intervals, and times</summary>", ""]
     for case, rows in measured.items():
         rows.sort(key=lambda row: -row["top1"])
@@ -125,7 +125,7 @@ def contest_tables(record: Mapping[str, Any] | None) -> str:
             "|---" * (2 + len(titles)) + "|",
         ]
         for row, over in zip(rows, gains, strict=True):
-            named = [contest_table.label(row["head"]), f"{100 * row['top1']:.1f}"]
+            named = [contest_table.label(row["head"]), contest_table.accuracy(row)]
             lines.append(f"| {' | '.join([*named, *over])} |")
         lines += [""]
     return "\n".join([*lines, "</details>"])
@@ -134,7 +134,7 @@ def contest_tables(record: Mapping[str, Any] | None) -> str:
 def _all_heads(measured: Mapping[contest_heads.Case, list[dict[str, Any]]]) -> list[str]:
     """Return the accuracies of all heads, and the leads of isqrt_cov over the best attentive head."""
     by_case = {case: {row["head"]: row for row in rows} for case, rows in measured.items()}
-    best = {case: max(row["top1"] for row in rows) for case, rows in measured.items()}
+    best = {case: max(row["top1"] for row in rows if row["counts"]) for case, rows in measured.items()}
     lines = [
         f"| head | {' | '.join(words(case, '<br>') for case in measured)} |",
         "|---" * (1 + len(measured)) + "|",
@@ -145,15 +145,18 @@ def _all_heads(measured: Mapping[contest_heads.Case, list[dict[str, Any]]]) -> l
             if head not in rows:
                 cells.append("–")
                 continue
-            bold = "**" if rows[head]["top1"] == best[case] else ""
-            cells.append(f"{bold}{100 * rows[head]['top1']:.1f}{bold}")
+            bold = "**" if rows[head]["counts"] and rows[head]["top1"] == best[case] else ""
+            cells.append(f"{bold}{contest_table.accuracy(rows[head])}{bold}")
         lines.append(f"| {contest_table.label(head)} | {' | '.join(cells)} |")
-    for head in ("isqrt_cov", "isqrt_cov, closed form"):
-        leads = [rows.get(head, {}).get("over_rival") for rows in by_case.values()]
-        cells = [difference(lead) if lead else "–" for lead in leads]
-        lines.append(
-            f"| gain of {contest_table.label(head)}, over the best attentive head | {' | '.join(cells)} |"
-        )
+    leads = []
+    for rows in by_case.values():
+        counted = [
+            rows[head]["over_rival"]
+            for head in contest_table.versions("isqrt_cov")
+            if head in rows and rows[head]["counts"]
+        ]
+        leads.append(difference(counted[0]) if counted and counted[0] else "–")
+    lines.append(f"| gain of `isqrt_cov` over the best attentive head | {' | '.join(leads)} |")
     return lines
 
 
