@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -81,6 +81,11 @@ def versions(head: str) -> list[str]:
     """Return a head with its other classifier: fixed heads are trained, and solved in closed form."""
     method = CLOSED.get(head, head)
     return [one for one in HEADS if CLOSED.get(one, one) == method]
+
+
+def counted(rows: Sequence[Mapping[str, Any]], method: str) -> Mapping[str, Any]:
+    """Return the row of the classifier of a method that counts; an empty one if the method was not run."""
+    return next((row for row in rows if row["head"] in versions(method) and row["counts"]), {})
 
 
 def label(head: str) -> str:

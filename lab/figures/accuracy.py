@@ -9,7 +9,7 @@ were not run are listed.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +87,7 @@ def of_contest(record: Mapping[str, Any] | None) -> dict[str, dict[str, str]]:
         figures = {row["head"]: f"{100 * row['top1']:.1f}" for row in rows}
         figures |= {f"lead {row['head']}": difference(row["over_rival"]) for row in rows if row["over_rival"]}
         if rows and (rival := rows[0]["rival"]):
-            figures |= {"rival": f"`{rival}`", "rival top1": figures[rival]}
+            figures |= {"rival": f"`{rival}`", "rival top1": figures[rival], "lead": lead(rows) or NOT_RUN}
         contest[case.name] = figures
     return contest
 
@@ -131,6 +131,12 @@ def contest_tables(record: Mapping[str, Any] | None) -> str:
     return "\n".join([*lines, "</details>"])
 
 
+def lead(rows: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return the gain of isqrt_cov over the best attentive head of a case, if both were run."""
+    over = contest_table.counted(rows, "isqrt_cov").get("over_rival")
+    return difference(over) if over else None
+
+
 def _all_heads(measured: Mapping[contest_heads.Case, list[dict[str, Any]]]) -> list[str]:
     """Return the accuracies of all heads, and the leads of isqrt_cov over the best attentive head."""
     by_case = {case: {row["head"]: row for row in rows} for case, rows in measured.items()}
@@ -148,14 +154,7 @@ def _all_heads(measured: Mapping[contest_heads.Case, list[dict[str, Any]]]) -> l
             bold = "**" if rows[head]["counts"] and rows[head]["top1"] == best[case] else ""
             cells.append(f"{bold}{contest_table.accuracy(rows[head])}{bold}")
         lines.append(f"| {contest_table.label(head)} | {' | '.join(cells)} |")
-    leads = []
-    for rows in by_case.values():
-        counted = [
-            rows[head]["over_rival"]
-            for head in contest_table.versions("isqrt_cov")
-            if head in rows and rows[head]["counts"]
-        ]
-        leads.append(difference(counted[0]) if counted and counted[0] else "–")
+    leads = [lead(rows) or "–" for rows in measured.values()]
     lines.append(f"| gain of `isqrt_cov` over the best attentive head | {' | '.join(leads)} |")
     return lines
 
