@@ -45,6 +45,7 @@ from lab.experiments.contest_heads import (
     TRAINED,
     Case,
     Setting,
+    best_trial,
     beyond,
     not_run,
     other_factors,
@@ -224,13 +225,9 @@ def run_cell(contest: Contest, head: str, cell: dict[str, Any], factor: float = 
         for setting in rest:
             yield from tried(setting, factor, SPLITS)
             means[setting] = statistics.mean(accuracies(setting, factor, SPLITS))
-    held_out = means[best]
-    error = statistics.stdev(accuracies(best, factor, SPLITS)) / SPLITS**0.5
     for other in other_factors(contest.case, factor):
         yield from tried(best, other, SPLITS)
-        mean = statistics.mean(accuracies(best, other, SPLITS))
-        if mean >= means[best] + error and mean > held_out:
-            factor, held_out = other, mean
+    best, factor, held_out = best_trial(trials)
     epochs = round(factor * contest.case.epochs)
     seeds, earlier = cell.setdefault("seeds", {}), Setting(**cell.get("setting", best._asdict()))
     if (best, epochs) != (earlier, cell.get("epochs", contest.case.epochs)):

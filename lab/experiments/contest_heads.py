@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -104,6 +105,21 @@ def trial_name(setting: Setting, share: float, split: int) -> str:
     return f"{setting.lr:g},{setting.drop_rate:g},{setting.input},{setting.features},{decay}{share:g},{split}"
 
 
+def best_trial(trials: Mapping[str, Mapping[str, Any]]) -> tuple[Setting, float, float]:
+    """Return the setting and the share of the epochs with the best mean over all splits, and this mean.
+
+    Of equal ones, the fewest epochs count.
+    """
+    accuracies: dict[str, list[float]] = {}
+    for name, trial in trials.items():
+        accuracies.setdefault(name.rpartition(",")[0], []).append(trial["top1"])
+    means = {name: statistics.mean(found) for name, found in accuracies.items() if len(found) == SPLITS}
+    best = max(means, key=lambda name: (means[name], -float(name.rpartition(",")[2])))
+    lr, drop, source, features, *decay, share = best.split(",")
+    setting = Setting(float(lr), float(drop), source, features, *map(float, decay))
+    return setting, float(share), means[best]
+
+
 def beyond(case: Case, setting: Setting) -> list[Setting]:
     """Return the settings next to one that are outside the grid."""
 
@@ -147,7 +163,9 @@ def is_finished(case: Case, head: str, cell: Mapping[str, Any]) -> bool:
         return False
     if head in CLOSED:
         return True
-    setting = Setting(**cell["setting"])
+    setting, share, _ = best_trial(cell["trials"])
+    if (Setting(**cell["setting"]), cell["epochs"]) != (setting, round(share * case.epochs)):
+        return False
     factor = min(float(name.split(",")[-2]) for name in cell["trials"]) / ROUNDS[0][0]
     last = [trial_name(setting, other, SPLITS - 1) for other in other_factors(case, factor)]
     last += [trial_name(other, factor, SPLITS - 1) for other in beyond(case, setting)]

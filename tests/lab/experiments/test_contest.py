@@ -74,15 +74,15 @@ def test_a_rerun_goes_on_after_the_last_training() -> None:
 @pytest.mark.parametrize(
     ("gains", "epochs"),
     [
-        ({}, 60),
-        ({2.0: 0.004}, 60),
+        ({}, 15),  # of equal ones, the fewest
+        ({1.0: 0.01}, 60),
         ({2.0: 0.01}, 120),
         ({0.5: 0.01}, 30),
         ({0.25: 0.01}, 15),
         ({0.5: 0.01, 2.0: 0.02}, 120),
     ],
 )
-def test_epochs_change_where_it_helps_by_the_standard_error(gains: dict[float, float], epochs: int) -> None:
+def test_the_best_number_of_epochs_on_all_splits_counts(gains: dict[float, float], epochs: int) -> None:
     class Tested(Recorded):
         case = CASES[0]
 
@@ -90,7 +90,7 @@ def test_epochs_change_where_it_helps_by_the_standard_error(gains: dict[float, f
             trial = super().held_out(head, setting, share, split)
             return trial | {"top1": trial["top1"] + 0.01 * split + gains.get(share, 0.0)}
 
-    contest = Tested()  # its standard error on the three splits is 0.0058
+    contest = Tested()
     cell: dict[str, Any] = {"seeds": {str(k): {"top1": 0.1, "right": "0"} for k in range(SEEDS)}}
     list(run_cell(contest, "gap", cell))  # type: ignore[arg-type]
     assert cell["epochs"] == epochs
@@ -101,14 +101,12 @@ def test_epochs_change_where_it_helps_by_the_standard_error(gains: dict[float, f
     assert factor == max(0.5, epochs / 60)
     others = Recorded()
     list(run_cell(others, "gap", {}, factor))  # type: ignore[arg-type]
-    assert {one[1] for one in others.trained} == {
-        60 * factor,
-        *(factor * share for share in (0.25, 0.5, 1.0)),
-        *(factor * share for share in (0.5, 2.0) if factor * share <= 1),
-    }
+    shares = {one[1] for one in others.trained if "seed" not in str(one[2])}
+    tested = {factor * share for share in (0.5, 2.0) if factor * share <= 1}
+    assert shares == {factor * share for share in (0.25, 0.5, 1.0)} | tested
 
 
-@pytest.mark.parametrize(("gains", "epochs"), [({}, 30), ({0.25: 0.01}, 15), ({1.0: 0.01}, 60)])
+@pytest.mark.parametrize(("gains", "epochs"), [({0.5: 0.01}, 30), ({0.25: 0.01}, 15), ({1.0: 0.01}, 60)])
 def test_fewer_epochs_are_tested_on_every_set(gains: dict[float, float], epochs: int) -> None:
     class Tested(Recorded):
         def held_out(self, head: str, setting: Setting, share: float, split: int) -> dict[str, Any]:
@@ -156,7 +154,7 @@ def test_the_grid_ends_where_it_does_not_help(best: Setting) -> None:
     at_the_edge = {"setting": Setting(3e-3, 0.25, "raw")._asdict(), "epochs": 60}
     cell: dict[str, Any] = {"seeds": {str(k): seed for k in range(SEEDS)}, **at_the_edge}
     list(run_cell(Beyond(), "gap", cell))  # type: ignore[arg-type]
-    assert cell["setting"] == best._asdict()
+    assert (cell["setting"], cell["epochs"]) == (best._asdict(), 15)  # of equal epochs, the fewest
     assert [one["top1"] for one in cell["seeds"].values()] == [0.5] * SEEDS  # trained with the new setting
     assert is_finished(CASES[0], "gap", cell)
     other = best._replace(weight_decay={0.05: 0.5, 0.5: 5.0}[best.weight_decay])
