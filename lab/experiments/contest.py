@@ -258,14 +258,15 @@ def _run_closed(contest: Contest, head: str, cell: dict[str, Any]) -> Iterator[N
 
 
 def factor_of(record: Mapping[str, Any], case: Case, head: str) -> float:
-    """Return the factor of the epochs of a head in its trials: that of the test, but at least a half.
+    """Return the factor of the epochs of a head in its trials: that of the test, but from a half to one.
 
-    Larger sets need less than a quarter of the epochs of the sparrows, but more than one.
+    On large sets, the first round of a quarter would have one epoch, and more than all would take hours.
     """
     tested = record["cells"].get(TESTED_ON, {}).get(head, {})
     if case.name == TESTED_ON or "epochs" not in tested:
         return 1.0
-    return max(0.5, float(tested["epochs"] / next(one.epochs for one in CASES if one.name == TESTED_ON)))
+    factor = float(tested["epochs"] / next(one.epochs for one in CASES if one.name == TESTED_ON))
+    return min(1.0, max(0.5, factor))
 
 
 def main(sets: Path, runs: Path, cells: tuple[str, ...] = (), weights: Path | None = None) -> None:

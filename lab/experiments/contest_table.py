@@ -169,8 +169,8 @@ def epochs_table(record: Mapping[str, Any]) -> str:
     lines = [
         f"Accuracy on held-out images in percent ({case.title}): mean of {SPLITS} splits with the setting "
         f"that won, and its standard error after {case.epochs} epochs. Bold is the number of epochs of the "
-        f"head: another number than {case.epochs} must be better by the standard error. On other sets, the "
-        "number of epochs changes by the same factor.",
+        "head: the best mean, or the fewest epochs of equal ones. On other sets, the trials have the same "
+        "share of their epochs, but at least a half. Then half and twice as many are tested.",
         "",
         f"| head | {' | '.join(f'{count} epochs' for count in counts)} | standard error |",
         "|---" * (2 + len(counts)) + "|",

@@ -98,7 +98,7 @@ def test_the_best_number_of_epochs_on_all_splits_counts(gains: dict[float, float
     trained_again = [one for one in contest.trained if "seed" in str(one[2])]
     assert len(trained_again) == (0 if epochs == 60 else SEEDS)
     factor = factor_of({"cells": {TESTED_ON: {"gap": cell}}}, CASES[1], "gap")
-    assert factor == max(0.5, epochs / 60)
+    assert factor == min(1.0, max(0.5, epochs / 60))
     others = Recorded()
     list(run_cell(others, "gap", {}, factor))  # type: ignore[arg-type]
     shares = {one[1] for one in others.trained if "seed" not in str(one[2])}
