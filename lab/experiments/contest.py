@@ -50,6 +50,7 @@ from lab.experiments.contest_heads import (
     not_run,
     other_factors,
     settings_of,
+    trial_factor,
     trial_name,
 )
 from lab.experiments.contest_table import page
@@ -218,16 +219,15 @@ def run_cell(contest: Contest, head: str, cell: dict[str, Any], factor: float = 
             means[setting] = statistics.mean(accuracies(setting, factor * share, splits))
         keep = 1 if number == len(ROUNDS) - 1 else -(-len(settings) // SURVIVORS)
         settings = sorted(settings, key=lambda setting: -means[setting])[:keep]
-    rest = settings
-    while rest:  # if a setting at the edge of the grid wins, those beyond it are tried
-        best = max(means, key=means.__getitem__)
-        rest = [setting for setting in beyond(contest.case, best) if setting not in means]
-        for setting in rest:
-            yield from tried(setting, factor, SPLITS)
-            means[setting] = statistics.mean(accuracies(setting, factor, SPLITS))
     for other in other_factors(contest.case, factor):
-        yield from tried(best, other, SPLITS)
+        yield from tried(settings[0], other, SPLITS)
     best, factor, held_out = best_trial(trials)
+    while missing := [
+        one for one in beyond(contest.case, best) if trial_name(one, factor, SPLITS - 1) not in trials
+    ]:
+        for setting in missing:  # at the edge of the grid
+            yield from tried(setting, factor, SPLITS)
+        best, factor, held_out = best_trial(trials)
     epochs = round(factor * contest.case.epochs)
     seeds, earlier = cell.setdefault("seeds", {}), Setting(**cell.get("setting", best._asdict()))
     if (best, epochs) != (earlier, cell.get("epochs", contest.case.epochs)):
@@ -305,7 +305,8 @@ def main(sets: Path, runs: Path, cells: tuple[str, ...] = (), weights: Path | No
             held = resumed(record, file)
             new_cell = {"machine": machine_name(record["machine"])}  # where it began
             cell = held["cells"].get(case.name, {}).get(head, new_cell)
-            for _ in run_cell(contest, head, cell, factor_of(held, case, head)):
+            factor = trial_factor(cell["trials"]) if cell.get("trials") else factor_of(held, case, head)
+            for _ in run_cell(contest, head, cell, factor):
                 save(case, head, cell, done=False)
             save(case, head, cell, done=True)
             print(f"{case.name}:{head} is done", flush=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lab.experiments.one_pass import Row
@@ -105,6 +105,11 @@ def trial_name(setting: Setting, share: float, split: int) -> str:
     return f"{setting.lr:g},{setting.drop_rate:g},{setting.input},{setting.features},{decay}{share:g},{split}"
 
 
+def trial_factor(trials: Iterable[str]) -> float:
+    """Return the factor of the epochs with which trials were run, from their names."""
+    return min(float(name.split(",")[-2]) for name in trials) / ROUNDS[0][0]
+
+
 def best_trial(trials: Mapping[str, Mapping[str, Any]]) -> tuple[Setting, float, float]:
     """Return the setting and the share of the epochs with the best mean over all splits, and this mean.
 
@@ -166,10 +171,12 @@ def is_finished(case: Case, head: str, cell: Mapping[str, Any]) -> bool:
     setting, share, _ = best_trial(cell["trials"])
     if (Setting(**cell["setting"]), cell["epochs"]) != (setting, round(share * case.epochs)):
         return False
-    factor = min(float(name.split(",")[-2]) for name in cell["trials"]) / ROUNDS[0][0]
-    last = [trial_name(setting, other, SPLITS - 1) for other in other_factors(case, factor)]
-    last += [trial_name(other, factor, SPLITS - 1) for other in beyond(case, setting)]
-    return all(name in cell["trials"] for name in last)
+    names = cell["trials"]
+    tested = all(
+        any(name.endswith(f",{other:g},{SPLITS - 1}") for name in names)
+        for other in other_factors(case, trial_factor(names))
+    )
+    return tested and all(trial_name(one, share, SPLITS - 1) in names for one in beyond(case, setting))
 
 
 def not_run(record: Mapping[str, Any]) -> list[str]:

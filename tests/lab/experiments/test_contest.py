@@ -158,7 +158,7 @@ def test_the_grid_ends_where_it_does_not_help(best: Setting) -> None:
     assert [one["top1"] for one in cell["seeds"].values()] == [0.5] * SEEDS  # trained with the new setting
     assert is_finished(CASES[0], "gap", cell)
     other = best._replace(weight_decay={0.05: 0.5, 0.5: 5.0}[best.weight_decay])
-    del cell["trials"][trial_name(other, 1.0, 2)]
+    del cell["trials"][trial_name(other, 0.25, 2)]
     assert not is_finished(CASES[0], "gap", cell)
 
 
