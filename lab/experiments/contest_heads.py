@@ -110,19 +110,28 @@ def trial_factor(trials: Iterable[str]) -> float:
     return min(float(name.split(",")[-2]) for name in trials) / ROUNDS[0][0]
 
 
+def on_all_splits(trials: Mapping[str, Mapping[str, Any]]) -> dict[tuple[Setting, float], list[float]]:
+    """Return the accuracies of the settings and shares of the epochs that ran on all splits."""
+    accuracies: dict[str, list[float]] = {}
+    for name, trial in trials.items():
+        accuracies.setdefault(name.rpartition(",")[0], []).append(trial["top1"])
+    found = {}
+    for name, values in accuracies.items():
+        if len(values) == SPLITS:
+            lr, drop, source, features, *decay, share = name.split(",")
+            setting = Setting(float(lr), float(drop), source, features, *map(float, decay))
+            found[setting, float(share)] = values
+    return found
+
+
 def best_trial(trials: Mapping[str, Mapping[str, Any]]) -> tuple[Setting, float, float]:
     """Return the setting and the share of the epochs with the best mean over all splits, and this mean.
 
     Of equal ones, the fewest epochs count.
     """
-    accuracies: dict[str, list[float]] = {}
-    for name, trial in trials.items():
-        accuracies.setdefault(name.rpartition(",")[0], []).append(trial["top1"])
-    means = {name: statistics.mean(found) for name, found in accuracies.items() if len(found) == SPLITS}
-    best = max(means, key=lambda name: (means[name], -float(name.rpartition(",")[2])))
-    lr, drop, source, features, *decay, share = best.split(",")
-    setting = Setting(float(lr), float(drop), source, features, *map(float, decay))
-    return setting, float(share), means[best]
+    means = {key: statistics.mean(values) for key, values in on_all_splits(trials).items()}
+    best = max(means, key=lambda key: (means[key], -key[1]))
+    return *best, means[best]
 
 
 def beyond(case: Case, setting: Setting) -> list[Setting]:

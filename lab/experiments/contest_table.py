@@ -27,8 +27,10 @@ from lab.experiments.contest_heads import (
     TRAINED,
     Case,
     Setting,
+    best_trial,
     is_finished,
     not_run,
+    on_all_splits,
     trial_name,
 )
 
@@ -167,10 +169,10 @@ def epochs_table(record: Mapping[str, Any]) -> str:
     factors = sorted((1.0, *FACTORS))
     counts = [round(factor * case.epochs) for factor in factors]
     lines = [
-        f"Accuracy on held-out images in percent ({case.title}): mean of {SPLITS} splits with the setting "
-        f"that won, and its standard error after {case.epochs} epochs. Bold is the number of epochs of the "
-        "head: the best mean, or the fewest epochs of equal ones. On other sets, the trials have the same "
-        "share of their epochs, but at least a half. Then half and twice as many are tested.",
+        f"Accuracy on held-out images in percent ({case.title}): the best mean of {SPLITS} splits with each "
+        "number of epochs. Bold is the number of epochs of the head: the best one, or the fewest epochs of "
+        "equal ones. The last column is the standard error of its mean. On other sets, the trials have the "
+        "same share of their epochs, from a half to all. Then half and twice as many are tested.",
         "",
         f"| head | {' | '.join(f'{count} epochs' for count in counts)} | standard error |",
         "|---" * (2 + len(counts)) + "|",
@@ -178,17 +180,14 @@ def epochs_table(record: Mapping[str, Any]) -> str:
     for head in TRAINED:
         cell = record["cells"].get(case.name, {}).get(head, {})
         if is_finished(case, head, cell):
-            setting = Setting(**cell["setting"])
-            tried = {
-                factor: [cell["trials"][trial_name(setting, factor, k)]["top1"] for k in range(SPLITS)]
-                for factor in factors
-            }
-            error = statistics.stdev(tried[1.0]) / SPLITS**0.5
-            cells = [
-                f"{bold}{100 * statistics.mean(tried[factor]):.1f}{bold}"
-                for factor, count in zip(factors, counts, strict=True)
-                for bold in ["**" if count == cell["epochs"] else ""]
-            ]
+            tried = on_all_splits(cell["trials"])
+            setting, share, _ = best_trial(cell["trials"])
+            error = statistics.stdev(tried[setting, share]) / SPLITS**0.5
+            cells = []
+            for factor in factors:
+                mean = max(statistics.mean(values) for (_, one), values in tried.items() if one == factor)
+                bold = "**" if factor == share else ""
+                cells.append(f"{bold}{100 * mean:.1f}{bold}")
             lines.append(f"| `{head}` | {' | '.join(cells)} | {100 * error:.1f} |")
     return "\n".join(lines)
 
