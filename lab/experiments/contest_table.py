@@ -22,6 +22,7 @@ from lab.experiments.contest_heads import (
     FACTORS,
     HEADS,
     RATES,
+    ROUNDS,
     SPLITS,
     TESTED_ON,
     TRAINED,
@@ -31,6 +32,7 @@ from lab.experiments.contest_heads import (
     is_finished,
     not_run,
     on_all_splits,
+    trial_factor,
     trial_name,
 )
 
@@ -104,20 +106,23 @@ def accuracy(row: Mapping[str, Any]) -> str:
 def shortfalls(record: Mapping[str, Any]) -> dict[str, dict[Choice, float]]:
     """Return how far each setting is below the best one on held-out images, by kind of head.
 
-    It is the mean over the finished cells, in the first round, which tries every setting on the same split,
+    It is the mean over the cells whose first round is complete: it tries every setting on the same split,
     for a quarter of the epochs. Settings are those of ``covpool probe``: it does not standardize, and reads
     no features before the expansion for attentive heads. The first one is the best.
     """
     found: dict[str, dict[Choice, list[float]]] = {}
     for case in CASES:
         for head, cell in record["cells"].get(case.name, {}).items():
-            if head in CLOSED or not is_finished(case, head, cell):
+            if head in CLOSED:
                 continue
-            share = min(float(name.split(",")[-2]) for name in cell["trials"])
-            accuracies = {
-                Choice(lr, drop): cell["trials"][trial_name(Setting(lr, drop, "raw"), share, 0)]["top1"]
+            share, trials = ROUNDS[0][0] * trial_factor(cell["trials"]), cell["trials"]
+            names = {
+                Choice(lr, drop): trial_name(Setting(lr, drop, "raw"), share, 0)
                 for lr, drop in itertools.product(RATES, DROPS)
             }
+            if not trials.keys() >= set(names.values()):
+                continue
+            accuracies = {choice: trials[name]["top1"] for choice, name in names.items()}
             kind = found.setdefault(kind_of(head), {})
             for choice, accuracy in accuracies.items():
                 kind.setdefault(choice, []).append(max(accuracies.values()) - accuracy)
