@@ -85,7 +85,6 @@ def of_contest(record: Mapping[str, Any] | None) -> dict[str, dict[str, str]]:
     for case in contest_heads.CASES:
         rows = contest_table.summary(case, record["cells"].get(case.name, {})) if record else []
         figures = {row["head"]: f"{100 * row['top1']:.1f}" for row in rows}
-        figures |= {f"lead {row['head']}": difference(row["over_rival"]) for row in rows if row["over_rival"]}
         if rows and (rival := rows[0]["rival"]):
             figures |= {"rival": f"`{rival}`", "rival top1": figures[rival], "lead": lead(rows) or NOT_RUN}
         contest[case.name] = figures
@@ -140,7 +139,11 @@ def lead(rows: Sequence[Mapping[str, Any]]) -> str | None:
 def _all_heads(measured: Mapping[contest_heads.Case, list[dict[str, Any]]]) -> list[str]:
     """Return the accuracies of all heads, and the leads of isqrt_cov over the best attentive head."""
     by_case = {case: {row["head"]: row for row in rows} for case, rows in measured.items()}
-    best = {case: max(row["top1"] for row in rows if row["counts"]) for case, rows in measured.items()}
+    best = {
+        case: max(row["top1"] for row in rows if row["counts"])
+        for case, rows in measured.items()
+        if lead(rows)
+    }
     lines = [
         f"| head | {' | '.join(words(case, '<br>') for case in measured)} |",
         "|---" * (1 + len(measured)) + "|",
@@ -151,7 +154,7 @@ def _all_heads(measured: Mapping[contest_heads.Case, list[dict[str, Any]]]) -> l
             if head not in rows:
                 cells.append("–")
                 continue
-            bold = "**" if rows[head]["counts"] and rows[head]["top1"] == best[case] else ""
+            bold = "**" if rows[head]["counts"] and rows[head]["top1"] == best.get(case) else ""
             cells.append(f"{bold}{contest_table.accuracy(rows[head])}{bold}")
         lines.append(f"| {contest_table.label(head)} | {' | '.join(cells)} |")
     leads = [lead(rows) or "–" for rows in measured.values()]
