@@ -156,7 +156,10 @@ def check_sklearn(names: dict[str, Any], out: str) -> None:
 def check_export(names: dict[str, Any], out: str) -> None:
     assert names["report"].parity["onnx"].top1 == 1.0
     assert names["logits"].shape == (1, 6)
-    assert len(out.splitlines()) == 2
+    agreement, first, predicted = out.splitlines()
+    assert agreement == "1.0"
+    assert first == names["metadata"]["classes"][0]
+    assert predicted in names["metadata"]["classes"]
 
 
 def check_scale(names: dict[str, Any], out: str) -> None:
