@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from covpool.closed_form.solve import Solution
 from covpool.evaluate.probe import ProbeOptions
@@ -73,6 +73,21 @@ class Standardized:
         return standardized
 
 
+class QuickDropout(nn.Dropout):
+    """Dropout with one random byte per value: a quarter of the time on a CPU.
+
+    Rates are rounded to 1/256, which is exact for those of the contest.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Set random values to zero, and divide the others by their probability."""
+        if not self.training or not self.p:
+            return x
+        words = torch.empty(-(-x.numel() // 8), dtype=torch.int64).random_(-(2**63), None)
+        kept = words.view(torch.uint8)[: x.numel()].view(x.shape) >= round(256 * self.p)
+        return x * (kept.to(x.dtype) / (1 - self.p))
+
+
 class Contest:
     """The cells of a case."""
 
@@ -80,6 +95,7 @@ class Contest:
         self.case, self.cached = case, cached
         self.train, self.test = cached.all_of("train"), cached.all_of("test")
         self.expands: bool = cached.probing.expands
+        self._known: dict[str, tuple[Tensor, Tensor]] = {}
 
     def config(self, head: str, setting: Setting) -> ModelConfig:
         """Return the config of a head."""
@@ -105,6 +121,7 @@ class Contest:
         )
         torch.manual_seed(seed)
         model = build_model(config)  # the backbone is not used
+        model.head.drop = QuickDropout(setting.drop_rate)
         if head in FUSED:
             model.pool.compile()
         fit_head(model, cached["train"], ids, options, seed, lambda done, total: None)
@@ -113,17 +130,20 @@ class Contest:
     def _standardized(self, features: Any, config: ModelConfig) -> Any:
         arrays = dict(features.arrays)
         for name in arrays_of(config):
-            sample = self.cached.cached["train"].arrays[name][
-                self.train[:: max(1, len(self.train) // 512)], 0
-            ]
-            values = sample.astype(np.float32)
-            axes = (0, *range(2, values.ndim))
-            mean = values.mean(axis=axes).reshape(-1, *[1] * (values.ndim - 2))
-            deviation = values.std(axis=axes).reshape(mean.shape) + 1e-6
-            arrays[name] = Standardized(
-                features.arrays[name], torch.from_numpy(mean), torch.from_numpy(deviation)
-            )
+            arrays[name] = Standardized(features.arrays[name], *self._statistics(name))
         return dataclasses.replace(features, arrays=arrays)
+
+    def _statistics(self, name: str) -> tuple[Tensor, Tensor]:
+        """Return the mean and the standard deviation of every channel of a cached array."""
+        if name in self._known:
+            return self._known[name]
+        chosen = self.train[:: max(1, len(self.train) // 512)]
+        values = self.cached.cached["train"].arrays[name][chosen, 0].astype(np.float32)
+        axes = (0, *range(2, values.ndim))
+        mean, deviation = values.mean(axis=axes), values.std(axis=axes) + 1e-6
+        shape = (-1, *[1] * (values.ndim - 2))
+        known = torch.from_numpy(mean).reshape(shape), torch.from_numpy(deviation).reshape(shape)
+        return self._known.setdefault(name, known)
 
     def right(
         self, model: PooledClassifier, cached: Mapping[str, Any], split: str, ids: Ids
