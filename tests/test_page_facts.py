@@ -88,22 +88,52 @@ def test_the_pages_of_results_are_those_of_their_records() -> None:
 
 def test_sets_that_were_not_run_are_listed() -> None:
     from lab.experiments.one_pass import committed_summaries
-    from lab.figures.accuracy import contest_tables, draw_bars, draw_intervals, quoted, table
+    from lab.figures.accuracy import (
+        compared,
+        contest_tables,
+        draw_bars,
+        draw_intervals,
+        figures,
+        quoted,
+        table,
+    )
 
     held = committed_summaries()
     flowers = {"flowers-lite0-224": held["flowers-lite0-224"]}
-    lines = table(flowers, {}).splitlines()
+    measured = compared(flowers, None)
+    lines = table(measured).splitlines()
     assert len(lines) == 5
-    assert lines[2].startswith("| Flowers-102 | EfficientNet-Lite0, 224 px | 94.3 % | **96.9 %** | +2.7 (")
-    assert lines[2].endswith(" | – | – |")
+    assert lines[2].startswith(
+        "| Flowers-102 | EfficientNet-Lite0, 224 px | 94.3 % | – | **96.9 %** | +2.7 ("
+    )
+    assert lines[2].endswith(" | – |")
     assert lines[-1].startswith("Not run yet: Stanford Cars, EfficientNet-Lite0, 448 px; ")
     marks = [
-        f"<!-- one_pass {mark} -->1<!-- end -->" for mark in ("flowers-lite0-224 d=64", "cub-lite0-224 gap")
+        f"<!-- {mark} -->1<!-- end -->"
+        for mark in ("one_pass flowers-lite0-224 d=64", "accuracy flowers-lite0-224 gap", "one_pass cub gap")
     ]
-    assert re.sub(r"<!--.*?-->", "", quoted(" ".join(marks), flowers, {})) == "96.0 not run"
+    known = figures(flowers, None)
+    assert re.sub(r"<!--.*?-->", "", quoted(" ".join(marks), known)) == "96.0 94.3 not run"
     assert contest_tables(None).startswith("Not run yet: ")
     for draw in (draw_bars, draw_intervals):
-        assert draw(flowers) != draw(held)
+        assert draw(measured) != draw(compared(held, None))
+
+
+def test_the_first_table_has_the_contest_where_an_attention_head_ran() -> None:
+    from lab.experiments.contest_heads import CASES, TESTED_ON
+    from lab.experiments.contest_table import counted, summary
+    from lab.experiments.one_pass import committed_summaries
+    from lab.figures.accuracy import compared
+    from lab.record import committed_file, read_record
+
+    record = read_record(committed_file("contest"))
+    one = next(one for one in compared(committed_summaries(), record) if one.row.name == TESTED_ON)
+    rows = summary(next(case for case in CASES if case.name == TESTED_ON), record["cells"][TESTED_ON])
+    assert one.gap == counted(rows, "gap")["top1"]
+    assert one.isqrt_cov == counted(rows, "isqrt_cov")["top1"]
+    (rival,) = (row for row in rows if row["head"] == row["rival"])
+    assert one.attention == rival["top1"] == pytest.approx(one.isqrt_cov - one.over_attention["mean"])
+    assert one.over_gap["mean"] == pytest.approx(one.isqrt_cov - one.gap)
 
 
 def test_the_front_page_has_the_times_of_networks() -> None:

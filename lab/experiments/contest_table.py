@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,8 +56,14 @@ def summary(case: Case, cells: Mapping[str, Any]) -> list[dict[str, Any]]:
         )
         return shares
 
-    rivals = [head for head in ATTENTIVE if head in finished]
-    rival = max(rivals, key=lambda head: finished[head]["held_out"], default=None)
+    def best_of(heads: Iterable[str]) -> str | None:
+        return max(
+            (head for head in heads if head in finished),
+            key=lambda head: finished[head]["held_out"],
+            default=None,
+        )
+
+    rival, average = best_of(ATTENTIVE), best_of(versions("gap"))
     return [
         {
             "head": head,
@@ -66,11 +72,10 @@ def summary(case: Case, cells: Mapping[str, Any]) -> list[dict[str, Any]]:
             "setting": cell["setting"]
             if head in CLOSED
             else {**Setting(**cell["setting"])._asdict(), "epochs": cell["epochs"]},
-            "counts": cell["held_out"]
-            == max(finished[one]["held_out"] for one in versions(head) if one in finished),
+            "counts": head == best_of(versions(head)),
             "minutes": _seconds(cell) / 60,
-            "over_gap": paired_difference(right_share(head), right_share("gap"))
-            if "gap" in finished and head != "gap"
+            "over_gap": paired_difference(right_share(head), right_share(average))
+            if average and head != average
             else None,
             "rival": rival,
             "over_rival": paired_difference(right_share(head), right_share(rival))
@@ -199,7 +204,7 @@ def epochs_table(record: Mapping[str, Any]) -> str:
 
 def gains_and_times(rows: list[dict[str, Any]]) -> list[list[str]]:
     """Return the titles and cells of the gains, if any, and of the time of each head of a case."""
-    titles = {"over_gap": "trained `gap`", "over_rival": "the best attentive head"}
+    titles = {"over_gap": "`gap`", "over_rival": "the best attentive head"}
     shown = [key for key in titles if any(row[key] for row in rows)]
     head = [f"gain over {titles[key]}, percentage points (95 % interval)" for key in shown]
     times = [f"{row['minutes']:.1f}" for row in rows]

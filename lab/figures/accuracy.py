@@ -1,9 +1,9 @@
 """Write the accuracies of the pages from results: ``python -m lab figures accuracy``.
 
-The results are those of one_pass, contest and cub_epochs. It writes the blocks between the marks
+The results are those of contest, one_pass and cub_epochs. It writes the blocks between the marks
 ``accuracy``, ``contest``, ``settings`` and ``cub_epochs`` of README.md and docs, two pictures, and every
-figure between ``<!-- one_pass ROW KEY -->`` or ``<!-- contest CASE HEAD -->`` and ``<!-- end -->``. Rows that
-were not run are listed.
+figure between ``<!-- SOURCE ROW KEY -->`` and ``<!-- end -->``; see :func:`figures`. Rows that were not run
+are listed.
 """
 
 from __future__ import annotations
@@ -11,48 +11,73 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from covpool.drawing import LIGHT, dress, new_figure, png
 from covpool.evaluate.probe.record import difference
 from covpool.provenance import release
 from lab.experiments import contest_heads, contest_table, cub_epochs
-from lab.experiments.one_pass import BACKBONES, ROWS, Row, committed_summaries
+from lab.experiments.one_pass import BACKBONES, Row, committed_summaries
 from lab.record import RESULTS, ROOT, read_record, shown_file, with_block
 
 DOCS = ROOT / "docs"
 PAGES = (ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted((DOCS / "answers").glob("*.md")))
 BARS = DOCS / "images" / "hero.png"
 INTERVALS = DOCS / "images" / "accuracy.png"
-QUOTED = re.compile(r"(<!-- (one_pass|contest) (\S+) (.+?) -->).*?(<!-- end -->)")
+QUOTED = re.compile(r"(<!-- (accuracy|one_pass|contest) (\S+) (.+?) -->).*?(<!-- end -->)")
 NOT_RUN = "not run"
 # Large sets and large images first.
 SETS = ("cars", "cub", "flowers", "sparrows")
-ORDERED = sorted(ROWS, key=lambda row: (SETS.index(row.data), row.backbone, -row.size))
-COLORS = ("#b6bec7", "#0b6bb8")
+ORDERED = sorted(contest_heads.CASES, key=lambda row: (SETS.index(row.data), row.backbone, -row.size))
+COLORS = {"gap": "#b6bec7", "attention": "#e39c3c", "isqrt_cov": "#0b6bb8"}
+TITLES = {"gap": "average pooling", "attention": "attention head", "isqrt_cov": "covariance pooling"}
 
 
-def table(summaries: Mapping[str, Any], contest: Mapping[str, Mapping[str, str]]) -> str:
-    """Return the accuracy of both poolings and of trained heads on every set; list the sets not run."""
-    lines = [
-        "| data set | frozen backbone | average pooling | covariance pooling "
-        "| gain in percentage points (95 % interval) | trained: average pooling | trained: attention head |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for row in measured(summaries):
-        one, trained = summaries[row.name], contest.get(row.name, {})
-        cells = [set_name(row), f"{BACKBONES[row.backbone][1]}, {row.size} px", f"{100 * one['gap']:.1f} %"]
-        cells += [f"**{100 * one['isqrt_cov']:.1f} %**", difference(one["over_gap"])]
-        cells += [f"{trained['gap']} %" if "gap" in trained else "–"]
-        cells += [f"{trained['rival top1']} %" if "rival" in trained else "–"]
+class Compared(NamedTuple):
+    """The accuracies of the three kinds of heads on a data set with a backbone.
+
+    Each one is that of the better classifier on held-out images, trained or in closed form, from the contest.
+    Where no attention head has run, there is none, and the others are in closed form, from one_pass.
+    """
+
+    row: Row
+    gap: float
+    attention: float | None
+    isqrt_cov: float
+    over_gap: dict[str, float]
+    over_attention: dict[str, float] | None
+
+
+def compared(summaries: Mapping[str, Any], record: Mapping[str, Any] | None) -> list[Compared]:
+    """Return the accuracies of every data set and backbone that has results, in the order of the tables."""
+    found = []
+    for case in ORDERED:
+        rows = contest_table.summary(case, record["cells"].get(case.name, {})) if record else []
+        ours, gap = (contest_table.counted(rows, head) for head in ("isqrt_cov", "gap"))
+        rival = next((row for row in rows if row["head"] == row["rival"]), None)
+        if ours and gap and rival:
+            accuracies = (gap["top1"], rival["top1"], ours["top1"])
+            found.append(Compared(case, *accuracies, ours["over_gap"], ours["over_rival"]))
+        elif one := summaries.get(case.name):
+            found.append(Compared(case, one["gap"], None, one["isqrt_cov"], one["over_gap"], None))
+    return found
+
+
+def table(measured: Sequence[Compared]) -> str:
+    """Return the accuracies as Markdown, the best one of each row in bold; list the sets not run."""
+    names = (*TITLES.values(), "gain over average pooling", "gain over attention head")
+    lines = [f"| data set | frozen backbone | {' | '.join(names)} |", "|---" * 7 + "|"]
+    for one in measured:
+        row, accuracies = one.row, (one.gap, one.attention, one.isqrt_cov)
+        best = max(value for value in accuracies if value is not None)
+        cells = [set_name(row), f"{BACKBONES[row.backbone][1]}, {row.size} px"]
+        for value in accuracies:
+            bold = "**" if value == best else ""
+            cells.append("–" if value is None else f"{bold}{100 * value:.1f} %{bold}")
+        cells += [difference(over) or "–" for over in (one.over_gap, one.over_attention)]
         lines.append(f"| {' | '.join(cells)} |")
-    missing = [f"{words(row)}" for row in ORDERED if row.name not in summaries]
+    missing = [words(row) for row in ORDERED if row not in [one.row for one in measured]]
     return "\n".join([*lines, *(["", f"Not run yet: {'; '.join(missing)}."] if missing else [])])
-
-
-def measured(summaries: Mapping[str, Any]) -> list[Row]:
-    """Return the rows that have results, in the order of the tables."""
-    return [row for row in ORDERED if row.name in summaries]
 
 
 def set_name(row: Row) -> str:
@@ -65,42 +90,42 @@ def words(row: Row, between: str = ", ") -> str:
     return f"{set_name(row)}{between}{BACKBONES[row.backbone][1]}, {row.size} px"
 
 
-def quoted(text: str, summaries: Mapping[str, Any], contest: Mapping[str, Mapping[str, str]]) -> str:
+def figures(
+    summaries: Mapping[str, Any], record: Mapping[str, Any] | None
+) -> dict[str, dict[str, dict[str, str]]]:
+    """Return the figures that pages quote, by source, row and key.
+
+    ``accuracy`` has the cells of :func:`table`; ``one_pass`` has closed forms: ``gap``, ``isqrt_cov``,
+    ``over_gap``, ``dim``, and ``d=64`` and others; ``contest`` has every head, the best attentive one as
+    ``rival`` and ``rival top1``, and the lead of isqrt_cov over it as ``lead``.
+    """
+    kinds, one_pass, contest = {}, {}, {}
+    for one in compared(summaries, record):
+        values = {key: f"{100 * value:.1f}" for key in TITLES if (value := getattr(one, key)) is not None}
+        overs = {"over_gap": one.over_gap, "over_attention": one.over_attention}
+        kinds[one.row.name] = values | {key: difference(over) for key, over in overs.items() if over}
+    for name, row in summaries.items():
+        values = {"gap": row["gap"], "isqrt_cov": row["isqrt_cov"]}
+        values |= {f"d={dim}": accuracy for dim, accuracy in row["by_dim"].items()}
+        one_pass[name] = {key: f"{100 * value:.1f}" for key, value in values.items()}
+        one_pass[name] |= {"over_gap": difference(row["over_gap"]), "dim": str(row["dim"])}
+    for case in contest_heads.CASES:
+        rows = contest_table.summary(case, record["cells"].get(case.name, {})) if record else []
+        of_case = {row["head"]: f"{100 * row['top1']:.1f}" for row in rows}
+        if rows and (rival := rows[0]["rival"]):
+            of_case |= {"rival": f"`{rival}`", "rival top1": of_case[rival], "lead": lead(rows) or NOT_RUN}
+        contest[case.name] = of_case
+    return {"accuracy": kinds, "one_pass": one_pass, "contest": contest}
+
+
+def quoted(text: str, known: Mapping[str, Mapping[str, Mapping[str, str]]]) -> str:
     """Return a page in which every marked figure is that of the results."""
 
     def figure(mark: re.Match[str]) -> str:
         source, row, key = mark.group(2, 3, 4)
-        if source == "one_pass":
-            new = value(summaries.get(row), key)
-        else:
-            new = contest.get(row, {}).get(key, NOT_RUN)
-        return f"{mark[1]}{new}{mark[5]}"
+        return f"{mark[1]}{known[source].get(row, {}).get(key, NOT_RUN)}{mark[5]}"
 
     return QUOTED.sub(figure, text)
-
-
-def of_contest(record: Mapping[str, Any] | None) -> dict[str, dict[str, str]]:
-    """Return figures of the contest by case: accuracies, and leads over the best attentive head."""
-    contest = {}
-    for case in contest_heads.CASES:
-        rows = contest_table.summary(case, record["cells"].get(case.name, {})) if record else []
-        figures = {row["head"]: f"{100 * row['top1']:.1f}" for row in rows}
-        if rows and (rival := rows[0]["rival"]):
-            figures |= {"rival": f"`{rival}`", "rival top1": figures[rival], "lead": lead(rows) or NOT_RUN}
-        contest[case.name] = figures
-    return contest
-
-
-def value(one: Mapping[str, Any] | None, key: str) -> str:
-    """Return a figure of a row as text: ``gap``, ``isqrt_cov``, ``over_gap``, ``dim``, or ``d=64``."""
-    if one is None:
-        return NOT_RUN
-    if key == "over_gap":
-        return difference(one[key])
-    if key == "dim":
-        return str(one[key])
-    accuracy = one["by_dim"][key.removeprefix("d=")] if key.startswith("d=") else one[key]
-    return f"{100 * accuracy:.1f}"
 
 
 def contest_tables(record: Mapping[str, Any] | None) -> str:
@@ -162,44 +187,53 @@ def _all_heads(measured: Mapping[contest_heads.Case, list[dict[str, Any]]]) -> l
     return lines
 
 
-def draw_bars(summaries: Mapping[str, Any]) -> bytes:
-    """Return the picture of the home page: a pair of bars for each set."""
-    rows = measured(summaries)
-    figure = new_figure(LIGHT, 6.4, 0.9 + 0.62 * len(rows))
-    axes = _axes(figure, [words(row, "\n") for row in rows])
-    for (key, title), offset, color in zip(
-        (("gap", "average pooling"), ("isqrt_cov", "covariance pooling")), (-0.19, 0.19), COLORS, strict=True
-    ):
-        accuracies = [100 * summaries[row.name][key] for row in rows]
-        places = [place + offset for place in range(len(rows))]
-        axes.barh(places, accuracies, height=0.36, color=color, label=title)
-        for place, accuracy in zip(places, accuracies, strict=True):
-            axes.text(accuracy + 0.6, place, f"{accuracy:.1f}", va="center", fontsize=9, color=LIGHT.ink)
+def draw_bars(measured: Sequence[Compared]) -> bytes:
+    """Return the picture of the home page: a bar for each kind of head on each set."""
+    figure = new_figure(LIGHT, 6.4, 0.9 + 0.74 * len(measured))
+    axes = _axes(figure, [words(one.row, "\n") for one in measured])
+    bars = dict[str, list[tuple[float, float]]]()
+    for place, one in enumerate(measured):
+        values = {key: value for key in TITLES if (value := getattr(one, key)) is not None}
+        for offset, (key, value) in zip(_offsets(len(values), 0.27), values.items(), strict=True):
+            bars.setdefault(key, []).append((place + offset, 100 * value))
+    for key in (key for key in TITLES if key in bars):
+        axes.barh(*zip(*bars[key], strict=True), height=0.25, color=COLORS[key], label=TITLES[key])
+        for at, accuracy in bars[key]:
+            axes.text(accuracy + 0.6, at, f"{accuracy:.1f}", va="center", fontsize=8, color=LIGHT.ink)
     axes.set(xticks=[], xlim=(0, 110))
     axes.spines["bottom"].set_visible(False)
-    figure.legend(loc="outside lower right", ncols=2, frameon=False)
-    title = "Top-1 accuracy in %, without training"
-    axes.set_title(title, loc="left", fontsize=11, color=LIGHT.ink)
+    figure.legend(loc="outside lower right", ncols=3, frameon=False)
+    axes.set_title("Top-1 accuracy in %, frozen backbones", loc="left", fontsize=11, color=LIGHT.ink)
     return png(figure, dpi=200)
 
 
-def draw_intervals(summaries: Mapping[str, Any]) -> bytes:
-    """Return the picture of the benchmarks: the difference of the poolings on each set, with its interval."""
-    rows = measured(summaries)
-    figure = new_figure(LIGHT, 6.4, 1.2 + 0.5 * len(rows))
-    axes = _axes(figure, [words(row, "\n") for row in rows])
+def draw_intervals(measured: Sequence[Compared]) -> bytes:
+    """Return the picture of the benchmarks: the leads of isqrt_cov on each set, with their intervals."""
+    figure = new_figure(LIGHT, 6.4, 1.4 + 0.6 * len(measured))
+    axes = _axes(figure, [words(one.row, "\n") for one in measured])
     axes.axvline(0, color=LIGHT.faint, lw=1)
-    for place, row in enumerate(rows):
-        low, mean, high = (100 * summaries[row.name]["over_gap"][key] for key in ("low", "mean", "high"))
-        axes.plot([low, high], [place, place], color=COLORS[1], lw=2.5, solid_capstyle="round")
-        axes.plot(mean, place, "o", color=COLORS[1], ms=8)
-        axes.text(high + 0.4, place, f"+{mean:.1f}" if mean > 0 else f"{mean:.1f}", va="center", fontsize=10)
+    colors = {"over_gap": COLORS["isqrt_cov"], "over_attention": COLORS["attention"]}
+    for place, one in enumerate(measured):
+        overs = {key: over for key in colors if (over := getattr(one, key))}
+        for offset, (key, over) in zip(_offsets(len(overs), 0.34), overs.items(), strict=True):
+            low, mean, high = (100 * over[name] for name in ("low", "mean", "high"))
+            at = place + offset
+            axes.plot([low, high], [at, at], color=colors[key], lw=2.5, solid_capstyle="round")
+            axes.plot(mean, at, "o", color=colors[key], ms=7)
+            axes.text(high + 0.4, at, f"{mean:+.1f}", va="center", fontsize=9)
+    for key, color in colors.items():
+        axes.plot([], [], "o", color=color, label=f"over {TITLES[key.removeprefix('over_')]}")
     axes.set_xlim(right=axes.get_xlim()[1] + 1.5)
     axes.grid(visible=True, axis="x", color=LIGHT.faint, alpha=0.25)
     axes.set_xlabel("percentage points, with 95 % interval", color=LIGHT.ink)
-    title = "Top-1 accuracy: covariance pooling minus average pooling"
-    axes.set_title(title, loc="left", fontsize=11, color=LIGHT.ink)
+    figure.legend(loc="outside lower right", ncols=2, frameon=False)
+    axes.set_title("Gain of covariance pooling in top-1 accuracy", loc="left", fontsize=11, color=LIGHT.ink)
     return png(figure, dpi=200)
+
+
+def _offsets(count: int, step: float) -> list[float]:
+    """Return the distances of some marks from the middle of their line."""
+    return [step * (k - (count - 1) / 2) for k in range(count)]
 
 
 def _axes(figure: Any, names: list[str]) -> Any:
@@ -216,22 +250,27 @@ def _axes(figure: Any, names: list[str]) -> Any:
 
 def pages() -> dict[Path, str]:
     """Return the pages that quote accuracies, with the figures of the results."""
-    summaries = committed_summaries()
-    shown = (shown_file(RESULTS / release(), name) for name in (contest_heads.NAME, cub_epochs.NAME))
-    record, epochs = (None if file is None else read_record(file) for file in shown)
-    contest = of_contest(record)
-    blocks = {"accuracy": table(summaries, contest), contest_heads.NAME: contest_tables(record)}
+    summaries, record = committed_summaries(), _committed(contest_heads.NAME)
+    blocks = {
+        "accuracy": table(compared(summaries, record)),
+        contest_heads.NAME: contest_tables(record),
+    }
     if record is not None:
         blocks["settings"] = contest_table.settings_table(record)
-    if epochs is not None:
+    if (epochs := _committed(cub_epochs.NAME)) is not None:
         blocks[cub_epochs.NAME] = cub_epochs.table(epochs)
-    written = {}
+    written, known = {}, figures(summaries, record)
     for page in PAGES:
-        text = quoted(page.read_text("utf-8"), summaries, contest)
+        text = quoted(page.read_text("utf-8"), known)
         for name, block in blocks.items():
             text = with_block(text, name, block) if f"<!-- {name}:begin -->" in text else text
         written[page] = text
     return written
+
+
+def _committed(name: str) -> dict[str, Any] | None:
+    file = shown_file(RESULTS / release(), name)
+    return None if file is None else read_record(file)
 
 
 def write_pages() -> list[Path]:
@@ -241,7 +280,7 @@ def write_pages() -> list[Path]:
         if text != page.read_text("utf-8"):
             page.write_text(text, "utf-8")
             changed.append(page)
-    summaries = committed_summaries()
-    BARS.write_bytes(draw_bars(summaries))
-    INTERVALS.write_bytes(draw_intervals(summaries))
+    measured = compared(committed_summaries(), _committed(contest_heads.NAME))
+    BARS.write_bytes(draw_bars(measured))
+    INTERVALS.write_bytes(draw_intervals(measured))
     return [*changed, BARS, INTERVALS]

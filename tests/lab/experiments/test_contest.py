@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import multiprocessing
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from covpool.evaluate.probe.options import DEFAULTS
 from covpool.evaluate.probe.options import Setting as Choice
-from lab.experiments import contest_table
-from lab.experiments.contest import Contest, factor_of, run_cell
+from lab.experiments import contest, contest_table
+from lab.experiments.contest import Contest, QuickDropout, factor_of, run_cell
 from lab.experiments.contest_heads import (
     CASES,
     ROUNDS,
@@ -69,6 +73,37 @@ def test_a_rerun_goes_on_after_the_last_training() -> None:
     list(run_cell(again, "gem", part))  # type: ignore[arg-type]
     assert part == cell
     assert interrupted.trained + again.trained == whole.trained
+
+
+def test_two_processes_write_into_one_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "contest.json"
+    monkeypatch.setattr(contest, "resumable_file", lambda record: file)
+    monkeypatch.setattr(contest, "CachedSet", lambda *args, **options: None)
+    monkeypatch.setattr(contest, "Contest", lambda case, cached: Recorded())
+    heads, weights = ("gem", "isqrt_cov"), tmp_path / "weights"
+    running = [
+        multiprocessing.get_context("fork").Process(
+            target=contest.main, args=(tmp_path, tmp_path / "runs", (f"{CASES[1].name}:{head}",), weights)
+        )
+        for head in heads
+    ]
+    for process in running:
+        process.start()
+    for process in running:
+        process.join()
+    assert [process.exitcode for process in running] == [0, 0]
+    held = json.loads(file.read_text("utf-8"))["cells"][CASES[1].name]
+    assert {head: len(cell["seeds"]) for head, cell in held.items()} == dict.fromkeys(heads, SEEDS)
+
+
+def test_dropout_of_the_contest_keeps_the_mean() -> None:
+    dropout, x = QuickDropout(0.25), torch.ones(1001, 999, requires_grad=True)
+    y = dropout(x)
+    assert sorted(y.unique().tolist()) == pytest.approx([0.0, 1 / 0.75])
+    assert y.mean().item() == pytest.approx(1.0, abs=0.01)
+    y.sum().backward()
+    assert torch.equal(x.grad, y.detach())
+    assert dropout.eval()(x) is x
 
 
 @pytest.mark.parametrize(
