@@ -16,6 +16,7 @@ from covpool.closed_form.sums import Rows, Sums
 from covpool.evaluate.probe import ProbeOptions
 from covpool.evaluate.probe.probing import Probing
 from covpool.functional import isqrt_cov, triu_vec
+from covpool.inference import Precision
 from covpool.terminal import NamedProgress
 
 Ids = NDArray[np.int64]
@@ -31,6 +32,7 @@ class CachedSet:
         weights: file with its weights; the pretrained ones if not given.
         size: image size in pixels.
         heads: heads that will read the features.
+        precision: autocast precision of the backbone.
         compile: compile the backbone.
     """
 
@@ -43,6 +45,7 @@ class CachedSet:
         heads: Sequence[str] = ("gap", "isqrt_cov"),
         weights: Path | None = None,
         *,
+        precision: Precision = "float32",
         compile: bool = False,
     ) -> None:
         self.options = ProbeOptions(
@@ -52,6 +55,7 @@ class CachedSet:
             workers=1,
             pretrained=weights is None,
             weights=None if weights is None else str(weights),
+            precision=precision,
             compile=compile,
         )
         with NamedProgress() as progress:

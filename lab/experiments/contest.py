@@ -318,8 +318,10 @@ def main(sets: Path, runs: Path, cells: tuple[str, ...] = (), weights: Path | No
         if not heads or (case.backbone == "resnet50" and weights is None):
             continue
         own_weights = weights if case.backbone == "resnet50" else None
-        model = BACKBONES[case.backbone][0]
-        cached = CachedSet(sets / case.data, runs, model, case.size, TRAINED, own_weights, compile=True)
+        model, precision = BACKBONES[case.backbone][0], case.precision
+        cached = CachedSet(
+            sets / case.data, runs, model, case.size, TRAINED, own_weights, precision=precision, compile=True
+        )
         contest = Contest(case, cached)
         for head in heads:
             held = resumed(record, file)
