@@ -46,12 +46,12 @@ from lab.experiments.contest_heads import (
     Case,
     Setting,
     best_trial,
-    beyond,
     not_run,
     other_factors,
     settings_of,
     trial_factor,
     trial_name,
+    untried,
 )
 from lab.experiments.contest_table import page
 from lab.experiments.one_pass import BACKBONES, DIMS
@@ -242,11 +242,9 @@ def run_cell(contest: Contest, head: str, cell: dict[str, Any], factor: float = 
     for other in other_factors(contest.case, factor):
         yield from tried(settings[0], other, SPLITS)
     best, factor, held_out = best_trial(trials)
-    while missing := [
-        one for one in beyond(contest.case, best) if trial_name(one, factor, SPLITS - 1) not in trials
-    ]:
-        for setting in missing:  # at the edge of the grid
-            yield from tried(setting, factor, SPLITS)
+    while missing := untried(contest.case, best, factor, trials):
+        for setting, share in missing:
+            yield from tried(setting, share, SPLITS)
         best, factor, held_out = best_trial(trials)
     epochs = round(factor * contest.case.epochs)
     seeds, earlier = cell.setdefault("seeds", {}), Setting(**cell.get("setting", best._asdict()))

@@ -26,6 +26,7 @@ SPLITS, SEEDS = 3, 3
 FACTORS, TESTED_ON = (0.25, 0.5, 2.0), "sparrows-lite0-224"
 # Beyond the grid, in order: tried if a setting at its edge wins. Weight decays are tried on the set above.
 BEYOND_RATES, BEYOND_DROPS = (3e-5, 1e-4, *RATES, 3e-2, 1e-1), (*DROPS, 0.75)
+MOST_EPOCHS = 8.0  # as a factor of the epochs of the case
 WEIGHT_DECAY, WEIGHT_DECAYS = 0.05, (0.05, 0.5, 5.0)
 # Fixed heads in closed form, and the numbers of channels to choose from; average pooling has no choice.
 CLOSED = {f"{head}, closed form": head for head in FIXED}
@@ -160,6 +161,23 @@ def beyond(case: Case, setting: Setting) -> list[Setting]:
     return others
 
 
+def untried(
+    case: Case, setting: Setting, share: float, trials: Mapping[str, Any]
+) -> list[tuple[Setting, float]]:
+    """Return what is left to try next to the best trial: settings beyond the grid, and twice the epochs.
+
+    Args:
+        case: a set with a backbone.
+        setting: of the best trial.
+        share: of its epochs.
+        trials: the trials so far.
+    """
+    others = [(one, share) for one in beyond(case, setting)]
+    if share < MOST_EPOCHS:
+        others.append((setting, 2 * share))
+    return [(one, of) for one, of in others if trial_name(one, of, SPLITS - 1) not in trials]
+
+
 def other_factors(case: Case, factor: float) -> tuple[float, ...]:
     """Return the other factors of the number of epochs that a case tries with the setting that won.
 
@@ -191,7 +209,7 @@ def is_finished(case: Case, head: str, cell: Mapping[str, Any]) -> bool:
         any(name.endswith(f",{other:g},{SPLITS - 1}") for name in names)
         for other in other_factors(case, trial_factor(names))
     )
-    return tested and all(trial_name(one, share, SPLITS - 1) in names for one in beyond(case, setting))
+    return tested and not untried(case, setting, share, names)
 
 
 def not_run(record: Mapping[str, Any]) -> list[str]:

@@ -176,29 +176,33 @@ def settings_table(record: Mapping[str, Any]) -> str:
 def epochs_table(record: Mapping[str, Any]) -> str:
     """Return the test of the number of epochs as Markdown, the chosen number in bold."""
     case = next(case for case in CASES if case.name == TESTED_ON)
-    factors = sorted((1.0, *FACTORS))
-    counts = [round(factor * case.epochs) for factor in factors]
+    cells = record["cells"].get(case.name, {})
+    tried = {
+        head: on_all_splits(cells[head]["trials"])
+        for head in TRAINED
+        if is_finished(case, head, cells.get(head, {}))
+    }
+    factors = sorted({1.0, *FACTORS, *(factor for one in tried.values() for _, factor in one)})
+    counts = [f"{factor * case.epochs:g}" for factor in factors]
     lines = [
         f"Accuracy on held-out images in percent ({case.title}): the best mean of {SPLITS} splits with each "
         "number of epochs. Bold is the number of epochs of the head: the best one, or the fewest epochs of "
         "equal ones. The last column is the standard error of its mean. On other sets, the trials have the "
-        "same share of their epochs, from a half to all. Then half and twice as many are tested.",
+        "same share of their epochs, from a half to all. Then half and twice as many are tested, and if the "
+        "largest number wins, twice as many again.",
         "",
         f"| head | {' | '.join(f'{count} epochs' for count in counts)} | standard error |",
         "|---" * (2 + len(counts)) + "|",
     ]
-    for head in TRAINED:
-        cell = record["cells"].get(case.name, {}).get(head, {})
-        if is_finished(case, head, cell):
-            tried = on_all_splits(cell["trials"])
-            setting, share, _ = best_trial(cell["trials"])
-            error = statistics.stdev(tried[setting, share]) / SPLITS**0.5
-            cells = []
-            for factor in factors:
-                mean = max(statistics.mean(values) for (_, one), values in tried.items() if one == factor)
-                bold = "**" if factor == share else ""
-                cells.append(f"{bold}{100 * mean:.1f}{bold}")
-            lines.append(f"| `{head}` | {' | '.join(cells)} | {100 * error:.1f} |")
+    for head, means in tried.items():
+        setting, share, _ = best_trial(cells[head]["trials"])
+        error = statistics.stdev(means[setting, share]) / SPLITS**0.5
+        row = []
+        for factor in factors:
+            found = [statistics.mean(values) for (_, one), values in means.items() if one == factor]
+            bold = "**" if factor == share else ""
+            row.append(f"{bold}{100 * max(found):.1f}{bold}" if found else "–")
+        lines.append(f"| `{head}` | {' | '.join(row)} | {100 * error:.1f} |")
     return "\n".join(lines)
 
 
@@ -218,7 +222,7 @@ def page(record: Mapping[str, Any]) -> str:
         "Top-1 accuracy in percent, without flips. Trained heads: mean of three seeds. Held-out images are "
         "training images, which choose the setting. lab/contest.md has the protocol. "
         "Core-minutes are those of all trials and seeds, on cached features; they are rough, because "
-        "cells ran on two machines and with several versions. Setting of a trained head: "
+        "cells ran on several machines and with several versions. Setting of a trained head: "
         "learning rate, dropout, input, features, weight decay and epochs; in closed form: d. "
         f"{COUNTS}"
     ]

@@ -115,6 +115,7 @@ def test_dropout_of_the_contest_keeps_the_mean() -> None:
         ({0.5: 0.01}, 30),
         ({0.25: 0.01}, 15),
         ({0.5: 0.01, 2.0: 0.02}, 120),
+        ({2.0: 0.01, 4.0: 0.02}, 240),  # twice as many, until they are not better
     ],
 )
 def test_the_best_number_of_epochs_on_all_splits_counts(gains: dict[float, float], epochs: int) -> None:
