@@ -36,6 +36,7 @@ from lab.experiments.contest_heads import (
     CLOSED,
     FUSED,
     HEADS,
+    LONG_DROP,
     NAME,
     ROUNDS,
     SEEDS,
@@ -46,6 +47,7 @@ from lab.experiments.contest_heads import (
     Case,
     Setting,
     best_trial,
+    long_shares,
     not_run,
     other_factors,
     settings_of,
@@ -241,6 +243,8 @@ def run_cell(contest: Contest, head: str, cell: dict[str, Any], factor: float = 
         settings = sorted(settings, key=lambda setting: -means[setting])[:keep]
     for other in other_factors(contest.case, factor):
         yield from tried(settings[0], other, SPLITS)
+    for share in long_shares(contest.case):
+        yield from tried(settings[0]._replace(drop_rate=LONG_DROP), share, SPLITS)
     best, factor, held_out = best_trial(trials)
     while missing := untried(contest.case, best, factor, trials):
         for setting, share in missing:

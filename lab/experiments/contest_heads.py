@@ -27,6 +27,8 @@ FACTORS, TESTED_ON = (0.25, 0.5, 2.0), "sparrows-lite0-224"
 # Beyond the grid, in order: tried if a setting at its edge wins. Weight decays are tried on the set above.
 BEYOND_RATES, BEYOND_DROPS = (3e-5, 1e-4, *RATES, 3e-2, 1e-1), (*DROPS, 0.75)
 MOST_EPOCHS = 8.0  # as a factor of the epochs of the case
+# Long training with this dropout is tried on sets whose first round has few epochs.
+LONG_DROP = BEYOND_DROPS[-1]
 WEIGHT_DECAY, WEIGHT_DECAYS = 0.05, (0.05, 0.5, 5.0)
 # Fixed heads in closed form, and the numbers of channels to choose from; average pooling has no choice.
 CLOSED = {f"{head}, closed form": head for head in FIXED}
@@ -190,6 +192,11 @@ def other_factors(case: Case, factor: float) -> tuple[float, ...]:
     return tuple(other for other in (factor / 2, 2 * factor) if other <= 1)
 
 
+def long_shares(case: Case) -> tuple[float, ...]:
+    """Return the factors of the number of epochs to try with the largest dropout."""
+    return () if case.data == "sparrows" else (1.0, 2.0)
+
+
 def seeds_of(head: str) -> int:
     """Return the number of seeds of a head; a closed form has no seed, and runs once."""
     return 1 if head in CLOSED else SEEDS
@@ -205,10 +212,13 @@ def is_finished(case: Case, head: str, cell: Mapping[str, Any]) -> bool:
     if (Setting(**cell["setting"]), cell["epochs"]) != (setting, round(share * case.epochs)):
         return False
     names = cell["trials"]
-    tested = all(
-        any(name.endswith(f",{other:g},{SPLITS - 1}") for name in names)
-        for other in other_factors(case, trial_factor(names))
-    )
+
+    def has(share: float, drop: str = "") -> bool:
+        ending = f",{share:g},{SPLITS - 1}"
+        return any(name.endswith(ending) and name.split(",")[1].startswith(drop) for name in names)
+
+    tested = all(has(other) for other in other_factors(case, trial_factor(names)))
+    tested &= all(has(long, f"{LONG_DROP:g}") for long in long_shares(case))
     return tested and not untried(case, setting, share, names)
 
 

@@ -198,6 +198,24 @@ def test_the_grid_ends_where_it_does_not_help(best: Setting) -> None:
     assert not is_finished(CASES[0], "gap", cell)
 
 
+def test_long_training_with_dropout_is_tried_on_large_sets() -> None:
+    class Long(Recorded):
+        case = next(case for case in CASES if case.data == "cub")
+
+        def held_out(self, head: str, setting: Setting, share: float, split: int) -> dict[str, Any]:
+            trial = super().held_out(head, setting, share, split)
+            gain = 0.1 * share if setting.drop_rate == 0.75 and share > 1 else 0.0
+            return trial | {"top1": trial["top1"] + gain}
+
+    cell: dict[str, Any] = {}
+    list(run_cell(Long(), "isqrt_cov", cell))  # type: ignore[arg-type]
+    assert (cell["setting"]["drop_rate"], cell["epochs"]) == (0.75, 160)
+    assert is_finished(Long.case, "isqrt_cov", cell)
+    best = Setting(**cell["setting"])
+    del cell["trials"][trial_name(best, 1.0, 2)]
+    assert not is_finished(Long.case, "isqrt_cov", cell)
+
+
 def test_a_head_is_finished_only_with_the_test_of_its_epochs() -> None:
     class Tested(Recorded):
         case = CASES[0]
