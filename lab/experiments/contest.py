@@ -48,11 +48,11 @@ from lab.experiments.contest_heads import (
     Setting,
     best_trial,
     long_shares,
-    not_run,
     other_factors,
     settings_of,
     trial_factor,
     trial_name,
+    unfinished,
     untried,
 )
 from lab.experiments.contest_table import page
@@ -316,7 +316,7 @@ def main(sets: Path, runs: Path, cells: tuple[str, ...] = (), weights: Path | No
     runs.mkdir(parents=True, exist_ok=True)
     for case in CASES:
         heads = [head for head in HEADS if not cells or {case.name, f"{case.name}:{head}"} & set(cells)]
-        heads = [head for head in heads if f"{case.name}:{head}" in not_run(resumed(record, file))]
+        heads = [head for head in heads if f"{case.name}:{head}" in unfinished(resumed(record, file))]
         if not heads or (case.backbone == "resnet50" and weights is None):
             continue
         own_weights = weights if case.backbone == "resnet50" else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from covpool.inference import Precision
@@ -202,9 +202,17 @@ def seeds_of(head: str) -> int:
     return 1 if head in CLOSED else SEEDS
 
 
+def is_measured(head: str, cell: Mapping[str, Any]) -> bool:
+    """Return whether a cell has the accuracy of a chosen setting; see :func:`is_finished`."""
+    return "held_out" in cell and len(cell.get("seeds", {})) >= seeds_of(head)
+
+
 def is_finished(case: Case, head: str, cell: Mapping[str, Any]) -> bool:
-    """Return whether a cell has every training: its seeds and the test of its epochs."""
-    if len(cell.get("seeds", {})) < seeds_of(head):
+    """Return whether a cell has every training: its seeds, and all trials of the protocol.
+
+    A rule that is added to the protocol adds trials to cells that have been measured.
+    """
+    if not is_measured(head, cell):
         return False
     if head in CLOSED:
         return True
@@ -222,11 +230,16 @@ def is_finished(case: Case, head: str, cell: Mapping[str, Any]) -> bool:
     return tested and not untried(case, setting, share, names)
 
 
+def _cells(record: Mapping[str, Any]) -> Iterator[tuple[Case, str, Mapping[str, Any]]]:
+    for case, head in itertools.product(CASES, HEADS):
+        yield case, head, record["cells"].get(case.name, {}).get(head, {})
+
+
 def not_run(record: Mapping[str, Any]) -> list[str]:
-    """Return the cells that are not finished."""
-    return [
-        f"{case.name}:{head}"
-        for case in CASES
-        for head in HEADS
-        if not is_finished(case, head, record["cells"].get(case.name, {}).get(head, {}))
-    ]
+    """Return the cells without an accuracy."""
+    return [f"{case.name}:{head}" for case, head, cell in _cells(record) if not is_measured(head, cell)]
+
+
+def unfinished(record: Mapping[str, Any]) -> list[str]:
+    """Return the cells that have trials or seeds left."""
+    return [f"{case.name}:{head}" for case, head, cell in _cells(record) if not is_finished(case, head, cell)]

@@ -30,10 +30,12 @@ from lab.experiments.contest_heads import (
     Setting,
     best_trial,
     is_finished,
+    is_measured,
     not_run,
     on_all_splits,
     trial_factor,
     trial_name,
+    unfinished,
 )
 
 # Half a percentage point: one of the 209 sparrows that are held out.
@@ -41,16 +43,17 @@ TIE = 0.005
 # How to read brackets around an accuracy.
 COUNTS = (
     "In brackets: the same method with its other classifier, trained or in closed form, is more accurate on "
-    "held-out images, and counts."
+    "held-out images, and counts. With an asterisk: a rule was added to the protocol later, and some of its "
+    "trials are left; they may change the setting."
 )
 
 
 def summary(case: Case, cells: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the rows of a case: its finished heads, the best one on held-out images first."""
-    finished = {head: cell for head, cell in cells.items() if is_finished(case, head, cell)}
+    """Return the rows of a case: its measured heads, the best one on held-out images first."""
+    measured = {head: cell for head, cell in cells.items() if is_measured(head, cell)}
 
     def right_share(head: str) -> NDArray[np.float64]:
-        digits = [seed["right"] for seed in finished[head]["seeds"].values()]
+        digits = [seed["right"] for seed in measured[head]["seeds"].values()]
         shares: NDArray[np.float64] = np.mean(
             [[DIGITS.index(hit) for hit in seed] for seed in digits], axis=0
         )
@@ -58,8 +61,8 @@ def summary(case: Case, cells: Mapping[str, Any]) -> list[dict[str, Any]]:
 
     def best_of(heads: Iterable[str]) -> str | None:
         return max(
-            (head for head in heads if head in finished),
-            key=lambda head: finished[head]["held_out"],
+            (head for head in heads if head in measured),
+            key=lambda head: measured[head]["held_out"],
             default=None,
         )
 
@@ -72,6 +75,7 @@ def summary(case: Case, cells: Mapping[str, Any]) -> list[dict[str, Any]]:
             "setting": cell["setting"]
             if head in CLOSED
             else {**Setting(**cell["setting"])._asdict(), "epochs": cell["epochs"]},
+            "complete": is_finished(case, head, cell),
             "counts": head == best_of(versions(head)),
             "minutes": _seconds(cell) / 60,
             "over_gap": paired_difference(right_share(head), right_share(average))
@@ -82,7 +86,7 @@ def summary(case: Case, cells: Mapping[str, Any]) -> list[dict[str, Any]]:
             if rival and head != rival
             else None,
         }
-        for head, cell in sorted(finished.items(), key=lambda item: -item[1]["held_out"])
+        for head, cell in sorted(measured.items(), key=lambda item: -item[1]["held_out"])
     ]
 
 
@@ -103,8 +107,8 @@ def label(head: str) -> str:
 
 
 def accuracy(row: Mapping[str, Any]) -> str:
-    """Return the accuracy of a row of :func:`summary` on test images, in brackets if it does not count."""
-    share = f"{100 * row['top1']:.1f}"
+    """Return the accuracy of a row of :func:`summary` on test images; see ``COUNTS`` for its marks."""
+    share = f"{100 * row['top1']:.1f}{'' if row['complete'] else '*'}"
     return share if row["counts"] else f"({share})"
 
 
@@ -180,7 +184,7 @@ def epochs_table(record: Mapping[str, Any]) -> str:
     tried = {
         head: on_all_splits(cells[head]["trials"])
         for head in TRAINED
-        if is_finished(case, head, cells.get(head, {}))
+        if is_measured(head, cells.get(head, {}))
     }
     factors = sorted({1.0, *FACTORS, *(factor for one in tried.values() for _, factor in one)})
     counts = [f"{factor * case.epochs:g}" for factor in factors]
@@ -238,30 +242,35 @@ def page(record: Mapping[str, Any]) -> str:
                 lines.append(f"| {' | '.join([*cells, *over, setting])} |")
     lines += ["", "## Number of epochs", "", epochs_table(record)]
     lines += ["", "## Settings of covpool probe", "", settings_table(record)]
-    missing = not_run(record)
+    missing, left = not_run(record), unfinished(record)
     lines += [
         "",
         f"## Not run: {len(missing)} of {len(CASES) * len(HEADS)} combinations of a head with a set",
         "",
         "Estimated core-hours: those of the same head on another set, scaled by the size of the features "
         "and, for a closed form, by images and classes. "
-        "A question mark stands for a head that has not finished on any set.",
+        "A question mark stands for a head that has not run on any set. With an asterisk: some trials are "
+        "left.",
         "",
         f"| head | {' | '.join(case.name for case in CASES)} |",
         "|---" * (1 + len(CASES)) + "|",
     ]
     for head in HEADS:
-        cells = [_hours(record, case, head) if f"{case.name}:{head}" in missing else "done" for case in CASES]
-        lines.append(f"| {label(head)} | {' | '.join(cells)} |")
+        states = []
+        for case in CASES:
+            name = f"{case.name}:{head}"
+            done = "done*" if name in left else "done"
+            states.append(_hours(record, case, head) if name in missing else done)
+        lines.append(f"| {label(head)} | {' | '.join(states)} |")
     return "\n".join(lines)
 
 
 def _hours(record: Mapping[str, Any], case: Case, head: str) -> str:
     cells = {other: record["cells"].get(other.name, {}).get(head, {}) for other in CASES}
-    finished = [other for other, cell in cells.items() if is_finished(other, head, cell)]
-    if not finished:
+    measured = [other for other, cell in cells.items() if is_measured(head, cell)]
+    if not measured:
         return "?"
-    nearest = max(finished, key=lambda other: other.cost(head))
+    nearest = max(measured, key=lambda other: other.cost(head))
     return f"{_seconds(cells[nearest]) * case.cost(head) / nearest.cost(head) / 3600:.1f}"
 
 
