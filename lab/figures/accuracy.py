@@ -96,8 +96,9 @@ def figures(
     """Return the figures that pages quote, by source, row and key.
 
     ``accuracy`` has the cells of :func:`table`; ``one_pass`` has closed forms: ``gap``, ``isqrt_cov``,
-    ``over_gap``, ``dim``, and ``d=64`` and others; ``contest`` has every head, the best attentive one as
-    ``rival`` and ``rival top1``, and the lead of isqrt_cov over it as ``lead``.
+    ``over_gap``, ``dim``, and ``d=64`` and others; ``contest`` has every head, its core-minutes as
+    ``HEAD minutes``, the best attentive one as ``rival`` and ``rival top1``, and the lead of isqrt_cov over
+    it as ``lead``.
     """
     kinds, one_pass, contest = {}, {}, {}
     for one in compared(summaries, record):
@@ -112,6 +113,7 @@ def figures(
     for case in contest_heads.CASES:
         rows = contest_table.summary(case, record["cells"].get(case.name, {})) if record else []
         of_case = {row["head"]: f"{100 * row['top1']:.1f}" for row in rows}
+        of_case |= {f"{row['head']} minutes": f"{row['minutes']:.0f}" for row in rows}
         if rows and (rival := rows[0]["rival"]):
             of_case |= {"rival": f"`{rival}`", "rival top1": of_case[rival], "lead": lead(rows) or NOT_RUN}
         contest[case.name] = of_case
