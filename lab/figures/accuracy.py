@@ -37,7 +37,7 @@ class Compared(NamedTuple):
     """The accuracies of the three kinds of heads on a data set with a backbone.
 
     Each one is that of the better classifier on held-out images, trained or in closed form, from the contest.
-    Where no attention head has run, there is none, and the others are in closed form, from one_pass.
+    Where both poolings have not run there, they are in closed form, from one_pass.
     """
 
     row: Row
@@ -55,8 +55,8 @@ def compared(summaries: Mapping[str, Any], record: Mapping[str, Any] | None) -> 
         rows = contest_table.summary(case, record["cells"].get(case.name, {})) if record else []
         ours, gap = (contest_table.counted(rows, head) for head in ("isqrt_cov", "gap"))
         rival = next((row for row in rows if row["head"] == row["rival"]), None)
-        if ours and gap and rival:
-            accuracies = (gap["top1"], rival["top1"], ours["top1"])
+        if ours and gap:
+            accuracies = (gap["top1"], rival["top1"] if rival else None, ours["top1"])
             found.append(Compared(case, *accuracies, ours["over_gap"], ours["over_rival"]))
         elif one := summaries.get(case.name):
             found.append(Compared(case, one["gap"], None, one["isqrt_cov"], one["over_gap"], None))
