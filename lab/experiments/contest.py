@@ -36,7 +36,6 @@ from lab.experiments.contest_heads import (
     CLOSED,
     FUSED,
     HEADS,
-    LONG_DROP,
     NAME,
     ROUNDS,
     SEEDS,
@@ -47,8 +46,7 @@ from lab.experiments.contest_heads import (
     Case,
     Setting,
     best_trial,
-    long_shares,
-    other_factors,
+    further_trials,
     settings_of,
     trial_factor,
     trial_name,
@@ -241,10 +239,9 @@ def run_cell(contest: Contest, head: str, cell: dict[str, Any], factor: float = 
             means[setting] = statistics.mean(accuracies(setting, factor * share, splits))
         keep = 1 if number == len(ROUNDS) - 1 else -(-len(settings) // SURVIVORS)
         settings = sorted(settings, key=lambda setting: -means[setting])[:keep]
-    for other in other_factors(contest.case, factor):
-        yield from tried(settings[0], other, SPLITS)
-    for share in long_shares(contest.case):
-        yield from tried(settings[0]._replace(drop_rate=LONG_DROP), share, SPLITS)
+    for drop, share in further_trials(contest.case, factor):
+        setting = settings[0] if drop is None else settings[0]._replace(drop_rate=drop)
+        yield from tried(setting, share, SPLITS)
     best, factor, held_out = best_trial(trials)
     while missing := untried(contest.case, best, factor, trials):
         for setting, share in missing:

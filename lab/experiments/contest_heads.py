@@ -27,8 +27,8 @@ FACTORS, TESTED_ON = (0.25, 0.5, 2.0), "sparrows-lite0-224"
 # Beyond the grid, in order: tried if a setting at its edge wins. Weight decays are tried on the set above.
 BEYOND_RATES, BEYOND_DROPS = (3e-5, 1e-4, *RATES, 3e-2, 1e-1), (*DROPS, 0.75)
 MOST_EPOCHS = 8.0  # as a factor of the epochs of the case
-# Long training with this dropout is tried on sets whose first round has few epochs.
-LONG_DROP = BEYOND_DROPS[-1]
+# Long training with the largest dropout is tried on sets whose first round has few epochs.
+LONG_DROP, LONG_FACTORS = BEYOND_DROPS[-1], (1.0, 2.0)
 WEIGHT_DECAY, WEIGHT_DECAYS = 0.05, (0.05, 0.5, 5.0)
 # Fixed heads in closed form, and the numbers of channels to choose from; average pooling has no choice.
 CLOSED = {f"{head}, closed form": head for head in FIXED}
@@ -180,21 +180,22 @@ def untried(
     return [(one, of) for one, of in others if trial_name(one, of, SPLITS - 1) not in trials]
 
 
-def other_factors(case: Case, factor: float) -> tuple[float, ...]:
-    """Return the other factors of the number of epochs that a case tries with the setting that won.
+def further_trials(case: Case, factor: float) -> list[tuple[float | None, float]]:
+    """Return what is tried on all splits with the setting that won the rounds, before the edges of the grid.
 
     Args:
         case: a set with a backbone.
-        factor: of the trials.
+        factor: of the number of epochs in the rounds.
+
+    Returns:
+        Dropouts, ``None`` for that of the setting, each with a factor of the number of epochs.
     """
     if case.name == TESTED_ON:
-        return FACTORS
-    return tuple(other for other in (factor / 2, 2 * factor) if other <= 1)
-
-
-def long_shares(case: Case) -> tuple[float, ...]:
-    """Return the factors of the number of epochs to try with the largest dropout."""
-    return () if case.data == "sparrows" else (1.0, 2.0)
+        return [(None, other) for other in FACTORS]
+    others: list[tuple[float | None, float]] = [
+        (None, other) for other in (factor / 2, 2 * factor) if other <= 1
+    ]
+    return others if case.data == "sparrows" else others + [(LONG_DROP, other) for other in LONG_FACTORS]
 
 
 def seeds_of(head: str) -> int:
@@ -221,12 +222,11 @@ def is_finished(case: Case, head: str, cell: Mapping[str, Any]) -> bool:
         return False
     names = cell["trials"]
 
-    def has(share: float, drop: str = "") -> bool:
-        ending = f",{share:g},{SPLITS - 1}"
-        return any(name.endswith(ending) and name.split(",")[1].startswith(drop) for name in names)
+    def has(drop: float | None, share: float) -> bool:
+        ending, drops = f",{share:g},{SPLITS - 1}", "" if drop is None else f"{drop:g}"
+        return any(name.endswith(ending) and name.split(",")[1].startswith(drops) for name in names)
 
-    tested = all(has(other) for other in other_factors(case, trial_factor(names)))
-    tested &= all(has(long, f"{LONG_DROP:g}") for long in long_shares(case))
+    tested = all(has(*trial) for trial in further_trials(case, trial_factor(names)))
     return tested and not untried(case, setting, share, names)
 
 
