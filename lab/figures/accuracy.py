@@ -46,6 +46,7 @@ class Compared(NamedTuple):
     isqrt_cov: float
     over_gap: dict[str, float]
     over_attention: dict[str, float] | None
+    incomplete: frozenset[str] = frozenset()  # kinds with trials left
 
 
 def compared(summaries: Mapping[str, Any], record: Mapping[str, Any] | None) -> list[Compared]:
@@ -56,8 +57,16 @@ def compared(summaries: Mapping[str, Any], record: Mapping[str, Any] | None) -> 
         ours, gap = (contest_table.counted(rows, head) for head in ("isqrt_cov", "gap"))
         rival = next((row for row in rows if row["head"] == row["rival"]), None)
         if ours and gap:
-            accuracies = (gap["top1"], rival["top1"] if rival else None, ours["top1"])
-            found.append(Compared(case, *accuracies, ours["over_gap"], ours["over_rival"]))
+            kinds = {"gap": "gap", "attention": ours["rival"], "isqrt_cov": "isqrt_cov"}
+            left = frozenset(
+                kind
+                for kind, head in kinds.items()
+                for row in rows
+                if head and row["head"] in contest_table.versions(head) and not row["complete"]
+            )
+            attention = rival["top1"] if rival else None
+            overs = (ours["over_gap"], ours["over_rival"])
+            found.append(Compared(case, gap["top1"], attention, ours["top1"], *overs, left))
         elif one := summaries.get(case.name):
             found.append(Compared(case, one["gap"], None, one["isqrt_cov"], one["over_gap"], None))
     return found
@@ -68,16 +77,18 @@ def table(measured: Sequence[Compared]) -> str:
     names = (*TITLES.values(), "gain over average pooling", "gain over attention head")
     lines = [f"| data set | frozen backbone | {' | '.join(names)} |", "|---" * 7 + "|"]
     for one in measured:
-        row, accuracies = one.row, (one.gap, one.attention, one.isqrt_cov)
-        best = max(value for value in accuracies if value is not None)
+        row, accuracies = one.row, {key: getattr(one, key) for key in TITLES}
+        best = max(value for value in accuracies.values() if value is not None)
         cells = [set_name(row), f"{BACKBONES[row.backbone][1]}, {row.size} px"]
-        for value in accuracies:
-            bold = "**" if value == best else ""
-            cells.append("–" if value is None else f"{bold}{100 * value:.1f} %{bold}")
+        for key, value in accuracies.items():
+            bold, left = "**" if value == best else "", "\\*" if key in one.incomplete else ""
+            cells.append("–" if value is None else f"{bold}{100 * value:.1f} %{bold}{left}")
         cells += [difference(over) or "–" for over in (one.over_gap, one.over_attention)]
         lines.append(f"| {' | '.join(cells)} |")
     missing = [words(row) for row in ORDERED if row not in [one.row for one in measured]]
-    return "\n".join([*lines, *(["", f"Not run yet: {'; '.join(missing)}."] if missing else [])])
+    notes = ["\\* Some trials of settings are left."] if any(one.incomplete for one in measured) else []
+    notes += [f"Not run yet: {'; '.join(missing)}."] if missing else []
+    return "\n".join([*lines, *(["", " ".join(notes)] if notes else [])])
 
 
 def set_name(row: Row) -> str:
