@@ -229,6 +229,15 @@ def test_a_head_is_finished_only_with_the_test_of_its_epochs() -> None:
     assert is_finished(CASES[0], "gap", cell)
 
 
+def test_an_accuracy_with_trials_left_has_an_asterisk() -> None:
+    cell: dict[str, Any] = {}
+    list(run_cell(Recorded(), "gem", cell))  # type: ignore[arg-type]
+    (complete,) = summary(CASES[1], {"gem": cell})
+    del cell["trials"][trial_name(Setting(**cell["setting"]), cell["epochs"] / CASES[1].epochs * 2, 2)]
+    (left,) = summary(CASES[1], {"gem": cell})
+    assert [contest_table.accuracy(row) for row in (complete, left)] == ["50.0", "50.0*"]
+
+
 def test_only_attentive_heads_choose_their_features() -> None:
     assert len(settings_of("isqrt_cov", expands=True)) == len(settings_of("attentive", expands=False)) == 24
 
